@@ -1,0 +1,3 @@
+//! The `oxidize` command.
+
+fn main() {}

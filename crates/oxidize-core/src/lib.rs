@@ -1,0 +1,1 @@
+//! The library behind oxidize: files → model → plan → tokens.
