@@ -5,7 +5,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fields::U16Le;
+use super::fields::{F16Le, U16Le};
+use super::iq1_s::shifted;
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::{Block, Dot, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,3 +24,85 @@ pub struct IQ1_M {
 }
 
 assert_layout!(IQ1_M, 56);
+
+impl IQ1_M {
+    /// The weights in units of an eighth of their group's scale: −9 to 9.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
+            let qh = self.qh[i / 2] >> (i % 2 * 4);
+            let delta = if qh & 8 == 0 { 1 } else { -1 };
+            levels.copy_from_slice(&shifted(
+                usize::from(self.qs[i]) | usize::from(qh & 7) << 8,
+                delta,
+            ));
+        }
+        levels
+    }
+
+    /// The scales of the groups of 16, as odd numbers from 1 to 15.
+    #[inline(always)]
+    fn group_scales(&self) -> [u8; 16] {
+        std::array::from_fn(|i| 2 * (self.scales[i / 4].get() >> (i % 4 * 3) & 7) as u8 + 1)
+    }
+
+    /// The scale of the scales.
+    #[inline(always)]
+    pub fn d(&self) -> f32 {
+        let [a, b, c, d] = self.scales.map(|s| s.get() >> 12);
+        F16Le((a | b << 4 | c << 8 | d << 12).to_le_bytes()).to_f32()
+    }
+}
+
+impl Block for IQ1_M {
+    const TYPE: TensorType = TensorType::IQ1_M;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d(), self.levels());
+        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            // Dividing by 8 is exact, so it may go before or after the product.
+            scale_into(out, d * f32::from(scale) * 0.125, levels);
+        }
+    }
+}
+
+impl Dot for IQ1_M {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
+        self.d() * a.d.get() * 0.125 * sum as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = IQ1_M::zeroed();
+        // 2.0 is 0x4000: its top nibble is in the last of the scales.
+        block.scales[3] = U16Le::from(0x4000);
+        // Weights 88 to 95, group 5: the last entry of the table is 1 in all places.
+        block.qs[11] = 255;
+        block.qh[5] = 0xf0;
+        block.scales[1] = U16Le::from(3 << 3);
+        let out = floats(&block);
+        assert_eq!(out[88..96], [2.0 * 7.0 * 0.875; 8]);
+        // Entry 0 is -1 in all places.
+        assert_eq!((out[80], out[0]), (2.0 * 7.0 * -0.875, 2.0 * -0.875));
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ1_M>();
+    }
+}

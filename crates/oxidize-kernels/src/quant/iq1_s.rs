@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
+use super::grids::IQ1_GRID;
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::{Block, Dot, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -19,3 +23,82 @@ pub struct IQ1_S {
 }
 
 assert_layout!(IQ1_S, 50);
+
+impl IQ1_S {
+    /// The weights in units of an eighth of their group's scale: −9 to 9.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
+            let qh = self.qh[i / 4].get();
+            let high = usize::from(qh >> (i % 4 * 3) & 7);
+            let delta = if qh & 0x8000 == 0 { 1 } else { -1 };
+            levels.copy_from_slice(&shifted(usize::from(self.qs[i]) | high << 8, delta));
+        }
+        levels
+    }
+
+    /// The scales of the groups of 32, as odd numbers from 1 to 15.
+    #[inline(always)]
+    fn group_scales(&self) -> [u8; 8] {
+        self.qh.map(|qh| 2 * (qh.get() >> 12 & 7) as u8 + 1)
+    }
+}
+
+/// Entry `index` of the table in eighths, plus `delta` eighths.
+#[inline(always)]
+pub(super) fn shifted(index: usize, delta: i8) -> [i8; 8] {
+    IQ1_GRID[index & 2047]
+        .to_le_bytes()
+        .map(|level| 8 * level as i8 + delta)
+}
+
+impl Block for IQ1_S {
+    const TYPE: TensorType = TensorType::IQ1_S;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            // Dividing by 8 is exact, so it may go before or after the product.
+            scale_into(out, d * f32::from(scale) * 0.125, levels);
+        }
+    }
+}
+
+impl Dot for IQ1_S {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
+        self.d.to_f32() * a.d.get() * 0.125 * sum as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = IQ1_S::zeroed();
+        block.d = F16Le::from_f32(2.0);
+        // Weights 88 to 95, group 2: the last entry of the table is 1 in all places.
+        block.qs[11] = 255;
+        block.qh[2] = U16Le::from(0x8000 | 3 << 12 | 7 << 9);
+        let out = floats(&block);
+        assert_eq!(out[88..96], [2.0 * 7.0 * 0.875; 8]);
+        // Entry 0 is -1 in all places.
+        assert_eq!((out[80], out[0]), (2.0 * 7.0 * -1.125, 2.0 * -0.875));
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ1_S>();
+    }
+}

@@ -6,6 +6,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
+use super::grids::{IQ2_XS_GRID, even_signs, signed};
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::{Block, Dot, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,3 +24,77 @@ pub struct IQ2_XS {
 }
 
 assert_layout!(IQ2_XS, 74);
+
+impl IQ2_XS {
+    /// The weights in units of their group's scale.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        for (levels, q) in levels.chunks_exact_mut(8).zip(self.qs) {
+            let q = q.get();
+            let magnitudes = IQ2_XS_GRID[usize::from(q & 511)].to_le_bytes();
+            levels.copy_from_slice(&signed(magnitudes, even_signs((q >> 9) as u8)));
+        }
+        levels
+    }
+
+    /// The scales of the groups of 16: 0 to 15.
+    #[inline(always)]
+    fn group_scales(&self) -> [u8; 16] {
+        std::array::from_fn(|i| self.scales[i / 2] >> (i % 2 * 4) & 15)
+    }
+}
+
+impl Block for IQ2_XS {
+    const TYPE: TensorType = TensorType::IQ2_XS;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            scale_into(out, d * (0.5 + f32::from(scale)) * 0.25, levels);
+        }
+    }
+}
+
+impl Dot for IQ2_XS {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        // (½ + scale) / 4 is (2 · scale + 1) / 8.
+        let sum = a.dot_levels(
+            &self.levels(),
+            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
+        );
+        self.d.to_f32() * a.d.get() * 0.125 * sum as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = IQ2_XS::zeroed();
+        block.d = F16Le::from_f32(8.0);
+        // Weights 88 to 95, group 5: the last entry of the table is 0x2b in all places.
+        block.qs[11] = U16Le::from(511 | 0b100_0001 << 9);
+        block.scales[2] = 0x30;
+        let out = floats(&block);
+        let unit = 8.0 * 3.5 * 0.25;
+        let expected = [-43.0, 43.0, 43.0, 43.0, 43.0, 43.0, -43.0, 43.0].map(|x| x * unit);
+        assert_eq!(out[88..96], expected);
+        assert_eq!(out[0], 8.0);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ2_XS>();
+    }
+}

@@ -6,6 +6,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::grids::{IQ2_XXS_GRID, even_signs, signed};
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::{Block, Dot, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -18,3 +22,85 @@ pub struct IQ2_XXS {
 }
 
 assert_layout!(IQ2_XXS, 66);
+
+impl IQ2_XXS {
+    /// The weights in units of their group's scale.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        for (levels, qs) in levels.chunks_exact_mut(32).zip(&self.qs) {
+            let signs = signs_and_scale(qs);
+            for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
+                let magnitudes = IQ2_XXS_GRID[usize::from(qs[i])].to_le_bytes();
+                levels.copy_from_slice(&signed(magnitudes, even_signs((signs >> (7 * i)) as u8)));
+            }
+        }
+        levels
+    }
+
+    /// The scales of the groups of 32: 0 to 15.
+    #[inline(always)]
+    fn group_scales(&self) -> [u8; 8] {
+        self.qs.map(|qs| (signs_and_scale(&qs) >> 28) as u8)
+    }
+}
+
+#[inline(always)]
+fn signs_and_scale(qs: &[u8; 8]) -> u32 {
+    u32::from_le_bytes([qs[4], qs[5], qs[6], qs[7]])
+}
+
+impl Block for IQ2_XXS {
+    const TYPE: TensorType = TensorType::IQ2_XXS;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            scale_into(out, d * (0.5 + f32::from(scale)) * 0.25, levels);
+        }
+    }
+}
+
+impl Dot for IQ2_XXS {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        // (½ + scale) / 4 is (2 · scale + 1) / 8.
+        let sum = a.dot_levels(
+            &self.levels(),
+            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
+        );
+        self.d.to_f32() * a.d.get() * 0.125 * sum as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = IQ2_XXS::zeroed();
+        block.d = F16Le::from_f32(8.0);
+        // Group 3: entry 1 of the table is a 0x2b in the first place; signs 0b10 add the eighth.
+        let signs_and_scale: u32 = 2 << 28 | 0b10 << 7;
+        block.qs[3][1] = 1;
+        block.qs[3][4..].copy_from_slice(&signs_and_scale.to_le_bytes());
+        let out = floats(&block);
+        let unit = 8.0 * 2.5 * 0.25;
+        let expected = [43.0, -8.0, 8.0, 8.0, 8.0, 8.0, 8.0, -8.0].map(|x| x * unit);
+        assert_eq!(out[104..112], expected);
+        assert_eq!(out[0], 8.0);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ2_XXS>();
+    }
+}

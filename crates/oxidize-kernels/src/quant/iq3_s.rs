@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::grids::{IQ3_S_GRID, signed};
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::{Block, Dot, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -23,3 +27,77 @@ pub struct IQ3_S {
 }
 
 assert_layout!(IQ3_S, 110);
+
+impl IQ3_S {
+    /// The weights in units of their group's scale.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        for (i, levels) in levels.chunks_exact_mut(4).enumerate() {
+            let high = usize::from(self.qh[i / 8] >> (i % 8) & 1);
+            let magnitudes = IQ3_S_GRID[usize::from(self.qs[i]) | high << 8].to_le_bytes();
+            levels.copy_from_slice(&signed(magnitudes, self.signs[i / 2] >> (i % 2 * 4)));
+        }
+        levels
+    }
+
+    /// The scales of the groups of 32: 0 to 15.
+    #[inline(always)]
+    fn group_scales(&self) -> [u8; 8] {
+        std::array::from_fn(|i| self.scales[i / 2] >> (i % 2 * 4) & 15)
+    }
+}
+
+impl Block for IQ3_S {
+    const TYPE: TensorType = TensorType::IQ3_S;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            scale_into(out, d * f32::from(1 + 2 * scale), levels);
+        }
+    }
+}
+
+impl Dot for IQ3_S {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(
+            &self.levels(),
+            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
+        );
+        self.d.to_f32() * a.d.get() * sum as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = IQ3_S::zeroed();
+        block.d = F16Le::from_f32(0.5);
+        // Weights 108 to 111, group 3: the last entry of the table is 1, 1, 15, 15.
+        block.qs[27] = 255;
+        block.qh[3] = 1 << 3;
+        block.signs[13] = 0b1001_0000;
+        block.scales[1] = 0x20;
+        let out = floats(&block);
+        let expected = [-1.0, 1.0, 15.0, -15.0].map(|x| x * 2.5);
+        assert_eq!(out[108..112], expected);
+        assert_eq!(out[0], 0.5);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ3_S>();
+    }
+}

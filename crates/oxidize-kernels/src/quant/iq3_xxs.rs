@@ -6,6 +6,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
+use super::grids::{IQ3_XXS_GRID, even_signs, signed};
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::{Block, Dot, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,3 +24,79 @@ pub struct IQ3_XXS {
 }
 
 assert_layout!(IQ3_XXS, 98);
+
+impl IQ3_XXS {
+    /// The weights in units of their group's scale.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        let (pairs, _) = self.qs.as_chunks::<2>();
+        for (i, (levels, q)) in levels.chunks_exact_mut(8).zip(pairs).enumerate() {
+            let signs = even_signs((self.scales[i / 4].get() >> (i % 4 * 7)) as u8);
+            let [first, second] = q.map(|q| IQ3_XXS_GRID[usize::from(q)].to_le_bytes());
+            levels[..4].copy_from_slice(&signed(first, signs));
+            levels[4..].copy_from_slice(&signed(second, signs >> 4));
+        }
+        levels
+    }
+
+    /// The scales of the groups of 32: 0 to 15.
+    #[inline(always)]
+    fn group_scales(&self) -> [u8; 8] {
+        self.scales.map(|s| (s.get() >> 28) as u8)
+    }
+}
+
+impl Block for IQ3_XXS {
+    const TYPE: TensorType = TensorType::IQ3_XXS;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            scale_into(out, d * (0.5 + f32::from(scale)) * 0.5, levels);
+        }
+    }
+}
+
+impl Dot for IQ3_XXS {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        // (½ + scale) / 2 is (2 · scale + 1) / 4.
+        let sum = a.dot_levels(
+            &self.levels(),
+            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
+        );
+        self.d.to_f32() * a.d.get() * 0.25 * sum as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = IQ3_XXS::zeroed();
+        block.d = F16Le::from_f32(4.0);
+        // Weights 108 to 111, group 3: entry 1 of the table is a 0x14 in the first place.
+        block.qs[27] = 1;
+        block.scales[3] = U32Le::from(2 << 28 | 0b101_0000 << 7);
+        let out = floats(&block);
+        let unit = 4.0 * 2.5 * 0.5;
+        assert_eq!(out[104..108], [4.0 * unit; 4]);
+        assert_eq!(out[108..112], [-20.0, 4.0, -4.0, 4.0].map(|x| x * unit));
+        assert_eq!(out[0], 4.0);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ3_XXS>();
+    }
+}

@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{nibbles, pack_nibbles, scale_into};
+use super::q8_0::Q8_0;
+use super::scale_search::{best_scale, inverse_or_zero};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -17,3 +21,110 @@ pub struct IQ4_NL {
 }
 
 assert_layout!(IQ4_NL, 18);
+
+/// The levels that a nibble of IQ4_NL or IQ4_XS chooses among.
+pub const LEVELS: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+
+impl IQ4_NL {
+    /// The weights in units of `d`.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 32] {
+        nibbles(&self.qs).map(|q| LEVELS[usize::from(q & 15)])
+    }
+}
+
+impl Block for IQ4_NL {
+    const TYPE: TensorType = TensorType::IQ4_NL;
+    const LEN: usize = 32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        scale_into(out, self.d.to_f32(), &self.levels());
+    }
+}
+
+impl Dot for IQ4_NL {
+    type Activation = Q8_0;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_0]) -> f32 {
+        let a = &activations[0];
+        self.d.to_f32() * a.d.to_f32() * a.dot_levels(&self.levels()) as f32
+    }
+}
+
+impl Quantize for IQ4_NL {
+    fn quantize(src: &[f32]) -> Self {
+        let d = F16Le::from_f32(scale(src));
+        IQ4_NL {
+            d,
+            qs: pack_nibbles(&indices(src, d.to_f32())),
+        }
+    }
+}
+
+/// The best scale of 32 weights.
+pub(super) fn scale(src: &[f32]) -> f32 {
+    best_scale(src, f32::from(LEVELS[0]), |x| {
+        f32::from(LEVELS[usize::from(nearest(x))])
+    })
+}
+
+/// The levels nearest to 32 weights at this scale.
+pub(super) fn indices(src: &[f32], d: f32) -> [u8; 32] {
+    let inverse = inverse_or_zero(d);
+    let mut q = [0; 32];
+    for (q, x) in q.iter_mut().zip(src) {
+        *q = nearest(x * inverse);
+    }
+    q
+}
+
+/// The index of the level nearest to `x`.
+fn nearest(x: f32) -> u8 {
+    // The index is the number of midpoints between neighbours that lie below x.
+    LEVELS
+        .windows(2)
+        .map(|w| u8::from(2.0 * x > f32::from(w[0]) + f32::from(w[1])))
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut qs = [0x88; 16];
+        qs[3] = 0xf0;
+        let out = floats(&IQ4_NL {
+            d: F16Le::from_f32(0.5),
+            qs,
+        });
+        assert_eq!([out[3], out[19], out[0]], [-63.5, 56.5, 0.5]);
+    }
+
+    #[test]
+    fn every_level_is_its_own_nearest() {
+        for (i, level) in LEVELS.iter().enumerate() {
+            assert_eq!(usize::from(nearest(f32::from(*level))), i);
+        }
+        assert_eq!(
+            (nearest(f32::NEG_INFINITY), nearest(f32::INFINITY)),
+            (0, 15)
+        );
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ4_NL>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ4_NL>(0.08);
+    }
+}

@@ -5,6 +5,11 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
+use super::iq4_nl::{LEVELS, indices, scale};
+use super::packing::{nibbles, pack_nibbles, scale_into};
+use super::q8_k::Q8_K;
+use super::scale_search::{inverse_or_zero, level};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -21,3 +26,114 @@ pub struct IQ4_XS {
 }
 
 assert_layout!(IQ4_XS, 136);
+
+impl IQ4_XS {
+    /// The weights in units of their group's scale.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        let (groups, _) = self.qs.as_chunks::<16>();
+        for (levels, qs) in levels.chunks_exact_mut(32).zip(groups) {
+            for (level, q) in levels.iter_mut().zip(nibbles(qs)) {
+                *level = LEVELS[usize::from(q & 15)];
+            }
+        }
+        levels
+    }
+
+    /// The scales of the groups in units of `d`: −32 to 31.
+    #[inline(always)]
+    fn group_scales(&self) -> [i8; 8] {
+        let high = self.scales_h.get();
+        std::array::from_fn(|i| {
+            let low = self.scales_l[i / 2] >> (i % 2 * 4) & 15;
+            let high = (high >> (2 * i)) as u8 & 3;
+            (low | high << 4) as i8 - 32
+        })
+    }
+}
+
+impl Block for IQ4_XS {
+    const TYPE: TensorType = TensorType::IQ4_XS;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            scale_into(out, d * f32::from(scale), levels);
+        }
+    }
+}
+
+impl Dot for IQ4_XS {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
+        self.d.to_f32() * a.d.get() * sum as f32
+    }
+}
+
+impl Quantize for IQ4_XS {
+    fn quantize(src: &[f32]) -> Self {
+        let mut scales = [0.0f32; 8];
+        for (group_scale, src) in scales.iter_mut().zip(src.chunks_exact(32)) {
+            *group_scale = scale(src);
+        }
+        let extreme = scales
+            .iter()
+            .fold(0.0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
+        let mut block = IQ4_XS::zeroed();
+        block.d = F16Le::from_f32(extreme / -32.0);
+        let d = block.d.to_f32();
+        let mut high = 0;
+        for (i, (src, qs)) in src
+            .chunks_exact(32)
+            .zip(block.qs.chunks_exact_mut(16))
+            .enumerate()
+        {
+            let scale = level(scales[i], inverse_or_zero(d), -32, 31);
+            let stored = (scale + 32) as u8;
+            block.scales_l[i / 2] |= (stored & 15) << (i % 2 * 4);
+            high |= u16::from(stored >> 4) << (2 * i);
+            qs.copy_from_slice(&pack_nibbles(&indices(src, d * scale as f32)));
+        }
+        block.scales_h = high.into();
+        block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = IQ4_XS::zeroed();
+        block.d = F16Le::from_f32(0.5);
+        block.qs[16 * 5 + 2] = 0xf8;
+        // Scale 5: 0b10_0011 - 32 is 3; scale 0 is -32.
+        block.scales_l[2] = 0x30;
+        block.scales_h = U16Le::from(0b10 << 10);
+        let out = floats(&block);
+        assert_eq!(
+            [out[162], out[178], out[0]],
+            [1.5, 1.5 * 113.0, 16.0 * 127.0]
+        );
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<IQ4_XS>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ4_XS>(0.08);
+    }
+}

@@ -1,6 +1,8 @@
 //! Every format a weight may be stored in: its layout, how it becomes floats and how floats become it.
 //!
-//! One file a format; [`TensorType`] is the registry of them all.
+//! One file a format, each with a [`Block`] that can [`Dot`] and, mostly, [`Quantize`]; one line in
+//! `types.rs` puts it into the registry, and the functions here find it there by its [`TensorType`].
+//! All of it is scalar and safe: the oracle that the SIMD kernels are tested against.
 
 #![allow(non_camel_case_types, reason = "the formats' own spelling")]
 
@@ -12,6 +14,7 @@ macro_rules! assert_layout {
 }
 
 pub mod fields;
+pub mod grids;
 pub mod iq1_m;
 pub mod iq1_s;
 pub mod iq2_s;
@@ -23,6 +26,8 @@ pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod mxfp4;
 pub mod nvfp4;
+mod packing;
+pub mod plain;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
@@ -35,8 +40,128 @@ pub mod q6_k;
 pub mod q8_0;
 pub mod q8_1;
 pub mod q8_k;
+mod scale_search;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 pub mod tq1_0;
 pub mod tq2_0;
 mod types;
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 pub use types::TensorType;
+
+/// The smallest piece of a tensor that can be read alone, exactly as it lies in a file.
+///
+/// Any bit pattern is a block: one with strange scales has strange floats, and nothing worse.
+pub trait Block: bytemuck::Pod {
+    /// The format.
+    const TYPE: TensorType;
+    /// Elements in a block.
+    const LEN: usize;
+
+    /// Writes the elements; `out` has [`LEN`](Self::LEN) of them.
+    fn dequantize(&self, out: &mut [f32]);
+}
+
+/// A block that can be multiplied with activations without becoming floats first.
+pub trait Dot: Block {
+    /// The format the activations are quantised to for this.
+    type Activation: Block;
+
+    /// The dot product with as many blocks of activations as cover this one.
+    fn dot(&self, activations: &[Self::Activation]) -> f32;
+}
+
+/// A block that can be made from floats.
+pub trait Quantize: Block {
+    /// The block nearest to `src`, which has [`LEN`](Block::LEN) elements.
+    ///
+    /// Never panics; floats that are not finite make a block of no particular value.
+    fn quantize(src: &[f32]) -> Self;
+}
+
+/// Why a conversion was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// The two sides of a conversion are not the same number of elements, or not whole blocks.
+    #[error("{elements} elements of {ty} do not take {bytes} bytes")]
+    Length {
+        /// The format of the bytes.
+        ty: TensorType,
+        /// How many bytes there are.
+        bytes: usize,
+        /// How many elements they should hold.
+        elements: usize,
+    },
+    /// The format can be read but not made.
+    #[error("there is no quantiser for {ty}")]
+    Unsupported {
+        /// The format that was asked for.
+        ty: TensorType,
+    },
+}
+
+/// Turns whole blocks into floats.
+pub fn dequantize(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
+    check_length(ty, bytes.len(), out.len())?;
+    (ty.format().dequantize)(bytes, out);
+    Ok(())
+}
+
+/// Turns whole blocks into half-precision floats, rounded to the nearest.
+pub fn dequantize_f16(ty: TensorType, bytes: &[u8], out: &mut [f16]) -> Result<(), QuantError> {
+    /// Elements converted at a time: a multiple of every block, small enough for the first cache.
+    const CHUNK: usize = 1024;
+    check_length(ty, bytes.len(), out.len())?;
+    let mut floats = [0.0; CHUNK];
+    let chunk_bytes = CHUNK / ty.block_len() * ty.block_bytes();
+    for (bytes, out) in bytes.chunks(chunk_bytes).zip(out.chunks_mut(CHUNK)) {
+        let floats = &mut floats[..out.len()];
+        (ty.format().dequantize)(bytes, floats);
+        out.convert_from_f32_slice(floats);
+    }
+    Ok(())
+}
+
+/// Turns floats into whole blocks.
+pub fn quantize(ty: TensorType, src: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+    let quantize = ty.format().quantize.ok_or(QuantError::Unsupported { ty })?;
+    check_length(ty, out.len(), src.len())?;
+    quantize(src, out);
+    Ok(())
+}
+
+/// Whether [`quantize`] can make this format.
+pub fn can_quantize(ty: TensorType) -> bool {
+    ty.format().quantize.is_some()
+}
+
+/// The format that [`dot`] wants the activations in.
+pub fn activation_type(ty: TensorType) -> TensorType {
+    ty.format().activation
+}
+
+/// The dot product of a row of weights with activations of [`activation_type`].
+pub fn dot(ty: TensorType, weights: &[u8], activations: &[u8]) -> Result<f32, QuantError> {
+    let elements = (weights.len() / ty.block_bytes()).saturating_mul(ty.block_len());
+    check_length(ty, weights.len(), elements)?;
+    check_length(activation_type(ty), activations.len(), elements)?;
+    Ok((ty.format().dot)(weights, activations))
+}
+
+fn check_length(ty: TensorType, bytes: usize, elements: usize) -> Result<(), QuantError> {
+    if ty.bytes_for(elements as u64) == Some(bytes as u64) {
+        Ok(())
+    } else {
+        Err(QuantError::Length {
+            ty,
+            bytes,
+            elements,
+        })
+    }
+}

@@ -5,6 +5,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::packing::{nibbles, pack_nibbles, scale_into};
+use super::q8_0::Q8_0;
+use super::{Block, Dot, Quantize, TensorType};
+
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -16,3 +20,115 @@ pub struct MXFP4 {
 }
 
 assert_layout!(MXFP4, 17);
+
+/// The values of E2M1, doubled so that they are integers.
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+impl MXFP4 {
+    /// The weights in units of [`half_scale`](Self::half_scale).
+    #[inline(always)]
+    fn levels(&self) -> [i8; 32] {
+        nibbles(&self.qs).map(|q| E2M1_DOUBLED[usize::from(q & 15)])
+    }
+
+    /// Half of the scale, which goes with the doubled levels: `2^(e − 128)`.
+    #[inline(always)]
+    pub fn half_scale(&self) -> f32 {
+        match self.e {
+            // Below the normal floats: 2^-128 and 2^-127.
+            e @ 0..2 => f32::from_bits(0x0020_0000 << e),
+            e => f32::from_bits(u32::from(e - 1) << 23),
+        }
+    }
+}
+
+impl Block for MXFP4 {
+    const TYPE: TensorType = TensorType::MXFP4;
+    const LEN: usize = 32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        scale_into(out, self.half_scale(), &self.levels());
+    }
+}
+
+impl Dot for MXFP4 {
+    type Activation = Q8_0;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_0]) -> f32 {
+        let a = &activations[0];
+        self.half_scale() * a.d.to_f32() * a.dot_levels(&self.levels()) as f32
+    }
+}
+
+impl Quantize for MXFP4 {
+    fn quantize(src: &[f32]) -> Self {
+        let largest = src.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        // The exponent of the largest weight becomes that of the largest E2M1 power of two, 4.
+        let exponent = (largest.to_bits() >> 23) as u8;
+        let mut block = MXFP4 {
+            e: exponent.saturating_sub(2),
+            qs: [0; 16],
+        };
+        let mut q = [0; 32];
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = nearest_e2m1(*x, block.half_scale());
+        }
+        block.qs = pack_nibbles(&q);
+        block
+    }
+}
+
+/// The E2M1 value nearest to `x` in units of `half_scale`; of two, the one of the lower index.
+pub(super) fn nearest_e2m1(x: f32, half_scale: f32) -> u8 {
+    let (mut best, mut best_error) = (0, f32::INFINITY);
+    for (i, level) in E2M1_DOUBLED.iter().enumerate() {
+        let error = (half_scale * f32::from(*level) - x).abs();
+        if error < best_error {
+            (best, best_error) = (i as u8, error);
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut qs = [0; 16];
+        (qs[0], qs[1]) = (0xf7, 0x91);
+        let out = floats(&MXFP4 { e: 128, qs });
+        assert_eq!(
+            [out[0], out[16], out[1], out[17], out[2]],
+            [12.0, -12.0, 1.0, -1.0, 0.0]
+        );
+    }
+
+    #[test]
+    fn scales_reach_both_ends() {
+        for (e, expected) in [(0, -128), (1, -127), (2, -126), (127, -1), (255, 127)] {
+            let half_scale = f64::from(MXFP4 { e, qs: [0; 16] }.half_scale());
+            assert_eq!(half_scale, 2f64.powi(expected), "{e}");
+        }
+    }
+
+    #[test]
+    fn exact_values_are_kept() {
+        let src: [f32; 32] = std::array::from_fn(|i| f32::from(E2M1_DOUBLED[i % 16]) * 8.0);
+        assert_eq!(floats(&MXFP4::quantize(&src)), src);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<MXFP4>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<MXFP4>(0.14);
+    }
+}

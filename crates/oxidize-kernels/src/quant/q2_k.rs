@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{crumbs, pack_crumbs};
+use super::q8_k::Q8_K;
+use super::scale_search::{best_scale_and_min, inverse_or_zero, level};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -21,3 +25,93 @@ pub struct Q2_K {
 }
 
 assert_layout!(Q2_K, 84);
+
+impl Block for Q2_K {
+    const TYPE: TensorType = TensorType::Q2_K;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        let q = crumbs(&self.qs);
+        let groups = out.chunks_exact_mut(16).zip(q.chunks_exact(16));
+        for ((out, q), scale) in groups.zip(self.scales) {
+            let scaled = d * f32::from(scale & 15);
+            let min = dmin * f32::from(scale >> 4);
+            for (out, q) in out.iter_mut().zip(q) {
+                *out = scaled * f32::from(*q) - min;
+            }
+        }
+    }
+}
+
+impl Dot for Q2_K {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let scales = self.scales.map(|s| i32::from(s & 15));
+        let mins = self.scales.map(|s| s >> 4);
+        let sum = a.dot_levels(&crumbs(&self.qs).map(|q| q as i8), &scales);
+        let scaled = self.d.to_f32() * sum as f32;
+        a.d.get() * (scaled - self.dmin.to_f32() * a.dot_mins(&mins) as f32)
+    }
+}
+
+impl Quantize for Q2_K {
+    fn quantize(src: &[f32]) -> Self {
+        let (mut scales, mut mins) = ([0.0f32; 16], [0.0f32; 16]);
+        for (i, src) in src.chunks_exact(16).enumerate() {
+            (scales[i], mins[i]) = best_scale_and_min(src, 3.0);
+        }
+        let d = F16Le::from_f32(scales.iter().fold(0.0f32, |m, s| m.max(*s)) / 15.0);
+        let dmin = F16Le::from_f32(mins.iter().fold(0.0f32, |m, s| m.max(*s)) / 15.0);
+        let (inverse_d, inverse_dmin) =
+            (inverse_or_zero(d.to_f32()), inverse_or_zero(dmin.to_f32()));
+        let (mut packed_scales, mut q) = ([0; 16], [0; 256]);
+        for (i, (src, q)) in src.chunks_exact(16).zip(q.chunks_exact_mut(16)).enumerate() {
+            let scale = level(scales[i], inverse_d, 0, 15);
+            let min = level(mins[i], inverse_dmin, 0, 15);
+            packed_scales[i] = (scale | min << 4) as u8;
+            let inverse = inverse_or_zero(d.to_f32() * scale as f32);
+            let min = dmin.to_f32() * min as f32;
+            for (q, x) in q.iter_mut().zip(src) {
+                *q = level(x + min, inverse, 0, 3) as u8;
+            }
+        }
+        Q2_K {
+            scales: packed_scales,
+            qs: pack_crumbs(&q),
+            d,
+            dmin,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = Q2_K::zeroed();
+        (block.d, block.dmin) = (F16Le::from_f32(0.5), F16Le::from_f32(0.25));
+        // Weight 161 is the second 2 bits of byte 33, in group 10.
+        block.qs[33] = 0b00_00_11_00;
+        block.scales[10] = 0x23;
+        let out = floats(&block);
+        assert_eq!([out[161], out[160], out[33]], [3.0 * 1.5 - 0.5, -0.5, 0.0]);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q2_K>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q2_K>(0.3);
+    }
+}

@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{bits, crumbs, pack_bits, pack_crumbs, scale_into};
+use super::q8_k::Q8_K;
+use super::scale_search::{best_scale, inverse_or_zero, level};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -21,3 +25,117 @@ pub struct Q3_K {
 }
 
 assert_layout!(Q3_K, 110);
+
+impl Q3_K {
+    /// The weights in units of their group's scale: −4 to 3.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        let (low, high) = (crumbs(&self.qs), bits(&self.hmask));
+        for ((level, low), high) in levels.iter_mut().zip(low).zip(high) {
+            *level = (low | high << 2) as i8 - 4;
+        }
+        levels
+    }
+
+    /// The scales of the groups in units of `d`: −32 to 31.
+    #[inline(always)]
+    fn group_scales(&self) -> [i8; 16] {
+        let (low, high) = self.scales.split_at(8);
+        std::array::from_fn(|i| {
+            let low = low[i % 8] >> (i / 8 * 4) & 15;
+            let high = high[i % 4] >> (i / 4 * 2) & 3;
+            (low | high << 4) as i8 - 32
+        })
+    }
+}
+
+impl Block for Q3_K {
+    const TYPE: TensorType = TensorType::Q3_K;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
+        for ((out, levels), scale) in groups.zip(self.group_scales()) {
+            scale_into(out, d * f32::from(scale), levels);
+        }
+    }
+}
+
+impl Dot for Q3_K {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
+        self.d.to_f32() * a.d.get() * sum as f32
+    }
+}
+
+impl Quantize for Q3_K {
+    fn quantize(src: &[f32]) -> Self {
+        let mut scales = [0.0f32; 16];
+        for (scale, src) in scales.iter_mut().zip(src.chunks_exact(16)) {
+            *scale = best_scale(src, -4.0, |x| x.round_ties_even().clamp(-4.0, 3.0));
+        }
+        let extreme = scales
+            .iter()
+            .fold(0.0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
+        let d = F16Le::from_f32(extreme / -32.0);
+        let inverse_d = inverse_or_zero(d.to_f32());
+        let (mut packed_scales, mut q) = ([0; 12], [0; 256]);
+        for (i, (src, q)) in src.chunks_exact(16).zip(q.chunks_exact_mut(16)).enumerate() {
+            let scale = level(scales[i], inverse_d, -32, 31);
+            let stored = (scale + 32) as u8;
+            packed_scales[i % 8] |= (stored & 15) << (i / 8 * 4);
+            packed_scales[8 + i % 4] |= (stored >> 4) << (i / 4 * 2);
+            let inverse = inverse_or_zero(d.to_f32() * scale as f32);
+            for (q, x) in q.iter_mut().zip(src) {
+                *q = (level(*x, inverse, -4, 3) + 4) as u8;
+            }
+        }
+        let hmask = pack_bits(&q.map(|q| q >> 2));
+        Q3_K {
+            hmask,
+            qs: pack_crumbs(&q),
+            scales: packed_scales,
+            d,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = Q3_K::zeroed();
+        block.d = F16Le::from_f32(0.5);
+        // Weight 161: the second 2 bits of byte 33, bit 5 of mask byte 1, group 10.
+        block.qs[33] = 0b00_00_11_00;
+        block.hmask[1] = 1 << 5;
+        // Scale 10: the high nibble of byte 2 and bits 4 and 5 of byte 10. 0b10_0011 - 32 is 3.
+        block.scales[2] = 0x30;
+        block.scales[10] = 0b10_0000;
+        let out = floats(&block);
+        assert_eq!(
+            [out[161], out[160], out[0]],
+            [0.5 * 3.0 * 3.0, -6.0, 0.5 * 32.0 * 4.0]
+        );
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q3_K>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q3_K>(0.18);
+    }
+}

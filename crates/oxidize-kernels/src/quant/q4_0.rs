@@ -6,6 +6,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{nibbles, pack_nibbles, scale_into};
+use super::q8_0::Q8_0;
+use super::scale_search::inverse_or_zero;
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -18,3 +22,90 @@ pub struct Q4_0 {
 }
 
 assert_layout!(Q4_0, 18);
+
+impl Q4_0 {
+    /// The weights in units of `d`: −8 to 7.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 32] {
+        nibbles(&self.qs).map(|q| q as i8 - 8)
+    }
+}
+
+impl Block for Q4_0 {
+    const TYPE: TensorType = TensorType::Q4_0;
+    const LEN: usize = 32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        scale_into(out, self.d.to_f32(), &self.levels());
+    }
+}
+
+impl Dot for Q4_0 {
+    type Activation = Q8_0;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_0]) -> f32 {
+        let a = &activations[0];
+        self.d.to_f32() * a.d.to_f32() * a.dot_levels(&self.levels()) as f32
+    }
+}
+
+impl Quantize for Q4_0 {
+    fn quantize(src: &[f32]) -> Self {
+        let extreme = src
+            .iter()
+            .fold(0.0f32, |m, x| if x.abs() > m.abs() { *x } else { m });
+        let d = extreme / -8.0;
+        let inverse = inverse_or_zero(d);
+        let mut q = [0; 32];
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = ((x * inverse + 8.5) as u8).min(15);
+        }
+        Q4_0 {
+            d: F16Le::from_f32(d),
+            qs: pack_nibbles(&q),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut qs = [0x88; 16];
+        qs[0] = 0x0f;
+        qs[15] = 0x9a;
+        let out = floats(&Q4_0 {
+            d: F16Le::from_f32(0.5),
+            qs,
+        });
+        assert_eq!(
+            [out[0], out[16], out[15], out[31], out[1]],
+            [3.5, -4.0, 1.0, 0.5, 0.0]
+        );
+    }
+
+    #[test]
+    fn the_largest_element_gets_the_lowest_level() {
+        let mut src = [0.0; 32];
+        src[3] = 4.0;
+        src[20] = -3.0;
+        let block = Q4_0::quantize(&src);
+        assert_eq!(block.d.to_f32(), -0.5);
+        assert_eq!([block.qs[3], block.qs[4]], [0x80, 0xe8]);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q4_0>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q4_0>(0.09);
+    }
+}

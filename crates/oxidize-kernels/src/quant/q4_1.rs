@@ -6,6 +6,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{nibbles, pack_nibbles};
+use super::q8_1::Q8_1;
+use super::scale_search::inverse_or_zero;
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,3 +24,91 @@ pub struct Q4_1 {
 }
 
 assert_layout!(Q4_1, 20);
+
+impl Block for Q4_1 {
+    const TYPE: TensorType = TensorType::Q4_1;
+    const LEN: usize = 32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, m) = (self.d.to_f32(), self.m.to_f32());
+        for (out, q) in out.iter_mut().zip(nibbles(&self.qs)) {
+            *out = d * f32::from(q) + m;
+        }
+    }
+}
+
+impl Dot for Q4_1 {
+    type Activation = Q8_1;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_1]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(&nibbles(&self.qs).map(|q| q as i8));
+        self.d.to_f32() * a.d.to_f32() * sum as f32 + self.m.to_f32() * a.s.to_f32()
+    }
+}
+
+impl Quantize for Q4_1 {
+    fn quantize(src: &[f32]) -> Self {
+        let (min, max) = min_max(src);
+        let d = (max - min) / 15.0;
+        let inverse = inverse_or_zero(d);
+        let mut q = [0; 32];
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = (((x - min) * inverse + 0.5) as u8).min(15);
+        }
+        Q4_1 {
+            d: F16Le::from_f32(d),
+            m: F16Le::from_f32(min),
+            qs: pack_nibbles(&q),
+        }
+    }
+}
+
+/// The least and the greatest element, as Q4_1 and Q5_1 see it.
+pub(super) fn min_max(src: &[f32]) -> (f32, f32) {
+    let (mut min, mut max) = (f32::MAX, f32::MIN);
+    for x in src {
+        // Not `f32::min`, which may return either zero of 0 and -0.
+        min = if *x < min { *x } else { min };
+        max = if *x > max { *x } else { max };
+    }
+    (min, max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut qs = [0; 16];
+        qs[2] = 0xf1;
+        let out = floats(&Q4_1 {
+            d: F16Le::from_f32(0.25),
+            m: F16Le::from_f32(-1.0),
+            qs,
+        });
+        assert_eq!([out[2], out[18], out[0]], [-0.75, 2.75, -1.0]);
+    }
+
+    #[test]
+    fn the_range_is_split_evenly() {
+        let src: [f32; 32] = std::array::from_fn(|i| (i / 2) as f32 - 3.0);
+        let block = Q4_1::quantize(&src);
+        assert_eq!((block.d.to_f32(), block.m.to_f32()), (1.0, -3.0));
+        assert_eq!(floats(&block), src);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q4_1>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q4_1>(0.09);
+    }
+}

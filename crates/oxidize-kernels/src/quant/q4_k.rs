@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{nibbles_256, pack_nibbles_256};
+use super::q8_k::Q8_K;
+use super::scale_search::{best_scale_and_min, inverse_or_zero, level};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -21,3 +25,138 @@ pub struct Q4_K {
 }
 
 assert_layout!(Q4_K, 144);
+
+impl Block for Q4_K {
+    const TYPE: TensorType = TensorType::Q4_K;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        let (scales, mins) = scales_and_mins(&self.scales);
+        let q = nibbles_256(&self.qs);
+        let groups = out.chunks_exact_mut(32).zip(q.chunks_exact(32));
+        for ((out, q), (scale, min)) in groups.zip(scales.into_iter().zip(mins)) {
+            let scale = d * f32::from(scale);
+            let min = dmin * f32::from(min);
+            for (out, q) in out.iter_mut().zip(q) {
+                *out = scale * f32::from(*q) - min;
+            }
+        }
+    }
+}
+
+impl Dot for Q4_K {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let (scales, mins) = scales_and_mins(&self.scales);
+        let levels = nibbles_256(&self.qs).map(|q| q as i8);
+        let scaled = self.d.to_f32() * a.dot_levels(&levels, &scales.map(i32::from)) as f32;
+        a.d.get() * (scaled - self.dmin.to_f32() * a.dot_mins(&mins) as f32)
+    }
+}
+
+impl Quantize for Q4_K {
+    fn quantize(src: &[f32]) -> Self {
+        let (d, dmin, scales, q) = quantize_groups(src, 15);
+        Q4_K {
+            d,
+            dmin,
+            scales,
+            qs: pack_nibbles_256(&q),
+        }
+    }
+}
+
+/// The eight scales and the eight minima of a Q4_K or Q5_K block, 6 bits each.
+///
+/// The first four of both have a byte each, whose spare bits are the top of the last four.
+#[inline(always)]
+pub fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+    let (mut scales, mut mins) = ([0; 8], [0; 8]);
+    for i in 0..4 {
+        let (scale, min, rest) = (packed[i], packed[i + 4], packed[i + 8]);
+        scales[i] = scale & 63;
+        mins[i] = min & 63;
+        scales[i + 4] = rest & 15 | scale >> 6 << 4;
+        mins[i + 4] = rest >> 4 | min >> 6 << 4;
+    }
+    (scales, mins)
+}
+
+/// Undoes [`scales_and_mins`].
+fn pack_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for i in 0..4 {
+        packed[i] = scales[i] | scales[i + 4] >> 4 << 6;
+        packed[i + 4] = mins[i] | mins[i + 4] >> 4 << 6;
+        packed[i + 8] = scales[i + 4] & 15 | mins[i + 4] << 4;
+    }
+    packed
+}
+
+/// The scales, the packed scales of the groups and the weights, `0..=last`, of Q4_K and Q5_K.
+pub(super) fn quantize_groups(src: &[f32], last: u8) -> (F16Le, F16Le, [u8; 12], [u8; 256]) {
+    let (mut scales, mut mins) = ([0.0f32; 8], [0.0f32; 8]);
+    for (i, src) in src.chunks_exact(32).enumerate() {
+        (scales[i], mins[i]) = best_scale_and_min(src, f32::from(last));
+    }
+    let d = F16Le::from_f32(scales.iter().fold(0.0f32, |m, s| m.max(*s)) / 63.0);
+    let dmin = F16Le::from_f32(mins.iter().fold(0.0f32, |m, s| m.max(*s)) / 63.0);
+    let (inverse_d, inverse_dmin) = (inverse_or_zero(d.to_f32()), inverse_or_zero(dmin.to_f32()));
+    let scales = scales.map(|s| level(s, inverse_d, 0, 63) as u8);
+    let mins = mins.map(|m| level(m, inverse_dmin, 0, 63) as u8);
+    let mut q = [0; 256];
+    for (i, (src, q)) in src.chunks_exact(32).zip(q.chunks_exact_mut(32)).enumerate() {
+        let inverse = inverse_or_zero(d.to_f32() * f32::from(scales[i]));
+        let min = dmin.to_f32() * f32::from(mins[i]);
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = level(x + min, inverse, 0, i32::from(last)) as u8;
+        }
+    }
+    (d, dmin, pack_scales_and_mins(&scales, &mins), q)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = Q4_K::zeroed();
+        (block.d, block.dmin) = (F16Le::from_f32(0.5), F16Le::from_f32(0.25));
+        // Weight 97 is the high nibble of byte 33, in group 3; weight 200 the low one of 104, in 6.
+        block.qs[33] = 0x90;
+        block.qs[104] = 0x05;
+        block.scales[3] = 7;
+        block.scales[7] = 2;
+        // Group 6: scale 0b10_0001 = 33, minimum 0b01_0011 = 19.
+        block.scales[2] = 0b1000_0000;
+        block.scales[6] = 0b0100_0000;
+        block.scales[10] = 0x31;
+        let out = floats(&block);
+        assert_eq!([out[97], out[96]], [9.0 * 3.5 - 0.5, -0.5]);
+        assert_eq!([out[200], out[201]], [5.0 * 16.5 - 4.75, -4.75]);
+    }
+
+    #[test]
+    fn packing_scales_undoes_unpacking() {
+        let packed = std::array::from_fn(|i| (i * 37 + 11) as u8);
+        let (scales, mins) = scales_and_mins(&packed);
+        assert_eq!(pack_scales_and_mins(&scales, &mins), packed);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q4_K>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q4_K>(0.073);
+    }
+}

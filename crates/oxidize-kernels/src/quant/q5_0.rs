@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
+use super::packing::{nibbles, pack_nibbles, scale_into};
+use super::q8_0::Q8_0;
+use super::scale_search::inverse_or_zero;
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -19,3 +23,109 @@ pub struct Q5_0 {
 }
 
 assert_layout!(Q5_0, 22);
+
+impl Q5_0 {
+    /// The weights in units of `d`: −16 to 15.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 32] {
+        five_bits(&self.qs, self.qh).map(|q| q as i8 - 16)
+    }
+}
+
+impl Block for Q5_0 {
+    const TYPE: TensorType = TensorType::Q5_0;
+    const LEN: usize = 32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        scale_into(out, self.d.to_f32(), &self.levels());
+    }
+}
+
+impl Dot for Q5_0 {
+    type Activation = Q8_0;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_0]) -> f32 {
+        let a = &activations[0];
+        self.d.to_f32() * a.d.to_f32() * a.dot_levels(&self.levels()) as f32
+    }
+}
+
+impl Quantize for Q5_0 {
+    fn quantize(src: &[f32]) -> Self {
+        let extreme = src
+            .iter()
+            .fold(0.0f32, |m, x| if x.abs() > m.abs() { *x } else { m });
+        let d = extreme / -16.0;
+        let inverse = inverse_or_zero(d);
+        let mut q = [0; 32];
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = ((x * inverse + 16.5) as u8).min(31);
+        }
+        Q5_0 {
+            d: F16Le::from_f32(d),
+            qh: fifth_bits(&q),
+            qs: pack_nibbles(&q),
+        }
+    }
+}
+
+/// The 32 five-bit weights of a Q5_0 or Q5_1 block.
+#[inline(always)]
+pub(super) fn five_bits(qs: &[u8; 16], qh: U32Le) -> [u8; 32] {
+    let mut q = nibbles(qs);
+    let qh = qh.get();
+    for (i, q) in q.iter_mut().enumerate() {
+        *q |= ((qh >> i & 1) as u8) << 4;
+    }
+    q
+}
+
+/// The `qh` of a Q5_0 or Q5_1 block.
+pub(super) fn fifth_bits(q: &[u8; 32]) -> U32Le {
+    q.iter()
+        .enumerate()
+        .fold(0, |bits, (i, q)| bits | u32::from(q >> 4 & 1) << i)
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut qs = [0; 16];
+        qs[1] = 0x5f;
+        let block = Q5_0 {
+            d: F16Le::from_f32(2.0),
+            qh: U32Le::from(1 << 1 | 1 << 31),
+            qs,
+        };
+        let out = floats(&block);
+        assert_eq!(
+            [out[1], out[17], out[31], out[0]],
+            [30.0, -22.0, 0.0, -32.0]
+        );
+    }
+
+    #[test]
+    fn whole_levels_are_kept() {
+        let src: [f32; 32] = std::array::from_fn(|i| i as f32 - 16.0);
+        let block = Q5_0::quantize(&src);
+        assert_eq!(block.d.to_f32(), 1.0);
+        assert_eq!(floats(&block), src);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q5_0>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q5_0>(0.045);
+    }
+}

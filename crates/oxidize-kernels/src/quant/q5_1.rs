@@ -5,6 +5,12 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
+use super::packing::pack_nibbles;
+use super::q4_1::min_max;
+use super::q5_0::{fifth_bits, five_bits};
+use super::q8_1::Q8_1;
+use super::scale_search::inverse_or_zero;
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -21,3 +27,83 @@ pub struct Q5_1 {
 }
 
 assert_layout!(Q5_1, 24);
+
+impl Block for Q5_1 {
+    const TYPE: TensorType = TensorType::Q5_1;
+    const LEN: usize = 32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, m) = (self.d.to_f32(), self.m.to_f32());
+        for (out, q) in out.iter_mut().zip(five_bits(&self.qs, self.qh)) {
+            *out = d * f32::from(q) + m;
+        }
+    }
+}
+
+impl Dot for Q5_1 {
+    type Activation = Q8_1;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_1]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(&five_bits(&self.qs, self.qh).map(|q| q as i8));
+        self.d.to_f32() * a.d.to_f32() * sum as f32 + self.m.to_f32() * a.s.to_f32()
+    }
+}
+
+impl Quantize for Q5_1 {
+    fn quantize(src: &[f32]) -> Self {
+        let (min, max) = min_max(src);
+        let d = (max - min) / 31.0;
+        let inverse = inverse_or_zero(d);
+        let mut q = [0; 32];
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = (((x - min) * inverse + 0.5) as u8).min(31);
+        }
+        Q5_1 {
+            d: F16Le::from_f32(d),
+            m: F16Le::from_f32(min),
+            qh: fifth_bits(&q),
+            qs: pack_nibbles(&q),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut qs = [0; 16];
+        qs[15] = 0xf0;
+        let block = Q5_1 {
+            d: F16Le::from_f32(0.5),
+            m: F16Le::from_f32(-4.0),
+            qh: U32Le::from(1 << 31 | 1),
+            qs,
+        };
+        let out = floats(&block);
+        assert_eq!([out[31], out[15], out[0]], [11.5, -4.0, 4.0]);
+    }
+
+    #[test]
+    fn the_range_is_split_evenly() {
+        let src: [f32; 32] = std::array::from_fn(|i| i as f32 + 5.0);
+        let block = Q5_1::quantize(&src);
+        assert_eq!((block.d.to_f32(), block.m.to_f32()), (1.0, 5.0));
+        assert_eq!(floats(&block), src);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q5_1>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q5_1>(0.045);
+    }
+}

@@ -6,6 +6,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::scale_search::{best_scale, inverse_or_zero, level};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -22,3 +26,113 @@ pub struct Q6_K {
 }
 
 assert_layout!(Q6_K, 210);
+
+impl Q6_K {
+    /// The weights in units of their group's scale: −32 to 31.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        for (i, levels) in levels.chunks_exact_mut(32).enumerate() {
+            let (low, low_shift, high, high_shift) = position(i);
+            let (low, high) = (&self.ql[low..][..32], &self.qh[high..][..32]);
+            for ((level, low), high) in levels.iter_mut().zip(low).zip(high) {
+                *level = (low >> low_shift & 15 | (high >> high_shift & 3) << 4) as i8 - 32;
+            }
+        }
+        levels
+    }
+}
+
+/// Where 32 weights lie, the `i`-th of 8: their first byte in `ql` and their shift there, their
+/// first byte in `qh` and their shift there.
+#[inline(always)]
+fn position(i: usize) -> (usize, usize, usize, usize) {
+    let (half, quarter) = (i / 4, i % 4);
+    (
+        64 * half + 32 * (quarter % 2),
+        4 * (quarter / 2),
+        32 * half,
+        2 * quarter,
+    )
+}
+
+impl Block for Q6_K {
+    const TYPE: TensorType = TensorType::Q6_K;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, levels) = (self.d.to_f32(), self.levels());
+        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
+        for ((out, levels), scale) in groups.zip(self.scales) {
+            scale_into(out, d * f32::from(scale), levels);
+        }
+    }
+}
+
+impl Dot for Q6_K {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        let sum = a.dot_levels(&self.levels(), &self.scales.map(i32::from));
+        self.d.to_f32() * a.d.get() * sum as f32
+    }
+}
+
+impl Quantize for Q6_K {
+    fn quantize(src: &[f32]) -> Self {
+        let mut scales = [0.0f32; 16];
+        for (scale, src) in scales.iter_mut().zip(src.chunks_exact(16)) {
+            *scale = best_scale(src, -32.0, |x| x.round_ties_even().clamp(-32.0, 31.0));
+        }
+        let extreme = scales
+            .iter()
+            .fold(0.0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
+        let d = F16Le::from_f32(extreme / -128.0);
+        let inverse_d = inverse_or_zero(d.to_f32());
+        let mut block = Q6_K::zeroed();
+        block.d = d;
+        block.scales = scales.map(|s| level(s, inverse_d, -128, 127) as i8);
+        for (i, src) in src.chunks_exact(32).enumerate() {
+            let (low, low_shift, high, high_shift) = position(i);
+            for (j, x) in src.iter().enumerate() {
+                let scale = block.scales[2 * i + j / 16];
+                let inverse = inverse_or_zero(d.to_f32() * f32::from(scale));
+                let q = (level(*x, inverse, -32, 31) + 32) as u8;
+                block.ql[low + j] |= (q & 15) << low_shift;
+                block.qh[high + j] |= (q >> 4) << high_shift;
+            }
+        }
+        block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = Q6_K::zeroed();
+        block.d = F16Le::from_f32(0.5);
+        // Weight 224 + 1: the high nibble of byte 97 and the top bits of high byte 33, group 14.
+        block.ql[97] = 0x90;
+        block.qh[33] = 0b11_00_00_00;
+        block.scales[14] = -3;
+        let out = floats(&block);
+        assert_eq!([out[225], out[224], out[161]], [-1.5 * 25.0, 48.0, 0.0]);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q6_K>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q6_K>(0.02);
+    }
+}

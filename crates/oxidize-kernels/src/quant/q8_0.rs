@@ -5,6 +5,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{dot_i8, scale_into};
+use super::scale_search::inverse_or_zero;
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -17,3 +20,92 @@ pub struct Q8_0 {
 }
 
 assert_layout!(Q8_0, 34);
+
+impl Q8_0 {
+    /// The integer dot product with the levels of a block of weights.
+    #[inline(always)]
+    pub(super) fn dot_levels(&self, levels: &[i8; 32]) -> i32 {
+        dot_i8(levels, &self.qs)
+    }
+}
+
+impl Block for Q8_0 {
+    const TYPE: TensorType = TensorType::Q8_0;
+    const LEN: usize = 32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        scale_into(out, self.d.to_f32(), &self.qs);
+    }
+}
+
+impl Dot for Q8_0 {
+    type Activation = Q8_0;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_0]) -> f32 {
+        let a = &activations[0];
+        self.d.to_f32() * a.d.to_f32() * a.dot_levels(&self.qs) as f32
+    }
+}
+
+impl Quantize for Q8_0 {
+    fn quantize(src: &[f32]) -> Self {
+        let (d, qs) = eight_bits(src);
+        Q8_0 {
+            d: F16Le::from_f32(d),
+            qs,
+        }
+    }
+}
+
+/// The scale that takes the largest of 32 floats to ±127, and the floats at that scale.
+///
+/// Ties round away from zero, as in the reference of the format.
+pub(super) fn eight_bits(src: &[f32]) -> (f32, [i8; 32]) {
+    let d = src.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
+    let inverse = inverse_or_zero(d);
+    let mut qs = [0; 32];
+    for (q, x) in qs.iter_mut().zip(src) {
+        *q = (x * inverse).round() as i8;
+    }
+    (d, qs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut qs = [0; 32];
+        (qs[0], qs[31]) = (127, -128);
+        let out = floats(&Q8_0 {
+            d: F16Le::from_f32(0.125),
+            qs,
+        });
+        assert_eq!([out[0], out[1], out[31]], [15.875, 0.0, -16.0]);
+    }
+
+    #[test]
+    fn ties_round_away_from_zero() {
+        let mut src = [0.0; 32];
+        (src[0], src[1], src[2]) = (127.0, 2.5, -0.5);
+        let block = Q8_0::quantize(&src);
+        assert_eq!(
+            (block.d.to_f32(), &block.qs[..4]),
+            (1.0, &[127, 3, -1, 0][..])
+        );
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<Q8_0>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<Q8_0>(0.0055);
+    }
+}

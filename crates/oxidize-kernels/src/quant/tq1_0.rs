@@ -6,6 +6,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::scale_into;
+use super::q8_k::Q8_K;
+use super::tq2_0::ternary;
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,3 +24,118 @@ pub struct TQ1_0 {
 }
 
 assert_layout!(TQ1_0, 54);
+
+impl TQ1_0 {
+    /// The weights in units of `d`: −1, 0 or 1.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        let mut levels = [0; 256];
+        let (first, rest) = levels.split_at_mut(160);
+        let (second, third) = rest.split_at_mut(80);
+        let (qs32, qs16) = self.qs.split_at(32);
+        unpack(qs32, first);
+        unpack(qs16, second);
+        unpack(&self.qh, third);
+        levels
+    }
+}
+
+impl Block for TQ1_0 {
+    const TYPE: TensorType = TensorType::TQ1_0;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        scale_into(out, self.d.to_f32(), &self.levels());
+    }
+}
+
+impl Dot for TQ1_0 {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        self.d.to_f32() * a.d.get() * a.dot_levels(&self.levels(), &[1]) as f32
+    }
+}
+
+impl Quantize for TQ1_0 {
+    fn quantize(src: &[f32]) -> Self {
+        let (d, q) = ternary(src);
+        let mut block = TQ1_0 {
+            qs: [0; 48],
+            qh: [0; 4],
+            d,
+        };
+        let (qs32, qs16) = block.qs.split_at_mut(32);
+        pack(&q[..160], qs32);
+        pack(&q[160..240], qs16);
+        pack(&q[240..], &mut block.qh);
+        block
+    }
+}
+
+/// The digits of each byte: the first of all bytes, then the second, as far as `levels` goes.
+#[inline(always)]
+fn unpack(packed: &[u8], levels: &mut [i8]) {
+    let mut power = 1u8;
+    for levels in levels.chunks_exact_mut(packed.len()) {
+        for (level, byte) in levels.iter_mut().zip(packed) {
+            // What is left of the fraction after the digits before, modulo 1.
+            let fraction = u16::from(byte.wrapping_mul(power));
+            *level = ((fraction * 3) >> 8) as i8 - 1;
+        }
+        power = power.wrapping_mul(3);
+    }
+}
+
+/// Undoes [`unpack`] for weights of 0, 1 or 2.
+fn pack(q: &[u8], packed: &mut [u8]) {
+    let n = packed.len();
+    for (i, byte) in packed.iter_mut().enumerate() {
+        let mut digits = q[i..].iter().step_by(n);
+        let number = (0..5).fold(0, |number, _| {
+            number * 3 + u16::from(*digits.next().unwrap_or(&0))
+        });
+        // Rounded up, so that the digits come back out of the truncated fraction.
+        *byte = (number * 256).div_ceil(243) as u8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = TQ1_0 {
+            qs: [0; 48],
+            qh: [0; 4],
+            d: F16Le::from_f32(2.0),
+        };
+        // Base 3: 0.20120 is 2·81 + 0·27 + 1·9 + 2·3 = 177 of 243, so 187 of 256.
+        block.qs[1] = 187;
+        let out = floats(&block);
+        let digits = [0, 1, 2, 3, 4].map(|n| out[1 + 32 * n]);
+        assert_eq!(digits, [2.0, -2.0, 0.0, 2.0, -2.0]);
+        assert_eq!(out[0], -2.0);
+    }
+
+    #[test]
+    fn ternary_weights_are_kept() {
+        let src: [f32; 256] = std::array::from_fn(|i| ((i * i + i / 7) % 3) as f32 * 0.5 - 0.5);
+        assert_eq!(floats(&TQ1_0::quantize(&src)), src);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<TQ1_0>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<TQ1_0>(0.9);
+    }
+}

@@ -5,6 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::packing::{crumbs, pack_crumbs, scale_into};
+use super::q8_k::Q8_K;
+use super::scale_search::inverse_or_zero;
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -17,3 +21,88 @@ pub struct TQ2_0 {
 }
 
 assert_layout!(TQ2_0, 66);
+
+impl TQ2_0 {
+    /// The weights in units of `d`: −1, 0 or 1, and 2 for the pattern that quantisers leave out.
+    #[inline(always)]
+    fn levels(&self) -> [i8; 256] {
+        crumbs(&self.qs).map(|q| q as i8 - 1)
+    }
+}
+
+impl Block for TQ2_0 {
+    const TYPE: TensorType = TensorType::TQ2_0;
+    const LEN: usize = 256;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        scale_into(out, self.d.to_f32(), &self.levels());
+    }
+}
+
+impl Dot for TQ2_0 {
+    type Activation = Q8_K;
+
+    #[inline]
+    fn dot(&self, activations: &[Q8_K]) -> f32 {
+        let a = &activations[0];
+        self.d.to_f32() * a.d.get() * a.dot_levels(&self.levels(), &[1]) as f32
+    }
+}
+
+impl Quantize for TQ2_0 {
+    fn quantize(src: &[f32]) -> Self {
+        let (d, q) = ternary(src);
+        TQ2_0 {
+            qs: pack_crumbs(&q),
+            d,
+        }
+    }
+}
+
+/// The scale of 256 weights that are ternary already, and the weights as 0, 1 or 2.
+pub(super) fn ternary(src: &[f32]) -> (F16Le, [u8; 256]) {
+    let d = src.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let inverse = inverse_or_zero(d);
+    let mut q = [0; 256];
+    for (q, x) in q.iter_mut().zip(src) {
+        *q = ((x * inverse).round() as i8).clamp(-1, 1).wrapping_add(1) as u8;
+    }
+    (F16Le::from_f32(d), q)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{check_dot, check_quantize, floats};
+
+    #[test]
+    fn known_block() {
+        let mut block = TQ2_0 {
+            qs: [0b01_01_01_01; 64],
+            d: F16Le::from_f32(0.5),
+        };
+        block.qs[2] = 0b00_01_10_11;
+        let out = floats(&block);
+        assert_eq!(
+            [2, 34, 66, 98, 3].map(|i| out[i]),
+            [1.0, 0.5, 0.0, -0.5, 0.0]
+        );
+    }
+
+    #[test]
+    fn ternary_weights_are_kept() {
+        let src: [f32; 256] = std::array::from_fn(|i| ((i * i + i / 7) % 3) as f32 * 0.5 - 0.5);
+        assert_eq!(floats(&TQ2_0::quantize(&src)), src);
+    }
+
+    #[test]
+    fn dot_is_that_of_the_floats() {
+        check_dot::<TQ2_0>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<TQ2_0>(0.9);
+    }
+}

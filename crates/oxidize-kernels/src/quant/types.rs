@@ -1,182 +1,194 @@
 //! [`TensorType`]: every element or block format a weight may be stored in.
+//!
+//! The table below is the registry. A format is its file, its `mod` line, and a line of this table.
 
-/// How the elements of a tensor are stored.
-///
-/// Plain types have one element a block. The types that only safetensors files use (`U8` … `F8E5M2`)
-/// have no GGUF id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the variants are the names of the formats")]
-#[allow(non_camel_case_types, reason = "the formats' own spelling")]
-pub enum TensorType {
-    F64,
-    F32,
-    F16,
-    BF16,
-    I8,
-    I16,
-    I32,
-    I64,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q8_1,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    Q8_K,
-    IQ1_S,
-    IQ1_M,
-    IQ2_XXS,
-    IQ2_XS,
-    IQ2_S,
-    IQ3_XXS,
-    IQ3_S,
-    IQ4_NL,
-    IQ4_XS,
-    TQ1_0,
-    TQ2_0,
-    MXFP4,
-    NVFP4,
-    U8,
-    U16,
-    U32,
-    U64,
-    Bool,
-    F8E4M3,
-    F8E5M2,
+use super::{Block, Dot, Quantize};
+
+/// Makes the enum and the table of [`Format`]s from the same lines, so that they cannot disagree.
+macro_rules! registry {
+    ($($ty:ident $name:literal $gguf_id:tt $block:ty $(, $quantizes:ident)?;)*) => {
+        /// How the elements of a tensor are stored.
+        ///
+        /// Plain types have one element a block. The types that only safetensors files use
+        /// (`U8` … `F8E5M2`) have no GGUF id.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the variants are the names of the formats")]
+        pub enum TensorType {
+            $($ty,)*
+        }
+
+        /// In the order of the variants, so that a type is its own index.
+        static REGISTRY: &[Format] = {
+            use super::*;
+            &[$({
+                const { assert!(<$block as Block>::TYPE as usize == TensorType::$ty as usize) };
+                Format::of::<$block>($name, gguf_id!($gguf_id))$(.$quantizes::<$block>())?
+            },)*]
+        };
+    };
 }
 
-/// One line of the registry.
-struct Info {
+macro_rules! gguf_id {
+    (-) => {
+        None
+    };
+    ($id:literal) => {
+        Some($id)
+    };
+}
+
+registry! {
+    // type   name      GGUF id   block
+    F64      "F64"      28        plain::F64,        quantizes;
+    F32      "F32"      0         plain::F32,        quantizes;
+    F16      "F16"      1         plain::F16,        quantizes;
+    BF16     "BF16"     30        plain::BF16,       quantizes;
+    I8       "I8"       24        plain::I8;
+    I16      "I16"      25        plain::I16;
+    I32      "I32"      26        plain::I32;
+    I64      "I64"      27        plain::I64;
+    Q4_0     "Q4_0"     2         q4_0::Q4_0,        quantizes;
+    Q4_1     "Q4_1"     3         q4_1::Q4_1,        quantizes;
+    Q5_0     "Q5_0"     6         q5_0::Q5_0,        quantizes;
+    Q5_1     "Q5_1"     7         q5_1::Q5_1,        quantizes;
+    Q8_0     "Q8_0"     8         q8_0::Q8_0,        quantizes;
+    Q8_1     "Q8_1"     9         q8_1::Q8_1,        quantizes;
+    Q2_K     "Q2_K"     10        q2_k::Q2_K,        quantizes;
+    Q3_K     "Q3_K"     11        q3_k::Q3_K,        quantizes;
+    Q4_K     "Q4_K"     12        q4_k::Q4_K,        quantizes;
+    Q5_K     "Q5_K"     13        q5_k::Q5_K,        quantizes;
+    Q6_K     "Q6_K"     14        q6_k::Q6_K,        quantizes;
+    Q8_K     "Q8_K"     15        q8_k::Q8_K,        quantizes;
+    IQ1_S    "IQ1_S"    19        iq1_s::IQ1_S;
+    IQ1_M    "IQ1_M"    29        iq1_m::IQ1_M;
+    IQ2_XXS  "IQ2_XXS"  16        iq2_xxs::IQ2_XXS;
+    IQ2_XS   "IQ2_XS"   17        iq2_xs::IQ2_XS;
+    IQ2_S    "IQ2_S"    22        iq2_s::IQ2_S;
+    IQ3_XXS  "IQ3_XXS"  18        iq3_xxs::IQ3_XXS;
+    IQ3_S    "IQ3_S"    21        iq3_s::IQ3_S;
+    IQ4_NL   "IQ4_NL"   20        iq4_nl::IQ4_NL,    quantizes;
+    IQ4_XS   "IQ4_XS"   23        iq4_xs::IQ4_XS,    quantizes;
+    TQ1_0    "TQ1_0"    34        tq1_0::TQ1_0,      quantizes;
+    TQ2_0    "TQ2_0"    35        tq2_0::TQ2_0,      quantizes;
+    MXFP4    "MXFP4"    39        mxfp4::MXFP4,      quantizes;
+    NVFP4    "NVFP4"    40        nvfp4::NVFP4,      quantizes;
+    U8       "U8"       -         plain::U8;
+    U16      "U16"      -         plain::U16;
+    U32      "U32"      -         plain::U32;
+    U64      "U64"      -         plain::U64;
+    Bool     "BOOL"     -         plain::Bool;
+    F8E4M3   "F8_E4M3"  -         plain::F8E4M3;
+    F8E5M2   "F8_E5M2"  -         plain::F8E5M2;
+}
+
+/// What the registry knows of a type. The functions take whole blocks of equal element counts.
+pub(super) struct Format {
     ty: TensorType,
     name: &'static str,
     /// The number GGUF files give the type, where they know it.
     gguf_id: Option<u32>,
     block_len: usize,
     block_bytes: usize,
+    pub(super) activation: TensorType,
+    pub(super) dequantize: fn(&[u8], &mut [f32]),
+    pub(super) dot: fn(&[u8], &[u8]) -> f32,
+    pub(super) quantize: Option<Quantizer>,
 }
 
-const fn info(
-    ty: TensorType,
-    name: &'static str,
-    gguf_id: u32,
-    block_len: usize,
-    block_bytes: usize,
-) -> Info {
-    Info {
-        ty,
-        name,
-        gguf_id: Some(gguf_id),
-        block_len,
-        block_bytes,
+type Quantizer = fn(&[f32], &mut [u8]);
+
+impl Format {
+    const fn of<B: Dot>(name: &'static str, gguf_id: Option<u32>) -> Format {
+        Format {
+            ty: B::TYPE,
+            name,
+            gguf_id,
+            block_len: B::LEN,
+            block_bytes: size_of::<B>(),
+            activation: B::Activation::TYPE,
+            dequantize: dequantize::<B>,
+            dot: dot::<B>,
+            quantize: None,
+        }
+    }
+
+    const fn quantizes<B: Quantize>(self) -> Format {
+        Format {
+            quantize: Some(quantize::<B>),
+            ..self
+        }
     }
 }
 
-const fn plain(ty: TensorType, name: &'static str, bytes: usize) -> Info {
-    Info {
-        ty,
-        name,
-        gguf_id: None,
-        block_len: 1,
-        block_bytes: bytes,
+fn dequantize<B: Block>(bytes: &[u8], out: &mut [f32]) {
+    let blocks: &[B] = bytemuck::cast_slice(bytes);
+    for (block, out) in blocks.iter().zip(out.chunks_exact_mut(B::LEN)) {
+        block.dequantize(out);
     }
 }
 
-/// In the order of the variants, so that a type is its own index.
-static REGISTRY: [Info; 40] = {
-    use TensorType::*;
-    [
-        info(F64, "F64", 28, 1, 8),
-        info(F32, "F32", 0, 1, 4),
-        info(F16, "F16", 1, 1, 2),
-        info(BF16, "BF16", 30, 1, 2),
-        info(I8, "I8", 24, 1, 1),
-        info(I16, "I16", 25, 1, 2),
-        info(I32, "I32", 26, 1, 4),
-        info(I64, "I64", 27, 1, 8),
-        info(Q4_0, "Q4_0", 2, 32, 18),
-        info(Q4_1, "Q4_1", 3, 32, 20),
-        info(Q5_0, "Q5_0", 6, 32, 22),
-        info(Q5_1, "Q5_1", 7, 32, 24),
-        info(Q8_0, "Q8_0", 8, 32, 34),
-        info(Q8_1, "Q8_1", 9, 32, 36),
-        info(Q2_K, "Q2_K", 10, 256, 84),
-        info(Q3_K, "Q3_K", 11, 256, 110),
-        info(Q4_K, "Q4_K", 12, 256, 144),
-        info(Q5_K, "Q5_K", 13, 256, 176),
-        info(Q6_K, "Q6_K", 14, 256, 210),
-        info(Q8_K, "Q8_K", 15, 256, 292),
-        info(IQ1_S, "IQ1_S", 19, 256, 50),
-        info(IQ1_M, "IQ1_M", 29, 256, 56),
-        info(IQ2_XXS, "IQ2_XXS", 16, 256, 66),
-        info(IQ2_XS, "IQ2_XS", 17, 256, 74),
-        info(IQ2_S, "IQ2_S", 22, 256, 82),
-        info(IQ3_XXS, "IQ3_XXS", 18, 256, 98),
-        info(IQ3_S, "IQ3_S", 21, 256, 110),
-        info(IQ4_NL, "IQ4_NL", 20, 32, 18),
-        info(IQ4_XS, "IQ4_XS", 23, 256, 136),
-        info(TQ1_0, "TQ1_0", 34, 256, 54),
-        info(TQ2_0, "TQ2_0", 35, 256, 66),
-        info(MXFP4, "MXFP4", 39, 32, 17),
-        info(NVFP4, "NVFP4", 40, 64, 36),
-        plain(U8, "U8", 1),
-        plain(U16, "U16", 2),
-        plain(U32, "U32", 4),
-        plain(U64, "U64", 8),
-        plain(Bool, "BOOL", 1),
-        plain(F8E4M3, "F8_E4M3", 1),
-        plain(F8E5M2, "F8_E5M2", 1),
-    ]
-};
+fn dot<B: Dot>(weights: &[u8], activations: &[u8]) -> f32 {
+    let weights: &[B] = bytemuck::cast_slice(weights);
+    let activations: &[B::Activation] = bytemuck::cast_slice(activations);
+    let per_block = B::LEN / B::Activation::LEN;
+    weights
+        .iter()
+        .zip(activations.chunks_exact(per_block))
+        .map(|(w, a)| w.dot(a))
+        .sum()
+}
+
+fn quantize<B: Quantize>(src: &[f32], out: &mut [u8]) {
+    let blocks: &mut [B] = bytemuck::cast_slice_mut(out);
+    for (block, src) in blocks.iter_mut().zip(src.chunks_exact(B::LEN)) {
+        *block = B::quantize(src);
+    }
+}
 
 impl TensorType {
     /// Every type, in the order of the registry.
     pub fn all() -> impl Iterator<Item = TensorType> {
-        REGISTRY.iter().map(|info| info.ty)
+        REGISTRY.iter().map(|format| format.ty)
     }
 
-    fn info(self) -> &'static Info {
+    pub(super) fn format(self) -> &'static Format {
         &REGISTRY[self as usize]
     }
 
     /// The name people use, such as `Q4_K`.
     pub fn name(self) -> &'static str {
-        self.info().name
+        self.format().name
     }
 
     /// The type called `name`, whatever the case of its letters.
     pub fn from_name(name: &str) -> Option<TensorType> {
         REGISTRY
             .iter()
-            .find(|info| info.name.eq_ignore_ascii_case(name))
-            .map(|info| info.ty)
+            .find(|format| format.name.eq_ignore_ascii_case(name))
+            .map(|format| format.ty)
     }
 
     /// The type's id in GGUF files; `None` for the types that only safetensors has.
     pub fn gguf_id(self) -> Option<u32> {
-        self.info().gguf_id
+        self.format().gguf_id
     }
 
     /// The type with this GGUF id.
     pub fn from_gguf_id(id: u32) -> Option<TensorType> {
         REGISTRY
             .iter()
-            .find(|info| info.gguf_id == Some(id))
-            .map(|info| info.ty)
+            .find(|format| format.gguf_id == Some(id))
+            .map(|format| format.ty)
     }
 
     /// Elements in a block: 1 for the plain types.
     pub fn block_len(self) -> usize {
-        self.info().block_len
+        self.format().block_len
     }
 
     /// Bytes in a block.
     pub fn block_bytes(self) -> usize {
-        self.info().block_bytes
+        self.format().block_bytes
     }
 
     /// Whether a block holds more than one element, with a scale of its own.
@@ -211,11 +223,11 @@ mod tests {
 
     #[test]
     fn a_type_is_its_own_index() {
-        for (i, info) in REGISTRY.iter().enumerate() {
-            assert_eq!(info.ty as usize, i, "{}", info.name);
-            assert_eq!(TensorType::from_name(info.name), Some(info.ty));
-            if let Some(id) = info.gguf_id {
-                assert_eq!(TensorType::from_gguf_id(id), Some(info.ty));
+        for (i, format) in REGISTRY.iter().enumerate() {
+            assert_eq!(format.ty as usize, i, "{}", format.name);
+            assert_eq!(TensorType::from_name(format.name), Some(format.ty));
+            if let Some(id) = format.gguf_id {
+                assert_eq!(TensorType::from_gguf_id(id), Some(format.ty));
             }
         }
     }

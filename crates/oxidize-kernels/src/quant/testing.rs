@@ -1,0 +1,141 @@
+//! What the tests of all formats share: random blocks, and the promises that every format keeps.
+
+use super::{Block, Dot, Quantize};
+
+/// SplitMix64: small, seeded, the same everywhere.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Normally distributed, nearly: the sum of twelve uniform numbers.
+    pub(super) fn normal(&mut self) -> f32 {
+        (0..12)
+            .map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32)
+            .sum::<f32>()
+            - 6.0
+    }
+
+    pub(super) fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+
+    pub(super) fn block<B: Block>(&mut self) -> B {
+        let mut block = B::zeroed();
+        bytemuck::bytes_of_mut(&mut block).fill_with(|| self.next() as u8);
+        block
+    }
+}
+
+/// The elements of a block.
+pub(super) fn floats<B: Block>(block: &B) -> Vec<f32> {
+    let mut out = vec![f32::NAN; B::LEN];
+    block.dequantize(&mut out);
+    out
+}
+
+/// The dot product equals that of the dequantised sides, up to rounding.
+pub(super) fn check_dot<B: Dot>()
+where
+    B::Activation: Quantize,
+{
+    let mut random = Random::new(B::LEN as u64);
+    let mut checked = 0;
+    while checked < 100 {
+        let block: B = random.block();
+        let weights = floats(&block);
+        if !weights.iter().all(|w| w.abs() < 1e30) {
+            continue;
+        }
+        let source = random.normals(B::LEN);
+        let activations: Vec<B::Activation> = source
+            .chunks(B::Activation::LEN)
+            .map(Quantize::quantize)
+            .collect();
+        let factors: Vec<f32> = activations.iter().flat_map(floats).collect();
+        let products = weights
+            .iter()
+            .zip(&factors)
+            .map(|(w, a)| f64::from(*w) * f64::from(*a));
+        let expected: f64 = products.sum();
+        let largest = weights.iter().fold(0.0f32, |m, w| m.max(w.abs()));
+        let bound = f64::from(largest) * factors.iter().map(|a| f64::from(a.abs())).sum::<f64>();
+        // Half precision holds the sums of Q8_1; all else is exact integers and f32.
+        let tolerance = if B::Activation::TYPE == super::TensorType::Q8_1 {
+            2e-3
+        } else {
+            2e-6
+        };
+        let got = f64::from(block.dot(&activations));
+        assert!(
+            (got - expected).abs() <= tolerance * bound + 1e-40,
+            "{}: {got} instead of {expected}, terms up to {bound}",
+            B::TYPE,
+        );
+        checked += 1;
+    }
+}
+
+/// Normal numbers survive a round trip with at most this error, relative to their deviation; zeros
+/// stay zeros; and no float, however odd, makes the quantiser panic.
+pub(super) fn check_quantize<B: Quantize>(max_error: f64) {
+    let mut random = Random::new(7);
+    let (mut error, mut n) = (0.0, 0.0);
+    for _ in 0..2048 / B::LEN {
+        let source = random.normals(B::LEN);
+        for (x, y) in source.iter().zip(floats(&B::quantize(&source))) {
+            error += f64::from(x - y).powi(2);
+            n += 1.0;
+        }
+    }
+    let error = (error / n).sqrt();
+    assert!(error <= max_error, "{}: error {error}", B::TYPE);
+    assert!(
+        error >= max_error * 0.8,
+        "{}: error {error}, tighten the bound",
+        B::TYPE
+    );
+
+    assert!(
+        floats(&B::quantize(&vec![0.0; B::LEN]))
+            .iter()
+            .all(|x| *x == 0.0),
+        "{}",
+        B::TYPE
+    );
+
+    let odd = [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        1e-45,
+        -1e-45,
+        0.0,
+        -0.0,
+        1.0,
+        1e30,
+    ];
+    for a in odd {
+        B::quantize(&vec![a; B::LEN]);
+        for b in odd {
+            let source: Vec<f32> = (0..B::LEN)
+                .map(|i| if i % 3 == 0 { a } else { b })
+                .collect();
+            B::quantize(&source);
+            let spike: Vec<f32> = (0..B::LEN).map(|i| if i == 5 { a } else { b }).collect();
+            B::quantize(&spike);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What holds for every format in the registry.
+
+use half::f16;
+
+use super::testing::Random;
+use super::*;
+
+/// Some blocks of random bits, and how many elements they are.
+fn random_blocks(ty: TensorType, random: &mut Random) -> (Vec<u8>, usize) {
+    let blocks = 1024 / ty.block_len() + 3;
+    let bytes = (0..blocks * ty.block_bytes())
+        .map(|_| random.next() as u8)
+        .collect();
+    (bytes, blocks * ty.block_len())
+}
+
+#[test]
+fn any_bits_are_floats() {
+    let mut random = Random::new(3);
+    for ty in TensorType::all() {
+        for fill in [0x00, 0x7f, 0x80, 0xff] {
+            let bytes = vec![fill; ty.block_bytes()];
+            dequantize(ty, &bytes, &mut vec![0.0; ty.block_len()]).unwrap();
+        }
+        for _ in 0..20 {
+            let (bytes, n) = random_blocks(ty, &mut random);
+            dequantize(ty, &bytes, &mut vec![0.0; n]).unwrap();
+            let activation_bytes = activation_type(ty).bytes_for(n as u64).unwrap();
+            let activations: Vec<u8> = (0..activation_bytes).map(|_| random.next() as u8).collect();
+            dot(ty, &bytes, &activations).unwrap();
+        }
+    }
+}
+
+#[test]
+fn blocks_may_lie_at_any_address() {
+    let mut random = Random::new(4);
+    for ty in TensorType::all() {
+        let (bytes, n) = random_blocks(ty, &mut random);
+        let mut aligned = vec![0.0; n];
+        dequantize(ty, &bytes, &mut aligned).unwrap();
+        for offset in 1..8 {
+            let mut shifted = vec![0; offset];
+            shifted.extend_from_slice(&bytes);
+            let mut out = vec![0.0; n];
+            dequantize(ty, &shifted[offset..], &mut out).unwrap();
+            let same = out
+                .iter()
+                .zip(&aligned)
+                .all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{ty} at offset {offset}");
+        }
+    }
+}
+
+#[test]
+fn halves_are_the_rounded_floats() {
+    let mut random = Random::new(5);
+    for ty in TensorType::all() {
+        let (bytes, n) = random_blocks(ty, &mut random);
+        let (mut floats, mut halves) = (vec![0.0; n], vec![f16::ZERO; n]);
+        dequantize(ty, &bytes, &mut floats).unwrap();
+        dequantize_f16(ty, &bytes, &mut halves).unwrap();
+        for (x, h) in floats.iter().zip(&halves) {
+            let expected = f16::from_f32(*x);
+            assert!(
+                *h == expected || h.is_nan() && expected.is_nan(),
+                "{ty}: {x} became {h}"
+            );
+        }
+    }
+}
+
+#[test]
+fn wrong_lengths_are_errors() {
+    for ty in TensorType::all() {
+        let (bytes, len) = (ty.block_bytes(), ty.block_len());
+        let wrong = |bytes, elements| {
+            Err(QuantError::Length {
+                ty,
+                bytes,
+                elements,
+            })
+        };
+        let two = vec![0; 2 * bytes];
+        assert_eq!(
+            dequantize(ty, &two, &mut vec![0.0; len]),
+            wrong(2 * bytes, len)
+        );
+        assert_eq!(
+            dequantize_f16(ty, &two, &mut vec![f16::ZERO; len]),
+            wrong(2 * bytes, len)
+        );
+        assert_eq!(
+            dequantize(ty, &two[1..], &mut vec![0.0; 2 * len]),
+            wrong(2 * bytes - 1, 2 * len)
+        );
+        assert_eq!(dequantize(ty, &[], &mut []), Ok(()));
+        if can_quantize(ty) {
+            assert_eq!(
+                quantize(ty, &vec![0.0; len], &mut two.clone()),
+                wrong(2 * bytes, len)
+            );
+        } else {
+            let refused = Err(QuantError::Unsupported { ty });
+            assert_eq!(quantize(ty, &vec![0.0; len], &mut vec![0; bytes]), refused);
+        }
+        assert!(dot(ty, &two, &[]).is_err());
+        assert!(dot(ty, &two[..bytes * 2 - 1], &two).is_err() || bytes == 1);
+    }
+}
+
+#[test]
+fn errors_name_the_type() {
+    let error = quantize(TensorType::IQ1_S, &[], &mut []).unwrap_err();
+    assert_eq!(error.to_string(), "there is no quantiser for IQ1_S");
+    let error = dequantize(TensorType::Q4_K, &[0; 10], &mut [0.0; 256]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "256 elements of Q4_K do not take 10 bytes"
+    );
+}
+
+#[test]
+fn a_dot_of_rows_is_the_sum_over_blocks() {
+    let mut random = Random::new(6);
+    let source = random.normals(1024);
+    for ty in TensorType::all().filter(|ty| can_quantize(*ty)) {
+        let activation = activation_type(ty);
+        let mut weights = vec![0; ty.bytes_for(1024).unwrap() as usize];
+        let mut activations = vec![0; activation.bytes_for(1024).unwrap() as usize];
+        quantize(ty, &source, &mut weights).unwrap();
+        quantize(activation, &source, &mut activations).unwrap();
+        let norm: f32 = source.iter().map(|x| x * x).sum();
+        let error = (dot(ty, &weights, &activations).unwrap() / norm - 1.0).abs();
+        // Ternary formats are for weights that are ternary already.
+        let bound = if matches!(ty, TensorType::TQ1_0 | TensorType::TQ2_0) {
+            0.7
+        } else {
+            0.08
+        };
+        assert!(error < bound, "{ty}: {error}");
+    }
+}
