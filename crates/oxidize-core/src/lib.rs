@@ -1,1 +1,3 @@
 //! The library behind oxidize: files → model → plan → tokens.
+
+pub mod sampling;

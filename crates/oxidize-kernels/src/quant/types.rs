@@ -67,11 +67,23 @@ const fn info(
     block_len: usize,
     block_bytes: usize,
 ) -> Info {
-    Info { ty, name, gguf_id: Some(gguf_id), block_len, block_bytes }
+    Info {
+        ty,
+        name,
+        gguf_id: Some(gguf_id),
+        block_len,
+        block_bytes,
+    }
 }
 
 const fn plain(ty: TensorType, name: &'static str, bytes: usize) -> Info {
-    Info { ty, name, gguf_id: None, block_len: 1, block_bytes: bytes }
+    Info {
+        ty,
+        name,
+        gguf_id: None,
+        block_len: 1,
+        block_bytes: bytes,
+    }
 }
 
 /// In the order of the variants, so that a type is its own index.
@@ -138,7 +150,10 @@ impl TensorType {
 
     /// The type called `name`, whatever the case of its letters.
     pub fn from_name(name: &str) -> Option<TensorType> {
-        REGISTRY.iter().find(|info| info.name.eq_ignore_ascii_case(name)).map(|info| info.ty)
+        REGISTRY
+            .iter()
+            .find(|info| info.name.eq_ignore_ascii_case(name))
+            .map(|info| info.ty)
     }
 
     /// The type's id in GGUF files; `None` for the types that only safetensors has.
@@ -148,7 +163,10 @@ impl TensorType {
 
     /// The type with this GGUF id.
     pub fn from_gguf_id(id: u32) -> Option<TensorType> {
-        REGISTRY.iter().find(|info| info.gguf_id == Some(id)).map(|info| info.ty)
+        REGISTRY
+            .iter()
+            .find(|info| info.gguf_id == Some(id))
+            .map(|info| info.ty)
     }
 
     /// Elements in a block: 1 for the plain types.
