@@ -12,6 +12,7 @@ pub mod io;
 pub mod limits;
 mod names;
 pub mod safetensors;
+pub mod sampling;
 
 pub use error::{Error, Result};
 pub use limits::Limits;

@@ -1,0 +1,449 @@
+//! The tokens still in the running during one sampling step, with their logits.
+//! Every stage of the chain narrows or reweighs this list. It starts as the whole vocabulary and is
+//! narrowed in linear time: no stage sorts the vocabulary, and nothing is allocated after the first step.
+
+use super::SamplingError;
+use super::exp::exp;
+use super::rng::Rng;
+use super::select::MassSelect;
+
+/// Above this the bounded buffer of [`Candidates::retain_top`] would outgrow the cache.
+const SMALL_TOP: usize = 1024;
+
+/// Candidate tokens: parallel arrays of token ids and logits.
+#[derive(Debug, Clone, Default)]
+pub struct Candidates {
+    logits: Vec<f32>,
+    /// Valid only once the list has been narrowed; before that a position is its token id.
+    ids: Vec<u32>,
+    whole_vocabulary: bool,
+    sorted: bool,
+    /// Scratch: `exp(logit − max)`, one a candidate, after [`Candidates::weigh`].
+    weights: Vec<f32>,
+    top: Vec<(f32, u32)>,
+    select: MassSelect,
+}
+
+impl Candidates {
+    /// Starts a step: every token of the vocabulary, refused when a logit is NaN or +∞.
+    pub fn load(&mut self, logits: &[f32]) -> Result<(), SamplingError> {
+        check_logits(logits)?;
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        self.whole_vocabulary = true;
+        self.sorted = false;
+        Ok(())
+    }
+
+    /// How many tokens are left.
+    pub fn len(&self) -> usize {
+        self.logits.len()
+    }
+
+    /// True when no token is left.
+    pub fn is_empty(&self) -> bool {
+        self.logits.is_empty()
+    }
+
+    /// The token at a position of the list.
+    pub fn id(&self, position: usize) -> u32 {
+        if self.whole_vocabulary {
+            position as u32
+        } else {
+            self.ids[position]
+        }
+    }
+
+    /// The logits, in the order of the list.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// The logits for changing. The order may no longer hold afterwards.
+    pub fn logits_mut(&mut self) -> &mut [f32] {
+        self.sorted = false;
+        &mut self.logits
+    }
+
+    /// Multiplies all logits by a positive factor, which keeps their order.
+    pub fn scale(&mut self, factor: f32) {
+        self.logits.iter_mut().for_each(|logit| *logit *= factor);
+    }
+
+    /// The logit of a token, if it is still in the list. Constant time before the first narrowing.
+    pub fn logit_of_mut(&mut self, token: u32) -> Option<&mut f32> {
+        self.sorted = false;
+        let position = if self.whole_vocabulary {
+            token as usize
+        } else {
+            self.ids.iter().position(|&id| id == token)?
+        };
+        self.logits.get_mut(position)
+    }
+
+    /// The largest logit, −∞ when nothing is left.
+    pub fn max(&self) -> f32 {
+        if self.sorted {
+            return self.logits.first().copied().unwrap_or(f32::NEG_INFINITY);
+        }
+        max_of(&self.logits)
+    }
+
+    /// The most likely token; the lowest id among equals. `None` when every token is ruled out.
+    pub fn argmax(&self) -> Option<u32> {
+        argmax(&self.logits).map(|position| self.id(position))
+    }
+
+    /// Computes the weights `exp(logit − max)` and returns their sum. A weight divided by the sum
+    /// is the probability of the token at the same position.
+    pub fn weigh(&mut self) -> f64 {
+        let max = self.max();
+        self.weights.clear();
+        if max == f32::NEG_INFINITY {
+            self.weights.resize(self.logits.len(), 0.0);
+            return 0.0;
+        }
+        self.weights
+            .extend(self.logits.iter().map(|&logit| exp(logit - max)));
+        sum_of(&self.weights)
+    }
+
+    /// The weights of the last [`Candidates::weigh`].
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Keeps the `k` largest logits (the lower id among equals), sorted from the largest down when `k` is small.
+    pub fn retain_top(&mut self, k: usize) {
+        if k >= self.len() {
+            return;
+        }
+        if self.sorted {
+            self.truncate(k);
+        } else if k > SMALL_TOP {
+            self.weights.clear();
+            self.weights.resize(self.logits.len(), 1.0);
+            self.retain_first_mass(k as f64, descending);
+        } else {
+            self.retain_top_buffered(k);
+        }
+    }
+
+    /// Top-k for small k: one pass that looks closely only at what beats the k-th best so far.
+    fn retain_top_buffered(&mut self, k: usize) {
+        const CHUNK: usize = 16;
+        let capacity = (4 * k).max(64);
+        let by_rank = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        let mut threshold = f32::NEG_INFINITY;
+        self.top.clear();
+        for (chunk_index, chunk) in self.logits.chunks(CHUNK).enumerate() {
+            if self.top.len() >= k && max_of(chunk) <= threshold {
+                continue;
+            }
+            for (offset, &logit) in chunk.iter().enumerate() {
+                if self.top.len() < k || logit > threshold {
+                    let position = chunk_index * CHUNK + offset;
+                    let id = if self.whole_vocabulary {
+                        position as u32
+                    } else {
+                        self.ids[position]
+                    };
+                    self.top.push((logit, id));
+                }
+            }
+            if self.top.len() >= capacity {
+                self.top.select_nth_unstable_by(k - 1, by_rank);
+                self.top.truncate(k);
+                threshold = self.top[k - 1].0;
+            }
+        }
+        self.top.sort_unstable_by(by_rank);
+        self.top.truncate(k);
+        self.logits.clear();
+        self.ids.clear();
+        for &(logit, id) in &self.top {
+            self.logits.push(logit);
+            self.ids.push(id);
+        }
+        self.whole_vocabulary = false;
+        self.sorted = true;
+    }
+
+    /// Keeps the tokens whose logit is at least `threshold`.
+    pub fn retain_at_least(&mut self, threshold: f32) {
+        if self.sorted {
+            let keep = self.logits.partition_point(|&logit| logit >= threshold);
+            self.truncate(keep);
+        } else {
+            self.retain_positions(|_, logit, _| logit >= threshold);
+        }
+    }
+
+    /// Keeps the most likely tokens that together hold at least the share `p` of the probability.
+    pub fn retain_likely_mass(&mut self, p: f64) {
+        let total = self.weigh();
+        if self.sorted {
+            let mut mass = 0.0;
+            let enough = self.weights.iter().position(|&weight| {
+                mass += f64::from(weight);
+                mass >= p * total
+            });
+            if let Some(last) = enough {
+                self.truncate(last + 1);
+            }
+            return;
+        }
+        self.retain_first_mass(p * total, descending);
+    }
+
+    /// Keeps the tokens that come first by `distance(logit)` (not negative, smallest first) until they
+    /// hold at least the share `p` of the probability. Needs the weights of [`Candidates::weigh`].
+    pub fn retain_nearest_mass(&mut self, p: f64, total: f64, distance: impl Fn(f32) -> f32) {
+        // The bits of a float that is not negative order as the float does.
+        self.retain_first_mass(p * total, |logit| distance(logit).max(0.0).to_bits());
+    }
+
+    /// Keeps the tokens with the smallest keys until their weights reach `target`.
+    fn retain_first_mass(&mut self, target: f64, key: impl Fn(f32) -> u32) {
+        let mut select = std::mem::take(&mut self.select);
+        select.clear();
+        select.extend(
+            self.logits
+                .iter()
+                .zip(&self.weights)
+                .map(|(&logit, &weight)| (key(logit), weight)),
+        );
+        let cut = select.cut(target);
+        self.retain_positions(|position, _, ties| cut.keeps(position, ties));
+        self.select = select;
+    }
+
+    /// Removes the tokens for whose position and weight (of the last [`Candidates::weigh`]) `remove` holds.
+    pub fn remove_where(&mut self, mut remove: impl FnMut(usize, f32) -> bool) {
+        let weights = std::mem::take(&mut self.weights);
+        self.retain_positions(|position, _, _| !remove(position, weights[position]));
+        self.weights = weights;
+    }
+
+    /// Sorts the whole list from the largest logit down. Only for stages whose rule needs the full order.
+    pub fn sort(&mut self) {
+        if self.sorted {
+            return;
+        }
+        self.top.clear();
+        for (position, &logit) in self.logits.iter().enumerate() {
+            let id = if self.whole_vocabulary {
+                position as u32
+            } else {
+                self.ids[position]
+            };
+            self.top.push((logit, id));
+        }
+        self.top
+            .sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        self.ids.clear();
+        self.ids.extend(self.top.iter().map(|&(_, id)| id));
+        self.logits.clear();
+        self.logits.extend(self.top.iter().map(|&(logit, _)| logit));
+        self.whole_vocabulary = false;
+        self.sorted = true;
+    }
+
+    /// Keeps the first `n` tokens of the list.
+    pub fn truncate(&mut self, n: usize) {
+        if n >= self.len() {
+            return;
+        }
+        if self.whole_vocabulary {
+            self.ids.clear();
+            self.ids.extend(0..n as u32);
+            self.whole_vocabulary = false;
+        }
+        self.logits.truncate(n);
+        self.ids.truncate(n);
+    }
+
+    /// Draws a token by its probability. `None` when every token is ruled out.
+    pub fn draw(&mut self, rng: &mut Rng) -> Option<u32> {
+        let total = self.weigh();
+        if total <= 0.0 {
+            return None;
+        }
+        let mut left = rng.next_f64() * total;
+        let mut last_possible = None;
+        for (position, &weight) in self.weights.iter().enumerate() {
+            if weight > 0.0 {
+                last_possible = Some(position);
+                left -= f64::from(weight);
+                if left < 0.0 {
+                    break;
+                }
+            }
+        }
+        last_possible.map(|position| self.id(position))
+    }
+
+    /// Narrows the list in place, keeping its order. `keep` also gets a counter for ties to use.
+    fn retain_positions(&mut self, mut keep: impl FnMut(usize, f32, &mut usize) -> bool) {
+        if self.whole_vocabulary {
+            let n = self.logits.len() as u32;
+            self.ids.clear();
+            self.ids.extend(0..n);
+            self.whole_vocabulary = false;
+        }
+        let mut kept = 0;
+        let mut ties = 0;
+        for position in 0..self.logits.len() {
+            // Writes first and counts after: no branch to mispredict.
+            let logit = self.logits[position];
+            self.logits[kept] = logit;
+            self.ids[kept] = self.ids[position];
+            kept += usize::from(keep(position, logit, &mut ties));
+        }
+        self.logits.truncate(kept);
+        self.ids.truncate(kept);
+    }
+}
+
+/// An unsigned key that is smaller for a larger logit.
+fn descending(logit: f32) -> u32 {
+    let bits = logit.to_bits();
+    // Negative floats order backwards by their bits; see IEEE 754 totalOrder.
+    if bits >> 31 == 1 {
+        bits
+    } else {
+        !(bits | 0x8000_0000)
+    }
+}
+
+/// Refuses logits that no distribution can be made of, naming the first such token.
+pub(crate) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
+    // `x < ∞` is false for NaN and for +∞ alike.
+    let sound = logits.chunks(64).all(|chunk| {
+        chunk
+            .iter()
+            .fold(true, |sound, &x| sound & (x < f32::INFINITY))
+    });
+    if sound {
+        return Ok(());
+    }
+    match logits
+        .iter()
+        .position(|&x| x.is_nan() || x == f32::INFINITY)
+    {
+        Some(token) => Err(SamplingError::BadLogit {
+            token,
+            value: logits[token],
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Position of the largest value, the first among equals; `None` when all are −∞ or there is none.
+pub(crate) fn argmax(values: &[f32]) -> Option<usize> {
+    let max = max_of(values);
+    if max == f32::NEG_INFINITY {
+        None
+    } else {
+        values.iter().position(|&value| value == max)
+    }
+}
+
+/// The largest value, over eight lanes so that it vectorises.
+pub(crate) fn max_of(values: &[f32]) -> f32 {
+    let (chunks, rest) = values.as_chunks::<8>();
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).fold(
+        f32::NEG_INFINITY,
+        |max, &value| if value > max { value } else { max },
+    )
+}
+
+/// The sum in f64 over eight lanes: the same additions in the same order on every platform.
+pub(crate) fn sum_of(values: &[f32]) -> f64 {
+    let (chunks, rest) = values.as_chunks::<8>();
+    let mut lanes = [0.0f64; 8];
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(value);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|&value| f64::from(value)).sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loaded(logits: &[f32]) -> Candidates {
+        let mut candidates = Candidates::default();
+        candidates.load(logits).unwrap();
+        candidates
+    }
+
+    #[test]
+    fn descending_orders_like_logits() {
+        let values = [f32::NEG_INFINITY, -3.5, -0.0, 0.0, 1e-20, 2.0, 1e30];
+        for pair in values.windows(2) {
+            assert!(descending(pair[1]) < descending(pair[0]), "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn nan_and_infinity_are_refused_by_token() {
+        let mut candidates = Candidates::default();
+        let error = candidates.load(&[0.0, f32::NAN]).unwrap_err();
+        assert!(matches!(error, SamplingError::BadLogit { token: 1, .. }));
+        assert!(candidates.load(&[f32::INFINITY]).is_err());
+        assert!(candidates.load(&[f32::NEG_INFINITY, 0.0]).is_ok());
+    }
+
+    #[test]
+    fn top_k_is_the_head_of_a_sort_for_small_and_large_k() {
+        let mut rng = Rng::new(1);
+        for n in [1, 2, 63, 1000, 20_000] {
+            // Rounded, so that ties occur.
+            let logits: Vec<f32> = (0..n)
+                .map(|_| (rng.next_f64() * 200.0).round() as f32 / 10.0)
+                .collect();
+            let mut sorted: Vec<u32> = (0..n as u32).collect();
+            sorted.sort_by(|&a, &b| {
+                logits[b as usize]
+                    .total_cmp(&logits[a as usize])
+                    .then(a.cmp(&b))
+            });
+            for k in [1, 5, 40, 1024, 1500] {
+                let mut candidates = loaded(&logits);
+                candidates.retain_top(k);
+                let mut got: Vec<u32> = (0..candidates.len()).map(|i| candidates.id(i)).collect();
+                let mut want: Vec<u32> = sorted[..k.min(n)].to_vec();
+                got.sort_unstable();
+                want.sort_unstable();
+                assert_eq!(got, want, "n = {n}, k = {k}");
+            }
+        }
+    }
+
+    #[test]
+    fn ascending_logits_do_not_break_the_buffer() {
+        let logits: Vec<f32> = (0..10_000).map(|i| i as f32).collect();
+        let mut candidates = loaded(&logits);
+        candidates.retain_top(3);
+        assert_eq!(
+            [candidates.id(0), candidates.id(1), candidates.id(2)],
+            [9999, 9998, 9997]
+        );
+    }
+
+    #[test]
+    fn all_ruled_out_gives_no_token() {
+        let mut candidates = loaded(&[f32::NEG_INFINITY; 10]);
+        assert_eq!(candidates.draw(&mut Rng::new(1)), None);
+        assert_eq!(candidates.argmax(), None);
+    }
+}

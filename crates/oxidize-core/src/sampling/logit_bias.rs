@@ -1,0 +1,36 @@
+//! Logit bias: a request's own additions to single tokens, made before any other stage.
+
+use super::chain::SamplerVocab;
+use super::{Candidates, SamplingError};
+
+/// Checked biases: every token is in the vocabulary.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LogitBias(Vec<(u32, f32)>);
+
+impl LogitBias {
+    pub(super) fn new(biases: &[(u32, f32)], vocab: &SamplerVocab) -> Result<Self, SamplingError> {
+        match biases
+            .iter()
+            .find(|&&(token, _)| token as usize >= vocab.n_tokens)
+        {
+            Some(&(token, _)) => Err(SamplingError::TokenOutOfRange {
+                field: "logit_bias",
+                token,
+                n_tokens: vocab.n_tokens,
+            }),
+            None => Ok(Self(biases.to_vec())),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn apply(&self, candidates: &mut Candidates) {
+        for &(token, bias) in &self.0 {
+            if let Some(logit) = candidates.logit_of_mut(token) {
+                *logit += bias;
+            }
+        }
+    }
+}

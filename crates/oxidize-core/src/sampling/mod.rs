@@ -1,0 +1,40 @@
+//! From logits to a token: penalties, truncation, temperature and the draw, as a chain whose order
+//! the caller sets by name. The engine owns one [`Sampler`] a sequence; grammars join through
+//! [`TokenMask`]; [`StopMatcher`] ends an answer at a stop string.
+
+mod candidates;
+mod chain;
+mod dry;
+mod error;
+mod exp;
+mod history;
+mod logit_bias;
+mod logprobs;
+mod mask;
+mod min_p;
+mod mirostat;
+mod params;
+mod penalty;
+mod rng;
+mod select;
+mod stop;
+mod tail_free;
+mod temperature;
+mod top_k;
+mod top_n_sigma;
+mod top_p;
+mod typical;
+mod xtc;
+
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use candidates::Candidates;
+pub use chain::{DEFAULT_SAMPLERS, Sampled, Sampler, SamplerKind, SamplerVocab, TokenPieces};
+pub use error::SamplingError;
+pub use mask::TokenMask;
+pub use params::{DryParams, MirostatMode, MirostatParams, SamplingParams};
+pub use rng::Rng;
+pub use stop::{StopMatcher, StopStep};

@@ -1,0 +1,83 @@
+//! Temperature, fixed or following the entropy of the step.
+//! The dynamic form (Ford 2023) maps low entropy to the low end of a range and high entropy to its high end.
+
+use super::chain::{SamplerVocab, Stage};
+use super::{Candidates, Rng, SamplingParams};
+
+/// No temperature may reach 0, where the division ends.
+const LOWEST: f32 = 1e-4;
+
+#[derive(Debug, Clone, Copy)]
+struct Fixed {
+    factor: f32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Dynamic {
+    low: f32,
+    high: f32,
+    exponent: f32,
+}
+
+/// `None` when the temperature is 1 and fixed.
+pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
+    let temperature = params.temperature.max(LOWEST);
+    if params.dynatemp_range > 0.0 {
+        return Some(Box::new(Dynamic {
+            low: (temperature - params.dynatemp_range).max(LOWEST),
+            high: temperature + params.dynatemp_range,
+            exponent: params.dynatemp_exponent,
+        }));
+    }
+    (temperature != 1.0).then(|| {
+        Box::new(Fixed {
+            factor: 1.0 / temperature,
+        }) as _
+    })
+}
+
+impl Stage for Fixed {
+    fn apply(&mut self, candidates: &mut Candidates, _: &mut Rng) {
+        candidates.scale(self.factor);
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Stage> {
+        Box::new(*self)
+    }
+}
+
+impl Stage for Dynamic {
+    fn apply(&mut self, candidates: &mut Candidates, _: &mut Rng) {
+        if candidates.len() < 2 {
+            return;
+        }
+        let total = candidates.weigh();
+        let most = (candidates.len() as f64).ln();
+        let share = (entropy(candidates, total) / most).clamp(0.0, 1.0) as f32;
+        let temperature = self.low + (self.high - self.low) * share.powf(self.exponent);
+        candidates.scale(1.0 / temperature.max(LOWEST));
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Stage> {
+        Box::new(*self)
+    }
+}
+
+/// Entropy in nats; needs the weights of the step, whose sum is `total`.
+pub(super) fn entropy(candidates: &Candidates, total: f64) -> f64 {
+    let max = candidates.max();
+    // With p = w / Z and ln w = logit − max:  −Σ p ln p = ln Z − Σ w · ln w / Z.
+    let weighted: f64 = candidates
+        .weights()
+        .iter()
+        .zip(candidates.logits())
+        .map(|(&weight, &logit)| {
+            if weight > 0.0 {
+                f64::from(weight) * f64::from(logit - max)
+            } else {
+                0.0
+            }
+        })
+        .sum();
+    total.ln() - weighted / total
+}

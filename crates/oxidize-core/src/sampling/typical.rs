@@ -1,0 +1,30 @@
+//! Locally typical sampling: the tokens whose surprise is nearest to the entropy, up to a share of the
+//! probability (Meister et al. 2022).
+
+use super::chain::{SamplerVocab, Stage};
+use super::temperature::entropy;
+use super::{Candidates, Rng, SamplingParams};
+
+#[derive(Debug, Clone, Copy)]
+struct Typical(f64);
+
+/// `None` when off.
+pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
+    (params.typical_p < 1.0).then(|| Box::new(Typical(f64::from(params.typical_p))) as _)
+}
+
+impl Stage for Typical {
+    fn apply(&mut self, candidates: &mut Candidates, _: &mut Rng) {
+        let total = candidates.weigh();
+        if total <= 0.0 {
+            return;
+        }
+        // Surprise is ln Z − (logit − max), so the distance needs no logarithm of each probability.
+        let expected = (total.ln() - entropy(candidates, total)) as f32 + candidates.max();
+        candidates.retain_nearest_mass(self.0, total, |logit| (expected - logit).abs());
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Stage> {
+        Box::new(*self)
+    }
+}
