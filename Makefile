@@ -1,0 +1,75 @@
+# Everyday commands; `make` alone lists them. Each says what it runs, so cargo can be used directly.
+
+CARGO ?= cargo
+NIGHTLY ?= +nightly
+# Seconds that `make fuzz-smoke` gives each target.
+FUZZ_SECONDS ?= 60
+# What `make demo` asks.
+PROMPT ?= What is the capital of France?
+
+CACHE := $(if $(OXIDIZE_TEST_CACHE),$(OXIDIZE_TEST_CACHE),$(HOME)/.cache/oxidize)
+DEMO_MODEL := $(CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
+# What must compile for machines without files or threads, too.
+PORTABLE := -p oxidize-kernels -p oxidize-core
+# A cargo subcommand, installed the first time it is needed.
+ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-models bench lint docs coverage fuzz-smoke fuzz-replay deny miri \
+	check-targets clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## fetch tools, Python packages and test models (300 MB, once)
+	@scripts/setup
+
+demo: ## fetch a small model, build, and ask it PROMPT
+	@scripts/setup --demo
+	$(CARGO) build --release -p oxidize-cli
+	$(CARGO) run --release --quiet -p oxidize-cli -- run "$(DEMO_MODEL)" "$(PROMPT)"
+
+test: setup ## run all tests
+	$(CARGO) test --workspace
+
+test-models: ## run all tests, those on larger models too (another 1.7 GB)
+	@scripts/setup --models
+	$(CARGO) test --workspace -- --include-ignored
+
+bench: setup ## run the benchmarks
+	$(CARGO) bench --workspace
+
+lint: ## check formatting, and clippy without warnings
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+docs: ## build the API documentation without warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+coverage: setup ## measure test coverage; report in target/llvm-cov/html
+	$(call ensure,cargo-llvm-cov)
+	$(CARGO) llvm-cov --workspace --html
+	$(CARGO) llvm-cov report --summary-only
+
+fuzz-smoke: ## fuzz each target for FUZZ_SECONDS
+	$(call ensure,cargo-fuzz)
+	scripts/fuzz $(FUZZ_SECONDS)
+
+fuzz-replay: ## run each fuzz target over its stored corpus
+	$(call ensure,cargo-fuzz)
+	scripts/fuzz 0
+
+deny: ## check licences, advisories and sources of dependencies
+	$(call ensure,cargo-deny)
+	$(CARGO) deny check
+
+miri: ## run the scalar kernels' tests under Miri
+	OXIDIZE_ISA=scalar $(CARGO) $(NIGHTLY) miri test -p oxidize-kernels --lib
+
+check-targets: ## compile kernels and core for aarch64 and for WebAssembly
+	$(CARGO) check $(PORTABLE) --target aarch64-unknown-linux-gnu
+	$(CARGO) check $(PORTABLE) --target wasm32-unknown-unknown
+
+clean: ## delete build output (the cache of models stays)
+	$(CARGO) clean
+	rm -rf fuzz/target fuzz/artifacts fuzz/coverage
