@@ -1,0 +1,27 @@
+//! How fast the scalar code turns each format into floats, counted in bytes of the floats.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use oxidize_kernels::quant::{self, TensorType};
+
+/// Elements at a time: the floats fit the second cache, so that memory is not what is measured.
+const ELEMENTS: usize = 1 << 16;
+
+fn dequantize(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("dequantize");
+    group.throughput(Throughput::Bytes(size_of::<[f32; ELEMENTS]>() as u64));
+    let mut out = vec![0.0; ELEMENTS];
+    for ty in TensorType::all() {
+        // Bytes that vary, none of which makes a scale of NaN.
+        let len = ELEMENTS / ty.block_len() * ty.block_bytes();
+        let bytes: Vec<u8> = (0..len).map(|i| (i * 37 % 0x50) as u8).collect();
+        group.bench_function(ty.name(), |bencher| {
+            bencher.iter(|| quant::dequantize(ty, black_box(&bytes), black_box(&mut out)));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, dequantize);
+criterion_main!(benches);

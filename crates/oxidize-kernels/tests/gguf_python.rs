@@ -1,0 +1,97 @@
+//! Against the `gguf` Python package: the same blocks are the same floats, the same floats the same
+//! blocks, bit for bit. `scripts/gguf_vectors.py` writes what the package says.
+
+use std::path::{Path, PathBuf};
+
+use oxidize_kernels::quant::{self, TensorType};
+
+/// Types that the package is known to convert, so that an empty folder is no success.
+const DEQUANTISED: [&str; 26] = [
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+    "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+];
+const QUANTISED: [&str; 11] = [
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4",
+];
+
+#[test]
+fn blocks_are_the_same_floats() {
+    let Some(vectors) = vectors("dequant") else {
+        return;
+    };
+    for name in DEQUANTISED {
+        let ty = TensorType::from_name(name).unwrap();
+        let blocks = read(&vectors, name, "blocks");
+        let expected = read_f32(&vectors, name);
+        assert!(expected.len() >= 1 << 13, "{name}: too few blocks");
+        let mut floats = vec![0.0; expected.len()];
+        quant::dequantize(ty, &blocks, &mut floats).unwrap();
+        for (i, (ours, theirs)) in floats.iter().zip(&expected).enumerate() {
+            let same = ours.to_bits() == theirs.to_bits();
+            assert!(
+                same,
+                "{name}, element {i}: {ours:e} where gguf has {theirs:e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn floats_are_the_same_blocks() {
+    let Some(vectors) = vectors("quant") else {
+        return;
+    };
+    let source = read_f32(&vectors, "input");
+    for name in QUANTISED {
+        let ty = TensorType::from_name(name).unwrap();
+        let expected = read(&vectors, name, "blocks");
+        let mut blocks = vec![0; expected.len()];
+        quant::quantize(ty, &source, &mut blocks).unwrap();
+        let size = ty.block_bytes();
+        for (i, (ours, theirs)) in blocks.chunks(size).zip(expected.chunks(size)).enumerate() {
+            let len = ty.block_len();
+            assert_eq!(
+                ours,
+                theirs,
+                "{name}, block {i} of {:?}",
+                &source[i * len..][..len]
+            );
+        }
+    }
+}
+
+/// The folder of the cache with what the package wrote, if it is there.
+fn vectors(folder: &str) -> Option<PathBuf> {
+    let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
+        .map(PathBuf::from)
+        .or_else(|| {
+            Some(
+                PathBuf::from(std::env::var_os("HOME")?)
+                    .join(".cache")
+                    .join("oxidize"),
+            )
+        })?;
+    let path = cache.join("vectors").join(folder);
+    if !path.is_dir() {
+        eprintln!(
+            "SKIPPED: no {}; scripts/gguf_vectors.py makes it",
+            path.display()
+        );
+        return None;
+    }
+    Some(path)
+}
+
+fn read(folder: &Path, name: &str, extension: &str) -> Vec<u8> {
+    let path = folder.join(name).with_extension(extension);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn read_f32(folder: &Path, name: &str) -> Vec<f32> {
+    let bytes = read(folder, name, "f32");
+    bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect()
+}

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Writes what the `gguf` Python package makes of random blocks and random floats.
+
+The test `gguf_python` of oxidize-kernels reads the result. For each type that the package knows:
+
+    OUT/dequant/TYPE.blocks    random blocks         OUT/dequant/TYPE.f32   the floats they stand for
+    OUT/quant/input.f32        floats for all        OUT/quant/TYPE.blocks  those floats, quantised
+
+Usage: gguf_vectors.py [OUT]    (default: vectors/ in $OXIDIZE_TEST_CACHE or ~/.cache/oxidize)
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+ELEMENTS = 1 << 15
+
+
+def main() -> None:
+    cache = os.environ.get("OXIDIZE_TEST_CACHE", Path.home() / ".cache" / "oxidize")
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(cache) / "vectors"
+    for folder in ("dequant", "quant"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+
+    source = floats()
+    source.tofile(out / "quant" / "input.f32")
+    for ty in GGMLQuantizationType:
+        try:
+            blocks, values = random_blocks(ty)
+            blocks.tofile(out / "dequant" / f"{ty.name}.blocks")
+            values.tofile(out / "dequant" / f"{ty.name}.f32")
+            quants.quantize(source, ty).tofile(out / "quant" / f"{ty.name}.blocks")
+        except NotImplementedError:
+            pass
+
+
+def random_blocks(ty: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of random bits, less those with a float in them that is not finite."""
+    block_len, block_bytes = GGML_QUANT_SIZES[ty]
+    random = np.random.default_rng(int(ty))
+    blocks = random.integers(0, 256, (2 * ELEMENTS // block_len, block_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        values = quants.dequantize(blocks, ty).astype(np.float32)
+    finite = np.isfinite(values).all(axis=-1)
+    return blocks[finite], values[finite]
+
+
+def floats() -> np.ndarray:
+    """Weights of several sizes and shapes, in rows of 256: normal, ternary, shifted, zero, tiny."""
+    random = np.random.default_rng(1)
+    rows = random.standard_normal((ELEMENTS // 256, 256)).astype(np.float32)
+    rows *= np.float32(2.0) ** random.integers(-10, 8, (len(rows), 1)).astype(np.float32)
+    rows[1::16] = np.round(np.clip(rows[1::16], -1, 1))
+    rows[2::16] += 3
+    rows[3::16] = np.abs(rows[3::16])
+    rows[4] = 0
+    rows[5] = -2.5
+    rows[6::32, ::2] = 0
+    # No -0: of the two zeros the package keeps the first and ggml the positive one.
+    return rows + np.float32(0)
+
+
+if __name__ == "__main__":
+    main()
