@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::backend::BackendError;
 use crate::gguf::GgufError;
 use crate::limits::LimitExceeded;
+use crate::model::ModelError;
 use crate::safetensors::SafetensorsError;
 
 /// A result whose error is [`Error`].
@@ -69,6 +71,12 @@ pub enum Error {
         /// Why.
         problem: String,
     },
+    /// The file is in order, but what it says cannot be run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A backend could not prepare or run the model.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// The model has no tensor of this name.
     #[error("{}: there is no tensor `{name}`", path.display())]
     NoTensor {

@@ -5,11 +5,16 @@
 
 #![deny(unsafe_code)]
 
+pub mod arch;
+pub mod backend;
 pub mod error;
 pub mod file;
 pub mod gguf;
+pub mod graph;
 pub mod io;
+pub mod kv;
 pub mod limits;
+pub mod model;
 mod names;
 pub mod safetensors;
 pub mod sampling;

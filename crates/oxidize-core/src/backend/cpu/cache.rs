@@ -1,0 +1,130 @@
+//! The bytes of the KV cache: which block holds what is the scheduler's knowledge, not ours.
+
+use crate::backend::{BackendError, KvType, SessionConfig};
+use crate::graph::CacheInfo;
+use oxidize_kernels::PagedKv;
+
+/// Keys and values of one layer, head by head: `[head][block][position][element]`.
+pub(super) struct KvCache {
+    pub(super) k: Plane,
+    pub(super) v: Plane,
+}
+
+/// The keys or the values of a layer.
+pub(super) struct Plane {
+    pub(super) ty: KvType,
+    pub(super) dim: usize,
+    pub(super) data: Vec<u8>,
+    n_heads: usize,
+    row_bytes: usize,
+    block_bytes: usize,
+}
+
+impl KvCache {
+    pub(super) fn new(info: &CacheInfo, config: &SessionConfig) -> Result<KvCache, BackendError> {
+        Ok(KvCache {
+            k: Plane::new(info.n_kv_heads, info.key_dim, config.key_type, config)?,
+            v: Plane::new(info.n_kv_heads, info.value_dim, config.value_type, config)?,
+        })
+    }
+
+    /// The view of one head that attention reads.
+    pub(super) fn head<'a>(
+        &'a self,
+        head: usize,
+        table: &'a [u32],
+        block_size: usize,
+    ) -> PagedKv<'a> {
+        PagedKv {
+            ty: self.k.ty,
+            k: self.k.head(head),
+            v: self.v.head(head),
+            table,
+            block_size,
+            k_block_stride: self.k.block_bytes,
+            v_block_stride: self.v.block_bytes,
+            k_row_stride: self.k.row_bytes,
+            v_row_stride: self.v.row_bytes,
+            k_dim: self.k.dim,
+            v_dim: self.v.dim,
+        }
+    }
+}
+
+impl Plane {
+    fn new(
+        n_heads: usize,
+        dim: usize,
+        ty: KvType,
+        config: &SessionConfig,
+    ) -> Result<Plane, BackendError> {
+        let block = ty.tensor_type().block_len();
+        let row_bytes = ty.row_bytes(dim).ok_or(BackendError::KvType {
+            dim,
+            ty: ty.tensor_type(),
+            block,
+        })?;
+        let size = row_bytes
+            .checked_mul(config.block_size)
+            .and_then(|bytes| bytes.checked_mul(config.n_blocks))
+            .and_then(|bytes| bytes.checked_mul(n_heads))
+            .filter(|&bytes| isize::try_from(bytes).is_ok());
+        let bytes = size.unwrap_or(usize::MAX);
+        let mut probe = Vec::<u8>::new();
+        if size.is_none() || probe.try_reserve_exact(bytes).is_err() {
+            return Err(BackendError::OutOfMemory {
+                bytes,
+                what: "the KV cache",
+            });
+        }
+        drop(probe);
+        // Zeroed by the system page by page, when a block is first used.
+        let data = vec![0; bytes];
+        Ok(Plane {
+            ty,
+            dim,
+            data,
+            n_heads,
+            row_bytes,
+            block_bytes: row_bytes * config.block_size,
+        })
+    }
+
+    fn head(&self, head: usize) -> &[u8] {
+        let bytes = self.data.len() / self.n_heads;
+        &self.data[head * bytes..(head + 1) * bytes]
+    }
+
+    /// Where a slot (block · block_size + offset) lies inside a head.
+    pub(super) fn row(&self, slot: usize) -> std::ops::Range<usize> {
+        slot * self.row_bytes..(slot + 1) * self.row_bytes
+    }
+
+    /// Bytes of one block of all heads.
+    pub(super) fn block_len(&self) -> usize {
+        self.n_heads * self.block_bytes
+    }
+
+    /// The bytes of a block, head by head.
+    pub(super) fn block(&self, block: usize) -> impl Iterator<Item = &[u8]> {
+        let bytes = self.block_bytes;
+        (0..self.n_heads).map(move |head| &self.head(head)[block * bytes..(block + 1) * bytes])
+    }
+
+    pub(super) fn write_block(&mut self, block: usize, from: &[u8]) {
+        let (bytes, head_bytes) = (self.block_bytes, self.data.len() / self.n_heads);
+        for (head, from) in from.chunks_exact(bytes).enumerate() {
+            let at = head * head_bytes + block * bytes;
+            self.data[at..at + bytes].copy_from_slice(from);
+        }
+    }
+
+    pub(super) fn copy_block(&mut self, from: usize, to: usize) {
+        let (bytes, head_bytes) = (self.block_bytes, self.data.len() / self.n_heads);
+        for head in 0..self.n_heads {
+            let start = head * head_bytes + from * bytes;
+            self.data
+                .copy_within(start..start + bytes, head * head_bytes + to * bytes);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The CPU backend: a plan lowered to fused steps, run by a thread pool on the kernels of the best
+//! instruction set that the machine has.
+//!
+//! [`lower`] fuses, [`memory`] places values in buffers, [`run`] executes, [`pool`] shares out.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "indexes come from the plan, which the compiler checked"
+)]
+
+mod attention;
+mod cache;
+mod experts;
+mod lower;
+mod memory;
+pub mod pool;
+mod run;
+
+use super::{Backend, BackendError, Device, Session, SessionConfig};
+use crate::graph::{Op, Plan};
+use crate::model::Weights;
+use oxidize_kernels::Kernels;
+
+/// Runs plans on the processor.
+pub struct Cpu {
+    kernels: &'static Kernels,
+}
+
+impl Default for Cpu {
+    fn default() -> Cpu {
+        Cpu {
+            kernels: oxidize_kernels::select(),
+        }
+    }
+}
+
+impl Cpu {
+    /// The backend on the kernels of a given instruction set, for comparing them.
+    pub fn with_kernels(kernels: &'static Kernels) -> Cpu {
+        Cpu { kernels }
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        let name = format!("{} threads, {}", default_threads(), self.kernels.isa());
+        vec![Device {
+            name,
+            memory: crate::model::available_memory(),
+        }]
+    }
+
+    fn supports(&self, _op: &Op) -> bool {
+        true
+    }
+
+    fn compile(
+        &self,
+        plan: &Plan,
+        weights: &Weights,
+        config: &SessionConfig,
+    ) -> Result<Box<dyn Session>, BackendError> {
+        Ok(Box::new(run::CpuSession::new(
+            self.kernels,
+            plan,
+            weights,
+            config,
+        )?))
+    }
+}
+
+/// One thread a core that this process may use.
+pub fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

@@ -1,0 +1,498 @@
+//! The thread pool of the CPU backend.
+//!
+//! Workers are started once; they spin briefly for the next job, then park. Work is handed out in
+//! small pieces from a shared counter, and a job ends when its pieces are done: a worker that the
+//! system has taken off its core before it joined is not waited for. So a busy neighbour costs
+//! the share of the machine that it takes, not a time slice at every barrier.
+
+#![allow(unsafe_code)]
+
+use oxidize_kernels::{Kernels, QuantizedRows, SharedMatrix, TileMut};
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a worker looks for the next job before it sleeps: longer than the serial work between
+/// two parallel ops, shorter than anyone would notice as load.
+const SPIN: Duration = Duration::from_micros(80);
+
+/// Threads that work together on one job at a time.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Only one job runs at a time; whoever holds this may start one.
+    turn: Mutex<()>,
+}
+
+struct Shared {
+    /// `epoch << 32 | open << 31 | workers inside`: see [`OPEN`].
+    state: AtomicU64,
+    job: Mutex<Option<Job>>,
+    sleepers: AtomicUsize,
+    sleep: Mutex<bool>,
+    wake: Condvar,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Set while workers may still join the job of this epoch.
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+
+/// A borrowed closure whose borrow is kept alive by [`Pool::run`].
+#[derive(Clone, Copy)]
+struct Job(*const (dyn Fn(usize) + Sync));
+
+// SAFETY: the closure is `Sync`, so it may be called from any thread; `Pool::run` does not return
+// before every thread that took the pointer is done with it.
+unsafe impl Send for Job {}
+
+impl Pool {
+    /// A pool of `n_threads` threads, the caller's included.
+    pub fn new(n_threads: usize) -> Pool {
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: Mutex::new(None),
+            sleepers: AtomicUsize::new(0),
+            sleep: Mutex::new(false),
+            wake: Condvar::new(),
+            panic: Mutex::new(None),
+        });
+        let spawn = |index: usize| {
+            let shared = shared.clone();
+            let name = format!("oxidize-{index}");
+            std::thread::Builder::new()
+                .name(name)
+                .spawn(move || shared.work(index))
+        };
+        // A thread that the system refuses is a thread less, not a failure.
+        let workers = (1..n_threads.max(1))
+            .map_while(|index| spawn(index).ok())
+            .collect();
+        Pool {
+            shared,
+            workers,
+            turn: Mutex::new(()),
+        }
+    }
+
+    /// Threads that take part, the caller's included.
+    pub fn n_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `job` once on the calling thread and at most once on each worker, with its index.
+    fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        let _turn = self.turn.lock();
+        // SAFETY: only the lifetime is changed; `Close` waits, even when `job` panics, until no
+        // worker is inside and none can join, so nobody calls it after this function returns.
+        let job_ptr = Job(unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(job)
+        });
+        *lock(&self.shared.job) = Some(job_ptr);
+        let epoch = self.shared.state.load(Ordering::Relaxed) >> 32;
+        self.shared
+            .state
+            .store(((epoch + 1) << 32) | OPEN, Ordering::SeqCst);
+        if self.shared.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(lock(&self.shared.sleep));
+            self.shared.wake.notify_all();
+        }
+        {
+            let _close = Close(&self.shared);
+            job(0);
+        }
+        if let Some(panic) = lock(&self.shared.panic).take() {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Calls `body` with every number below `n`, each once, on whichever thread is free, lending it
+    /// that thread's element of `scratch`.
+    ///
+    /// # Panics
+    /// If `scratch` has fewer elements than the pool threads; if `body` panics.
+    pub fn each<S: Send>(&self, n: usize, scratch: &mut [S], body: impl Fn(usize, &mut S) + Sync) {
+        assert!(scratch.len() >= self.n_threads());
+        if n == 1 {
+            return body(0, &mut scratch[0]);
+        }
+        let next = AtomicUsize::new(0);
+        let scratch = PerThread(scratch.as_mut_ptr());
+        self.run(&|thread| {
+            let scratch = &scratch;
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                if piece >= n {
+                    return;
+                }
+                // SAFETY: `thread` is below the length asserted above, and `run` gives each index
+                // to one thread only, so this is the only reference to the element.
+                body(piece, unsafe { &mut *scratch.0.add(thread) });
+            }
+        });
+    }
+
+    /// Splits matrices by columns, in pieces of at most `chunk`, and calls `body` with the index of
+    /// the matrix, the columns and the tile of each piece.
+    pub fn columns<S: Send>(
+        &self,
+        matrices: &mut [Matrix<'_>],
+        chunk: usize,
+        scratch: &mut [S],
+        body: impl Fn(usize, Range<usize>, TileMut<'_>, &mut S) + Sync,
+    ) {
+        let shared = |m: &mut Matrix<'_>| {
+            let matrix = SharedMatrix::new(m.data, m.cols);
+            // SAFETY: only the lifetime is changed, to one shorter than the borrow of `matrices`.
+            unsafe { std::mem::transmute::<SharedMatrix<'_>, SharedMatrix<'_>>(matrix) }
+        };
+        let mut list = [const { None }; MAX_MATRICES];
+        for (place, matrix) in list[..matrices.len()].iter_mut().zip(matrices.iter_mut()) {
+            *place = Some(shared(matrix));
+        }
+        let pieces = list
+            .iter()
+            .flatten()
+            .map(|m| m.cols().div_ceil(chunk))
+            .sum();
+        self.each(pieces, scratch, |mut piece, scratch| {
+            for (index, matrix) in list.iter().flatten().enumerate() {
+                let here = matrix.cols().div_ceil(chunk);
+                if piece < here {
+                    let cols = piece * chunk..((piece + 1) * chunk).min(matrix.cols());
+                    // SAFETY: pieces are disjoint ranges of columns of separately borrowed
+                    // matrices, and `each` hands every piece out once.
+                    let out = unsafe { matrix.tile(0..matrix.rows(), cols.clone()) };
+                    return body(index, cols, out, scratch);
+                }
+                piece -= here;
+            }
+        });
+    }
+
+    /// Splits a matrix into the tiles that `rows` (ascending, disjoint) and columns of `width` make,
+    /// and calls `body` with the index of the rows, that of the columns, and the tile.
+    ///
+    /// # Panics
+    /// If the ranges overlap or leave the matrix.
+    pub fn grid<S: Send>(
+        &self,
+        matrix: Matrix<'_>,
+        rows: &[Range<usize>],
+        width: usize,
+        scratch: &mut [S],
+        body: impl Fn(usize, usize, TileMut<'_>, &mut S) + Sync,
+    ) {
+        assert!(rows.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        let matrix = SharedMatrix::new(matrix.data, matrix.cols);
+        let across = matrix.cols().div_ceil(width);
+        self.each(rows.len() * across, scratch, |piece, scratch| {
+            let (row, col) = (piece / across, piece % across);
+            let cols = col * width..((col + 1) * width).min(matrix.cols());
+            // SAFETY: the ranges of rows do not overlap, nor do those of columns, and `each` hands
+            // every pair out once.
+            let out = unsafe { matrix.tile(rows[row].clone(), cols) };
+            body(row, col, out, scratch);
+        });
+    }
+
+    /// Splits a matrix into runs of at most `chunk` rows.
+    pub fn rows<S: Send>(
+        &self,
+        matrix: Matrix<'_>,
+        chunk: usize,
+        scratch: &mut [S],
+        body: impl Fn(Range<usize>, &mut [f32], &mut S) + Sync,
+    ) {
+        let cols = matrix.cols;
+        let n_rows = matrix.data.len() / cols;
+        let data = PerThread(matrix.data.as_mut_ptr());
+        self.each(n_rows.div_ceil(chunk), scratch, |piece, scratch| {
+            let data = &data;
+            let rows = piece * chunk..((piece + 1) * chunk).min(n_rows);
+            // SAFETY: the runs of rows do not overlap and lie inside the matrix, and `each` hands
+            // every piece out once.
+            let slice = unsafe {
+                std::slice::from_raw_parts_mut(data.0.add(rows.start * cols), rows.len() * cols)
+            };
+            body(rows, slice, scratch);
+        });
+    }
+
+    /// Quantises the rows of `x` into `out`, in runs of at most `chunk` rows.
+    pub fn quantize<S: Send>(
+        &self,
+        kernels: &Kernels,
+        x: &[f32],
+        out: &mut QuantizedRows,
+        chunk: usize,
+        scratch: &mut [S],
+    ) {
+        let (n_rows, k) = (out.rows(), out.k());
+        let shared = out.shared();
+        self.each(n_rows.div_ceil(chunk), scratch, |piece, _| {
+            let rows = piece * chunk..((piece + 1) * chunk).min(n_rows);
+            // SAFETY: the runs of rows do not overlap, and `each` hands every piece out once.
+            let out = unsafe { shared.rows(rows.clone()) };
+            kernels.quantize_rows(&x[rows.start * k..rows.end * k], out);
+        });
+    }
+
+    /// Splits `a` and `b`, which have `n` parts each, and calls `body` with each pair of parts.
+    ///
+    /// # Panics
+    /// If a slice is not `n` equal parts.
+    pub fn parts<A: Send, B: Send, S: Send>(
+        &self,
+        n: usize,
+        a: &mut [A],
+        b: &mut [B],
+        scratch: &mut [S],
+        body: impl Fn(usize, &mut [A], &mut [B], &mut S) + Sync,
+    ) {
+        assert!(n > 0 && a.len().is_multiple_of(n) && b.len().is_multiple_of(n));
+        let (len_a, len_b) = (a.len() / n, b.len() / n);
+        let (a, b) = (PerThread(a.as_mut_ptr()), PerThread(b.as_mut_ptr()));
+        self.each(n, scratch, |piece, scratch| {
+            let (a, b) = (&a, &b);
+            // SAFETY: the parts of different pieces do not overlap, lie inside the slices by the
+            // assertion above, and `each` hands every piece out once.
+            let (a, b) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(a.0.add(piece * len_a), len_a),
+                    std::slice::from_raw_parts_mut(b.0.add(piece * len_b), len_b),
+                )
+            };
+            body(piece, a, b, scratch);
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        *lock(&self.shared.sleep) = true;
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker's panics were handed to the caller of the job.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// A row-major matrix that pieces are written to.
+pub struct Matrix<'a> {
+    /// Whole rows.
+    pub data: &'a mut [f32],
+    /// Elements of a row.
+    pub cols: usize,
+}
+
+/// Most matrices that [`Pool::columns`] takes at once.
+pub const MAX_MATRICES: usize = 4;
+
+/// A slice's start, to be indexed by the thread or piece that owns the element.
+struct PerThread<T>(*mut T);
+
+// SAFETY: threads reach disjoint elements only, and the elements may be sent between threads.
+unsafe impl<T: Send> Sync for PerThread<T> {}
+
+/// Ends a job: no more workers may join, and those inside are waited for.
+struct Close<'a>(&'a Shared);
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        let state = &self.0.state;
+        let mut now = state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut spins = 0u32;
+        while now & INSIDE != 0 {
+            spins += 1;
+            if spins < 2_000 {
+                std::hint::spin_loop();
+            } else {
+                // Someone else may need this core to finish.
+                std::thread::yield_now();
+            }
+            now = state.load(Ordering::Acquire);
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, index: usize) {
+        let mut done = 0;
+        while let Some(epoch) = self.wait(done) {
+            done = epoch;
+            if !self.join(epoch) {
+                continue;
+            }
+            let job = *lock(&self.job);
+            if let Some(Job(job)) = job {
+                // SAFETY: this thread is counted as inside, so `Close` keeps the closure alive.
+                let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index) }));
+                if let Err(panic) = result {
+                    *lock(&self.panic) = Some(panic);
+                }
+            }
+            self.state.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for a job other than `done`; `None` when the pool is dropped.
+    fn wait(&self, done: u64) -> Option<u64> {
+        let fresh = || {
+            let state = self.state.load(Ordering::SeqCst);
+            (state & OPEN != 0 && state >> 32 != done).then_some(state >> 32)
+        };
+        let start = Instant::now();
+        loop {
+            for _ in 0..64 {
+                if let Some(epoch) = fresh() {
+                    return Some(epoch);
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() > SPIN {
+                break;
+            }
+        }
+        let mut stop = lock(&self.sleep);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let epoch = loop {
+            if *stop {
+                break None;
+            }
+            if let Some(epoch) = fresh() {
+                break Some(epoch);
+            }
+            stop = self
+                .wake
+                .wait(stop)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        epoch
+    }
+
+    /// Counts this worker as inside the job of `epoch`, unless it is over.
+    fn join(&self, epoch: u64) -> bool {
+        let mut state = self.state.load(Ordering::Acquire);
+        while state >> 32 == epoch && state & OPEN != 0 {
+            match self.state.compare_exchange_weak(
+                state,
+                state + 1,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return true,
+                Err(now) => state = now,
+            }
+        }
+        false
+    }
+}
+
+/// A lock whose poison does not matter: nothing here is left half done by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_is_done_once() {
+        for n_threads in [1, 2, 5] {
+            let pool = Pool::new(n_threads);
+            let mut counts = vec![0usize; pool.n_threads()];
+            let done: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
+            for round in 1..50 {
+                pool.each(done.len(), &mut counts, |piece, count| {
+                    *count += 1;
+                    done[piece].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(done.iter().all(|d| d.load(Ordering::Relaxed) == round));
+            }
+            assert_eq!(counts.iter().sum::<usize>(), 49 * done.len());
+        }
+    }
+
+    #[test]
+    fn pieces_cover_their_matrices() {
+        let pool = Pool::new(3);
+        let (mut a, mut b) = (vec![0.0; 7 * 10], vec![0.0; 7 * 4]);
+        let mut matrices = [
+            Matrix {
+                data: &mut a,
+                cols: 10,
+            },
+            Matrix {
+                data: &mut b,
+                cols: 4,
+            },
+        ];
+        pool.columns(
+            &mut matrices,
+            3,
+            &mut [(); 3],
+            |index, cols, mut tile, ()| {
+                for row in 0..7 {
+                    for (out, col) in tile.row(row).iter_mut().zip(cols.clone()) {
+                        *out += (index * 100 + row * 10 + col) as f32;
+                    }
+                }
+            },
+        );
+        assert!(a.iter().enumerate().all(|(i, &x)| x == i as f32));
+        assert!(
+            b.iter()
+                .enumerate()
+                .all(|(i, &x)| x == (100 + i / 4 * 10 + i % 4) as f32)
+        );
+
+        let matrix = Matrix {
+            data: &mut a,
+            cols: 10,
+        };
+        pool.grid(
+            matrix,
+            &[0..3, 4..7],
+            4,
+            &mut [(); 3],
+            |row, col, mut tile, ()| {
+                (0..tile.rows()).for_each(|r| tile.row(r).fill((row * 10 + col) as f32));
+            },
+        );
+        assert_eq!((a[0], a[29], a[35], a[69]), (0.0, 2.0, 35.0, 12.0));
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        let explode = || pool.each(100, &mut [(); 2], |piece, ()| assert!(piece != 50));
+        assert!(catch_unwind(AssertUnwindSafe(explode)).is_err());
+        let count = AtomicUsize::new(0);
+        pool.each(100, &mut [(); 2], |_, ()| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 100);
+    }
+
+    #[test]
+    fn sleeping_workers_are_woken() {
+        let pool = Pool::new(2);
+        for _ in 0..5 {
+            std::thread::sleep(SPIN * 20);
+            pool.each(64, &mut [(); 2], |_, ()| {});
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! Runs the steps of a compiled plan, one batch at a time.
+
+use super::attention::AttentionWork;
+use super::cache::KvCache;
+use super::experts::ExpertWork;
+use super::lower::{Linear, NormStep, Projection, Step, lower};
+use super::memory::Buffers;
+use super::pool::{MAX_MATRICES, Matrix, Pool};
+use crate::backend::{BackendError, Batch, Session, SessionConfig};
+use crate::graph::{NormKind, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
+use crate::kv::BlockId;
+use crate::model::{Weight, Weights};
+use oxidize_kernels::{
+    Activation, Activations, Epilogue, Kernels, QuantizedRows, Scratch, TileMut, WeightRows,
+};
+use std::sync::Arc;
+
+/// A plan compiled for the CPU.
+pub(super) struct CpuSession {
+    pub(super) kernels: &'static Kernels,
+    pub(super) pool: Pool,
+    pub(super) config: SessionConfig,
+    pub(super) weights: Arc<Weights>,
+    pub(super) buffers: Buffers,
+    pub(super) caches: Vec<KvCache>,
+    pub(super) workers: Vec<Worker>,
+    pub(super) attention: AttentionWork,
+    pub(super) experts: ExpertWork,
+    steps: Arc<[Step]>,
+    quantized: QuantizedRows,
+    result: Option<ValueId>,
+}
+
+/// What each thread has to itself.
+#[derive(Default)]
+pub(super) struct Worker {
+    pub(super) scratch: Scratch,
+    pub(super) floats: Vec<f32>,
+}
+
+/// Elements under which sharing out work costs more than it saves.
+const SERIAL: usize = 1 << 14;
+/// Bytes of weights in a piece of a projection: a few microseconds of memory traffic.
+const PIECE_BYTES: usize = 1 << 16;
+/// Rows of a weight that the kernels like to get together.
+const PIECE_ROWS: usize = 16;
+
+impl CpuSession {
+    pub(super) fn new(
+        kernels: &'static Kernels,
+        plan: &Plan,
+        weights: &Weights,
+        config: &SessionConfig,
+    ) -> Result<CpuSession, BackendError> {
+        let steps = lower(plan);
+        let caches = plan.caches.iter().map(|info| KvCache::new(info, config));
+        let pool = Pool::new(config.n_threads.unwrap_or_else(super::default_threads));
+        Ok(CpuSession {
+            kernels,
+            config: config.clone(),
+            weights: Arc::new(weights.clone()),
+            buffers: Buffers::new(plan, &steps, config),
+            caches: caches.collect::<Result<_, _>>()?,
+            workers: (0..pool.n_threads()).map(|_| Worker::default()).collect(),
+            pool,
+            attention: AttentionWork::default(),
+            experts: ExpertWork::default(),
+            steps: steps.into(),
+            quantized: QuantizedRows::new(),
+            result: plan.result,
+        })
+    }
+
+    fn step(&mut self, step: &Step, batch: &Batch<'_>) -> Result<(), BackendError> {
+        let kernels = self.kernels;
+        match step {
+            Step::Embed { table, out } => self.embed(*table, *out, batch)?,
+            Step::RopeTable { frequencies, out } => self.rope_table(frequencies, *out, batch),
+            Step::Norm(norm) => self.norm(norm),
+            Step::Project { x, parts } => self.project(*x, parts),
+            Step::GatedProject {
+                x,
+                gate,
+                up,
+                activation,
+                out,
+            } => {
+                self.gated_project(*x, gate, up, *activation, *out);
+            }
+            Step::Rope {
+                x,
+                table,
+                head_dim,
+                layout,
+                out,
+            } => {
+                self.rope(*x, *table, *head_dim, *layout, *out);
+            }
+            Step::StoreKv { layer, k, v } => self.store_kv(*layer, *k, *v),
+            Step::Attention { q, spec, out } => self.attend(spec, *q, *out, batch),
+            Step::Activate { x, activation, out } => {
+                self.map(*x, *out, |x| kernels.activate(*activation, x));
+            }
+            Step::Glu {
+                gate,
+                up,
+                activation,
+                out,
+            } => {
+                self.zip(*gate, *up, *out, |gate, up| {
+                    kernels.glu(*activation, gate, up)
+                });
+            }
+            Step::Add { a, b, out } => self.zip(*a, *b, *out, |a, b| kernels.add(a, b)),
+            Step::Scale { x, factor, out } => self.map(*x, *out, |x| kernels.scale(x, *factor)),
+            Step::Softcap { x, cap, out } => self.map(*x, *out, |x| kernels.softcap(x, *cap)),
+            Step::Experts {
+                x,
+                router,
+                spec,
+                out,
+            } => self.mix_experts(spec, *x, *router, *out),
+            Step::SelectOutputs { x, out } => {
+                let width = self.buffers.width(*x);
+                let mut taken = self.buffers.take(*out);
+                let x = self.buffers.get(*x);
+                for (out, &row) in taken.rows().chunks_exact_mut(width).zip(batch.outputs) {
+                    out.copy_from_slice(&x[row as usize * width..][..width]);
+                }
+                self.buffers.put(taken);
+            }
+        }
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        table: WeightId,
+        out: ValueId,
+        batch: &Batch<'_>,
+    ) -> Result<(), BackendError> {
+        let table = self.weights.get(table);
+        batch.check(&self.config, table.rows)?;
+        let mut taken = self.buffers.take(out);
+        for (row, &token) in taken.rows().chunks_exact_mut(table.cols).zip(batch.tokens) {
+            table
+                .read_row(token as usize, row)
+                .map_err(|e| BackendError::Malformed(e.to_string()))?;
+        }
+        self.buffers.put(taken);
+        Ok(())
+    }
+
+    fn rope_table(&mut self, frequencies: &RopeFrequencies, out: ValueId, batch: &Batch<'_>) {
+        let RopeFrequencies { radians, magnitude } = frequencies;
+        self.each_row(None, out, |row, out| {
+            let position = batch.positions[row] as f32;
+            let (cos, sin) = out.split_at_mut(radians.len());
+            for ((cos, sin), radians) in cos.iter_mut().zip(sin).zip(radians) {
+                let (s, c) = (position * radians).sin_cos();
+                (*cos, *sin) = (c * magnitude, s * magnitude);
+            }
+        });
+    }
+
+    fn norm(&mut self, norm: &NormStep) {
+        let (kernels, weights) = (self.kernels, self.weights.clone());
+        let weight = norm.weight.map(|id| weights.get(id).as_f32());
+        let bias = norm.bias.map(|id| weights.get(id).as_f32());
+        self.map(norm.x, norm.out, |x| {
+            for group in x.chunks_exact_mut(norm.width) {
+                match norm.kind {
+                    NormKind::Rms => {
+                        kernels.rms_norm_in_place(group, weight, norm.epsilon);
+                        if let Some(bias) = bias {
+                            kernels.add(group, bias);
+                        }
+                    }
+                    NormKind::Layer => {
+                        kernels.layer_norm_in_place(group, weight, bias, norm.epsilon)
+                    }
+                }
+            }
+        });
+    }
+
+    fn rope(
+        &mut self,
+        x: ValueId,
+        table: ValueId,
+        head_dim: usize,
+        layout: RopeLayout,
+        out: ValueId,
+    ) {
+        let (kernels, dims) = (self.kernels, self.buffers.width(table));
+        let width = self.buffers.width(out);
+        let mut taken = self.buffers.take(out);
+        let (source, table) = (self.buffers.source(x, out), self.buffers.get(table));
+        share_rows(
+            &self.pool,
+            &mut self.workers,
+            source,
+            taken.rows(),
+            width,
+            |row, x| {
+                let (cos, sin) = table[row * dims..(row + 1) * dims].split_at(dims / 2);
+                kernels.rope(x, head_dim, cos, sin, layout);
+            },
+        );
+        self.buffers.put(taken);
+    }
+
+    /// `out = f(x)`, row by row.
+    fn map(&mut self, x: ValueId, out: ValueId, f: impl Fn(&mut [f32]) + Sync) {
+        self.each_row(Some(x), out, |_, row| f(row));
+    }
+
+    /// Fills `out` row by row, from a copy of `x` where given.
+    fn each_row(&mut self, x: Option<ValueId>, out: ValueId, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let width = self.buffers.width(out);
+        let mut taken = self.buffers.take(out);
+        let source = x.and_then(|x| self.buffers.source(x, out));
+        share_rows(
+            &self.pool,
+            &mut self.workers,
+            source,
+            taken.rows(),
+            width,
+            f,
+        );
+        self.buffers.put(taken);
+    }
+
+    /// `out = f(a, b)`, row by row.
+    fn zip(&mut self, a: ValueId, b: ValueId, out: ValueId, f: impl Fn(&mut [f32], &[f32]) + Sync) {
+        let width = self.buffers.width(out);
+        let mut taken = self.buffers.take(out);
+        let (source, b) = (self.buffers.source(a, out), self.buffers.get(b));
+        share_rows(
+            &self.pool,
+            &mut self.workers,
+            source,
+            taken.rows(),
+            width,
+            |row, a| {
+                f(a, &b[row * width..(row + 1) * width]);
+            },
+        );
+        self.buffers.put(taken);
+    }
+
+    fn project(&mut self, x: ValueId, parts: &[Projection]) {
+        let weights = self.weights.clone();
+        let mut taken: [_; MAX_MATRICES] =
+            std::array::from_fn(|i| parts.get(i).map(|part| self.buffers.take(part.out)));
+        let list: [Option<(&Weight, Option<&[f32]>)>; MAX_MATRICES] =
+            std::array::from_fn(|i| parts.get(i).map(|part| resolve(&weights, &part.linear)));
+        for (part, taken) in parts.iter().zip(taken.iter_mut().flatten()) {
+            // The residual may still be elsewhere, if something else needs it later.
+            if let Some(source) = part.residual.and_then(|r| self.buffers.source(r, part.out)) {
+                taken.rows().copy_from_slice(source);
+            }
+        }
+        let quantize = list
+            .iter()
+            .flatten()
+            .any(|(weight, _)| weight.ty.is_quantized());
+        let input = self.buffers.get(x);
+        let acts = activations(
+            self.kernels,
+            &self.pool,
+            &mut self.workers,
+            &mut self.quantized,
+            input,
+            self.buffers.width(x),
+            quantize,
+        );
+        let chunk = list
+            .iter()
+            .flatten()
+            .map(|(weight, _)| piece_rows(weight, self.pool.n_threads()))
+            .min();
+        let kernels = self.kernels;
+        let mut outputs = taken
+            .iter_mut()
+            .flatten()
+            .zip(parts)
+            .map(|(taken, part)| Matrix {
+                data: taken.rows(),
+                cols: weights.get(part.linear.weight).rows,
+            });
+        let mut matrices: [Matrix<'_>; MAX_MATRICES] = std::array::from_fn(|_| {
+            outputs.next().unwrap_or(Matrix {
+                data: &mut [],
+                cols: 1,
+            })
+        });
+        self.pool.columns(
+            &mut matrices[..parts.len()],
+            chunk.unwrap_or(PIECE_ROWS),
+            &mut self.workers,
+            |index, rows, out, worker| {
+                let Some((weight, bias)) = list[index] else {
+                    return;
+                };
+                let bias = bias.map(|bias| &bias[rows.clone()]);
+                let epilogue = Epilogue {
+                    bias,
+                    accumulate: parts[index].residual.is_some(),
+                };
+                kernels.matmul(
+                    weight_rows(weight, 0).slice(rows),
+                    &acts,
+                    epilogue,
+                    out,
+                    &mut worker.scratch,
+                );
+            },
+        );
+        taken
+            .into_iter()
+            .flatten()
+            .for_each(|taken| self.buffers.put(taken));
+    }
+
+    fn gated_project(
+        &mut self,
+        x: ValueId,
+        gate: &Linear,
+        up: &Linear,
+        activation: Activation,
+        out: ValueId,
+    ) {
+        let weights = self.weights.clone();
+        let (gate, up) = (resolve(&weights, gate), resolve(&weights, up));
+        let mut taken = self.buffers.take(out);
+        let input = self.buffers.get(x);
+        let quantize = gate.0.ty.is_quantized() || up.0.ty.is_quantized();
+        let acts = activations(
+            self.kernels,
+            &self.pool,
+            &mut self.workers,
+            &mut self.quantized,
+            input,
+            self.buffers.width(x),
+            quantize,
+        );
+        let hidden = Matrix {
+            data: taken.rows(),
+            cols: gate.0.rows,
+        };
+        gated(
+            self.kernels,
+            &self.pool,
+            &mut self.workers,
+            gate,
+            up,
+            0,
+            activation,
+            &acts,
+            hidden,
+        );
+        self.buffers.put(taken);
+    }
+}
+
+/// `out = activation(gate · x) · (up · x)` with one matrix of each stack.
+pub(super) fn gated(
+    kernels: &Kernels,
+    pool: &Pool,
+    workers: &mut [Worker],
+    gate: (&Weight, Option<&[f32]>),
+    up: (&Weight, Option<&[f32]>),
+    expert: usize,
+    activation: Activation,
+    acts: &Activations<'_>,
+    out: Matrix<'_>,
+) {
+    // Both matrices are read for a piece, so it has half as many rows.
+    let chunk = (piece_rows(gate.0, pool.n_threads()) / 2).next_multiple_of(PIECE_ROWS);
+    pool.columns(&mut [out], chunk, workers, |_, rows, mut out, worker| {
+        let width = rows.len();
+        let Worker { scratch, floats } = worker;
+        floats.resize((acts.rows() * width).max(floats.len()), 0.0);
+        let product = &mut floats[..acts.rows() * width];
+        let mut half = |(weight, bias): (&Weight, Option<&[f32]>), out: TileMut<'_>| {
+            let bias = bias.map(|bias| &bias[rows.clone()]);
+            let epilogue = Epilogue {
+                bias,
+                accumulate: false,
+            };
+            kernels.matmul(
+                weight_rows(weight, expert).slice(rows.clone()),
+                acts,
+                epilogue,
+                out,
+                scratch,
+            );
+        };
+        half(gate, out.reborrow());
+        half(up, TileMut::new(product, width));
+        for (token, up) in product.chunks_exact(width).enumerate() {
+            kernels.glu(activation, out.row(token), up);
+        }
+    });
+}
+
+/// The input of projections, quantised on all threads if some weight needs it so.
+pub(super) fn activations<'a>(
+    kernels: &Kernels,
+    pool: &Pool,
+    workers: &mut [Worker],
+    quantized: &'a mut QuantizedRows,
+    floats: &'a [f32],
+    k: usize,
+    quantize: bool,
+) -> Activations<'a> {
+    if !quantize {
+        return Activations::floats(floats, k);
+    }
+    quantized.resize(floats.len() / k, k);
+    pool.quantize(kernels, floats, quantized, serial_rows(k), workers);
+    Activations::new(floats, quantized)
+}
+
+/// Calls `f` with each row of `out`, filled from `source` where given.
+fn share_rows(
+    pool: &Pool,
+    workers: &mut [Worker],
+    source: Option<&[f32]>,
+    out: &mut [f32],
+    width: usize,
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    pool.rows(
+        Matrix {
+            data: out,
+            cols: width,
+        },
+        serial_rows(width),
+        workers,
+        |rows, data, _| {
+            if let Some(source) = source {
+                data.copy_from_slice(&source[rows.start * width..rows.end * width]);
+            }
+            for (row, data) in rows.zip(data.chunks_exact_mut(width)) {
+                f(row, data);
+            }
+        },
+    );
+}
+
+/// Rows that one thread takes at a time; fewer are not worth sharing out.
+fn serial_rows(width: usize) -> usize {
+    (SERIAL / width).max(1)
+}
+
+/// Rows of a weight in one piece of work: small enough to even out, large enough to stream.
+fn piece_rows(weight: &Weight, n_threads: usize) -> usize {
+    let by_bytes = PIECE_BYTES / weight.row_bytes().max(1);
+    let by_share = weight.rows / (4 * n_threads);
+    by_bytes
+        .min(by_share)
+        .next_multiple_of(PIECE_ROWS)
+        .max(PIECE_ROWS)
+}
+
+pub(super) fn resolve<'a>(
+    weights: &'a Weights,
+    linear: &Linear,
+) -> (&'a Weight, Option<&'a [f32]>) {
+    (
+        weights.get(linear.weight),
+        linear.bias.map(|id| weights.get(id).as_f32()),
+    )
+}
+
+/// One matrix of a weight, as the kernels take it.
+pub(super) fn weight_rows(weight: &Weight, expert: usize) -> WeightRows<'_> {
+    WeightRows::new(weight.ty, weight.cols, weight.expert(expert)).unwrap_or_else(|| {
+        unreachable!("{}: its shape was checked when it was loaded", weight.name)
+    })
+}
+
+impl Session for CpuSession {
+    fn run(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        self.buffers.n_tokens = batch.tokens.len();
+        self.buffers.n_outputs = batch.outputs.len();
+        self.attention.prepare(batch, self.config.block_size);
+        let steps = self.steps.clone();
+        steps.iter().try_for_each(|step| self.step(step, batch))
+    }
+
+    fn output(&mut self, index: usize) -> Result<&[f32], BackendError> {
+        let missing = || BackendError::Malformed(format!("no output {index}"));
+        let result = self.result.ok_or_else(missing)?;
+        let width = self.buffers.width(result);
+        self.buffers
+            .get(result)
+            .get(index * width..(index + 1) * width)
+            .ok_or_else(missing)
+    }
+
+    fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError> {
+        for &(from, to) in moves {
+            for block in [from, to] {
+                self.check_block(block)?;
+            }
+            for cache in &mut self.caches {
+                cache.k.copy_block(from.0 as usize, to.0 as usize);
+                cache.v.copy_block(from.0 as usize, to.0 as usize);
+            }
+        }
+        Ok(())
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.caches
+            .iter()
+            .map(|cache| cache.k.block_len() + cache.v.block_len())
+            .sum()
+    }
+
+    fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError> {
+        self.check_block(block)?;
+        out.clear();
+        for cache in &self.caches {
+            cache
+                .k
+                .block(block.0 as usize)
+                .for_each(|bytes| out.extend_from_slice(bytes));
+            cache
+                .v
+                .block(block.0 as usize)
+                .for_each(|bytes| out.extend_from_slice(bytes));
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: BlockId, mut bytes: &[u8]) -> Result<(), BackendError> {
+        self.check_block(block)?;
+        if bytes.len() != self.block_bytes() {
+            let what = format!(
+                "{} bytes for a block of {}",
+                bytes.len(),
+                self.block_bytes()
+            );
+            return Err(BackendError::Malformed(what));
+        }
+        for cache in &mut self.caches {
+            for plane in [&mut cache.k, &mut cache.v] {
+                let (head, rest) = bytes.split_at(plane.block_len());
+                plane.write_block(block.0 as usize, head);
+                bytes = rest;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CpuSession {
+    fn check_block(&self, block: BlockId) -> Result<(), BackendError> {
+        if (block.0 as usize) < self.config.n_blocks {
+            return Ok(());
+        }
+        Err(BackendError::Malformed(format!(
+            "block {} of {}",
+            block.0, self.config.n_blocks
+        )))
+    }
+}

@@ -1,0 +1,253 @@
+//! The plan: what a model computes, as a flat list of [`Op`]s that a backend compiles whole.
+//!
+//! [`decoder`] builds it from a descriptor; [`op`] defines the operations.
+
+pub mod decoder;
+pub mod op;
+pub mod rope;
+
+use crate::error::Result;
+pub use op::{
+    Activation, AttentionOp, ExpertsOp, Gating, NormKind, Op, RopeFrequencies, RopeLayout,
+};
+
+/// A value that flows through a plan: an index into [`Plan::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+/// A weight of the model: an index into [`crate::model::Weights`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+
+/// What the number of rows of a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// One row for each token of the batch.
+    Tokens,
+    /// One row for each token that the batch wants results for.
+    Outputs,
+}
+
+/// The shape of a value: only its number of rows depends on the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueInfo {
+    /// What a row is.
+    pub rows: Rows,
+    /// Elements in a row.
+    pub width: usize,
+}
+
+/// The key and value widths of one layer's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheInfo {
+    /// Heads in it.
+    pub n_kv_heads: usize,
+    /// Elements of a key head.
+    pub key_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+}
+
+/// All that a model computes for one batch, symbolic in its tokens and in the context.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// In the order they run.
+    pub ops: Vec<Op>,
+    /// The shape of each value.
+    pub values: Vec<ValueInfo>,
+    /// The caches that the ops name by index.
+    pub caches: Vec<CacheInfo>,
+    /// The ops of each layer, for splitting a model over devices.
+    pub layers: Vec<std::ops::Range<usize>>,
+    /// The value that `Session::logits` gives out.
+    pub result: Option<ValueId>,
+}
+
+impl Plan {
+    /// The shape of `value`.
+    pub fn value(&self, value: ValueId) -> ValueInfo {
+        self.values[value.0 as usize]
+    }
+
+    /// The op after which each value is dead, by value.
+    pub fn last_uses(&self) -> Vec<usize> {
+        let mut last = vec![0; self.values.len()];
+        for (index, op) in self.ops.iter().enumerate() {
+            for value in op.inputs().into_iter().chain(op.output()) {
+                last[value.0 as usize] = index;
+            }
+        }
+        if let Some(result) = self.result {
+            last[result.0 as usize] = self.ops.len();
+        }
+        last
+    }
+}
+
+/// Appends ops to a plan; each method returns the value it makes.
+#[derive(Default)]
+pub(crate) struct Builder {
+    plan: Plan,
+}
+
+impl Builder {
+    fn new_value(&mut self, rows: Rows, width: usize) -> ValueId {
+        let id = ValueId(self.plan.values.len() as u32);
+        self.plan.values.push(ValueInfo { rows, width });
+        id
+    }
+
+    /// A new value of the shape of `x`.
+    fn like(&mut self, x: ValueId) -> ValueId {
+        let info = self.plan.value(x);
+        self.new_value(info.rows, info.width)
+    }
+
+    pub(crate) fn width(&self, x: ValueId) -> usize {
+        self.plan.value(x).width
+    }
+
+    pub(crate) fn embed(&mut self, table: WeightId, width: usize) -> ValueId {
+        let out = self.new_value(Rows::Tokens, width);
+        self.plan.ops.push(Op::Embed { table, out });
+        out
+    }
+
+    pub(crate) fn rope_table(&mut self, frequencies: RopeFrequencies) -> ValueId {
+        let out = self.new_value(Rows::Tokens, 2 * frequencies.radians.len());
+        self.plan.ops.push(Op::RopeTable { frequencies, out });
+        out
+    }
+
+    pub(crate) fn norm(&mut self, x: ValueId, norm: &crate::model::NormWeights) -> ValueId {
+        let out = self.like(x);
+        self.plan.ops.push(Op::Norm {
+            kind: norm.kind,
+            x,
+            weight: norm.weight,
+            bias: norm.bias,
+            epsilon: norm.epsilon,
+            width: norm.width,
+            out,
+        });
+        out
+    }
+
+    pub(crate) fn linear(&mut self, x: ValueId, linear: &crate::model::LinearWeights) -> ValueId {
+        let rows = self.plan.value(x).rows;
+        let out = self.new_value(rows, linear.outputs);
+        self.plan.ops.push(Op::Linear {
+            x,
+            weight: linear.weight,
+            bias: linear.bias,
+            out,
+        });
+        out
+    }
+
+    pub(crate) fn rope(
+        &mut self,
+        x: ValueId,
+        table: ValueId,
+        head_dim: usize,
+        layout: RopeLayout,
+    ) -> ValueId {
+        let out = self.like(x);
+        self.plan.ops.push(Op::Rope {
+            x,
+            table,
+            head_dim,
+            layout,
+            out,
+        });
+        out
+    }
+
+    /// Adds a cache and fills it with `k` and `v`; returns its index.
+    pub(crate) fn store_kv(&mut self, k: ValueId, v: ValueId, cache: CacheInfo) -> usize {
+        let layer = self.plan.caches.len();
+        self.plan.caches.push(cache);
+        self.plan.ops.push(Op::StoreKv { layer, k, v });
+        layer
+    }
+
+    pub(crate) fn attention(&mut self, q: ValueId, spec: AttentionOp) -> ValueId {
+        let out = self.new_value(Rows::Tokens, spec.n_heads * spec.value_dim);
+        self.plan.ops.push(Op::Attention { q, spec, out });
+        out
+    }
+
+    pub(crate) fn activate(&mut self, x: ValueId, activation: Activation) -> ValueId {
+        let out = self.like(x);
+        self.plan.ops.push(Op::Activate { x, activation, out });
+        out
+    }
+
+    pub(crate) fn glu(&mut self, gate: ValueId, up: ValueId, activation: Activation) -> ValueId {
+        let out = self.like(gate);
+        self.plan.ops.push(Op::Glu {
+            gate,
+            up,
+            activation,
+            out,
+        });
+        out
+    }
+
+    pub(crate) fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        let out = self.like(a);
+        self.plan.ops.push(Op::Add { a, b, out });
+        out
+    }
+
+    /// `factor · x`; nothing at all where the factor is one.
+    pub(crate) fn scale(&mut self, x: ValueId, factor: f32) -> ValueId {
+        if factor == 1.0 {
+            return x;
+        }
+        let out = self.like(x);
+        self.plan.ops.push(Op::Scale { x, factor, out });
+        out
+    }
+
+    pub(crate) fn softcap(&mut self, x: ValueId, cap: Option<f32>) -> ValueId {
+        let Some(cap) = cap else { return x };
+        let out = self.like(x);
+        self.plan.ops.push(Op::Softcap { x, cap, out });
+        out
+    }
+
+    pub(crate) fn experts(&mut self, x: ValueId, router: ValueId, spec: ExpertsOp) -> ValueId {
+        let out = self.like(x);
+        self.plan.ops.push(Op::Experts {
+            x,
+            router,
+            spec,
+            out,
+        });
+        out
+    }
+
+    pub(crate) fn select_outputs(&mut self, x: ValueId) -> ValueId {
+        let width = self.width(x);
+        let out = self.new_value(Rows::Outputs, width);
+        self.plan.ops.push(Op::SelectOutputs { x, out });
+        out
+    }
+
+    /// Runs `body`, and notes the ops it adds as one layer.
+    pub(crate) fn layer(
+        &mut self,
+        body: impl FnOnce(&mut Self) -> Result<ValueId>,
+    ) -> Result<ValueId> {
+        let start = self.plan.ops.len();
+        let out = body(self)?;
+        self.plan.layers.push(start..self.plan.ops.len());
+        Ok(out)
+    }
+
+    pub(crate) fn finish(mut self, result: ValueId) -> Plan {
+        self.plan.result = Some(result);
+        self.plan
+    }
+}

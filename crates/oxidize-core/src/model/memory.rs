@@ -1,0 +1,79 @@
+//! How much memory a model will take, known before anything is allocated.
+
+use super::{Model, ModelError};
+use crate::backend::SessionConfig;
+use crate::graph::Rows;
+
+/// Bytes that a session of a model needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights, as they lie in the file.
+    pub weights: u64,
+    /// KV cache.
+    pub cache: u64,
+    /// Values of the plan, at most.
+    pub buffers: u64,
+}
+
+impl MemoryPlan {
+    /// What `model` takes under `config`.
+    pub fn new(model: &Model, config: &SessionConfig) -> MemoryPlan {
+        let plan = model.plan();
+        let slots = config.n_blocks as u64 * config.block_size as u64;
+        let cache = plan.caches.iter().map(|cache| {
+            let k = config.key_type.row_bytes(cache.key_dim).unwrap_or(0) as u64;
+            let v = config.value_type.row_bytes(cache.value_dim).unwrap_or(0) as u64;
+            slots * cache.n_kv_heads as u64 * (k + v)
+        });
+        // The widest layer's values live together; nothing of another layer does.
+        let widest = plan.layers.iter().map(|ops| {
+            plan.ops[ops.clone()]
+                .iter()
+                .filter_map(|op| op.output())
+                .map(|v| plan.value(v).width as u64)
+                .sum::<u64>()
+        });
+        let outputs = plan
+            .values
+            .iter()
+            .filter(|v| v.rows == Rows::Outputs)
+            .map(|v| v.width as u64)
+            .max();
+        let buffers = 4 * config.max_tokens as u64 * widest.max().unwrap_or(0)
+            + 4 * config.max_outputs as u64 * outputs.unwrap_or(0);
+        MemoryPlan {
+            weights: model.weights().size(),
+            cache: cache.sum(),
+            buffers,
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.cache + self.buffers
+    }
+
+    /// Refuses what the system cannot hold; says nothing where the system does not tell.
+    pub fn check(&self, model: &Model) -> Result<(), ModelError> {
+        match available_memory() {
+            Some(available) if self.total() > available => Err(ModelError::OutOfMemory {
+                file: model.file().path().to_path_buf(),
+                weights: self.weights,
+                cache: self.cache,
+                buffers: self.buffers,
+                available,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Bytes that can be had without swapping, page cache included; Linux only.
+pub fn available_memory() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
+}

@@ -1,0 +1,112 @@
+//! A loaded model: its file, its numbers, its plan and its weights.
+//!
+//! Loading reads only metadata; weights stay in the file until a backend touches them.
+
+mod error;
+mod memory;
+mod weights;
+
+pub use error::ModelError;
+pub use memory::{MemoryPlan, available_memory};
+pub use weights::{LinearWeights, NormWeights, Weight, WeightLoader, Weights};
+
+use crate::arch::{Arch, Hparams};
+use crate::backend::{Backend, Session, SessionConfig};
+use crate::error::Result;
+use crate::file::{ModelFile, OpenOptions};
+use crate::graph::{Plan, decoder};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model that is ready to be run. Cheap to clone.
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+struct Inner {
+    file: ModelFile,
+    arch: &'static Arch,
+    hparams: Hparams,
+    plan: Plan,
+    weights: Weights,
+    n_vocab: usize,
+}
+
+impl Model {
+    /// Opens a GGUF file or a directory of safetensors, and builds its plan.
+    pub fn load(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model> {
+        Model::from_file(ModelFile::open(path, options)?)
+    }
+
+    /// Builds the plan of a file that is already open.
+    pub fn from_file(file: ModelFile) -> Result<Model> {
+        let arch = Arch::detect(&file)?;
+        let hparams = Hparams::read(&file, arch)?;
+        let mut loader = WeightLoader::new(&file, arch);
+        let plan = decoder::build(arch, &hparams, &mut loader)?;
+        let weights = loader.finish();
+        let n_vocab = plan.result.map_or(0, |result| plan.value(result).width);
+        Ok(Model(Arc::new(Inner {
+            file,
+            arch,
+            hparams,
+            plan,
+            weights,
+            n_vocab,
+        })))
+    }
+
+    /// The file it came from.
+    pub fn file(&self) -> &ModelFile {
+        &self.0.file
+    }
+
+    /// Its architecture.
+    pub fn arch(&self) -> &'static Arch {
+        self.0.arch
+    }
+
+    /// Its numbers.
+    pub fn hparams(&self) -> &Hparams {
+        &self.0.hparams
+    }
+
+    /// What it computes.
+    pub fn plan(&self) -> &Plan {
+        &self.0.plan
+    }
+
+    /// What it computes with.
+    pub fn weights(&self) -> &Weights {
+        &self.0.weights
+    }
+
+    /// Width of the logits.
+    pub fn n_vocab(&self) -> usize {
+        self.0.n_vocab
+    }
+
+    /// Prepares `backend` to run the model.
+    pub fn session(
+        &self,
+        backend: &dyn Backend,
+        config: &SessionConfig,
+    ) -> Result<Box<dyn Session>> {
+        if let Some(op) = self.0.plan.ops.iter().find(|op| !backend.supports(op)) {
+            return Err(crate::backend::BackendError::Unsupported {
+                backend: backend.name(),
+                op: format!("{op:?}"),
+            }
+            .into());
+        }
+        Ok(backend.compile(&self.0.plan, &self.0.weights, config)?)
+    }
+
+    /// The first weight with an element that is no number, for explaining why logits are none.
+    pub fn find_not_finite(&self) -> Option<String> {
+        self.0
+            .weights
+            .iter()
+            .find(|weight| weight.has_not_finite())
+            .map(|w| w.name.clone())
+    }
+}
