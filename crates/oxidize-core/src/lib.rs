@@ -18,6 +18,7 @@ pub mod model;
 mod names;
 pub mod safetensors;
 pub mod sampling;
+pub mod scheduler;
 
 pub use error::{Error, Result};
 pub use limits::Limits;

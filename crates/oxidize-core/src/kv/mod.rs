@@ -1,0 +1,345 @@
+//! Accounting of the paged KV cache: which block belongs to whom, and which content can be found
+//! again. The bytes of a block live in the backend's session; only a [`BlockId`] crosses. The
+//! scheduler is the one user; `pool` counts references and `prefix` remembers contents.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod pool;
+mod prefix;
+
+pub use pool::{Allocated, BlockPool};
+pub use prefix::{BlockKey, PrefixCache};
+
+/// One fixed-size block of the KV cache: room for `block_size` positions of every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// The block's place in an array over all blocks.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The pool and the prefix cache kept in step with each other.
+///
+/// A block is *free*, *used* (someone refers to it) or *cached* (nobody does, but its content is
+/// known and may be asked for again). Only full blocks become known, and a known block is never
+/// written: [`make_writable`](Self::make_writable) gives a copy or makes it unknown first.
+#[derive(Debug)]
+pub struct KvBlocks {
+    pool: BlockPool,
+    prefix: PrefixCache,
+}
+
+impl KvBlocks {
+    /// Books for `n_blocks` blocks, all free.
+    pub fn new(n_blocks: u32) -> Self {
+        Self {
+            pool: BlockPool::new(n_blocks),
+            prefix: PrefixCache::new(n_blocks),
+        }
+    }
+
+    /// A block with undefined content and one reference. When none is free, the cached block that
+    /// was used longest ago is given up. `None` when every block is used.
+    pub fn allocate(&mut self) -> Option<BlockId> {
+        let Allocated { block, evicted } = self.pool.allocate()?;
+        if evicted {
+            self.prefix.remove(block);
+        }
+        Some(block)
+    }
+
+    /// One more reference to a used or cached block.
+    pub fn retain(&mut self, block: BlockId) {
+        self.pool.retain(block);
+    }
+
+    /// Gives one reference back. The last one leaves the block cached if its content is known.
+    pub fn release(&mut self, block: BlockId) {
+        self.pool.release(block, self.prefix.contains(block));
+    }
+
+    /// Shortens a sequence's block table to `keep` blocks.
+    ///
+    /// The tail is released first, so that among cached blocks a continuation is always older than
+    /// what it continues: eviction takes leaves of the prefix tree and never cuts a branch.
+    pub fn release_tail(&mut self, table: &mut Vec<BlockId>, keep: usize) {
+        while table.len() > keep {
+            if let Some(block) = table.pop() {
+                self.release(block);
+            }
+        }
+    }
+
+    /// The block to write to in place of `block`, which the caller refers to: itself when nobody
+    /// else can see it, otherwise a new one to which the caller must copy the content. `None` when
+    /// a new one is needed and every block is used.
+    ///
+    /// The sole user of a block always succeeds: if other blocks continue its content, they are
+    /// cached, and so one of them can be given up.
+    pub fn make_writable(&mut self, block: BlockId) -> Option<BlockId> {
+        if self.pool.references(block) == 1 {
+            if !self.prefix.contains(block) {
+                return Some(block);
+            }
+            if self.prefix.children(block) == 0 {
+                self.prefix.remove(block);
+                return Some(block);
+            }
+        }
+        let copy = self.allocate()?;
+        self.release(block);
+        Some(copy)
+    }
+
+    /// The block known to hold this content, if any. Takes no reference.
+    pub fn find(&self, key: &BlockKey<'_>) -> Option<BlockId> {
+        self.prefix.find(key)
+    }
+
+    /// The blocks known to hold the longest prefix of `tokens`, in whole blocks. Takes no
+    /// reference.
+    pub fn find_prefix(&self, salt: u64, tokens: &[u32], block_size: usize) -> Vec<BlockId> {
+        let mut found: Vec<BlockId> = Vec::new();
+        for tokens in tokens.chunks_exact(block_size) {
+            let key = BlockKey {
+                salt,
+                parent: found.last().copied(),
+                tokens,
+            };
+            match self.prefix.find(&key) {
+                Some(block) => found.push(block),
+                None => break,
+            }
+        }
+        found
+    }
+
+    /// Makes known that `block`, which the caller refers to, now holds the content of `key`.
+    ///
+    /// Returns the block that the caller refers to from now on. It is another one when the same
+    /// content was already known there: two sequences that computed the same thing end up sharing
+    /// it, which also keeps every known block reachable from its parent.
+    pub fn publish(&mut self, key: &BlockKey<'_>, block: BlockId) -> BlockId {
+        match self.prefix.find(key) {
+            Some(known) if known != block => {
+                self.pool.retain(known);
+                self.release(block);
+                known
+            }
+            Some(known) => known,
+            None => {
+                self.prefix.insert(key, block);
+                block
+            }
+        }
+    }
+
+    /// Forgets every content that nobody uses. Cached blocks become free.
+    pub fn clear_cached(&mut self) {
+        for block in self.pool.free_cached() {
+            self.prefix.remove(block);
+        }
+    }
+
+    /// How many sequences refer to a block.
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.pool.references(block)
+    }
+
+    /// The tokens a block is known to hold.
+    pub fn known_tokens(&self, block: BlockId) -> Option<&[u32]> {
+        self.prefix.tokens(block)
+    }
+
+    /// Blocks that hold nothing.
+    pub fn n_free(&self) -> usize {
+        self.pool.n_free()
+    }
+
+    /// Blocks that nobody uses but whose content is known.
+    pub fn n_cached(&self) -> usize {
+        self.pool.n_cached()
+    }
+
+    /// Blocks that [`allocate`](Self::allocate) can still give: free and cached ones.
+    pub fn n_available(&self) -> usize {
+        self.pool.n_free() + self.pool.n_cached()
+    }
+
+    /// All blocks.
+    pub fn n_blocks(&self) -> usize {
+        self.pool.n_blocks()
+    }
+
+    /// Checks that the books agree with each other and with `references`, the number of references
+    /// that the caller counts for each block.
+    pub fn check_integrity(&self, references: &[u32]) -> Result<(), String> {
+        self.pool.check_integrity(references)?;
+        self.prefix.check_integrity()?;
+        for (block, parent) in self.prefix.edges() {
+            let cached = self.pool.cached_since(block);
+            if self.pool.references(block) == 0 && cached.is_none() {
+                return Err(format!("{block:?} is known but neither used nor cached"));
+            }
+            let Some(parent) = parent else { continue };
+            // `None`, a used block, must never hang below a cached one; see `release_tail`.
+            let parent_cached = self.pool.cached_since(parent);
+            if parent_cached.is_some() && (cached.is_none() || cached >= parent_cached) {
+                return Err(format!(
+                    "{parent:?} would be evicted before {block:?} below it"
+                ));
+            }
+        }
+        match self
+            .pool
+            .cached()
+            .find(|&block| !self.prefix.contains(block))
+        {
+            Some(block) => Err(format!("{block:?} is cached but its content is not known")),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    const BLOCK_SIZE: usize = 2;
+
+    /// Allocates and publishes blocks for `tokens`; returns the table.
+    fn fill(kv: &mut KvBlocks, salt: u64, tokens: &[u32]) -> Vec<BlockId> {
+        let mut table: Vec<BlockId> = Vec::new();
+        for tokens in tokens.chunks_exact(BLOCK_SIZE) {
+            let block = kv.allocate().unwrap();
+            let parent = table.last().copied();
+            table.push(kv.publish(
+                &BlockKey {
+                    salt,
+                    parent,
+                    tokens,
+                },
+                block,
+            ));
+        }
+        table
+    }
+
+    fn check(kv: &KvBlocks, tables: &[&[BlockId]]) {
+        let mut references = vec![0; kv.n_blocks()];
+        tables
+            .iter()
+            .flat_map(|table| table.iter())
+            .for_each(|b| references[b.index()] += 1);
+        kv.check_integrity(&references).unwrap();
+    }
+
+    #[test]
+    fn a_released_prefix_is_found_again_and_evicted_from_its_end() {
+        let mut kv = KvBlocks::new(4);
+        let mut table = fill(&mut kv, 0, &[1, 2, 3, 4, 5, 6]);
+        let first = table.clone();
+        kv.release_tail(&mut table, 0);
+        assert_eq!((kv.n_free(), kv.n_cached()), (1, 3));
+        assert_eq!(
+            kv.find_prefix(0, &[1, 2, 3, 4, 9, 9], BLOCK_SIZE),
+            first[..2]
+        );
+
+        let taken = [kv.allocate().unwrap(), kv.allocate().unwrap()];
+        assert_eq!(
+            kv.find_prefix(0, &[1, 2, 3, 4, 5, 6], BLOCK_SIZE),
+            first[..2]
+        );
+        check(&kv, &[&taken]);
+    }
+
+    #[test]
+    fn another_salt_finds_nothing() {
+        let mut kv = KvBlocks::new(4);
+        let table = fill(&mut kv, 7, &[1, 2, 3, 4]);
+        assert!(kv.find_prefix(8, &[1, 2, 3, 4], BLOCK_SIZE).is_empty());
+        assert_eq!(kv.find_prefix(7, &[1, 2, 3, 4], BLOCK_SIZE), table);
+    }
+
+    #[test]
+    fn the_same_content_computed_twice_is_kept_once() {
+        let mut kv = KvBlocks::new(8);
+        let first = fill(&mut kv, 0, &[1, 2, 3, 4]);
+        let second = fill(&mut kv, 0, &[1, 2, 3, 4]);
+        assert_eq!(first, second);
+        assert_eq!(kv.n_free(), 6);
+        check(&kv, &[&first, &second]);
+    }
+
+    #[test]
+    fn a_shared_block_is_copied_before_a_write() {
+        let mut kv = KvBlocks::new(2);
+        let block = kv.allocate().unwrap();
+        assert_eq!(kv.make_writable(block), Some(block));
+        kv.retain(block);
+        let copy = kv.make_writable(block).unwrap();
+        assert_ne!(copy, block);
+        assert_eq!((kv.references(block), kv.references(copy)), (1, 1));
+        check(&kv, &[&[block], &[copy]]);
+    }
+
+    #[test]
+    fn a_known_block_is_forgotten_or_copied_before_a_write() {
+        let mut kv = KvBlocks::new(2);
+        let mut table = fill(&mut kv, 0, &[1, 2, 3, 4]);
+        kv.release_tail(&mut table, 1);
+        // Its continuation is cached, so the block is copied: the pool is full, and the
+        // continuation makes room.
+        let copy = kv.make_writable(table[0]).unwrap();
+        assert_ne!(copy, table[0]);
+        assert_eq!(kv.find_prefix(0, &[1, 2, 3, 4], BLOCK_SIZE), table);
+        check(&kv, &[&[copy]]);
+
+        // Nothing continues this one: it is written where it is and is no longer found.
+        let leaf = kv.publish(
+            &BlockKey {
+                salt: 0,
+                parent: None,
+                tokens: &[8, 9],
+            },
+            copy,
+        );
+        assert_eq!(kv.make_writable(leaf), Some(leaf));
+        assert!(kv.find_prefix(0, &[8, 9], BLOCK_SIZE).is_empty());
+        check(&kv, &[&[leaf]]);
+    }
+
+    #[test]
+    fn nothing_is_given_when_every_block_is_used() {
+        let mut kv = KvBlocks::new(1);
+        let block = kv.allocate().unwrap();
+        assert_eq!(kv.allocate(), None);
+        kv.release(block);
+        assert_eq!(kv.allocate(), Some(block));
+    }
+
+    #[test]
+    fn clearing_frees_cached_blocks_only() {
+        let mut kv = KvBlocks::new(4);
+        let mut gone = fill(&mut kv, 0, &[1, 2, 3, 4]);
+        let kept = fill(&mut kv, 0, &[5, 6]);
+        kv.release_tail(&mut gone, 0);
+        kv.clear_cached();
+        assert_eq!((kv.n_free(), kv.n_cached()), (3, 0));
+        assert!(kv.find_prefix(0, &[1, 2], BLOCK_SIZE).is_empty());
+        assert_eq!(kv.find_prefix(0, &[5, 6], BLOCK_SIZE), kept);
+        check(&kv, &[&kept]);
+    }
+
+    #[test]
+    fn the_check_sees_a_leak() {
+        let mut kv = KvBlocks::new(2);
+        let block = kv.allocate().unwrap();
+        let error = kv.check_integrity(&[0, 0]).unwrap_err();
+        assert!(error.contains(&format!("{block:?}")), "{error}");
+    }
+}

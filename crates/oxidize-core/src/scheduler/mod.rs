@@ -1,0 +1,275 @@
+//! Decides what the next step computes, from requests and free KV blocks. Pure: no clock, no I/O,
+//! no model, no threads, and the same calls give the same steps. The engine runs the steps on a
+//! backend's session and samples; `docs/scheduling.md` tells how a step is planned.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod commit;
+mod integrity;
+mod plan;
+mod policy;
+mod request;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::kv::KvBlocks;
+use policy::Rank;
+use request::Sequence;
+
+pub use request::{
+    ConfigError, LogitsAt, PrefixReuse, SchedulerConfig, SequenceRequest, SubmitError,
+};
+pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
+
+/// Continuous batching over a paged KV cache.
+///
+/// The engine turns in a circle: [`plan`](Self::plan) a step, run it, sample,
+/// [`commit`](Self::commit) what was sampled. Between any two of these calls requests may be
+/// submitted, cancelled, forked or cut back.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    kv: KvBlocks,
+    sequences: BTreeMap<SeqId, Sequence>,
+    /// Sequences without blocks, in the order in which they will be let in.
+    waiting: BTreeSet<(Rank, SeqId)>,
+    /// Sequences with a slot, best rank first; the last one is the first to be preempted.
+    running: Vec<SeqId>,
+    /// Slots that nobody holds.
+    free_slots: BTreeSet<u32>,
+    /// The number of the step that was planned and not committed yet.
+    in_flight: Option<u64>,
+    /// What happened outside of `commit` and is reported by the next one.
+    events: Vec<Event>,
+    /// A committed step whose buffers the next one reuses.
+    spare: Step,
+    n_steps: u64,
+    n_submitted: u64,
+    stats: Stats,
+}
+
+impl Scheduler {
+    /// A scheduler with nothing to do.
+    pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            kv: KvBlocks::new(config.n_blocks),
+            sequences: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            running: Vec::new(),
+            free_slots: (0..config.n_slots()).collect(),
+            in_flight: None,
+            events: Vec::new(),
+            spare: Step::default(),
+            n_steps: 0,
+            n_submitted: 0,
+            stats: Stats::default(),
+            config,
+        })
+    }
+
+    /// The configuration it was made with.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Queues a request.
+    pub fn submit(&mut self, request: SequenceRequest) -> Result<(), SubmitError> {
+        self.config.accepts(&request)?;
+        self.check_id(request.id)?;
+        self.check_queue()?;
+        self.stats.prompt_tokens += request.tokens.len() as u64;
+        let rank = self.next_rank(request.priority);
+        self.enqueue(Sequence::new(request, rank, self.config.capacity()));
+        Ok(())
+    }
+
+    /// A second sequence `id` that goes on from where `parent` stands, sharing its blocks: several
+    /// completions of one prompt. With [`truncate`](Self::truncate) it goes on from an earlier
+    /// token. Where no slot is free, or recurrent state stands in the way, it queues and finds in
+    /// the prefix cache what it can.
+    pub fn fork(&mut self, parent: SeqId, id: SeqId) -> Result<(), SubmitError> {
+        self.check_id(id)?;
+        let original = self
+            .sequences
+            .get(&parent)
+            .ok_or(SubmitError::UnknownParent(parent))?;
+        let mut child = original.child(id);
+        let shares = original.slot.is_some() && self.config.reuse != PrefixReuse::Recurrent;
+        let Some(slot) = self.free_slots.first().copied().filter(|_| shares) else {
+            self.check_queue()?;
+            child.rank = self.next_rank(child.priority);
+            self.enqueue(child);
+            return Ok(());
+        };
+        // The step in flight may have given the parent more blocks than these.
+        let n_shared = self.config.blocks_for(original.computed);
+        child.blocks = original.blocks.iter().take(n_shared).copied().collect();
+        child.computed = original.computed;
+        child.slot = Some(slot);
+        child.started = true;
+        child.rank = self.next_rank(child.priority);
+        child.blocks.iter().for_each(|&block| self.kv.retain(block));
+        self.free_slots.remove(&slot);
+        self.sequences.insert(id, child);
+        self.run(id);
+        self.events.push(Event::Started { id });
+        Ok(())
+    }
+
+    /// Proposes tokens that may follow those of a decoding sequence, for the next step to verify.
+    /// As many of them are fed as budget and blocks allow, with logits for each. `false` when the
+    /// sequence is not decoding or its state could not be rolled back.
+    pub fn draft(&mut self, id: SeqId, tokens: &[u32]) -> bool {
+        let can_rewind = self.config.reuse != PrefixReuse::Recurrent && self.in_flight.is_none();
+        match self.sequences.get_mut(&id) {
+            Some(seq) if can_rewind && seq.slot.is_some() && seq.n_pending() == 1 => {
+                seq.draft.clear();
+                seq.draft.extend_from_slice(tokens);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Cuts a sequence back to its first `n_tokens` tokens, which include its prompt. If it is part
+    /// of a step in flight, what that step gives for it is ignored. `false` if there is no such
+    /// sequence or no such cut.
+    pub fn truncate(&mut self, id: SeqId, n_tokens: usize) -> bool {
+        let Some(seq) = self.sequences.get_mut(&id) else {
+            return false;
+        };
+        if n_tokens < seq.n_prompt || n_tokens > seq.tokens.len() {
+            return false;
+        }
+        seq.tokens.truncate(n_tokens);
+        seq.draft.clear();
+        seq.reached = seq.reached.min(n_tokens - 1);
+        // The last token is computed again: its logits are needed.
+        seq.rewind(&self.config, &mut self.kv, n_tokens - 1);
+        true
+    }
+
+    /// Ends a sequence whose client has gone. `false` if there is none of this id.
+    pub fn cancel(&mut self, id: SeqId) -> bool {
+        let found = self.remove(id);
+        self.stats.cancelled += u64::from(found);
+        found
+    }
+
+    /// Ends a sequence that has all it wanted, such as a stop string. Its full blocks stay findable,
+    /// as with every end. `false` if there is none of this id.
+    pub fn finish(&mut self, id: SeqId) -> bool {
+        let found = self.remove(id);
+        self.stats.finished += u64::from(found);
+        found
+    }
+
+    /// The tokens of a sequence so far: the prompt and what was generated.
+    pub fn tokens(&self, id: SeqId) -> Option<&[u32]> {
+        self.sequences.get(&id).map(|seq| &*seq.tokens)
+    }
+
+    /// Whether no sequence is waiting or running.
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// Forgets every prefix that no running sequence uses.
+    pub fn clear_prefix_cache(&mut self) {
+        self.kv.clear_cached();
+    }
+
+    /// Where it stands, and totals since it was made.
+    pub fn stats(&self) -> Stats {
+        let n_blocks = self.kv.n_blocks();
+        Stats {
+            queued: self.waiting.len(),
+            running: self.running.len(),
+            free_blocks: self.kv.n_free(),
+            cached_blocks: self.kv.n_cached(),
+            used_blocks: n_blocks - self.kv.n_available(),
+            steps: self.n_steps,
+            ..self.stats
+        }
+    }
+
+    fn check_id(&self, id: SeqId) -> Result<(), SubmitError> {
+        if self.sequences.contains_key(&id) {
+            Err(SubmitError::DuplicateId(id))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn check_queue(&self) -> Result<(), SubmitError> {
+        let limit = self.config.max_queue;
+        if self.waiting.len() >= limit {
+            Err(SubmitError::QueueFull { limit })
+        } else {
+            Ok(())
+        }
+    }
+
+    fn next_rank(&mut self, priority: i32) -> Rank {
+        self.n_submitted += 1;
+        Rank::new(
+            self.n_steps,
+            priority,
+            self.config.steps_per_priority,
+            self.n_submitted,
+        )
+    }
+
+    fn enqueue(&mut self, sequence: Sequence) {
+        self.waiting.insert((sequence.rank, sequence.id));
+        self.sequences.insert(sequence.id, sequence);
+    }
+
+    /// Puts a sequence that was given a slot at its place among the running ones.
+    fn run(&mut self, id: SeqId) {
+        let rank_of = |id: &SeqId| self.sequences.get(id).map(|seq| seq.rank);
+        let place = self
+            .running
+            .partition_point(|other| rank_of(other) < rank_of(&id));
+        self.running.insert(place, id);
+    }
+
+    /// Takes blocks and slot away. Full blocks stay findable.
+    fn stop(&mut self, id: SeqId) {
+        let Some(seq) = self.sequences.get_mut(&id) else {
+            return;
+        };
+        self.kv.release_tail(&mut seq.blocks, 0);
+        seq.computed = 0;
+        seq.planned = 0;
+        seq.draft.clear();
+        if let Some(slot) = seq.slot.take() {
+            self.free_slots.insert(slot);
+            self.running.retain(|&other| other != id);
+        }
+    }
+
+    /// Sends a running sequence back to the queue, where it keeps its rank. What is lost of its
+    /// blocks is computed again from its tokens.
+    fn preempt(&mut self, id: SeqId) {
+        self.stop(id);
+        let Some(seq) = self.sequences.get(&id) else {
+            return;
+        };
+        self.waiting.insert((seq.rank, id));
+        self.events.push(Event::Preempted { id });
+        self.stats.preemptions += 1;
+    }
+
+    fn remove(&mut self, id: SeqId) -> bool {
+        self.stop(id);
+        let Some(seq) = self.sequences.remove(&id) else {
+            return false;
+        };
+        self.waiting.remove(&(seq.rank, id));
+        true
+    }
+}

@@ -1,0 +1,359 @@
+//! Planning a step: who computes what with which blocks. Everybody who is decoding comes first,
+//! prompts share what is left of the token budget, drafts take what nobody else wants.
+
+use super::policy::{Turn, prefill_turns};
+use super::request::Sequence;
+use super::step::{SeqId, Step, StepSequence};
+use super::{Event, LogitsAt, PrefixReuse, Scheduler};
+use crate::kv::{BlockId, BlockKey};
+
+impl Scheduler {
+    /// What to compute next; `None` when nothing waits or the last step is still in flight. Each
+    /// step must come back by [`commit`](Self::commit) or [`abandon`](Self::abandon).
+    pub fn plan(&mut self) -> Option<Step> {
+        if self.in_flight.is_some() || self.sequences.is_empty() {
+            return None;
+        }
+        let mut step = std::mem::take(&mut self.spare);
+        step.clear();
+        let mut budget = self.config.max_batch_tokens;
+
+        self.make_way_for_priority();
+        let n_preemptions = self.stats.preemptions;
+        budget -= self.plan_decodes(&mut step.copies);
+        // Blocks that ran out a moment ago are not there for newcomers.
+        if self.stats.preemptions == n_preemptions {
+            self.admit();
+        }
+        budget -= self.plan_prefills(budget, &mut step.copies);
+        self.plan_drafts(budget, &mut step.copies);
+
+        self.write(&mut step);
+        if step.sequences.is_empty() {
+            debug_assert!(false, "sequences wait, but nothing can be computed");
+            self.spare = step;
+            return None;
+        }
+        self.n_steps += 1;
+        step.number = self.n_steps;
+        self.in_flight = Some(step.number);
+        Some(step)
+    }
+
+    /// Preempts sequences of lower priority while the first in the queue cannot get in. Rank is
+    /// asked too: who has waited long enough is no longer sent away.
+    fn make_way_for_priority(&mut self) {
+        while let Some(head) = self
+            .waiting
+            .first()
+            .and_then(|(_, id)| self.sequences.get(id))
+        {
+            let yields = |seq: &&Sequence| seq.priority < head.priority && seq.rank > head.rank;
+            let victim = self.running_from_last().find(yields).map(|seq| seq.id);
+            let Some(victim) = victim.filter(|_| self.can_start(head).is_none()) else {
+                break;
+            };
+            self.preempt(victim);
+        }
+    }
+
+    /// One token for each decoding sequence, best rank first. Where blocks run out, those of worst
+    /// rank lose theirs. Returns the tokens planned.
+    fn plan_decodes(&mut self, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
+        let mut n_planned = 0;
+        for id in self.running.clone() {
+            while self
+                .sequences
+                .get(&id)
+                .is_some_and(|s| s.slot.is_some() && s.n_pending() == 1)
+            {
+                if self.reserve(id, 1, copies) == 1 {
+                    n_planned += 1;
+                    break;
+                }
+                // Going down the ranks, so the last one has nothing in this step yet. It may be
+                // this one itself.
+                let Some(&victim) = self.running.last() else {
+                    break;
+                };
+                self.preempt(victim);
+            }
+        }
+        n_planned
+    }
+
+    /// Lets sequences in, strictly in order: passing by one that needs many blocks would starve it.
+    fn admit(&mut self) {
+        while let Some(&(rank, id)) = self.waiting.first() {
+            let Some(seq) = self.sequences.get(&id) else {
+                break;
+            };
+            let Some(found) = self.can_start(seq) else {
+                break;
+            };
+            let Some(slot) = self.free_slots.pop_first() else {
+                break;
+            };
+            self.waiting.remove(&(rank, id));
+            found.iter().for_each(|&block| self.kv.retain(block));
+            let Some(seq) = self.sequences.get_mut(&id) else {
+                break;
+            };
+            seq.slot = Some(slot);
+            seq.found_computed(found.len() * self.config.block_size);
+            seq.blocks = found;
+            if !std::mem::replace(&mut seq.started, true) {
+                self.events.push(Event::Started { id });
+            }
+            self.run(id);
+        }
+    }
+
+    /// Whether a waiting sequence gets a slot and blocks for all its known tokens, beside what the
+    /// running ones still need for theirs and one block for each of them to grow. Returns the
+    /// blocks of its longest computed prefix.
+    fn can_start(&self, seq: &Sequence) -> Option<Vec<BlockId>> {
+        if self.free_slots.is_empty() {
+            return None;
+        }
+        let reuses = self.config.reuse == PrefixReuse::Blocks && seq.reuse_prefix;
+        // The last token is always computed, for its logits.
+        let reusable = seq
+            .tokens
+            .split_last()
+            .filter(|_| reuses)
+            .map_or(&[][..], |(_, head)| head);
+        let found = self
+            .kv
+            .find_prefix(seq.salt, reusable, self.config.block_size);
+        if self.running.is_empty() {
+            return Some(found);
+        }
+        let n_shared = found
+            .iter()
+            .filter(|&&block| self.kv.references(block) > 0)
+            .count();
+        let need = self.config.blocks_for(seq.tokens.len()) - n_shared;
+        let still_needed = |seq: &Sequence| {
+            self.config
+                .blocks_for(seq.tokens.len())
+                .saturating_sub(seq.blocks.len())
+        };
+        let spoken_for: usize = self
+            .running_from_last()
+            .map(|seq| still_needed(seq) + 1)
+            .sum();
+        (need + spoken_for <= self.kv.n_available()).then_some(found)
+    }
+
+    /// Chunks of prompts for up to `budget` tokens. Returns the tokens planned.
+    fn plan_prefills(&mut self, budget: usize, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
+        let prompts: Vec<SeqId> = self.with_running(|seq| (seq.planned == 0).then_some(seq.id));
+        for &id in &prompts {
+            self.skip_computed(id);
+        }
+        let pending = self.with_running(|seq| (seq.planned == 0).then_some(seq.n_pending()));
+        let mut left = budget;
+        for Turn { prompt, at_most } in prefill_turns(&pending, budget) {
+            let Some(&id) = prompts.get(prompt) else {
+                continue;
+            };
+            let Some(seq) = self.sequences.get(&id).filter(|seq| seq.slot.is_some()) else {
+                continue;
+            };
+            let planned = seq.planned;
+            if planned == 0 && self.is_being_computed(seq) {
+                continue;
+            }
+            let want = (planned + at_most.min(left)).min(seq.n_pending());
+            if want > planned {
+                left -= self.reserve_or_preempt(id, want, copies) - planned;
+            }
+        }
+        budget - left
+    }
+
+    /// Verification of drafts for up to `budget` tokens, as far as blocks are there.
+    fn plan_drafts(&mut self, mut budget: usize, copies: &mut Vec<(BlockId, BlockId)>) {
+        for id in self.running.clone() {
+            let Some(seq) = self.sequences.get_mut(&id) else {
+                continue;
+            };
+            let decodes = seq.planned == 1 && seq.n_pending() == 1;
+            // Were all of them accepted, one more token would follow.
+            let room = seq.max_tokens.saturating_sub(seq.tokens.len() + 1);
+            let n_draft = seq.draft.len().min(budget).min(room);
+            seq.draft.truncate(if decodes { n_draft } else { 0 });
+            if !seq.draft.is_empty() {
+                let want = 1 + seq.draft.len();
+                let n_verified = self.reserve(id, want, copies).saturating_sub(1);
+                budget -= n_verified;
+                if let Some(seq) = self.sequences.get_mut(&id) {
+                    seq.draft.truncate(n_verified);
+                }
+            }
+        }
+    }
+
+    /// Lets a sequence use blocks that others have computed since it was let in.
+    fn skip_computed(&mut self, id: SeqId) {
+        let block_size = self.config.block_size;
+        let reuses = self.config.reuse == PrefixReuse::Blocks;
+        let Some(seq) = self
+            .sequences
+            .get_mut(&id)
+            .filter(|s| reuses && s.reuse_prefix)
+        else {
+            return;
+        };
+        while let Some((key, _)) = next_block(seq, block_size) {
+            let Some(block) = self.kv.find(&key) else {
+                break;
+            };
+            let n_full = seq.computed / block_size;
+            self.kv.retain(block);
+            self.kv.release_tail(&mut seq.blocks, n_full);
+            seq.blocks.push(block);
+            seq.found_computed((n_full + 1) * block_size);
+        }
+    }
+
+    /// Whether someone else computes the next block of this sequence in this step. It is then
+    /// better to wait and share it.
+    fn is_being_computed(&self, seq: &Sequence) -> bool {
+        if self.config.reuse != PrefixReuse::Blocks || !seq.reuse_prefix {
+            return false;
+        }
+        let Some((key, n_full)) = next_block(seq, self.config.block_size) else {
+            return false;
+        };
+        self.running_from_last().any(|other| {
+            let other_full = other.computed / self.config.block_size;
+            let range = n_full * key.tokens.len()..(n_full + 1) * key.tokens.len();
+            other.planned > 0
+                && other.salt == key.salt
+                && other_full == n_full
+                && other.blocks.get(..n_full).and_then(<[_]>::last) == key.parent.as_ref()
+                && other.tokens.get(range) == Some(key.tokens)
+        })
+    }
+
+    /// As [`reserve`](Self::reserve), but sequences of worse rank that have nothing in this step
+    /// lose their blocks before this one goes without.
+    fn reserve_or_preempt(
+        &mut self,
+        id: SeqId,
+        want: usize,
+        copies: &mut Vec<(BlockId, BlockId)>,
+    ) -> usize {
+        loop {
+            let planned = self.reserve(id, want, copies);
+            let Some(seq) = self.sequences.get(&id).filter(|_| planned == 0) else {
+                return planned;
+            };
+            let idle = |other: &&Sequence| other.planned == 0 && other.rank > seq.rank;
+            let Some(victim) = self.running_from_last().find(idle).map(|other| other.id) else {
+                return 0;
+            };
+            self.preempt(victim);
+        }
+    }
+
+    /// Plans the next `want` tokens of a sequence, or as many as there are blocks for. Returns how
+    /// many. May be called again in the same step with a larger number.
+    fn reserve(&mut self, id: SeqId, want: usize, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
+        let block_size = self.config.block_size;
+        let Some(seq) = self.sequences.get_mut(&id) else {
+            return 0;
+        };
+        if let Some(block) = seq.blocks.get_mut(seq.computed / block_size)
+            && !seq.computed.is_multiple_of(block_size)
+        {
+            let Some(writable) = self.kv.make_writable(*block) else {
+                return 0;
+            };
+            if writable != *block {
+                copies.push((*block, writable));
+                *block = writable;
+            }
+        }
+        while seq.blocks.len() * block_size < seq.computed + want {
+            let Some(block) = self.kv.allocate() else {
+                break;
+            };
+            seq.blocks.push(block);
+        }
+        seq.planned = want.min(seq.blocks.len() * block_size - seq.computed);
+        seq.planned
+    }
+
+    /// Lays out what was planned.
+    fn write(&self, step: &mut Step) {
+        for seq in self.running.iter().filter_map(|id| self.sequences.get(id)) {
+            let Some(slot) = seq.slot.filter(|_| seq.planned > 0) else {
+                continue;
+            };
+            let first_row = step.tokens.len();
+            let first_block = step.blocks.len();
+            let first_output = step.outputs.len();
+
+            let n_known = seq.planned - seq.draft.len();
+            let known = seq.tokens.iter().skip(seq.computed).take(n_known);
+            step.tokens.extend(known.chain(&seq.draft));
+            step.blocks.extend_from_slice(&seq.blocks);
+            let samples = n_known == seq.n_pending();
+            for (row, position) in (first_row..).zip(seq.computed..seq.computed + seq.planned) {
+                let is_last = samples && position + 1 >= seq.tokens.len();
+                let is_scored = seq.logits == LogitsAt::Every && position >= seq.reached;
+                step.positions.push(position as u32);
+                if is_last || is_scored {
+                    step.outputs.push(row as u32);
+                }
+            }
+            step.sequences.push(StepSequence {
+                id: seq.id,
+                slot,
+                start: seq.computed,
+                rows: first_row..step.tokens.len(),
+                blocks: first_block..step.blocks.len(),
+                outputs: first_output..step.outputs.len(),
+                n_draft: seq.draft.len(),
+                samples: samples && seq.max_tokens > seq.tokens.len(),
+            });
+        }
+    }
+
+    /// Running sequences, worst rank first.
+    pub(super) fn running_from_last(&self) -> impl Iterator<Item = &Sequence> {
+        self.running
+            .iter()
+            .rev()
+            .filter_map(|id| self.sequences.get(id))
+    }
+
+    /// What `pick` gives for running sequences, best rank first.
+    fn with_running<T>(&self, pick: impl Fn(&Sequence) -> Option<T>) -> Vec<T> {
+        self.running
+            .iter()
+            .filter_map(|id| self.sequences.get(id))
+            .filter_map(pick)
+            .collect()
+    }
+}
+
+/// The content of the first block of a sequence that is not computed to its end, and how many full
+/// ones come before it. `None` when it holds the last known token, which is computed in any case.
+fn next_block(seq: &Sequence, block_size: usize) -> Option<(BlockKey<'_>, usize)> {
+    let n_full = seq.computed / block_size;
+    let (_, reusable) = seq.tokens.split_last()?;
+    let tokens = reusable.get(n_full * block_size..(n_full + 1) * block_size)?;
+    let parent = seq.blocks.get(..n_full)?.last().copied();
+    Some((
+        BlockKey {
+            salt: seq.salt,
+            parent,
+            tokens,
+        },
+        n_full,
+    ))
+}

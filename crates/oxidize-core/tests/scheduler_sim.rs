@@ -1,0 +1,668 @@
+//! The scheduler against a model of the truth: a million random steps over tiny pools, with
+//! cancellations, forks, cuts, drafts and failures at the worst moments.
+//!
+//! The "model" here keeps in each KV position a hash of everything before it, as attention in
+//! effect does. It reads the hash of the previous position through the block table that the plan
+//! gives, so a wrong block, a wrong salt, a lost copy or a block overwritten too early shows at
+//! once as a hash that the sequence's own tokens do not give.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use oxidize_core::kv::BlockId;
+use oxidize_core::scheduler::{
+    Event, FinishReason, LogitsAt, PrefixReuse, Sampled, Scheduler, SchedulerConfig, SeqId,
+    SequenceRequest, Step, StepSequence, SubmitError,
+};
+
+/// SplitMix64 (Steele, Lea and Flood 2014).
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mix(self.0, 0)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// From 1 to `max`.
+    fn size(&mut self, max: usize) -> usize {
+        1 + self.below(max)
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a ^ b.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// What must be true of a sequence, kept from its tokens alone.
+#[derive(Clone)]
+struct Truth {
+    /// The hash before the first position and after each one.
+    hashes: Vec<u64>,
+    tokens: Vec<u32>,
+    n_prompt: usize,
+    max_tokens: usize,
+    logits: LogitsAt,
+    /// Positions that are computed for all that steps and events tell; perhaps more are, by others.
+    computed: usize,
+    /// Whether nobody else can have computed anything for it.
+    is_alone: bool,
+    /// Whether it got a token in the last step and so must be in the next.
+    decoding: bool,
+    /// Positions whose logits were given, when all are wanted.
+    scored: usize,
+}
+
+impl Truth {
+    fn push(&mut self, token: u32) {
+        self.hashes
+            .push(mix(self.hashes[self.tokens.len()], u64::from(token) + 1));
+        self.tokens.push(token);
+    }
+
+    fn truncate(&mut self, n_tokens: usize) {
+        self.tokens.truncate(n_tokens);
+        self.hashes.truncate(n_tokens + 1);
+        self.computed = self.computed.min(n_tokens - 1);
+        self.scored = self.scored.min(n_tokens - 1);
+        self.decoding = false;
+    }
+}
+
+struct Sim {
+    rng: Rng,
+    config: SchedulerConfig,
+    scheduler: Scheduler,
+    /// The KV cache: for each block, for each position in it, the hash written there.
+    shadow: Vec<Vec<u64>>,
+    truth: BTreeMap<SeqId, Truth>,
+    /// Sequences of the step in flight that were cut since it was planned.
+    disturbed: BTreeSet<SeqId>,
+    next_id: u64,
+    n_steps: usize,
+    vocabulary: usize,
+    /// Drafts proposed for the next step.
+    drafts: BTreeMap<SeqId, Vec<u32>>,
+    seen: Seen,
+}
+
+/// That the interesting things happened at all.
+#[derive(Default, Debug)]
+struct Seen {
+    cache_hits: usize,
+    preemptions: usize,
+    copies: usize,
+    accepted: usize,
+    abandoned: usize,
+    stops: usize,
+    lengths: usize,
+    queue_full: usize,
+    cancelled: usize,
+}
+
+impl Sim {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let config = SchedulerConfig {
+            n_blocks: rng.size(20) as u32,
+            block_size: rng.size(6),
+            max_batch_tokens: rng.size(24),
+            max_sequences: rng.size(8),
+            max_queue: rng.size(8),
+            context_length: 2 + rng.below(70),
+            reuse: match rng.below(8) {
+                0 => PrefixReuse::None,
+                1 => PrefixReuse::Recurrent,
+                _ => PrefixReuse::Blocks,
+            },
+            steps_per_priority: rng.below(40) as u32,
+        };
+        Self {
+            scheduler: Scheduler::new(config.clone()).unwrap(),
+            shadow: vec![vec![0; config.block_size]; config.n_blocks as usize],
+            config,
+            truth: BTreeMap::new(),
+            disturbed: BTreeSet::new(),
+            next_id: 0,
+            n_steps: 0,
+            vocabulary: 2 + rng.below(3),
+            drafts: BTreeMap::new(),
+            seen: Seen::default(),
+            rng,
+        }
+    }
+
+    /// A sequence that waits or runs.
+    fn any(&mut self) -> Option<SeqId> {
+        let n = self.truth.len();
+        if n == 0 {
+            None
+        } else {
+            self.truth.keys().nth(self.rng.below(n)).copied()
+        }
+    }
+
+    fn fresh_id(&mut self) -> SeqId {
+        self.next_id += 1;
+        SeqId(self.next_id)
+    }
+
+    fn submit(&mut self) {
+        let id = self.fresh_id();
+        // Few tokens and few beginnings, so that prompts often share a prefix.
+        let mut beginning = Rng(self.rng.below(3) as u64);
+        let n_shared = self.rng.below(20);
+        let mut tokens: Vec<u32> = (0..n_shared)
+            .map(|_| beginning.below(self.vocabulary) as u32)
+            .collect();
+        let n_own = self.rng.below(12);
+        tokens.extend((0..n_own).map(|_| self.rng.below(self.vocabulary) as u32));
+        let request = SequenceRequest {
+            priority: self.rng.below(3) as i32 - 1,
+            salt: self.rng.below(2) as u64,
+            logits: if self.rng.one_in(12) {
+                LogitsAt::Every
+            } else {
+                LogitsAt::Last
+            },
+            reuse_prefix: !self.rng.one_in(12),
+            ..SequenceRequest::new(id, tokens.clone(), self.rng.below(24))
+        };
+        let n_needed = tokens.len() + request.max_new_tokens.min(1);
+        let (salt, logits) = (request.salt, request.logits);
+        let max_tokens = (tokens.len() + request.max_new_tokens).min(self.config.capacity());
+        match self.scheduler.submit(request) {
+            Ok(()) => {
+                let mut truth = Truth {
+                    hashes: vec![mix(salt, 0x5A17)],
+                    tokens: Vec::new(),
+                    n_prompt: tokens.len(),
+                    max_tokens,
+                    logits,
+                    computed: 0,
+                    is_alone: self.config.reuse != PrefixReuse::Blocks,
+                    decoding: false,
+                    scored: 0,
+                };
+                tokens.iter().for_each(|&token| truth.push(token));
+                self.truth.insert(id, truth);
+            }
+            Err(SubmitError::Empty) => assert!(tokens.is_empty()),
+            Err(SubmitError::TooLong { asked, limit }) => {
+                assert_eq!((asked, limit), (n_needed, self.config.capacity()));
+                assert!(asked > limit);
+            }
+            Err(SubmitError::QueueFull { limit }) => {
+                assert_eq!(limit, self.config.max_queue);
+                assert!(self.scheduler.stats().queued >= limit);
+                self.seen.queue_full += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Something that a client or the engine may do at any time.
+    fn disturb(&mut self, in_flight: bool) {
+        let what = self.rng.below(8);
+        if what < 3 {
+            return self.submit();
+        }
+        let Some(id) = self.any() else {
+            return self.submit();
+        };
+        match what {
+            3 | 4 => {
+                let ended = if what == 3 {
+                    self.scheduler.cancel(id)
+                } else {
+                    self.scheduler.finish(id)
+                };
+                assert!(ended && !self.scheduler.cancel(id));
+                self.truth.remove(&id);
+                self.seen.cancelled += 1;
+            }
+            5 => {
+                let child = self.fresh_id();
+                match self.scheduler.fork(id, child) {
+                    Ok(()) => {
+                        let mut truth = self.truth[&id].clone();
+                        truth.decoding = false;
+                        truth.computed = 0;
+                        truth.is_alone = false;
+                        truth.scored = 0;
+                        truth.logits = LogitsAt::Last;
+                        self.truth.insert(child, truth);
+                    }
+                    Err(SubmitError::QueueFull { .. }) => self.seen.queue_full += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            6 => {
+                let truth = self.truth.get_mut(&id).unwrap();
+                let n_tokens =
+                    truth.n_prompt + self.rng.below(truth.tokens.len() - truth.n_prompt + 1);
+                assert!(self.scheduler.truncate(id, n_tokens));
+                truth.truncate(n_tokens);
+                truth.is_alone = false;
+                if self.config.reuse == PrefixReuse::Recurrent {
+                    truth.computed = 0;
+                }
+                self.disturbed.insert(id);
+                self.drafts.remove(&id);
+            }
+            _ if !in_flight => {
+                let n_draft = self.rng.size(5);
+                let mut draft: Vec<u32> = (0..n_draft)
+                    .map(|_| self.rng.below(self.vocabulary) as u32)
+                    .collect();
+                // Often right, as a good draft is.
+                let mut hash = *self.truth[&id].hashes.last().unwrap();
+                for token in &mut draft {
+                    if !self.rng.one_in(4) {
+                        *token = self.next_token(hash);
+                    }
+                    hash = mix(hash, u64::from(*token) + 1);
+                }
+                if self.scheduler.draft(id, &draft) {
+                    self.drafts.insert(id, draft);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What the model says after a prefix with this hash.
+    fn next_token(&self, hash: u64) -> u32 {
+        (hash % self.vocabulary as u64) as u32
+    }
+
+    /// Plans, runs and commits a step. Returns whether there was one.
+    fn step(&mut self, disturb: bool) -> bool {
+        let Some(step) = self.scheduler.plan() else {
+            assert!(self.truth.is_empty(), "nothing planned, but sequences wait");
+            return false;
+        };
+        self.n_steps += 1;
+        self.disturbed.clear();
+        self.check_layout(&step);
+        assert!(self.scheduler.plan().is_none(), "two steps in flight");
+        while disturb && self.rng.one_in(6) {
+            self.disturb(true);
+        }
+        if disturb && self.rng.one_in(60) {
+            self.seen.abandoned += 1;
+            self.scheduler.abandon(step);
+            self.truth
+                .values_mut()
+                .for_each(|truth| truth.decoding = false);
+            self.drafts.clear();
+            return true;
+        }
+        let sampled = self.run(&step);
+        self.commit(step, &sampled);
+        true
+    }
+
+    fn check_layout(&self, step: &Step) {
+        assert!(!step.sequences.is_empty());
+        assert!(step.tokens.len() <= self.config.max_batch_tokens);
+        assert!(step.sequences.len() <= self.config.max_sequences);
+        assert_eq!(step.tokens.len(), step.positions.len());
+        let (mut row, mut block, mut output) = (0, 0, 0);
+        let mut slots = BTreeSet::new();
+        for part in &step.sequences {
+            assert_eq!(
+                (part.rows.start, part.blocks.start, part.outputs.start),
+                (row, block, output)
+            );
+            (row, block, output) = (part.rows.end, part.blocks.end, part.outputs.end);
+            assert!(!part.rows.is_empty());
+            assert!(slots.insert(part.slot) && (part.slot as usize) < self.config.max_sequences);
+            let end = part.start + part.rows.len();
+            assert_eq!(
+                step.blocks_of(part).len(),
+                end.div_ceil(self.config.block_size)
+            );
+            let positions = step.positions[part.rows.clone()]
+                .iter()
+                .map(|&p| p as usize);
+            assert!(positions.eq(part.start..end));
+
+            let truth = &self.truth[&part.id];
+            let n_known = part.rows.len() - part.n_draft;
+            let (known, draft) = step.tokens_of(part).split_at(n_known);
+            assert_eq!(known, &truth.tokens[part.start..part.start + n_known]);
+            assert!(part.n_draft == 0 || self.drafts[&part.id].starts_with(draft));
+
+            let reaches_end = part.start + n_known == truth.tokens.len();
+            assert_eq!(
+                part.samples,
+                reaches_end && truth.tokens.len() < truth.max_tokens
+            );
+            let outputs: Vec<usize> = step.outputs_of(part).iter().map(|&r| r as usize).collect();
+            let first = if reaches_end {
+                end - part.n_draft - 1
+            } else {
+                end
+            };
+            let first = match truth.logits {
+                LogitsAt::Last => first,
+                LogitsAt::Every => first.min(truth.scored.max(part.start)),
+            };
+            let rows = (first..end).map(|position| part.rows.start + position - part.start);
+            assert!(outputs.iter().copied().eq(rows));
+        }
+        assert_eq!(
+            (row, block, output),
+            (step.tokens.len(), step.blocks.len(), step.outputs.len())
+        );
+    }
+
+    /// The model. Everything it knows about earlier positions comes out of `shadow`.
+    fn run(&mut self, step: &Step) -> Vec<Sampled> {
+        for &(from, to) in &step.copies {
+            self.shadow[to.index()] = self.shadow[from.index()].clone();
+        }
+        // Everyone reads before anyone writes: what one sequence writes, no other may need.
+        for part in step.sequences.iter().filter(|part| self.expects(part)) {
+            let truth = &self.truth[&part.id];
+            for position in 0..part.start {
+                let found = self.shadow_at(step.blocks_of(part), position);
+                assert_eq!(
+                    found,
+                    truth.hashes[position + 1],
+                    "{:?} at {position}",
+                    part.id
+                );
+            }
+        }
+        let mut sampled = Vec::new();
+        for part in &step.sequences {
+            let table = step.blocks_of(part);
+            let mut hash = match part.start.checked_sub(1) {
+                Some(last) => self.shadow_at(table, last),
+                None => self.truth.get(&part.id).map_or(0, |truth| truth.hashes[0]),
+            };
+            let mut hashes = Vec::new();
+            for (position, &token) in (part.start..).zip(step.tokens_of(part)) {
+                hash = mix(hash, u64::from(token) + 1);
+                let (block, offset) = self.place(table, position);
+                self.shadow[block.index()][offset] = hash;
+                hashes.push(hash);
+            }
+            if part.samples && !self.rng.one_in(50) {
+                sampled.push(self.sample(step, part, &hashes));
+            }
+        }
+        sampled
+    }
+
+    /// Verifies drafts and samples the token after those accepted.
+    fn sample(&mut self, step: &Step, part: &StepSequence, hashes: &[u64]) -> Sampled {
+        let n_known = part.rows.len() - part.n_draft;
+        let draft = &step.tokens_of(part)[n_known..];
+        let accepted =
+            (0..draft.len()).take_while(|&i| self.next_token(hashes[n_known - 1 + i]) == draft[i]);
+        let accepted = accepted.count();
+        self.seen.accepted += accepted;
+        // Sometimes another token than the model's, as sampling does.
+        let token = match self.rng.below(8) {
+            0 => self.rng.below(self.vocabulary) as u32,
+            _ => self.next_token(hashes[n_known - 1 + accepted]),
+        };
+        Sampled {
+            id: part.id,
+            accepted,
+            token,
+            finished: self.rng.one_in(40),
+        }
+    }
+
+    fn commit(&mut self, step: Step, sampled: &[Sampled]) {
+        self.seen.copies += step.copies.len();
+        let parts = step.sequences.clone();
+        let drafts: Vec<Vec<u32>> = parts
+            .iter()
+            .map(|part| step.tokens_of(part)[part.rows.len() - part.n_draft..].to_vec())
+            .collect();
+        let events = self.scheduler.commit(step, sampled);
+        for event in &events {
+            match *event {
+                Event::Preempted { id } => {
+                    self.seen.preemptions += 1;
+                    if let Some(truth) = self.truth.get_mut(&id) {
+                        truth.computed = 0;
+                        truth.decoding = false;
+                    }
+                }
+                Event::CacheHit { id, tokens } => {
+                    self.seen.cache_hits += 1;
+                    assert!(tokens > 0 && tokens < self.truth[&id].n_prompt.max(tokens + 1));
+                    assert_eq!(self.config.reuse, PrefixReuse::Blocks);
+                }
+                _ => {}
+            }
+        }
+        let in_step: BTreeSet<SeqId> = parts.iter().map(|part| part.id).collect();
+        for (id, truth) in &self.truth {
+            let disturbed = self.disturbed.contains(id);
+            assert!(
+                !truth.decoding || disturbed || in_step.contains(id),
+                "{id:?} was decoding and has no token in this step"
+            );
+        }
+        for (part, draft) in parts.iter().zip(&drafts) {
+            if self.expects(part) {
+                let sampled = sampled.iter().find(|sampled| sampled.id == part.id);
+                self.advance(part, draft, sampled, &events);
+            }
+        }
+        self.drafts.clear();
+    }
+
+    /// Moves the truth of one sequence over a step, and checks that the events say the same.
+    fn advance(
+        &mut self,
+        part: &StepSequence,
+        draft: &[u32],
+        sampled: Option<&Sampled>,
+        events: &[Event],
+    ) {
+        let truth = self.truth.get_mut(&part.id).unwrap();
+        // Each position once. That those before `start` are right was checked when it ran.
+        assert!(
+            part.start == truth.computed || part.start > truth.computed && !truth.is_alone,
+            "{:?} starts at {} where {} is computed",
+            part.id,
+            part.start,
+            truth.computed
+        );
+        truth.computed = part.start + part.rows.len() - part.n_draft;
+        truth.scored = truth.scored.max(truth.computed);
+        let new: Vec<u32> = sampled.map_or(Vec::new(), |sampled| {
+            draft[..sampled.accepted]
+                .iter()
+                .copied()
+                .chain([sampled.token])
+                .collect()
+        });
+        truth.computed += new.len().saturating_sub(1);
+        truth.decoding = !new.is_empty();
+        new.iter().for_each(|&token| truth.push(token));
+        let told = events.iter().filter_map(|event| match *event {
+            Event::Token { id, token } if id == part.id => Some(token),
+            _ => None,
+        });
+        assert!(told.eq(new.iter().copied()));
+
+        let at_end = truth.computed + usize::from(!new.is_empty()) == truth.tokens.len();
+        let expected = match sampled {
+            Some(sampled) if sampled.finished => Some(FinishReason::Stop),
+            _ if at_end && truth.tokens.len() == truth.max_tokens => Some(FinishReason::Length),
+            _ => None,
+        };
+        let finished = events.iter().find_map(|event| match *event {
+            Event::Finished { id, reason } if id == part.id => Some(reason),
+            _ => None,
+        });
+        assert_eq!(finished, expected, "{:?}", part.id);
+        assert!(truth.tokens.len() <= truth.max_tokens);
+        match finished {
+            Some(FinishReason::Stop) => self.seen.stops += 1,
+            Some(FinishReason::Length) => self.seen.lengths += 1,
+            None => {
+                assert_eq!(self.scheduler.tokens(part.id), Some(&*truth.tokens));
+                // Logits that nobody sampled from are computed again.
+                if truth.computed == truth.tokens.len() {
+                    let rewinds = self.config.reuse != PrefixReuse::Recurrent;
+                    truth.computed = if rewinds { truth.computed - 1 } else { 0 };
+                }
+                return;
+            }
+        }
+        self.truth.remove(&part.id);
+    }
+
+    /// Whether the step's result for this part counts: the sequence is there and was left alone.
+    fn expects(&self, part: &StepSequence) -> bool {
+        self.truth.contains_key(&part.id) && !self.disturbed.contains(&part.id)
+    }
+
+    fn place(&self, table: &[BlockId], position: usize) -> (BlockId, usize) {
+        (
+            table[position / self.config.block_size],
+            position % self.config.block_size,
+        )
+    }
+
+    fn shadow_at(&self, table: &[BlockId], position: usize) -> u64 {
+        let (block, offset) = self.place(table, position);
+        self.shadow[block.index()][offset]
+    }
+
+    fn check_books(&self) {
+        self.scheduler.check_integrity().unwrap();
+        let stats = self.scheduler.stats();
+        assert_eq!(stats.queued + stats.running, self.truth.len());
+        let n_blocks = stats.free_blocks + stats.cached_blocks + stats.used_blocks;
+        assert_eq!(n_blocks, self.config.n_blocks as usize);
+    }
+
+    /// Runs until everything is finished: nothing waits forever, nothing leaks.
+    fn drain(&mut self) {
+        let work: usize = self.truth.values().map(|truth| truth.max_tokens + 1).sum();
+        // Alone, each of them takes a step for each token at the very most; retries add some.
+        for _ in 0..50 + 4 * work {
+            if !self.step(false) {
+                break;
+            }
+        }
+        assert!(
+            self.scheduler.is_idle(),
+            "no progress with {} sequences left",
+            self.truth.len()
+        );
+        self.check_books();
+        assert_eq!(self.scheduler.stats().used_blocks, 0);
+        self.scheduler.clear_prefix_cache();
+        assert_eq!(
+            self.scheduler.stats().free_blocks,
+            self.config.n_blocks as usize
+        );
+        self.check_books();
+    }
+}
+
+/// Runs episodes of random configurations until `n_steps` steps are done.
+fn simulate(seed: u64, n_steps: usize) -> Seen {
+    let mut total = Seen::default();
+    let mut n_done = 0;
+    for episode in 0.. {
+        let mut sim = Sim::new(seed + episode);
+        let pressure = 1 + sim.rng.below(4);
+        for round in 0..1000 {
+            while sim.rng.below(pressure + 1) > 0 && sim.truth.len() < 24 {
+                sim.disturb(false);
+            }
+            sim.step(true);
+            if round % 4 == 0 {
+                sim.check_books();
+            }
+        }
+        sim.drain();
+        total.add(&sim.seen);
+        n_done += sim.n_steps;
+        if n_done >= n_steps {
+            break;
+        }
+    }
+    total
+}
+
+impl Seen {
+    fn add(&mut self, other: &Seen) {
+        self.cache_hits += other.cache_hits;
+        self.preemptions += other.preemptions;
+        self.copies += other.copies;
+        self.accepted += other.accepted;
+        self.abandoned += other.abandoned;
+        self.stops += other.stops;
+        self.lengths += other.lengths;
+        self.queue_full += other.queue_full;
+        self.cancelled += other.cancelled;
+    }
+
+    /// A simulation in which nothing happens proves nothing.
+    fn assert_lively(&self) {
+        let Seen {
+            cache_hits,
+            preemptions,
+            copies,
+            accepted,
+            abandoned,
+            ..
+        } = *self;
+        let Seen {
+            stops,
+            lengths,
+            queue_full,
+            cancelled,
+            ..
+        } = *self;
+        for count in [
+            cache_hits,
+            preemptions,
+            copies,
+            accepted,
+            abandoned,
+            stops,
+            lengths,
+            queue_full,
+            cancelled,
+        ] {
+            assert!(count > 1000, "{self:?}");
+        }
+    }
+}
+
+// Two halves, so that two cores share the million.
+
+#[test]
+fn half_a_million_random_steps() {
+    simulate(1, 500_000).assert_lively();
+}
+
+#[test]
+fn another_half_a_million_random_steps() {
+    simulate(1 << 32, 500_000).assert_lively();
+}
