@@ -1,0 +1,27 @@
+//! GGUF, the file format of llama.cpp: metadata, a table of tensors, then their data.
+//!
+//! [`read`] checks a header and makes [`Metadata`] and tensor infos of it; [`value`] is what
+//! metadata holds; [`split`] joins files; [`Writer`] writes them. [`crate::file`] is what users open.
+//!
+//! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
+
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod error;
+mod load;
+mod metadata;
+mod read;
+pub mod split;
+mod value;
+
+pub use error::{GgufError, Problem, Subject};
+pub use load::GgufLoader;
+pub use metadata::Metadata;
+pub use read::{Header, parse};
+pub use value::{Array, Value, ValueType};
+
+/// The first four bytes of every GGUF file.
+pub const MAGIC: [u8; 4] = *b"GGUF";
+
+/// Where tensor data is aligned to if `general.alignment` does not say otherwise.
+pub const DEFAULT_ALIGNMENT: u64 = 32;

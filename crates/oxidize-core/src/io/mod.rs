@@ -1,0 +1,10 @@
+//! Bytes of model files: mapped, read on request or in memory, behind one type.
+
+#[cfg(not(target_arch = "wasm32"))]
+#[allow(unsafe_code)]
+mod mmap;
+mod save;
+mod source;
+
+pub use save::save_atomically;
+pub use source::{SharedBytes, Source};

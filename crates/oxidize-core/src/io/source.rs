@@ -1,0 +1,274 @@
+//! [`Source`], a file that byte ranges are taken from, and [`SharedBytes`], such a range.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+#[cfg(not(target_arch = "wasm32"))]
+use super::mmap::Map;
+
+/// Where the bytes of a model file come from.
+#[derive(Debug)]
+pub enum Source {
+    /// All bytes are addressable: a map or a buffer.
+    Memory(SharedBytes),
+    /// Ranges are read when they are asked for.
+    File {
+        /// The open file; the lock covers a seek and the read that follows it.
+        file: Mutex<File>,
+        /// Its length when it was opened.
+        len: u64,
+    },
+}
+
+impl Source {
+    /// Opens a file, mapped if `mmap` and the platform allow it.
+    pub fn open(path: &Path, mmap: bool) -> io::Result<Source> {
+        let file = File::open(path)?;
+        let info = file.metadata()?;
+        if !info.is_file() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a regular file",
+            ));
+        }
+        let len = info.len();
+        #[cfg(not(target_arch = "wasm32"))]
+        // An empty range cannot be mapped on every system.
+        if mmap && len > 0 {
+            return Ok(Source::Memory(SharedBytes::from_map(Map::new(&file)?)));
+        }
+        let _ = mmap;
+        Ok(Source::File {
+            file: Mutex::new(file),
+            len,
+        })
+    }
+
+    /// Bytes in the file.
+    pub fn len(&self) -> u64 {
+        match self {
+            Source::Memory(bytes) => bytes.len() as u64,
+            Source::File { len, .. } => *len,
+        }
+    }
+
+    /// Whether the file has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of `range`: without a copy where they are in memory, else read from the file.
+    pub fn read(&self, range: Range<u64>) -> io::Result<SharedBytes> {
+        let outside = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before");
+        if range.start > range.end || range.end > self.len() {
+            return Err(outside());
+        }
+        let too_big = |_| io::Error::from(io::ErrorKind::OutOfMemory);
+        match self {
+            Source::Memory(bytes) => {
+                let start = usize::try_from(range.start).map_err(too_big)?;
+                let end = usize::try_from(range.end).map_err(too_big)?;
+                bytes.slice(start..end).ok_or_else(outside)
+            }
+            Source::File { file, .. } => {
+                let len = usize::try_from(range.end - range.start).map_err(too_big)?;
+                let mut buffer = AlignedBuffer::zeroed(len)?;
+                // A panic elsewhere cannot leave a `File` in a bad state: the seek is ours.
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                file.seek(SeekFrom::Start(range.start))?;
+                file.read_exact(buffer.as_mut_slice())?;
+                Ok(SharedBytes::from_buffer(buffer))
+            }
+        }
+    }
+
+    /// Tells the system that everything will be read soon.
+    pub(crate) fn will_need(&self) {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Source::Memory(SharedBytes {
+            owner: Owner::Map(map),
+            ..
+        }) = self
+        {
+            map.will_need();
+        }
+    }
+}
+
+/// A range of bytes that keeps the map or the buffer it lies in alive. Cloning is cheap.
+#[derive(Clone)]
+pub struct SharedBytes {
+    owner: Owner,
+    /// Always inside the owner: every constructor checks it.
+    range: Range<usize>,
+}
+
+#[derive(Clone)]
+enum Owner {
+    #[cfg(not(target_arch = "wasm32"))]
+    Map(Arc<Map>),
+    Vec(Arc<Vec<u8>>),
+    Aligned(Arc<AlignedBuffer>),
+}
+
+impl SharedBytes {
+    #[cfg(not(target_arch = "wasm32"))]
+    fn from_map(map: Map) -> SharedBytes {
+        let range = 0..map.len();
+        SharedBytes {
+            owner: Owner::Map(Arc::new(map)),
+            range,
+        }
+    }
+
+    fn from_buffer(buffer: AlignedBuffer) -> SharedBytes {
+        let range = 0..buffer.len;
+        SharedBytes {
+            owner: Owner::Aligned(Arc::new(buffer)),
+            range,
+        }
+    }
+
+    /// A part of these bytes; `None` if the range is not inside them.
+    pub fn slice(&self, range: Range<usize>) -> Option<SharedBytes> {
+        if range.start > range.end || range.end > self.range.len() {
+            return None;
+        }
+        let start = self.range.start + range.start;
+        Some(SharedBytes {
+            owner: self.owner.clone(),
+            range: start..start + range.len(),
+        })
+    }
+
+    /// The same bytes at an address that is a multiple of `align` (at most 64): themselves where
+    /// they lie so already, else a copy.
+    pub fn aligned(self, align: usize) -> io::Result<SharedBytes> {
+        if (self.as_ptr() as usize).is_multiple_of(align) {
+            return Ok(self);
+        }
+        let mut copy = AlignedBuffer::zeroed(self.len())?;
+        copy.as_mut_slice().copy_from_slice(&self);
+        Ok(SharedBytes::from_buffer(copy))
+    }
+
+    /// Fresh bytes, aligned to 64, filled in by `fill`.
+    pub(crate) fn build<E: From<io::Error>>(
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<SharedBytes, E> {
+        let mut buffer = AlignedBuffer::zeroed(len)?;
+        fill(buffer.as_mut_slice())?;
+        Ok(SharedBytes::from_buffer(buffer))
+    }
+}
+
+impl From<Vec<u8>> for SharedBytes {
+    fn from(bytes: Vec<u8>) -> SharedBytes {
+        let range = 0..bytes.len();
+        SharedBytes {
+            owner: Owner::Vec(Arc::new(bytes)),
+            range,
+        }
+    }
+}
+
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let all: &[u8] = match &self.owner {
+            #[cfg(not(target_arch = "wasm32"))]
+            Owner::Map(map) => map,
+            Owner::Vec(bytes) => bytes,
+            Owner::Aligned(buffer) => buffer.as_slice(),
+        };
+        &all[self.range.clone()]
+    }
+}
+
+impl std::fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let owner = match &self.owner {
+            #[cfg(not(target_arch = "wasm32"))]
+            Owner::Map(_) => "map",
+            Owner::Vec(_) | Owner::Aligned(_) => "heap",
+        };
+        write!(f, "SharedBytes({} bytes, {owner})", self.len())
+    }
+}
+
+/// Heap memory that starts on a cache line, so that blocks and vectors can be read in place.
+struct AlignedBuffer {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl AlignedBuffer {
+    fn zeroed(len: usize) -> io::Result<AlignedBuffer> {
+        let n_lines = len.div_ceil(size_of::<Line>());
+        let mut lines = Vec::new();
+        lines
+            .try_reserve_exact(n_lines)
+            .map_err(|_| io::ErrorKind::OutOfMemory)?;
+        lines.resize(n_lines, Line([0; 64]));
+        Ok(AlignedBuffer { lines, len })
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn ranges_are_the_same_mapped_and_read() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let content: Vec<u8> = (0..=255).collect();
+        file.write_all(&content).unwrap();
+        for mmap in [true, false] {
+            let source = Source::open(file.path(), mmap).unwrap();
+            assert_eq!(source.len(), 256);
+            assert_eq!(&*source.read(3..9).unwrap(), &content[3..9]);
+            assert_eq!(&*source.read(256..256).unwrap(), &[0u8; 0]);
+            assert!(source.read(3..257).is_err());
+            assert!(source.read(9..u64::MAX).is_err());
+        }
+    }
+
+    #[test]
+    fn alignment_copies_only_where_it_must() {
+        let bytes = SharedBytes::build::<io::Error>(64, |all| {
+            all.fill(7);
+            Ok(())
+        })
+        .unwrap();
+        let even = bytes.slice(8..16).unwrap();
+        let address = even.as_ptr();
+        assert_eq!(even.aligned(8).unwrap().as_ptr(), address);
+        let odd = bytes.slice(3..11).unwrap().aligned(8).unwrap();
+        assert_eq!(odd.as_ptr() as usize % 8, 0);
+        assert_eq!(&*odd, &[7; 8]);
+        assert!(bytes.slice(60..65).is_none());
+    }
+
+    #[test]
+    fn a_directory_is_not_a_source() {
+        assert!(Source::open(&std::env::temp_dir(), true).is_err());
+    }
+}

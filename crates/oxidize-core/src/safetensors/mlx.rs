@@ -1,0 +1,294 @@
+//! Weights that MLX quantised, presented as the plain tensors they stand for.
+//!
+//! A quantised matrix `X.weight` is stored as u32 words with `bits` bits an element, lowest first,
+//! beside `X.scales` and `X.biases` with one entry for each group of `group_size` elements of a row:
+//! element = scale × code + bias. <https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html>
+
+use std::collections::HashMap;
+
+use half::{bf16, f16};
+use oxidize_kernels::quant::TensorType;
+use serde_json::Value;
+
+use super::error::{Problem, SafetensorsError};
+use crate::error::{Error, Result};
+use crate::file::{Contents, TensorBytes, TensorInfo};
+
+/// How a tensor is put together from what the file holds.
+#[derive(Debug)]
+pub(crate) struct MlxTensor {
+    codes: TensorInfo,
+    scales: TensorInfo,
+    biases: TensorInfo,
+    bits: usize,
+    group_size: usize,
+}
+
+/// Replaces the parts of quantised tensors by the tensors they stand for. `false` if the model's
+/// `config.json` does not say that MLX quantised it.
+pub(super) fn present(contents: &mut Contents) -> Result<bool, SafetensorsError> {
+    let Some(config) = contents
+        .config
+        .as_ref()
+        .and_then(|config| config.get("quantization"))
+    else {
+        return Ok(false);
+    };
+    if config.get("bits").is_none() || config.get("group_size").is_none() {
+        return Ok(false);
+    }
+
+    let by_name: HashMap<&str, &TensorInfo> = contents
+        .tensors
+        .iter()
+        .map(|tensor| (tensor.name.as_str(), tensor))
+        .collect();
+    let mut logical = HashMap::new();
+    let mut parts = HashMap::new();
+    for codes in contents
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.ty == TensorType::U32)
+    {
+        let Some(stem) = codes.name.strip_suffix(".weight") else {
+            continue;
+        };
+        let Some(scales) = by_name.get(format!("{stem}.scales").as_str()) else {
+            continue;
+        };
+        let error = |problem: String| SafetensorsError {
+            tensor: Some(codes.name.clone()),
+            offset: codes.offset,
+            problem: Problem::Mlx(problem),
+        };
+        let Some(biases) = by_name.get(format!("{stem}.biases").as_str()) else {
+            let mode = config
+                .get("mode")
+                .and_then(Value::as_str)
+                .unwrap_or("without biases");
+            return Err(error(format!(
+                "mode `{mode}` is not supported, only `affine`"
+            )));
+        };
+        let (tensor, mlx) = combine(codes, scales, biases, config, stem).map_err(error)?;
+        parts.insert(scales.name.clone(), None);
+        parts.insert(biases.name.clone(), None);
+        parts.insert(codes.name.clone(), Some(tensor));
+        logical.insert(codes.name.clone(), mlx);
+    }
+
+    contents.mlx = logical;
+    contents
+        .tensors
+        .retain_mut(|tensor| match parts.remove(&tensor.name) {
+            Some(Some(replacement)) => {
+                *tensor = replacement;
+                true
+            }
+            Some(None) => false,
+            None => true,
+        });
+    Ok(true)
+}
+
+/// The tensor that the three stand for, after checking that they fit together.
+fn combine(
+    codes: &TensorInfo,
+    scales: &TensorInfo,
+    biases: &TensorInfo,
+    config: &Value,
+    stem: &str,
+) -> Result<(TensorInfo, MlxTensor), String> {
+    // A layer may have an entry of its own.
+    let own = config
+        .get(stem)
+        .filter(|own| own.is_object())
+        .unwrap_or(config);
+    let number = |name: &str| {
+        let value = own
+            .get(name)
+            .or_else(|| config.get(name))
+            .and_then(Value::as_u64);
+        value.ok_or_else(|| format!("config.json has no number `{name}`"))
+    };
+    let (bits, group_size) = (number("bits")?, number("group_size")?);
+    if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
+        return Err(format!("{bits} bits are not supported"));
+    }
+    if !matches!(
+        scales.ty,
+        TensorType::F32 | TensorType::F16 | TensorType::BF16
+    ) {
+        return Err(format!("scales of type {}", scales.ty));
+    }
+    if (&biases.shape, biases.ty) != (&scales.shape, scales.ty) {
+        return Err("scales and biases differ in shape or type".to_owned());
+    }
+
+    let mismatch = || {
+        let (codes, scales) = (&codes.shape, &scales.shape);
+        format!(
+            "codes {codes:?} and scales {scales:?} do not fit {bits} bits in groups of {group_size}"
+        )
+    };
+    let (&words, code_rows) = codes.shape.split_last().ok_or_else(mismatch)?;
+    let (&groups, scale_rows) = scales.shape.split_last().ok_or_else(mismatch)?;
+    let columns = groups.checked_mul(group_size).ok_or_else(mismatch)?;
+    let row_bits = columns.checked_mul(bits).ok_or_else(mismatch)?;
+    if code_rows != scale_rows || Some(row_bits) != words.checked_mul(32) || columns == 0 {
+        return Err(mismatch());
+    }
+
+    let mut shape = code_rows.to_vec();
+    shape.push(columns);
+    let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
+    let bytes = elements
+        .and_then(|n| scales.ty.bytes_for(n))
+        .ok_or_else(mismatch)?;
+    let tensor = TensorInfo {
+        ty: scales.ty,
+        shape,
+        bytes,
+        ..codes.clone()
+    };
+    let mlx = MlxTensor {
+        codes: codes.clone(),
+        scales: scales.clone(),
+        biases: biases.clone(),
+        bits: usize::try_from(bits).map_err(|_| mismatch())?,
+        group_size: usize::try_from(group_size).map_err(|_| mismatch())?,
+    };
+    Ok((tensor, mlx))
+}
+
+impl MlxTensor {
+    /// Bytes that the tensor takes in the file.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        // Three disjoint ranges of a file.
+        self.codes.bytes + self.scales.bytes + self.biases.bytes
+    }
+
+    /// The plain bytes of `tensor`, in the type of its scales.
+    pub(crate) fn dequantize(
+        &self,
+        tensor: &TensorInfo,
+        read: impl Fn(&TensorInfo) -> Result<TensorBytes>,
+    ) -> Result<TensorBytes> {
+        let codes = read(&self.codes)?;
+        let scales = read(&self.scales)?;
+        let biases = read(&self.biases)?;
+        let too_big = |error| Error::Io {
+            path: tensor.name.clone().into(),
+            error,
+        };
+        let len = usize::try_from(tensor.bytes)
+            .map_err(|_| too_big(std::io::ErrorKind::OutOfMemory.into()))?;
+        let result = TensorBytes::build::<std::io::Error>(len, |out| {
+            match tensor.ty {
+                TensorType::F16 => self.fill(
+                    &codes,
+                    &scales,
+                    &biases,
+                    out,
+                    |bytes| f16::from_le_bytes(bytes).to_f32(),
+                    |v| f16::from_f32(v).to_le_bytes(),
+                ),
+                TensorType::BF16 => self.fill(
+                    &codes,
+                    &scales,
+                    &biases,
+                    out,
+                    |bytes| bf16::from_le_bytes(bytes).to_f32(),
+                    |v| bf16::from_f32(v).to_le_bytes(),
+                ),
+                _ => self.fill(
+                    &codes,
+                    &scales,
+                    &biases,
+                    out,
+                    f32::from_le_bytes,
+                    f32::to_le_bytes,
+                ),
+            }
+            Ok(())
+        });
+        result.map_err(too_big)
+    }
+
+    /// Fills `out` group by group. A group is whole bytes of codes, and rows are whole groups, so
+    /// the codes are one stream.
+    fn fill<const N: usize>(
+        &self,
+        codes: &[u8],
+        scales: &[u8],
+        biases: &[u8],
+        out: &mut [u8],
+        from_bytes: impl Fn([u8; N]) -> f32,
+        to_bytes: impl Fn(f32) -> [u8; N],
+    ) {
+        let groups = scales
+            .as_chunks::<N>()
+            .0
+            .iter()
+            .zip(biases.as_chunks::<N>().0);
+        let mut codes = Codes {
+            bytes: codes.iter(),
+            bits: self.bits,
+            buffer: 0,
+            held: 0,
+        };
+        let outputs = out.as_chunks_mut::<N>().0.chunks_mut(self.group_size);
+        for ((scale, bias), outputs) in groups.zip(outputs) {
+            let (scale, bias) = (from_bytes(*scale), from_bytes(*bias));
+            for (output, code) in outputs.iter_mut().zip(&mut codes) {
+                *output = to_bytes(scale * code as f32 + bias);
+            }
+        }
+    }
+}
+
+/// Codes of a few bits each, lowest bits first.
+struct Codes<'a> {
+    bytes: std::slice::Iter<'a, u8>,
+    bits: usize,
+    buffer: u32,
+    held: usize,
+}
+
+impl Iterator for Codes<'_> {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        while self.held < self.bits {
+            self.buffer |= u32::from(*self.bytes.next()?) << self.held;
+            self.held += 8;
+        }
+        let code = self.buffer & ((1 << self.bits) - 1);
+        self.buffer >>= self.bits;
+        self.held -= self.bits;
+        Some(code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_come_lowest_bits_first() {
+        let codes = |bits, bytes: &[u8]| {
+            Codes {
+                bytes: bytes.iter(),
+                bits,
+                buffer: 0,
+                held: 0,
+            }
+            .collect::<Vec<_>>()
+        };
+        assert_eq!(codes(4, &[0x21, 0x43]), [1, 2, 3, 4]);
+        assert_eq!(codes(8, &[0x21, 0x43]), [0x21, 0x43]);
+        // 3 bits: 0b_111_110_101_100_011_010_001_000 as three little-endian bytes.
+        assert_eq!(codes(3, &[0x88, 0xc6, 0xfa]), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(codes(6, &[0x41, 0x30, 0x10]), [1, 1, 3, 4]);
+    }
+}

@@ -1,0 +1,73 @@
+//! Opens every golden model in both formats, mapped and read, and holds the two against each other.
+
+use std::path::PathBuf;
+
+use oxidize_core::file::{Format, ModelFile, OpenOptions};
+
+/// The folder of golden models, or a loud `None`.
+fn golden() -> Option<PathBuf> {
+    let shared = std::env::var_os("OXIDIZE_SHARED").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
+        PathBuf::from,
+    );
+    let golden = shared.join("golden");
+    if golden.is_dir() {
+        return Some(golden);
+    }
+    eprintln!("SKIPPED: no golden models at {}", golden.display());
+    None
+}
+
+#[test]
+fn golden_models_open_the_same_mapped_and_read() {
+    let Some(golden) = golden() else { return };
+    let mut opened = 0;
+    for entry in std::fs::read_dir(golden).unwrap() {
+        let directory = entry.unwrap().path();
+        for name in ["model.gguf", "model.safetensors"] {
+            let path = directory.join(name);
+            if !path.exists() {
+                continue;
+            }
+            let mapped = ModelFile::open(&path, &OpenOptions::default()).unwrap();
+            let options = OpenOptions {
+                mmap: false,
+                ..OpenOptions::default()
+            };
+            let read = ModelFile::open(&path, &options).unwrap();
+            assert!(!mapped.tensors().is_empty(), "{}", path.display());
+            assert_eq!(mapped.tensors(), read.tensors(), "{}", path.display());
+            assert!(
+                mapped.metadata().iter().eq(read.metadata().iter()),
+                "{}",
+                path.display()
+            );
+            for tensor in mapped.tensors() {
+                assert_eq!(mapped.tensor(&tensor.name), Some(tensor));
+                let data = mapped.data(tensor).unwrap();
+                assert_eq!(
+                    data.len() as u64,
+                    tensor.ty.bytes_for(tensor.elements()).unwrap()
+                );
+                assert_eq!(*data, *read.data(tensor).unwrap(), "{}", tensor.name);
+            }
+            match mapped.format() {
+                Format::Gguf { version } => {
+                    assert_eq!(version, 3);
+                    assert!(mapped.metadata().str("general.architecture").is_some());
+                }
+                _ => {
+                    assert!(
+                        mapped
+                            .config()
+                            .is_some_and(|config| config["model_type"].is_string())
+                    );
+                    let from_directory = ModelFile::open(&directory, &OpenOptions::default());
+                    assert_eq!(from_directory.unwrap().tensors(), mapped.tensors());
+                }
+            }
+            opened += 1;
+        }
+    }
+    assert!(opened > 0, "the golden folder has no models");
+}
