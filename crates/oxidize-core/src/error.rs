@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::gguf::GgufError;
+use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
 use crate::safetensors::SafetensorsError;
 
@@ -35,6 +35,9 @@ pub enum Error {
         /// What is wrong, and where.
         error: GgufError,
     },
+    /// A GGUF file cannot be written.
+    #[error(transparent)]
+    GgufWrite(#[from] WriteError),
     /// A safetensors file, or a JSON file beside it, is broken.
     #[error("{}: {error}", path.display())]
     Safetensors {

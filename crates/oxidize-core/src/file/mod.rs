@@ -6,6 +6,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod options;
+mod summary;
 mod tensor;
 
 use std::collections::HashMap;
@@ -14,6 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use options::{OpenOptions, Progress};
+pub use oxidize_kernels::quant::TensorType;
+pub use summary::{Summary, TypeCount};
 pub use tensor::{DimOrder, TensorInfo};
 
 use crate::error::{Error, Result};
@@ -261,6 +264,15 @@ impl ModelFile {
         };
         self.report(tensor.bytes);
         Ok(data)
+    }
+
+    /// Bytes that a tensor takes in the file: fewer than [`TensorInfo::bytes`] if MLX packed it.
+    pub fn stored_bytes(&self, tensor: &TensorInfo) -> u64 {
+        self.0
+            .contents
+            .mlx
+            .get(&tensor.name)
+            .map_or(tensor.bytes, MlxTensor::stored_bytes)
     }
 
     /// Asks the system to read the model into memory, in the background where it can.
