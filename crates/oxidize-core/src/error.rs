@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use oxidize_kernels::quant::QuantError;
+
 use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
 use crate::safetensors::SafetensorsError;
@@ -79,6 +81,16 @@ pub enum Error {
         path: PathBuf,
         /// The name that was asked for.
         name: String,
+    },
+    /// A tensor cannot be turned into floats.
+    #[error("{}: tensor `{name}`: {error}", path.display())]
+    Dequantize {
+        /// The model.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Why.
+        error: QuantError,
     },
 }
 
