@@ -16,16 +16,8 @@ pub(super) fn summary(
 ) -> anyhow::Result<()> {
     let summary = Summary::of(model);
     let (title, dim) = (styles.title, styles.dim);
-    let file_name = model
-        .path()
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned());
-    let name = summary
-        .name
-        .as_deref()
-        .or(file_name.as_deref())
-        .unwrap_or("model");
-    writeln!(out, "{title}{}{title:#}", printable(name))?;
+    let name = summary.name.clone().unwrap_or_else(|| name_on_disk(model));
+    writeln!(out, "{title}{}{title:#}", printable(&name))?;
 
     let mut fact = |label: &str, value: Option<String>| -> io::Result<()> {
         match value {
