@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::backend::BackendError;
-use crate::gguf::GgufError;
+use oxidize_kernels::quant::QuantError;
+
+use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
 use crate::model::ModelError;
 use crate::safetensors::SafetensorsError;
@@ -37,6 +38,9 @@ pub enum Error {
         /// What is wrong, and where.
         error: GgufError,
     },
+    /// A GGUF file cannot be written.
+    #[error(transparent)]
+    GgufWrite(#[from] WriteError),
     /// A safetensors file, or a JSON file beside it, is broken.
     #[error("{}: {error}", path.display())]
     Safetensors {
@@ -84,6 +88,16 @@ pub enum Error {
         path: PathBuf,
         /// The name that was asked for.
         name: String,
+    },
+    /// A tensor cannot be turned into floats.
+    #[error("{}: tensor `{name}`: {error}", path.display())]
+    Dequantize {
+        /// The model.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Why.
+        error: QuantError,
     },
 }
 

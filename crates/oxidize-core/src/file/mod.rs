@@ -6,6 +6,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod options;
+mod summary;
 mod tensor;
 
 use std::collections::HashMap;
@@ -14,7 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use options::{OpenOptions, Progress};
+pub use oxidize_kernels::quant::TensorType;
+pub use summary::{Summary, TypeCount};
 pub use tensor::{DimOrder, TensorInfo};
+
+use oxidize_kernels::quant::dequantize;
 
 use crate::error::{Error, Result};
 use crate::gguf::{GgufLoader, Metadata};
@@ -261,6 +266,37 @@ impl ModelFile {
         };
         self.report(tensor.bytes);
         Ok(data)
+    }
+
+    /// The elements of a tensor as floats, in order, a piece at a time.
+    pub fn for_each_f32<E: From<Error>>(
+        &self,
+        tensor: &TensorInfo,
+        mut each: impl FnMut(&[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        /// Whole blocks of any type, and small beside the tensor.
+        const PIECE: usize = 1 << 16;
+        let data = self.data(tensor)?;
+        let mut floats = vec![0.0; PIECE];
+        for bytes in data.chunks(PIECE / tensor.ty.block_len() * tensor.ty.block_bytes()) {
+            let n = bytes.len() / tensor.ty.block_bytes() * tensor.ty.block_len();
+            let floats = floats.get_mut(..n).unwrap_or_default();
+            dequantize(tensor.ty, bytes, floats).map_err(|error| {
+                let (path, name) = (self.path().to_path_buf(), tensor.name.clone());
+                Error::Dequantize { path, name, error }
+            })?;
+            each(floats)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that a tensor takes in the file: fewer than [`TensorInfo::bytes`] if MLX packed it.
+    pub fn stored_bytes(&self, tensor: &TensorInfo) -> u64 {
+        self.0
+            .contents
+            .mlx
+            .get(&tensor.name)
+            .map_or(tensor.bytes, MlxTensor::stored_bytes)
     }
 
     /// Asks the system to read the model into memory, in the background where it can.

@@ -13,12 +13,14 @@ mod metadata;
 mod read;
 pub mod split;
 mod value;
+mod write;
 
 pub use error::{GgufError, Problem, Subject};
 pub use load::GgufLoader;
 pub use metadata::Metadata;
 pub use read::{Header, parse};
-pub use value::{Array, Value, ValueType};
+pub use value::{Array, Value, ValueType, Values};
+pub use write::{ArrayBuf, Planned, WriteError, Writer};
 
 /// The first four bytes of every GGUF file.
 pub const MAGIC: [u8; 4] = *b"GGUF";

@@ -325,6 +325,16 @@ impl<'a> Array<'a> {
         }))
     }
 
+    /// An array whose elements were laid out as in a file of version 2 or 3.
+    pub(super) fn from_payload(element: ValueType, len: usize, payload: &'a [u8]) -> Array<'a> {
+        Array {
+            element,
+            len,
+            payload,
+            layout: Layout::V2,
+        }
+    }
+
     /// The bytes that hold the elements in a file of version 2 or 3.
     pub(super) fn payload(&self) -> Option<&'a [u8]> {
         let same = self.layout == Layout::V2 || self.element.size().is_some();

@@ -1,0 +1,76 @@
+//! `oxidize inspect`: what is in a model file. Reads the header only, unless a tensor is dumped.
+
+mod dump;
+mod json;
+mod text;
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use oxidize_core::file::{ModelFile, OpenOptions};
+
+use crate::style;
+
+/// Show what is in a model: architecture, types, memory needs, tensors, metadata
+#[derive(Args)]
+#[command(visible_alias = "show")]
+pub(crate) struct Inspect {
+    /// GGUF file (any part of a split one), safetensors file, or directory
+    path: PathBuf,
+    /// List all tensors
+    #[arg(long)]
+    tensors: bool,
+    /// List all metadata
+    #[arg(long)]
+    metadata: bool,
+    /// Print everything as JSON
+    #[arg(long, conflicts_with_all = ["tensors", "metadata"])]
+    json: bool,
+    /// Write this tensor, dequantised to f32, to the file of --output
+    #[arg(
+        long,
+        value_name = "TENSOR",
+        requires = "output",
+        conflicts_with = "json"
+    )]
+    dump: Option<String>,
+    /// NumPy file for --dump
+    #[arg(short, long, value_name = "FILE.npy", requires = "dump")]
+    output: Option<PathBuf>,
+    /// Read the file instead of mapping it into memory
+    #[arg(long)]
+    no_mmap: bool,
+}
+
+impl Inspect {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let options = OpenOptions {
+            mmap: !self.no_mmap,
+            ..OpenOptions::default()
+        };
+        let model = ModelFile::open(&self.path, &options)?;
+        if let (Some(tensor), Some(output)) = (&self.dump, &self.output) {
+            return dump::write_npy(&model, tensor, output);
+        }
+        let mut out = BufWriter::new(io::stdout().lock());
+        if self.json {
+            json::write(&model, &mut out)?;
+        } else {
+            let styles = style::for_stdout();
+            // A list is all that was asked for; the summary would be in its way.
+            match (self.metadata, self.tensors) {
+                (false, false) => text::summary(&model, styles, &mut out)?,
+                (metadata, tensors) => {
+                    if metadata {
+                        text::metadata(&model, styles, &mut out)?;
+                    }
+                    if tensors {
+                        text::tensors(&model, styles, &mut out)?;
+                    }
+                }
+            }
+        }
+        Ok(out.flush()?)
+    }
+}

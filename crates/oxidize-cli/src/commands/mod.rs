@@ -1,0 +1,27 @@
+//! The verbs of the command line. A verb is a file here with a `clap::Args` struct that has a
+//! `run`, its `mod` line, and its line in `verbs!`.
+
+mod inspect;
+
+macro_rules! verbs {
+    ($($verb:ident($args:path)),* $(,)?) => {
+        /// What to do.
+        #[derive(clap::Subcommand)]
+        pub(crate) enum Verb {
+            $(#[allow(missing_docs, reason = "the help text is on the arguments")] $verb($args),)*
+        }
+
+        impl Verb {
+            /// Does it.
+            pub(crate) fn run(self) -> anyhow::Result<()> {
+                match self {
+                    $(Verb::$verb(args) => args.run(),)*
+                }
+            }
+        }
+    };
+}
+
+verbs! {
+    Inspect(inspect::Inspect),
+}

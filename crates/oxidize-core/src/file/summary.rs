@@ -1,0 +1,512 @@
+//! [`Summary`]: what a person wants to know about a model, out of GGUF keys or `config.json`.
+
+use std::collections::BTreeMap;
+
+use oxidize_kernels::quant::TensorType;
+use serde_json::Value as Json;
+
+use super::{Format, ModelFile};
+use crate::gguf::Value;
+
+/// The main facts about a model. What the file does not say is `None`.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The model's own name.
+    pub name: Option<String>,
+    /// The architecture: `general.architecture`, or `model_type` of `config.json`.
+    pub architecture: Option<String>,
+    /// Elements of all tensors.
+    pub parameters: u64,
+    /// Bytes of all files.
+    pub file_bytes: u64,
+    /// Bytes of all tensors as they are loaded.
+    pub weight_bytes: u64,
+    /// What people call the mix of types, such as `Q4_K_M`.
+    pub file_type: Option<String>,
+    /// Types in use, the one with the most bytes first.
+    pub types: Vec<TypeCount>,
+    /// Tokens the model was trained to look back over.
+    pub context_length: Option<u64>,
+    /// Layers.
+    pub layers: Option<u64>,
+    /// Width of the residual stream.
+    pub embedding_length: Option<u64>,
+    /// Width inside the feed-forward network.
+    pub feed_forward_length: Option<u64>,
+    /// Attention heads.
+    pub heads: Option<u64>,
+    /// Key and value heads; of a model whose layers differ, the most.
+    pub kv_heads: Option<u64>,
+    /// Experts, and how many of them a token uses.
+    pub experts: Option<(u64, u64)>,
+    /// Tokens in the vocabulary.
+    pub vocabulary: Option<u64>,
+    /// The kind of tokenizer, or the file it is in.
+    pub tokenizer: Option<String>,
+    /// Whether there is a chat template.
+    pub chat_template: bool,
+    kv: Vec<KvLayers>,
+}
+
+/// How often a type is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TypeCount {
+    /// The type.
+    pub ty: TensorType,
+    /// Tensors that have it.
+    pub tensors: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Layers that keep the same number of values for each token.
+#[derive(Clone, Copy, Debug)]
+struct KvLayers {
+    layers: u64,
+    values_per_token: u64,
+    /// Tokens that are kept, where the layer does not see further.
+    window: Option<u64>,
+}
+
+impl Summary {
+    /// Reads the facts; touches no tensor data.
+    pub fn of(model: &ModelFile) -> Summary {
+        let facts = match model.config() {
+            Some(config) => Facts::Config(config),
+            None => Facts::Gguf(model),
+        };
+        let types = count_types(model);
+        let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
+        let heads = facts.number(&HEADS);
+        let kv_heads = facts.numbers(&KV_HEADS);
+        let (name, tokenizer) = (facts.name(), facts.tokenizer(model));
+        Summary {
+            name,
+            architecture: facts.architecture(),
+            parameters: sum(&mut model.tensors().iter().map(|tensor| tensor.elements())),
+            file_bytes: sum(&mut model.files().map(|(_, len)| len)),
+            weight_bytes: sum(&mut types.iter().map(|count| count.bytes)),
+            file_type: file_type(model, &types),
+            types,
+            context_length: facts.number(&CONTEXT),
+            layers: facts.number(&LAYERS),
+            embedding_length: facts.number(&EMBEDDING),
+            feed_forward_length: facts.numbers(&FEED_FORWARD).into_iter().max(),
+            heads,
+            kv_heads: kv_heads.iter().copied().max().or(heads),
+            experts: facts.number(&EXPERTS).zip(facts.number(&EXPERTS_USED)),
+            vocabulary: facts.vocabulary(),
+            tokenizer,
+            chat_template: facts.chat_template(model),
+            kv: facts.kv_layers(heads, kv_heads),
+        }
+    }
+
+    /// Bytes of KV cache for `n_tokens` at two bytes a value; `None` for a model that keeps none or
+    /// does not say enough. Layers with a window that the file does not mark count in full.
+    pub fn kv_bytes(&self, n_tokens: u64) -> Option<u64> {
+        const F16_BYTES: u64 = 2;
+        let bytes = self.kv.iter().fold(0u64, |sum, group| {
+            let tokens = group.window.map_or(n_tokens, |window| window.min(n_tokens));
+            let values = group.layers.saturating_mul(group.values_per_token);
+            sum.saturating_add(values.saturating_mul(tokens).saturating_mul(F16_BYTES))
+        });
+        (bytes > 0).then_some(bytes)
+    }
+}
+
+/// A hyper-parameter: its GGUF key after the architecture's name, and its names in `config.json`.
+struct Parameter {
+    gguf: &'static str,
+    config: &'static [&'static str],
+}
+
+const CONTEXT: Parameter = Parameter {
+    gguf: "context_length",
+    config: &[
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "seq_length",
+        "max_seq_len",
+    ],
+};
+const LAYERS: Parameter = Parameter {
+    gguf: "block_count",
+    config: &["num_hidden_layers", "n_layer", "n_layers", "num_layers"],
+};
+const EMBEDDING: Parameter = Parameter {
+    gguf: "embedding_length",
+    config: &["hidden_size", "n_embd", "d_model", "dim"],
+};
+const FEED_FORWARD: Parameter = Parameter {
+    gguf: "feed_forward_length",
+    config: &["intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"],
+};
+const HEADS: Parameter = Parameter {
+    gguf: "attention.head_count",
+    config: &["num_attention_heads", "n_head", "n_heads"],
+};
+const KV_HEADS: Parameter = Parameter {
+    gguf: "attention.head_count_kv",
+    config: &[
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_head_kv",
+        "multi_query_group_num",
+    ],
+};
+const KEY_LENGTH: Parameter = Parameter {
+    gguf: "attention.key_length",
+    config: &["head_dim", "kv_channels"],
+};
+const VALUE_LENGTH: Parameter = Parameter {
+    gguf: "attention.value_length",
+    config: &["head_dim", "kv_channels"],
+};
+const KV_LORA_RANK: Parameter = Parameter {
+    gguf: "attention.kv_lora_rank",
+    config: &["kv_lora_rank"],
+};
+const ROPE_DIMS: Parameter = Parameter {
+    gguf: "rope.dimension_count",
+    config: &["qk_rope_head_dim"],
+};
+const WINDOW: Parameter = Parameter {
+    gguf: "attention.sliding_window",
+    config: &["sliding_window"],
+};
+const EXPERTS: Parameter = Parameter {
+    gguf: "expert_count",
+    config: &[
+        "num_local_experts",
+        "num_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+    ],
+};
+const EXPERTS_USED: Parameter = Parameter {
+    gguf: "expert_used_count",
+    config: &[
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "moe_top_k",
+        "top_k_experts",
+    ],
+};
+
+/// Where the facts are.
+enum Facts<'a> {
+    Gguf(&'a ModelFile),
+    Config(&'a Json),
+}
+
+impl Facts<'_> {
+    fn architecture(&self) -> Option<String> {
+        match self {
+            Facts::Gguf(model) => model
+                .metadata()
+                .str("general.architecture")
+                .map(str::to_owned),
+            Facts::Config(config) => config.get("model_type")?.as_str().map(str::to_owned),
+        }
+    }
+
+    fn name(&self) -> Option<String> {
+        match self {
+            Facts::Gguf(model) => model.metadata().str("general.name").map(str::to_owned),
+            Facts::Config(config) => {
+                let name = config.get("_name_or_path")?.as_str()?;
+                let last = name.trim_end_matches('/').rsplit('/').next()?;
+                (!last.is_empty()).then(|| last.to_owned())
+            }
+        }
+    }
+
+    fn number(&self, parameter: &Parameter) -> Option<u64> {
+        match self {
+            Facts::Gguf(model) => model.metadata().u64(&self.key(parameter)?),
+            Facts::Config(_) => self.json(parameter)?.as_u64(),
+        }
+    }
+
+    /// One number for all layers, or one for each of them; none if the file does not say.
+    fn numbers(&self, parameter: &Parameter) -> Vec<u64> {
+        let listed: Option<Vec<u64>> = match self {
+            Facts::Gguf(model) => self.key(parameter).and_then(|key| {
+                let numbers = model.metadata().array(&key)?.iter_i64()?;
+                Some(numbers.map(|n| u64::try_from(n).unwrap_or(0)).collect())
+            }),
+            Facts::Config(_) => self
+                .json(parameter)
+                .and_then(Json::as_array)
+                .map(|array| array.iter().map(|n| n.as_u64().unwrap_or(0)).collect()),
+        };
+        listed.unwrap_or_else(|| self.number(parameter).into_iter().collect())
+    }
+
+    fn key(&self, parameter: &Parameter) -> Option<String> {
+        Some(format!("{}.{}", self.architecture()?, parameter.gguf))
+    }
+
+    /// A value of `config.json`, or of the part of it that multimodal models keep the text in.
+    fn json(&self, parameter: &Parameter) -> Option<&Json> {
+        parameter
+            .config
+            .iter()
+            .find_map(|name| self.json_named(name))
+    }
+
+    fn json_named(&self, name: &str) -> Option<&Json> {
+        let Facts::Config(config) = self else {
+            return None;
+        };
+        let text = ["text_config", "llm_config"]
+            .iter()
+            .find_map(|part| config.get(part));
+        text.and_then(|text| text.get(name))
+            .or_else(|| config.get(name))
+            .filter(|v| !v.is_null())
+    }
+
+    fn vocabulary(&self) -> Option<u64> {
+        match self {
+            Facts::Gguf(model) => {
+                let tokens = model.metadata().array("tokenizer.ggml.tokens");
+                let listed = tokens.map(|tokens| tokens.len() as u64);
+                listed.or_else(|| {
+                    model
+                        .metadata()
+                        .u64(&format!("{}.vocab_size", self.architecture()?))
+                })
+            }
+            Facts::Config(_) => self.json_named("vocab_size")?.as_u64(),
+        }
+    }
+
+    fn tokenizer(&self, model: &ModelFile) -> Option<String> {
+        match self {
+            Facts::Gguf(model) => {
+                let kind = model.metadata().str("tokenizer.ggml.model")?;
+                match model.metadata().str("tokenizer.ggml.pre") {
+                    Some(pre) => Some(format!("{kind} ({pre})")),
+                    None => Some(kind.to_owned()),
+                }
+            }
+            Facts::Config(_) => ["tokenizer.json", "tokenizer.model", "vocab.txt"]
+                .into_iter()
+                .find(|name| model.sidecar(name).is_some())
+                .map(str::to_owned),
+        }
+    }
+
+    fn chat_template(&self, model: &ModelFile) -> bool {
+        match self {
+            Facts::Gguf(model) => model.metadata().get("tokenizer.chat_template").is_some(),
+            Facts::Config(_) => {
+                let in_config = || {
+                    let path = model.sidecar("tokenizer_config.json")?;
+                    let config: Json = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+                    Some(!config.get("chat_template")?.is_null())
+                };
+                model.sidecar("chat_template.jinja").is_some() || in_config() == Some(true)
+            }
+        }
+    }
+
+    /// Whether the model looks only backwards, so that keys and values are worth keeping.
+    fn is_causal(&self) -> bool {
+        match self {
+            Facts::Gguf(model) => {
+                let key = self
+                    .architecture()
+                    .map(|arch| format!("{arch}.attention.causal"));
+                key.and_then(|key| model.metadata().bool(&key))
+                    .unwrap_or(true)
+            }
+            Facts::Config(config) => {
+                let classes = config.get("architectures").and_then(Json::as_array);
+                let decodes = |class: &str| {
+                    ["CausalLM", "LMHead", "ConditionalGeneration"]
+                        .iter()
+                        .any(|s| class.contains(s))
+                };
+                classes.is_none_or(|classes| classes.iter().filter_map(Json::as_str).any(decodes))
+            }
+        }
+    }
+
+    fn kv_layers(&self, heads: Option<u64>, kv_heads: Vec<u64>) -> Vec<KvLayers> {
+        self.try_kv_layers(heads, kv_heads).unwrap_or_default()
+    }
+
+    fn try_kv_layers(&self, heads: Option<u64>, kv_heads: Vec<u64>) -> Option<Vec<KvLayers>> {
+        if !self.is_causal() {
+            return None;
+        }
+        let layers = self.number(&LAYERS)?;
+        let window = self.number(&WINDOW).filter(|&window| window > 0);
+        let kinds = self.layer_kinds();
+        let kind_of = |layer: usize| kinds.get(layer).copied().unwrap_or(LayerKind::Full);
+        let group = |layers, values_per_token, kind| KvLayers {
+            layers: if kind == LayerKind::Recurrent {
+                0
+            } else {
+                layers
+            },
+            values_per_token,
+            window: window.filter(|_| kind == LayerKind::Windowed),
+        };
+
+        // Latent attention keeps one compressed vector for all heads, and the rotated part.
+        if let Some(rank) = self.number(&KV_LORA_RANK).filter(|&rank| rank > 0) {
+            let values = rank.saturating_add(self.number(&ROPE_DIMS).unwrap_or(0));
+            return Some(vec![group(layers, values, LayerKind::Full)]);
+        }
+
+        let head_dim = || Some(self.number(&EMBEDDING)?.checked_div(heads?).unwrap_or(0));
+        let key = self.number(&KEY_LENGTH).or_else(head_dim)?;
+        let value = self.number(&VALUE_LENGTH).or_else(head_dim)?;
+        let width = key.saturating_add(value);
+        match kv_heads.as_slice() {
+            [] | [_] if kinds.is_empty() => {
+                let kv_heads = kv_heads.first().copied().or(heads)?;
+                Some(vec![group(
+                    layers,
+                    kv_heads.saturating_mul(width),
+                    LayerKind::Full,
+                )])
+            }
+            [] | [_] => {
+                let kv_heads = kv_heads.first().copied().or(heads)?;
+                let values = kv_heads.saturating_mul(width);
+                Some(kinds.iter().map(|&kind| group(1, values, kind)).collect())
+            }
+            each => {
+                let each = each.iter().enumerate();
+                Some(
+                    each.map(|(i, n)| group(1, n.saturating_mul(width), kind_of(i)))
+                        .collect(),
+                )
+            }
+        }
+    }
+
+    /// What kind each layer is, where the file lists it.
+    fn layer_kinds(&self) -> Vec<LayerKind> {
+        match self {
+            Facts::Gguf(model) => {
+                let key = self
+                    .architecture()
+                    .map(|arch| format!("{arch}.attention.sliding_window_pattern"));
+                let pattern = key.and_then(|key| model.metadata().array(&key));
+                let kind = |n| {
+                    if n != 0 {
+                        LayerKind::Windowed
+                    } else {
+                        LayerKind::Full
+                    }
+                };
+                let listed =
+                    pattern.and_then(|pattern| Some(pattern.iter_i64()?.map(kind).collect()));
+                listed.unwrap_or_default()
+            }
+            Facts::Config(_) => {
+                let kind = |name: &Json| match name.as_str() {
+                    Some("sliding_attention" | "chunked_attention") => LayerKind::Windowed,
+                    Some("full_attention" | "attention") | None => LayerKind::Full,
+                    Some(_) => LayerKind::Recurrent,
+                };
+                let listed = self.json_named("layer_types").and_then(Json::as_array);
+                listed
+                    .map(|kinds| kinds.iter().map(kind).collect())
+                    .unwrap_or_default()
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LayerKind {
+    Full,
+    Windowed,
+    Recurrent,
+}
+
+fn count_types(model: &ModelFile) -> Vec<TypeCount> {
+    let mut counts: BTreeMap<TensorType, TypeCount> = BTreeMap::new();
+    for tensor in model.tensors() {
+        let ty = tensor.ty;
+        let count = counts.entry(ty).or_insert(TypeCount {
+            ty,
+            tensors: 0,
+            bytes: 0,
+        });
+        count.tensors += 1;
+        count.bytes = count.bytes.saturating_add(tensor.bytes);
+    }
+    let mut counts: Vec<_> = counts.into_values().collect();
+    counts.sort_by_key(|count| std::cmp::Reverse(count.bytes));
+    counts
+}
+
+/// The name people use for a mix of types: what the file says, else the type with the most bytes.
+fn file_type(model: &ModelFile, types: &[TypeCount]) -> Option<String> {
+    if let (Format::Mlx, Some(config)) = (model.format(), model.config()) {
+        let bits = config.get("quantization")?.get("bits")?.as_u64()?;
+        return Some(format!("MLX {bits}-bit"));
+    }
+    // Set where the converter guessed.
+    const GUESSED: u64 = 1024;
+    let id = model
+        .metadata()
+        .get("general.file_type")
+        .as_ref()
+        .and_then(Value::as_u64);
+    let named = id.and_then(|id| {
+        FILE_TYPES
+            .iter()
+            .find(|(known, _)| *known == id & !GUESSED)
+            .map(|(_, name)| *name)
+    });
+    let most = types.first().map(|count| count.ty.name());
+    named.or(most).map(str::to_owned)
+}
+
+/// The ids of `general.file_type`, as in llama.cpp's `llama_ftype`.
+const FILE_TYPES: &[(u64, &str)] = &[
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K_S"),
+    (12, "Q3_K_M"),
+    (13, "Q3_K_L"),
+    (14, "Q4_K_S"),
+    (15, "Q4_K_M"),
+    (16, "Q5_K_S"),
+    (17, "Q5_K_M"),
+    (18, "Q6_K"),
+    (19, "IQ2_XXS"),
+    (20, "IQ2_XS"),
+    (21, "Q2_K_S"),
+    (22, "IQ3_XS"),
+    (23, "IQ3_XXS"),
+    (24, "IQ1_S"),
+    (25, "IQ4_NL"),
+    (26, "IQ3_S"),
+    (27, "IQ3_M"),
+    (28, "IQ2_S"),
+    (29, "IQ2_M"),
+    (30, "IQ4_XS"),
+    (31, "IQ1_M"),
+    (32, "BF16"),
+    (36, "TQ1_0"),
+    (37, "TQ2_0"),
+    (38, "MXFP4_MOE"),
+    (39, "NVFP4"),
+];

@@ -1,0 +1,410 @@
+//! What the reader gives out, what the writer writes, and that the two agree to the byte.
+
+mod raw_gguf;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use oxidize_core::file::{Format, ModelFile, OpenOptions, TensorType};
+use oxidize_core::gguf::{ArrayBuf, Value, ValueType, WriteError, Writer, parse};
+use oxidize_core::io::SharedBytes;
+use oxidize_core::{Error, Limits};
+use raw_gguf::{RawGguf, small};
+
+fn from_bytes(bytes: Vec<u8>) -> ModelFile {
+    ModelFile::from_bytes(bytes, &OpenOptions::default()).unwrap()
+}
+
+#[test]
+fn every_type_of_value_is_read() {
+    for version in [1, 2, 3] {
+        let model = from_bytes(small(version).bytes);
+        assert_eq!(model.format(), Format::Gguf { version });
+        let metadata = model.metadata();
+        assert_eq!(metadata.len(), 19);
+        assert_eq!(metadata.str("general.architecture"), Some("llama"));
+        assert_eq!(metadata.get("a.u8"), Some(Value::U8(200)));
+        assert_eq!(metadata.get("a.i8"), Some(Value::I8(-128)));
+        assert_eq!(metadata.u64("a.u16"), Some(60_000));
+        assert_eq!(metadata.i64("a.i16"), Some(-2));
+        assert_eq!(metadata.u64("a.i16"), None);
+        assert_eq!(metadata.i64("a.i32"), Some(-3));
+        assert_eq!(metadata.f32("a.f32"), Some(1.5));
+        assert_eq!(metadata.bool("a.bool"), Some(true));
+        assert_eq!(metadata.u64("a.u64"), Some(u64::MAX));
+        assert_eq!(metadata.i64("a.u64"), None);
+        assert_eq!(metadata.i64("a.i64"), Some(i64::MIN));
+        assert_eq!(metadata.get("a.f64"), Some(Value::F64(0.1)));
+        assert_eq!(metadata.str("a.empty"), Some(""));
+        assert_eq!(metadata.get("a.odd"), Some(Value::Bytes(b"\xff\xfe")));
+        assert_eq!(metadata.get("missing"), None);
+
+        let tokens = metadata.array("tokens").unwrap();
+        assert_eq!(
+            (tokens.len(), tokens.element_type()),
+            (4, ValueType::String)
+        );
+        let bytes: Vec<_> = tokens.byte_strings().unwrap().collect();
+        assert_eq!(bytes, [&b"<s>"[..], "Ġé".as_bytes(), b"\xf0\x9f", b""]);
+        let text: Vec<_> = tokens.strings().unwrap().collect();
+        assert_eq!(text, ["<s>", "Ġé", "\u{fffd}", ""]);
+        assert_eq!(tokens.get(1), Some(Value::Str("Ġé")));
+        assert_eq!(tokens.get(4), None);
+        assert!(tokens.iter_f32().is_none());
+
+        let scores = metadata.array("scores").unwrap();
+        assert_eq!(
+            scores.iter_f32().unwrap().collect::<Vec<_>>(),
+            [-1.0, 0.0, 2.5]
+        );
+        assert_eq!(scores.get(2), Some(Value::F32(2.5)));
+        assert!(scores.iter_i64().is_none());
+        let flags = metadata.array("flags").unwrap();
+        assert_eq!(flags.iter_i64().unwrap().collect::<Vec<_>>(), [0, 1, 1]);
+
+        let nested = metadata.array("nested").unwrap();
+        let first = nested.get(0).unwrap().as_array().unwrap();
+        let innermost = first.get(0).unwrap().as_array().unwrap().get(0).unwrap();
+        assert_eq!(innermost.as_array().unwrap().get(1), Some(Value::U8(2)));
+        assert_eq!(
+            first.get(1).unwrap().as_array().unwrap().get(0),
+            Some(Value::Str("deep"))
+        );
+        assert!(nested.get(1).unwrap().as_array().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn tensors_are_found_with_their_bytes() {
+    let file = small(3);
+    let model = from_bytes(file.bytes.clone());
+    let data_start = file.header_len.next_multiple_of(64) as u64;
+    let tensor = model.tensor("output_norm.weight").unwrap();
+    assert_eq!(
+        (tensor.ty, tensor.offset, tensor.bytes),
+        (TensorType::F32, data_start + 64, 128)
+    );
+    let expected: Vec<u8> = (64..192).map(|i| i as u8).collect();
+    assert_eq!(*model.data(tensor).unwrap(), *expected);
+    let experts = model.tensor("experts").unwrap();
+    assert_eq!(experts.shape, [4, 2, 2, 1]);
+    assert_eq!(experts.dims(), [1, 2, 2, 4]);
+    assert_eq!(experts.elements(), 16);
+    assert_eq!(model.tensor("scalar").unwrap().elements(), 1);
+    assert!(model.tensor("absent").is_none());
+}
+
+#[test]
+fn data_is_aligned_for_its_type_wherever_the_file_lies() {
+    let mut file = RawGguf::new(3, 2, 1);
+    file.key("general.alignment", 4).u32(1);
+    file.tensor("a", &[1], 24, 0)
+        .tensor("b", &[2], 28, 1)
+        .data(1, 17);
+    let model = from_bytes(file.bytes.clone());
+    let data = model.data(model.tensor("b").unwrap()).unwrap();
+    assert_eq!(data.as_ptr() as usize % 8, 0);
+    assert_eq!(*data, file.bytes[file.bytes.len() - 16..]);
+}
+
+#[test]
+fn any_prefix_asks_for_more_until_the_header_is_whole() {
+    let file = small(3);
+    let len = file.bytes.len() as u64;
+    for end in 0..file.bytes.len() {
+        let prefix = SharedBytes::from(file.bytes[..end].to_vec());
+        match parse(&prefix, len, &Limits::default()) {
+            Ok(header) => assert!(header.len <= end as u64),
+            Err(error) => {
+                let wanted = error
+                    .wants_more()
+                    .unwrap_or_else(|| panic!("{end}: {error}"));
+                assert!(
+                    wanted > end as u64 && wanted <= file.header_len as u64,
+                    "{end}: {error}"
+                );
+            }
+        }
+    }
+}
+
+/// The same file again, by way of the reader and the writer.
+fn rewritten(model: &ModelFile, out: impl Write) -> Result<(), Error> {
+    let mut writer = Writer::new();
+    for (key, value) in model.metadata().iter() {
+        writer.key(key, &value)?;
+    }
+    for tensor in model.tensors() {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape)?;
+    }
+    writer.write(out, |planned, out| {
+        let data = model.data(model.tensor(&planned.name).unwrap())?;
+        out.write_all(&data).map_err(Error::io(model.path()))
+    })
+}
+
+#[test]
+fn writing_what_was_read_gives_the_same_bytes() {
+    let mut file = small(3);
+    // The small file ends without the padding that a writer adds.
+    let padded = file.header_len.next_multiple_of(64) + 320;
+    file.bytes.truncate(padded);
+    let scalar = file.header_len.next_multiple_of(64) + 192;
+    file.bytes[scalar + 2..scalar + 64].fill(0);
+    let embedding = file.header_len.next_multiple_of(64);
+    file.bytes[embedding + 54..embedding + 64].fill(0);
+    file.bytes[padded - 32..].fill(0);
+    let mut again = Vec::new();
+    rewritten(&from_bytes(file.bytes.clone()), &mut again).unwrap();
+    assert!(again == file.bytes);
+}
+
+/// Compares what is written with a file, without holding either.
+struct Comparing {
+    file: io::BufReader<std::fs::File>,
+    at: u64,
+}
+
+impl Write for Comparing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut expected = vec![0; bytes.len()];
+        io::Read::read_exact(&mut self.file, &mut expected)?;
+        assert!(expected == bytes, "bytes from {} differ", self.at);
+        self.at += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The folder of downloaded models and vocabularies.
+fn cache() -> PathBuf {
+    std::env::var_os("OXIDIZE_TEST_CACHE").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize"),
+        PathBuf::from,
+    )
+}
+
+#[test]
+fn real_files_are_rewritten_byte_for_byte() {
+    let mut files = 0;
+    for folder in ["vocab", "models"] {
+        let Ok(entries) = std::fs::read_dir(cache().join(folder)) else {
+            continue;
+        };
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            let small_enough = path.metadata().unwrap().len() < 200 << 20;
+            if path.extension().is_none_or(|extension| extension != "gguf") || !small_enough {
+                continue;
+            }
+            let model = ModelFile::open(&path, &OpenOptions::default()).unwrap();
+            if model.format() != (Format::Gguf { version: 3 }) {
+                continue;
+            }
+            let file = io::BufReader::new(std::fs::File::open(&path).unwrap());
+            let mut out = Comparing { file, at: 0 };
+            rewritten(&model, &mut out)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert_eq!(out.at, path.metadata().unwrap().len(), "{}", path.display());
+            files += 1;
+        }
+    }
+    if files == 0 {
+        eprintln!(
+            "SKIPPED: no GGUF files of version 3 under {}",
+            cache().display()
+        );
+    }
+}
+
+#[test]
+fn the_writer_refuses_what_the_reader_would() {
+    let mut writer = Writer::new();
+    writer.key("k", &Value::U8(1)).unwrap();
+    assert!(matches!(
+        writer.key("k", &Value::U8(1)),
+        Err(WriteError::Duplicate(_))
+    ));
+    let alignment = writer.key("general.alignment", &Value::U32(3));
+    assert!(matches!(alignment, Err(WriteError::Alignment)));
+    writer.tensor("t", TensorType::F32, &[2]).unwrap();
+    let mut refused = |ty, shape: &[u64]| writer.tensor("x", ty, shape).unwrap_err();
+    assert!(matches!(
+        refused(TensorType::U8, &[2]),
+        WriteError::TensorType(..)
+    ));
+    assert!(matches!(
+        refused(TensorType::Q4_0, &[16, 2]),
+        WriteError::Shape { .. }
+    ));
+    assert!(matches!(
+        refused(TensorType::F32, &[1 << 62]),
+        WriteError::Shape { .. }
+    ));
+    assert!(matches!(
+        refused(TensorType::F32, &[1; 5]),
+        WriteError::Shape { .. }
+    ));
+    assert!(matches!(
+        writer.tensor("t", TensorType::F32, &[2]),
+        Err(WriteError::Duplicate(_))
+    ));
+    let short = writer.write(io::sink(), |_, out| {
+        Ok::<_, WriteError>(out.write_all(&[0; 7])?)
+    });
+    assert!(matches!(
+        short,
+        Err(WriteError::Size {
+            expected: 8,
+            written: 7,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn arrays_are_built_and_read_back() {
+    let inner = ArrayBuf::strings(["a", "bc"]);
+    let nested = ArrayBuf::values(ValueType::Array, [Value::Array(inner.as_array()); 2]).unwrap();
+    let mut writer = Writer::new();
+    writer
+        .key("nested", &Value::Array(nested.as_array()))
+        .unwrap();
+    writer
+        .key("numbers", &Value::Array(ArrayBuf::i32s([-1, 2]).as_array()))
+        .unwrap();
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |_, _| Ok::<_, WriteError>(()))
+        .unwrap();
+    assert_eq!(writer.file_len().unwrap(), bytes.len() as u64);
+    let model = from_bytes(bytes);
+    assert_eq!(model.metadata().array("nested"), Some(nested.as_array()));
+    let numbers = model.metadata().array("numbers").unwrap();
+    assert_eq!(numbers.iter_i64().unwrap().collect::<Vec<_>>(), [-1, 2]);
+    assert!(ArrayBuf::values(ValueType::U8, [Value::I8(1)]).is_none());
+}
+
+/// Writes a model over `count` files into `directory`; each has one tensor named after it.
+fn write_split(directory: &Path, count: u16) -> Vec<PathBuf> {
+    let path = |n| directory.join(format!("model-{n:05}-of-{count:05}.gguf"));
+    for n in 1..=count {
+        let mut writer = Writer::new();
+        if n == 1 {
+            writer
+                .key("general.architecture", &Value::Str("llama"))
+                .unwrap();
+        }
+        writer.key("split.no", &Value::U16(n - 1)).unwrap();
+        writer.key("split.count", &Value::U16(count)).unwrap();
+        writer
+            .key("split.tensors.count", &Value::I32(count.into()))
+            .unwrap();
+        writer
+            .tensor(&format!("tensor.{n}"), TensorType::I16, &[1])
+            .unwrap();
+        let file = std::fs::File::create(path(n)).unwrap();
+        let data =
+            |_: &_, out: &mut dyn Write| Ok::<_, WriteError>(out.write_all(&n.to_le_bytes())?);
+        writer.write(file, data).unwrap();
+    }
+    (1..=count).map(path).collect()
+}
+
+#[test]
+fn a_split_model_opens_from_any_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let parts = write_split(directory.path(), 3);
+    for start in parts.iter().map(PathBuf::as_path).chain([directory.path()]) {
+        for mmap in [true, false] {
+            let options = OpenOptions {
+                mmap,
+                ..OpenOptions::default()
+            };
+            let model = ModelFile::open(start, &options).unwrap();
+            assert_eq!(model.metadata().str("general.architecture"), Some("llama"));
+            assert_eq!(model.files().count(), 3);
+            for n in 1..=3u16 {
+                let tensor = model.tensor(&format!("tensor.{n}")).unwrap();
+                assert_eq!(tensor.file, usize::from(n - 1));
+                assert_eq!(*model.data(tensor).unwrap(), n.to_le_bytes());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_missing_part_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let parts = write_split(directory.path(), 4);
+    std::fs::remove_file(&parts[0]).unwrap();
+    std::fs::remove_file(&parts[2]).unwrap();
+    let error = ModelFile::open(&parts[3], &OpenOptions::default()).unwrap_err();
+    let Error::MissingParts { missing, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(missing, [parts[0].clone(), parts[2].clone()]);
+}
+
+#[test]
+fn parts_that_do_not_belong_together_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let parts = write_split(directory.path(), 2);
+    let open = |path: &Path| ModelFile::open(path, &OpenOptions::default());
+    let renamed = directory.path().join("renamed.gguf");
+    std::fs::copy(&parts[0], &renamed).unwrap();
+    assert!(matches!(open(&renamed), Err(Error::Parts { .. })));
+    std::fs::copy(&parts[0], &parts[1]).unwrap();
+    let error = open(&parts[0]).unwrap_err();
+    assert!(error.to_string().contains("split.no"), "{error}");
+}
+
+#[test]
+fn a_header_longer_than_the_first_read_opens_without_a_map() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vocabulary.gguf");
+    let tokens = ArrayBuf::strings((0..100_000).map(|i| format!("token {i}")));
+    let mut writer = Writer::new();
+    writer
+        .key("tokens", &Value::Array(tokens.as_array()))
+        .unwrap();
+    writer.tensor("t", TensorType::I8, &[3]).unwrap();
+    let file = std::fs::File::create(&path).unwrap();
+    writer
+        .write(file, |_, out| Ok::<_, WriteError>(out.write_all(b"abc")?))
+        .unwrap();
+    let mut options = OpenOptions {
+        mmap: false,
+        ..OpenOptions::default()
+    };
+    let model = ModelFile::open(&path, &options).unwrap();
+    assert_eq!(model.metadata().array("tokens"), Some(tokens.as_array()));
+    assert_eq!(*model.data(model.tensor("t").unwrap()).unwrap(), *b"abc");
+
+    options.limits.gguf_header_bytes = 1 << 20;
+    assert!(matches!(
+        ModelFile::open(&path, &options),
+        Err(Error::Limit { .. })
+    ));
+}
+
+#[test]
+fn progress_reaches_the_end() {
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let progress = std::sync::Arc::new(move |done, total| log.lock().unwrap().push((done, total)));
+    let options = OpenOptions {
+        progress: Some(progress),
+        ..OpenOptions::default()
+    };
+    let model = ModelFile::from_bytes(small(3).bytes, &options).unwrap();
+    for tensor in model.tensors() {
+        model.data(tensor).unwrap();
+    }
+    assert_eq!(
+        *seen.lock().unwrap(),
+        [(54, 216), (182, 216), (184, 216), (216, 216)]
+    );
+}
