@@ -48,6 +48,7 @@ docs: ## build the API documentation without warnings
 
 coverage: setup ## measure test coverage; report in target/llvm-cov/html
 	$(call ensure,cargo-llvm-cov)
+	@! command -v rustup >/dev/null || rustup component add llvm-tools
 	$(CARGO) llvm-cov --workspace --html
 	$(CARGO) llvm-cov report --summary-only
 
@@ -64,6 +65,8 @@ deny: ## check licences, advisories and sources of dependencies
 	$(CARGO) deny check
 
 miri: ## run the scalar kernels' tests under Miri
+	@$(CARGO) $(NIGHTLY) miri --version >/dev/null 2>&1 || \
+		rustup component add --toolchain nightly miri rust-src
 	OXIDIZE_ISA=scalar $(CARGO) $(NIGHTLY) miri test -p oxidize-kernels --lib
 
 check-targets: ## compile kernels and core for aarch64 and for WebAssembly
