@@ -91,6 +91,8 @@ struct Sim {
     next_id: u64,
     n_steps: usize,
     vocabulary: usize,
+    /// Whether the model's own choice is sampled, always.
+    greedy: bool,
     /// Drafts proposed for the next step.
     drafts: BTreeMap<SeqId, Vec<u32>>,
     seen: Seen,
@@ -111,7 +113,8 @@ struct Seen {
 }
 
 impl Sim {
-    fn new(seed: u64) -> Self {
+    /// A random configuration.
+    fn random(seed: u64) -> Self {
         let mut rng = Rng(seed);
         let config = SchedulerConfig {
             n_blocks: rng.size(20) as u32,
@@ -127,6 +130,11 @@ impl Sim {
             },
             steps_per_priority: rng.below(40) as u32,
         };
+        let vocabulary = 2 + rng.below(3);
+        Self::new(config, vocabulary, rng)
+    }
+
+    fn new(config: SchedulerConfig, vocabulary: usize, rng: Rng) -> Self {
         Self {
             scheduler: Scheduler::new(config.clone()).unwrap(),
             shadow: vec![vec![0; config.block_size]; config.n_blocks as usize],
@@ -135,7 +143,8 @@ impl Sim {
             disturbed: BTreeSet::new(),
             next_id: 0,
             n_steps: 0,
-            vocabulary: 2 + rng.below(3),
+            vocabulary,
+            greedy: false,
             drafts: BTreeMap::new(),
             seen: Seen::default(),
             rng,
@@ -176,18 +185,28 @@ impl Sim {
                 LogitsAt::Last
             },
             reuse_prefix: !self.rng.one_in(12),
-            ..SequenceRequest::new(id, tokens.clone(), self.rng.below(24))
+            ..SequenceRequest::new(id, tokens, self.rng.below(24))
         };
-        let n_needed = tokens.len() + request.max_new_tokens.min(1);
-        let (salt, logits) = (request.salt, request.logits);
-        let max_tokens = (tokens.len() + request.max_new_tokens).min(self.config.capacity());
+        self.submit_request(request);
+    }
+
+    /// Submits and opens the books of a request. Returns whether it was taken.
+    fn submit_request(&mut self, request: SequenceRequest) -> bool {
+        let SequenceRequest {
+            id,
+            salt,
+            logits,
+            max_new_tokens,
+            ..
+        } = request;
+        let tokens = request.tokens.clone();
         match self.scheduler.submit(request) {
             Ok(()) => {
                 let mut truth = Truth {
                     hashes: vec![mix(salt, 0x5A17)],
                     tokens: Vec::new(),
                     n_prompt: tokens.len(),
-                    max_tokens,
+                    max_tokens: (tokens.len() + max_new_tokens).min(self.config.capacity()),
                     logits,
                     computed: 0,
                     is_alone: self.config.reuse != PrefixReuse::Blocks,
@@ -196,11 +215,12 @@ impl Sim {
                 };
                 tokens.iter().for_each(|&token| truth.push(token));
                 self.truth.insert(id, truth);
+                return true;
             }
             Err(SubmitError::Empty) => assert!(tokens.is_empty()),
             Err(SubmitError::TooLong { asked, limit }) => {
-                assert_eq!((asked, limit), (n_needed, self.config.capacity()));
-                assert!(asked > limit);
+                assert_eq!(asked, tokens.len() + max_new_tokens.min(1));
+                assert!(limit == self.config.capacity() && asked > limit);
             }
             Err(SubmitError::QueueFull { limit }) => {
                 assert_eq!(limit, self.config.max_queue);
@@ -209,6 +229,7 @@ impl Sim {
             }
             Err(error) => panic!("{error}"),
         }
+        false
     }
 
     /// Something that a client or the engine may do at any time.
@@ -400,7 +421,7 @@ impl Sim {
                 self.shadow[block.index()][offset] = hash;
                 hashes.push(hash);
             }
-            if part.samples && !self.rng.one_in(50) {
+            if part.samples && (self.greedy || !self.rng.one_in(50)) {
                 sampled.push(self.sample(step, part, &hashes));
             }
         }
@@ -416,15 +437,16 @@ impl Sim {
         let accepted = accepted.count();
         self.seen.accepted += accepted;
         // Sometimes another token than the model's, as sampling does.
-        let token = match self.rng.below(8) {
-            0 => self.rng.below(self.vocabulary) as u32,
-            _ => self.next_token(hashes[n_known - 1 + accepted]),
-        };
+        let mut token = self.next_token(hashes[n_known - 1 + accepted]);
+        if !self.greedy && self.rng.one_in(8) {
+            token = self.rng.below(self.vocabulary) as u32;
+        }
+        let finished = !self.greedy && self.rng.one_in(40);
         Sampled {
             id: part.id,
             accepted,
             token,
-            finished: self.rng.one_in(40),
+            finished,
         }
     }
 
@@ -588,7 +610,7 @@ fn simulate(seed: u64, n_steps: usize) -> Seen {
     let mut total = Seen::default();
     let mut n_done = 0;
     for episode in 0.. {
-        let mut sim = Sim::new(seed + episode);
+        let mut sim = Sim::random(seed + episode);
         let pressure = 1 + sim.rng.below(4);
         for round in 0..1000 {
             while sim.rng.below(pressure + 1) > 0 && sim.truth.len() < 24 {
@@ -665,4 +687,99 @@ fn half_a_million_random_steps() {
 #[test]
 fn another_half_a_million_random_steps() {
     simulate(1 << 32, 500_000).assert_lively();
+}
+
+/// Requests that each fit in the pool alone, but not together, all finish, with the tokens that
+/// each of them gives alone.
+#[test]
+fn whatever_fits_alone_finishes() {
+    for seed in 0..300 {
+        let mut sim = Sim::random(seed);
+        sim.greedy = true;
+        sim.vocabulary = 50;
+        let capacity = sim.config.capacity();
+        if capacity < 2 {
+            continue;
+        }
+        let mut alone = BTreeMap::new();
+        for _ in 0..sim.config.max_queue {
+            let id = sim.fresh_id();
+            // Most of them grow to the very last position of the pool.
+            let n_prompt = 1 + sim.rng.below(capacity - 1);
+            let tokens = (0..n_prompt).map(|_| sim.rng.below(2) as u32).collect();
+            assert!(sim.submit_request(SequenceRequest::new(id, tokens, capacity)));
+            let mut truth = sim.truth[&id].clone();
+            while truth.tokens.len() < truth.max_tokens {
+                truth.push(sim.next_token(truth.hashes[truth.tokens.len()]));
+            }
+            alone.insert(id, truth.tokens);
+        }
+        let bound: usize = 10 + 2 * alone.values().map(Vec::len).sum::<usize>();
+        let mut given: BTreeMap<SeqId, Vec<u32>> = sim
+            .truth
+            .iter()
+            .map(|(&id, truth)| (id, truth.tokens.clone()))
+            .collect();
+        for _ in 0..bound {
+            let Some(step) = sim.scheduler.plan() else {
+                break;
+            };
+            sim.check_layout(&step);
+            let sampled = sim.run(&step);
+            sampled
+                .iter()
+                .for_each(|s| given.get_mut(&s.id).unwrap().push(s.token));
+            sim.commit(step, &sampled);
+            sim.check_books();
+        }
+        assert!(sim.scheduler.is_idle(), "seed {seed}: {:?}", sim.config);
+        assert_eq!(given, alone, "seed {seed}");
+    }
+}
+
+/// A request of low priority in a flood of others waits as long as its priority says and no longer.
+#[test]
+fn a_flood_does_not_starve_a_long_request() {
+    for (priority, steps_per_priority) in [(0, 0), (0, 100), (-1, 100), (-3, 50)] {
+        let config = SchedulerConfig {
+            n_blocks: 40,
+            block_size: 4,
+            max_batch_tokens: 12,
+            max_sequences: 4,
+            max_queue: 16,
+            context_length: 160,
+            reuse: PrefixReuse::Blocks,
+            steps_per_priority,
+        };
+        let mut sim = Sim::new(config, 1000, Rng(9));
+        sim.greedy = true;
+        let flood = |sim: &mut Sim| {
+            while sim.scheduler.stats().queued < 15 {
+                let id = sim.fresh_id();
+                let tokens = (0..20).map(|_| sim.rng.below(1000) as u32).collect();
+                assert!(sim.submit_request(SequenceRequest::new(id, tokens, 20)));
+            }
+        };
+        flood(&mut sim);
+        (0..50).for_each(|_| assert!(sim.step(false)));
+        let id = sim.fresh_id();
+        // Needs 38 of the 40 blocks.
+        let request = SequenceRequest {
+            priority,
+            ..SequenceRequest::new(id, vec![1; 130], 20)
+        };
+        assert!(sim.submit_request(request));
+        let n_before = sim.n_steps;
+        while sim.truth.contains_key(&id) {
+            flood(&mut sim);
+            assert!(sim.step(false));
+            let n_steps = sim.n_steps - n_before;
+            // What its priority concedes, then those already in the queue, then its own work.
+            let conceded = -priority as usize * steps_per_priority as usize;
+            assert!(
+                n_steps < conceded + 150 + 60,
+                "{n_steps} steps with priority {priority}"
+            );
+        }
+    }
 }

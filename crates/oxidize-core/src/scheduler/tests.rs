@@ -1,1 +1,573 @@
+//! The promises of the scheduler one at a time. `tests/scheduler_sim.rs` holds them all at once
+//! against random calls.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
+use super::*;
+
+const A: SeqId = SeqId(1);
+const B: SeqId = SeqId(2);
+const C: SeqId = SeqId(3);
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        n_blocks: 64,
+        block_size: 4,
+        max_batch_tokens: 16,
+        max_sequences: 8,
+        max_queue: 8,
+        context_length: 200,
+        reuse: PrefixReuse::Blocks,
+        steps_per_priority: 100,
+    }
+}
+
+fn scheduler(config: SchedulerConfig) -> Scheduler {
+    Scheduler::new(config).unwrap()
+}
+
+fn request(id: SeqId, n_prompt: u32, max_new_tokens: usize) -> SequenceRequest {
+    SequenceRequest::new(id, (0..n_prompt).collect(), max_new_tokens)
+}
+
+/// A prompt that shares nothing with those of [`request`].
+fn other(id: SeqId, n_prompt: u32, max_new_tokens: usize) -> SequenceRequest {
+    let first = 1000 * id.0 as u32;
+    SequenceRequest::new(id, (first..first + n_prompt).collect(), max_new_tokens)
+}
+
+/// What a step feeds, as `(sequence, start, tokens)`.
+fn fed(step: &Step) -> Vec<(SeqId, usize, usize)> {
+    step.sequences
+        .iter()
+        .map(|part| (part.id, part.start, part.rows.len()))
+        .collect()
+}
+
+/// Commits a step in which every sequence that samples gets token 7.
+fn commit(scheduler: &mut Scheduler, step: Step) -> Vec<Event> {
+    let sampling = step.sequences.iter().filter(|part| part.samples);
+    let sampled: Vec<_> = sampling.map(|part| Sampled::token(part.id, 7)).collect();
+    let events = scheduler.commit(step, &sampled);
+    scheduler.check_integrity().unwrap();
+    events
+}
+
+fn turn(scheduler: &mut Scheduler) -> (Vec<(SeqId, usize, usize)>, Vec<Event>) {
+    let step = scheduler.plan().unwrap();
+    (fed(&step), commit(scheduler, step))
+}
+
+fn run_to_idle(scheduler: &mut Scheduler) -> Vec<Event> {
+    let mut events = Vec::new();
+    while let Some(step) = scheduler.plan() {
+        events.extend(commit(scheduler, step));
+    }
+    assert!(scheduler.is_idle());
+    events
+}
+
+#[test]
+fn a_prompt_comes_in_chunks_and_then_decodes() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 20, 2)).unwrap();
+
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 0, 16)]);
+    assert_eq!(step.tokens, (0..16).collect::<Vec<u32>>());
+    assert_eq!(step.positions, step.tokens);
+    assert_eq!(step.blocks.len(), 4);
+    assert!(step.outputs.is_empty() && !step.sequences[0].samples);
+    assert_eq!(commit(&mut scheduler, step), [Event::Started { id: A }]);
+
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 16, 4)]);
+    assert_eq!(step.outputs_of(&step.sequences[0]), [3]);
+    assert!(step.sequences[0].samples);
+    assert_eq!(
+        commit(&mut scheduler, step),
+        [Event::Token { id: A, token: 7 }]
+    );
+
+    let (tokens, events) = turn(&mut scheduler);
+    assert_eq!(tokens, [(A, 20, 1)]);
+    let finished = Event::Finished {
+        id: A,
+        reason: FinishReason::Length,
+    };
+    assert_eq!(events, [Event::Token { id: A, token: 7 }, finished]);
+    assert!(scheduler.plan().is_none());
+}
+
+#[test]
+fn a_long_prompt_does_not_hold_up_streams() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(other(A, 3, 50)).unwrap();
+    turn(&mut scheduler);
+    scheduler.submit(other(B, 100, 1)).unwrap();
+    for start in 0..6 {
+        let (tokens, _) = turn(&mut scheduler);
+        assert_eq!(tokens, [(A, 3 + start, 1), (B, 15 * start, 15)]);
+    }
+}
+
+#[test]
+fn a_short_prompt_overtakes_a_long_one_that_still_advances() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(other(A, 100, 1)).unwrap();
+    scheduler.submit(other(B, 30, 1)).unwrap();
+    scheduler.submit(other(C, 5, 1)).unwrap();
+    let (tokens, _) = turn(&mut scheduler);
+    assert_eq!(tokens, [(A, 0, 8), (B, 0, 3), (C, 0, 5)]);
+}
+
+#[test]
+fn an_earlier_prompt_is_found_again() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 10, 3)).unwrap();
+    run_to_idle(&mut scheduler);
+    // Ten prompt tokens and two of the three generated are computed: three whole blocks.
+    let mut tokens: Vec<u32> = (0..10).collect();
+    tokens.extend([7, 7, 7, 50, 51]);
+    scheduler
+        .submit(SequenceRequest::new(B, tokens, 1))
+        .unwrap();
+    let (tokens, events) = turn(&mut scheduler);
+    assert_eq!(tokens, [(B, 12, 3)]);
+    assert!(events.contains(&Event::CacheHit { id: B, tokens: 12 }));
+    assert_eq!(scheduler.stats().cached_prompt_tokens, 12);
+}
+
+#[test]
+fn the_last_prompt_token_is_always_computed() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 8, 1)).unwrap();
+    run_to_idle(&mut scheduler);
+    scheduler.submit(request(B, 8, 1)).unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(B, 4, 4)]);
+}
+
+#[test]
+fn nothing_is_found_under_another_salt_or_when_not_wanted() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 9, 1)).unwrap();
+    run_to_idle(&mut scheduler);
+    let strangers = [
+        SequenceRequest {
+            salt: 1,
+            ..request(A, 9, 0)
+        },
+        SequenceRequest {
+            reuse_prefix: false,
+            ..request(A, 9, 0)
+        },
+        SequenceRequest {
+            logits: LogitsAt::Every,
+            ..request(A, 9, 0)
+        },
+    ];
+    for stranger in strangers {
+        scheduler.submit(stranger).unwrap();
+        assert_eq!(turn(&mut scheduler).0, [(A, 0, 9)]);
+    }
+    scheduler.submit(request(A, 9, 0)).unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(A, 8, 1)]);
+}
+
+#[test]
+fn a_prefix_that_someone_is_computing_is_waited_for() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 17, 1)).unwrap();
+    scheduler.submit(request(B, 18, 1)).unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(A, 0, 16)]);
+    let (tokens, events) = turn(&mut scheduler);
+    assert_eq!(tokens, [(A, 16, 1), (B, 16, 2)]);
+    assert!(events.contains(&Event::CacheHit { id: B, tokens: 16 }));
+}
+
+#[test]
+fn blocks_that_run_out_are_taken_from_the_latest() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        n_blocks: 6,
+        ..config()
+    });
+    scheduler.submit(other(A, 7, 10)).unwrap();
+    scheduler.submit(other(B, 7, 10)).unwrap();
+    let events = run_to_idle(&mut scheduler);
+    assert!(events.contains(&Event::Preempted { id: B }));
+    assert!(!events.contains(&Event::Preempted { id: A }));
+    for id in [A, B] {
+        let n_tokens = events
+            .iter()
+            .filter(|e| matches!(e, Event::Token { id: of, .. } if *of == id))
+            .count();
+        assert_eq!(n_tokens, 10);
+    }
+}
+
+#[test]
+fn higher_priority_takes_a_slot_and_gives_it_back() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_sequences: 1,
+        ..config()
+    });
+    scheduler.submit(other(A, 6, 20)).unwrap();
+    turn(&mut scheduler);
+    scheduler
+        .submit(SequenceRequest {
+            priority: 1,
+            ..other(B, 3, 1)
+        })
+        .unwrap();
+    let (tokens, events) = turn(&mut scheduler);
+    assert_eq!(tokens, [(B, 0, 3)]);
+    assert!(events.contains(&Event::Preempted { id: A }));
+    // Its whole block is still there; the prompt was its own, so it is no cache hit.
+    let (tokens, events) = turn(&mut scheduler);
+    assert_eq!(tokens, [(A, 4, 3)]);
+    assert_eq!(events, [Event::Token { id: A, token: 7 }]);
+}
+
+#[test]
+fn who_has_waited_long_enough_is_not_sent_away() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_sequences: 1,
+        steps_per_priority: 5,
+        ..config()
+    });
+    scheduler.submit(other(A, 3, 50)).unwrap();
+    (0..10).for_each(|_| drop(turn(&mut scheduler)));
+    scheduler
+        .submit(SequenceRequest {
+            priority: 1,
+            ..other(B, 3, 1)
+        })
+        .unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(A, 12, 1)]);
+}
+
+#[test]
+fn forks_share_blocks_and_copy_the_last_one() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    turn(&mut scheduler);
+    scheduler.fork(A, B).unwrap();
+    assert_eq!(scheduler.stats().used_blocks, 2);
+
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 6, 1), (B, 6, 1)]);
+    let (a, b) = (
+        step.blocks_of(&step.sequences[0]),
+        step.blocks_of(&step.sequences[1]),
+    );
+    assert_eq!(a[0], b[0]);
+    assert_ne!(a[1], b[1]);
+    assert_eq!(step.copies, [(b[1], a[1])]);
+    let sampled = [Sampled::token(A, 8), Sampled::token(B, 9)];
+    scheduler.commit(step, &sampled);
+    assert_eq!(scheduler.tokens(A).unwrap()[6..], [7, 8]);
+    assert_eq!(scheduler.tokens(B).unwrap()[6..], [7, 9]);
+    scheduler.check_integrity().unwrap();
+}
+
+#[test]
+fn a_fork_without_a_slot_queues() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_sequences: 1,
+        max_queue: 1,
+        ..config()
+    });
+    scheduler.submit(request(A, 6, 2)).unwrap();
+    turn(&mut scheduler);
+    scheduler.fork(A, B).unwrap();
+    assert_eq!(
+        scheduler.fork(A, C),
+        Err(SubmitError::QueueFull { limit: 1 })
+    );
+    assert_eq!(turn(&mut scheduler).0, [(A, 6, 1)]);
+    assert_eq!(turn(&mut scheduler).0, [(B, 4, 3)]);
+}
+
+#[test]
+fn a_cut_sequence_goes_on_from_there() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    (0..4).for_each(|_| drop(turn(&mut scheduler)));
+    assert!(!scheduler.truncate(A, 5), "into the prompt");
+    assert!(!scheduler.truncate(A, 11), "beyond its end");
+    assert!(!scheduler.truncate(B, 6), "not there");
+    assert!(scheduler.truncate(A, 7));
+    scheduler.check_integrity().unwrap();
+    // The second block is full and known, but nobody else sees it: it is written in place.
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 6, 1)]);
+    assert!(step.copies.is_empty());
+    commit(&mut scheduler, step);
+}
+
+#[test]
+fn drafts_are_verified_and_rolled_back() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    assert!(!scheduler.draft(A, &[1]), "it is not decoding yet");
+    turn(&mut scheduler);
+    assert!(scheduler.draft(A, &[1, 2, 3]));
+
+    let step = scheduler.plan().unwrap();
+    assert_eq!(step.tokens, [7, 1, 2, 3]);
+    assert_eq!(step.outputs, [0, 1, 2, 3]);
+    assert_eq!(step.sequences[0].n_draft, 3);
+    let events = scheduler.commit(
+        step,
+        &[Sampled {
+            id: A,
+            accepted: 2,
+            token: 9,
+            finished: false,
+        }],
+    );
+    assert_eq!(events.len(), 3);
+    assert_eq!(scheduler.tokens(A).unwrap()[6..], [7, 1, 2, 9]);
+    scheduler.check_integrity().unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(A, 9, 1)]);
+}
+
+#[test]
+fn drafts_stay_within_length_and_budget() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_batch_tokens: 3,
+        ..config()
+    });
+    scheduler.submit(request(A, 2, 20)).unwrap();
+    turn(&mut scheduler);
+    scheduler.draft(A, &[1, 2, 3, 4]);
+    let step = scheduler.plan().unwrap();
+    assert_eq!(step.tokens, [7, 1, 2]);
+    commit(&mut scheduler, step);
+    scheduler.cancel(A);
+
+    scheduler.submit(request(B, 2, 2)).unwrap();
+    turn(&mut scheduler);
+    scheduler.draft(B, &[1]);
+    // One more token is all it may have: there is nothing to gain.
+    assert_eq!(turn(&mut scheduler).0, [(B, 2, 1)]);
+}
+
+#[test]
+fn every_position_gets_its_logits_once() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_batch_tokens: 4,
+        ..config()
+    });
+    scheduler
+        .submit(SequenceRequest {
+            logits: LogitsAt::Every,
+            ..request(A, 6, 0)
+        })
+        .unwrap();
+    let step = scheduler.plan().unwrap();
+    assert_eq!(step.outputs, [0, 1, 2, 3]);
+    // It has to start over, but what it has had it does not get again.
+    commit(&mut scheduler, step);
+    scheduler.preempt(A);
+    let step = scheduler.plan().unwrap();
+    assert_eq!((fed(&step), step.outputs.len()), (vec![(A, 0, 4)], 0));
+    commit(&mut scheduler, step);
+    let step = scheduler.plan().unwrap();
+    assert_eq!(step.outputs, [0, 1]);
+    assert!(!step.sequences[0].samples);
+    let events = commit(&mut scheduler, step);
+    assert_eq!(
+        events,
+        [Event::Finished {
+            id: A,
+            reason: FinishReason::Length
+        }]
+    );
+}
+
+#[test]
+fn recurrent_state_starts_over() {
+    let config = SchedulerConfig {
+        reuse: PrefixReuse::Recurrent,
+        ..config()
+    };
+    let mut scheduler = scheduler(config);
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    (0..3).for_each(|_| drop(turn(&mut scheduler)));
+    assert!(!scheduler.draft(A, &[1]));
+    scheduler.fork(A, B).unwrap();
+    scheduler.truncate(A, 7);
+    assert_eq!(turn(&mut scheduler).0, [(A, 0, 7), (B, 0, 9)]);
+    assert_eq!(scheduler.stats().cached_blocks, 0);
+}
+
+#[test]
+fn logits_that_nobody_sampled_from_come_again() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 8, 2)).unwrap();
+    let step = scheduler.plan().unwrap();
+    assert_eq!(scheduler.commit(step, &[]), [Event::Started { id: A }]);
+    scheduler.check_integrity().unwrap();
+    assert_eq!(
+        turn(&mut scheduler),
+        (vec![(A, 7, 1)], vec![Event::Token { id: A, token: 7 }])
+    );
+}
+
+#[test]
+fn an_abandoned_step_is_computed_again() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    turn(&mut scheduler);
+    scheduler.fork(A, B).unwrap();
+    let step = scheduler.plan().unwrap();
+    assert_eq!(step.copies.len(), 1);
+    scheduler.fork(A, C).unwrap(); // shares a block to which nothing was copied
+    scheduler.abandon(step);
+    scheduler.check_integrity().unwrap();
+    assert_eq!(scheduler.stats().queued, 3);
+    let (tokens, events) = turn(&mut scheduler);
+    assert_eq!(tokens, [(A, 4, 3), (B, 4, 3), (C, 4, 3)]);
+    assert_eq!(
+        events
+            .iter()
+            .filter(|e| matches!(e, Event::Preempted { .. }))
+            .count(),
+        3
+    );
+}
+
+#[test]
+fn what_happens_in_flight_is_ignored_by_the_step() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    scheduler.submit(other(B, 6, 20)).unwrap();
+    let step = scheduler.plan().unwrap();
+    assert!(scheduler.plan().is_none(), "one step at a time");
+    assert!(scheduler.cancel(A));
+    scheduler.submit(request(A, 3, 1)).unwrap();
+    let events = commit(&mut scheduler, step);
+    assert!(!events.contains(&Event::Token { id: A, token: 7 }));
+    assert_eq!(turn(&mut scheduler).0, [(B, 6, 1), (A, 0, 3)]);
+}
+
+#[test]
+fn a_cancelled_sequence_leaves_nothing_but_cache() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 10, 20)).unwrap();
+    scheduler.submit(request(B, 10, 20)).unwrap();
+    turn(&mut scheduler);
+    assert!(scheduler.cancel(A) && scheduler.finish(B) && !scheduler.cancel(A));
+    let stats = scheduler.stats();
+    assert_eq!((stats.used_blocks, stats.cached_blocks), (0, 2));
+    assert_eq!((stats.cancelled, stats.finished), (1, 1));
+    scheduler.clear_prefix_cache();
+    assert_eq!(scheduler.stats().free_blocks, 64);
+    assert!(scheduler.is_idle() && scheduler.plan().is_none());
+}
+
+#[test]
+fn a_sampler_can_end_a_sequence() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 3, 20)).unwrap();
+    let step = scheduler.plan().unwrap();
+    let events = scheduler.commit(
+        step,
+        &[Sampled {
+            finished: true,
+            ..Sampled::token(A, 2)
+        }],
+    );
+    assert_eq!(
+        events.last(),
+        Some(&Event::Finished {
+            id: A,
+            reason: FinishReason::Stop
+        })
+    );
+}
+
+#[test]
+fn requests_are_checked() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_queue: 2,
+        n_blocks: 3,
+        context_length: 100,
+        ..config()
+    });
+    assert_eq!(scheduler.submit(request(A, 0, 1)), Err(SubmitError::Empty));
+    assert_eq!(
+        scheduler.submit(request(A, 12, 1)),
+        Err(SubmitError::TooLong {
+            asked: 13,
+            limit: 12
+        })
+    );
+    scheduler.submit(request(A, 12, 0)).unwrap();
+    assert_eq!(
+        scheduler.submit(request(A, 1, 1)),
+        Err(SubmitError::DuplicateId(A))
+    );
+    assert_eq!(scheduler.fork(C, B), Err(SubmitError::UnknownParent(C)));
+    scheduler.submit(request(B, 11, usize::MAX)).unwrap();
+    assert_eq!(
+        scheduler.submit(request(C, 1, 1)),
+        Err(SubmitError::QueueFull { limit: 2 })
+    );
+    let events = run_to_idle(&mut scheduler);
+    assert!(events.contains(&Event::Finished {
+        id: B,
+        reason: FinishReason::Length
+    }));
+    let message = SubmitError::TooLong {
+        asked: 13,
+        limit: 12,
+    }
+    .to_string();
+    assert!(
+        message.contains("13") && message.contains("12"),
+        "{message}"
+    );
+}
+
+#[test]
+fn configurations_are_checked() {
+    let broken = [
+        SchedulerConfig {
+            n_blocks: 0,
+            ..config()
+        },
+        SchedulerConfig {
+            block_size: 0,
+            ..config()
+        },
+        SchedulerConfig {
+            max_batch_tokens: 0,
+            ..config()
+        },
+        SchedulerConfig {
+            max_sequences: 0,
+            ..config()
+        },
+        SchedulerConfig {
+            max_queue: 0,
+            ..config()
+        },
+        SchedulerConfig {
+            context_length: 0,
+            ..config()
+        },
+    ];
+    for config in broken {
+        assert!(matches!(Scheduler::new(config), Err(ConfigError::Zero(_))));
+    }
+}
+
+#[test]
+fn the_check_sees_broken_books() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    turn(&mut scheduler);
+    scheduler.sequences.get_mut(&A).unwrap().blocks.pop();
+    assert!(scheduler.check_integrity().is_err());
+}
