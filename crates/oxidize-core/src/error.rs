@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use oxidize_kernels::quant::QuantError;
 
+use crate::backend::BackendError;
 use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
 use crate::model::ModelError;
