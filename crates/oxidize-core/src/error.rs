@@ -9,6 +9,7 @@ use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
 use crate::model::ModelError;
 use crate::safetensors::SafetensorsError;
+use crate::tokenizer::TokenizerError;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -82,6 +83,14 @@ pub enum Error {
     /// A backend could not prepare or run the model.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The vocabulary of a model is broken, or of a kind that is not known.
+    #[error("{}: {error}", path.display())]
+    Tokenizer {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong.
+        error: TokenizerError,
+    },
     /// The model has no tensor of this name.
     #[error("{}: there is no tensor `{name}`", path.display())]
     NoTensor {

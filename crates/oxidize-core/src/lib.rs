@@ -19,6 +19,7 @@ mod names;
 pub mod safetensors;
 pub mod sampling;
 pub mod scheduler;
+pub mod tokenizer;
 
 pub use error::{Error, Result};
 pub use limits::Limits;

@@ -1,0 +1,263 @@
+//! The merging at the heart of BPE: of all neighbours that may merge, the best pair does, until
+//! none is left. `bpe` says what may merge; here is only the order, in O(n log n).
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::TokenId;
+
+/// What may merge.
+pub(super) trait Merges {
+    /// The rank (lower merges first) and the result of merging two neighbours, whose bytes
+    /// together are `joined`.
+    fn find(&self, left: TokenId, right: TokenId, joined: &[u8]) -> Option<(u32, TokenId)>;
+}
+
+/// A piece of a word while it is merged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Symbol {
+    /// Where it begins in the word; it ends where the next one begins.
+    pub(super) start: u32,
+    pub(super) id: TokenId,
+    /// Rank and result of merging it with the next symbol.
+    rank: u32,
+    joined: TokenId,
+}
+
+impl Symbol {
+    pub(super) fn new(start: usize, id: TokenId) -> Symbol {
+        Symbol {
+            start: start as u32,
+            id,
+            rank: NO_RANK,
+            joined: 0,
+        }
+    }
+}
+
+/// No merge has this rank.
+pub(super) const NO_RANK: u32 = u32::MAX;
+
+/// Longer words go through a heap; below, scanning a short array for the minimum is faster.
+const SHORT: usize = 40;
+
+/// Buffers that live from word to word.
+#[derive(Debug, Default)]
+pub(super) struct Merger {
+    /// The word; filled by the caller, merged in place.
+    pub(super) symbols: Vec<Symbol>,
+    heap: BinaryHeap<Reverse<u64>>,
+    links: Vec<Link>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    previous: u32,
+    next: u32,
+}
+
+const NO_LINK: u32 = u32::MAX;
+
+impl Merger {
+    /// Merges `symbols`, which tile `word`, as far as `merges` allows.
+    #[inline]
+    pub(super) fn run(&mut self, word: &[u8], merges: &impl Merges) {
+        if self.symbols.len() < 2 {
+            return;
+        }
+        if self.symbols.len() <= SHORT {
+            self.run_short(word, merges);
+        } else {
+            self.run_long(word, merges);
+        }
+    }
+
+    fn run_short(&mut self, word: &[u8], merges: &impl Merges) {
+        let symbols = &mut self.symbols;
+        for i in 0..symbols.len() - 1 {
+            rate(symbols, word, i, merges);
+        }
+        loop {
+            let mut best = 0;
+            let mut best_rank = NO_RANK;
+            for (i, symbol) in symbols.iter().enumerate() {
+                // Of equal ranks the leftmost goes first.
+                if symbol.rank < best_rank {
+                    best = i;
+                    best_rank = symbol.rank;
+                }
+            }
+            if best_rank == NO_RANK {
+                return;
+            }
+            if let Some(left) = symbols.get_mut(best) {
+                left.id = left.joined;
+            }
+            symbols.remove(best + 1);
+            rate(symbols, word, best, merges);
+            if best > 0 {
+                rate(symbols, word, best - 1, merges);
+            }
+        }
+    }
+
+    fn run_long(&mut self, word: &[u8], merges: &impl Merges) {
+        let Merger {
+            symbols,
+            heap,
+            links,
+        } = self;
+        let count = symbols.len();
+        heap.clear();
+        links.clear();
+        for i in 0..count {
+            let next = if i + 1 < count { i as u32 + 1 } else { NO_LINK };
+            links.push(Link {
+                previous: (i as u32).wrapping_sub(1),
+                next,
+            });
+            rate(symbols, word, i, merges);
+        }
+        // Build the heap in one go: linear, where pushing would sort half of it.
+        let mut keys = std::mem::take(heap).into_vec();
+        keys.extend(
+            symbols
+                .iter()
+                .enumerate()
+                .filter_map(|(i, s)| key(s.rank, i).map(Reverse)),
+        );
+        *heap = BinaryHeap::from(keys);
+
+        let link = |links: &[Link], at: usize| {
+            links.get(at).copied().unwrap_or(Link {
+                previous: NO_LINK,
+                next: NO_LINK,
+            })
+        };
+        while let Some(Reverse(entry)) = heap.pop() {
+            let at = (entry & u64::from(u32::MAX)) as usize;
+            let Some(left) = symbols.get_mut(at) else {
+                continue;
+            };
+            // A stale entry: the symbol has merged otherwise since, or has been swallowed.
+            if left.rank == NO_RANK || u64::from(left.rank) != entry >> 32 {
+                continue;
+            }
+            left.id = left.joined;
+            let swallowed = link(links, at).next;
+            let after = link(links, swallowed as usize).next;
+            if let Some(gone) = symbols.get_mut(swallowed as usize) {
+                gone.rank = NO_RANK;
+                gone.start = NO_LINK;
+            }
+            if let Some(link) = links.get_mut(at) {
+                link.next = after;
+            }
+            if let Some(link) = links.get_mut(after as usize) {
+                link.previous = at as u32;
+            }
+            let before = link(links, at).previous;
+            for pair in [before as usize, at] {
+                let left = link(links, pair);
+                let rank = rate_linked(symbols, word, pair, left.next, links, merges);
+                heap.extend(key(rank, pair).map(Reverse));
+            }
+        }
+        symbols.retain(|symbol| symbol.start != NO_LINK);
+    }
+}
+
+fn key(rank: u32, at: usize) -> Option<u64> {
+    (rank != NO_RANK).then_some(u64::from(rank) << 32 | at as u64)
+}
+
+/// Finds how symbol `i` may merge with the one after it in the array.
+#[inline]
+fn rate(symbols: &mut [Symbol], word: &[u8], i: usize, merges: &impl Merges) {
+    let end = symbols.get(i + 2).map_or(word.len(), |s| s.start as usize);
+    let right = symbols.get(i + 1).map(|s| s.id);
+    set_rank(symbols, word, i, right, end, merges);
+}
+
+/// As [`rate`], where the next symbol is found by its link.
+fn rate_linked(
+    symbols: &mut [Symbol],
+    word: &[u8],
+    i: usize,
+    next: u32,
+    links: &[Link],
+    merges: &impl Merges,
+) -> u32 {
+    let right = symbols.get(next as usize).map(|s| s.id);
+    let after = links.get(next as usize).map_or(NO_LINK, |link| link.next);
+    let end = symbols
+        .get(after as usize)
+        .map_or(word.len(), |s| s.start as usize);
+    set_rank(symbols, word, i, right, end, merges)
+}
+
+#[inline]
+fn set_rank(
+    symbols: &mut [Symbol],
+    word: &[u8],
+    i: usize,
+    right: Option<TokenId>,
+    end: usize,
+    merges: &impl Merges,
+) -> u32 {
+    let Some(left) = symbols.get_mut(i) else {
+        return NO_RANK;
+    };
+    let found = right.and_then(|right| {
+        merges.find(
+            left.id,
+            right,
+            word.get(left.start as usize..end).unwrap_or_default(),
+        )
+    });
+    (left.rank, left.joined) = found.unwrap_or((NO_RANK, 0));
+    left.rank
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Merges equal neighbours into the next id: ranks by id.
+    struct Doubling;
+
+    impl Merges for Doubling {
+        fn find(&self, left: TokenId, right: TokenId, joined: &[u8]) -> Option<(u32, TokenId)> {
+            assert_eq!(joined.len(), (1 << left) + (1 << right));
+            (left == right).then_some((left, left + 1))
+        }
+    }
+
+    fn merged(count: usize) -> Vec<(u32, TokenId)> {
+        let mut merger = Merger::default();
+        merger.symbols.extend((0..count).map(|i| Symbol::new(i, 0)));
+        merger.run(&vec![b'a'; count], &Doubling);
+        merger.symbols.iter().map(|s| (s.start, s.id)).collect()
+    }
+
+    #[test]
+    fn short_and_long_words_merge_alike() {
+        for count in 0..200 {
+            let symbols = merged(count);
+            let expected: Vec<TokenId> =
+                (0..32).rev().filter(|bit| count >> bit & 1 == 1).collect();
+            let ids: Vec<TokenId> = symbols.iter().map(|s| s.1).collect();
+            assert_eq!(ids, expected, "{count}");
+            let mut start = 0;
+            for (at, id) in symbols {
+                assert_eq!(at, start);
+                start += 1 << id;
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_run_does_not_take_quadratic_time() {
+        assert_eq!(merged(1 << 20), [(0, 20)]);
+    }
+}

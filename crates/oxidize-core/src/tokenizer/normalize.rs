@@ -1,0 +1,304 @@
+//! What happens to a text before it is cut into tokens: Unicode forms, case, SentencePiece's
+//! spaces and its compiled character map, BERT's cleaning.
+
+use std::borrow::Cow;
+
+use unicode_normalization::UnicodeNormalization;
+
+use super::error::{Result, TokenizerError};
+use super::unicode::Class;
+
+/// One step of normalisation.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Normalize {
+    /// Canonical composition.
+    Nfc,
+    /// Canonical decomposition.
+    Nfd,
+    /// Compatibility composition.
+    Nfkc,
+    /// Compatibility decomposition.
+    Nfkd,
+    /// To lower case.
+    Lowercase,
+    /// Drops combining marks.
+    StripAccents,
+    /// Every occurrence of one string becomes another.
+    Replace {
+        /// What is replaced; not empty.
+        from: String,
+        /// By what.
+        to: String,
+    },
+    /// Puts a string before every stretch of text.
+    Prepend(String),
+    /// Puts a string before the text, unless it begins so or a special token came first.
+    PrependFirst(String),
+    /// Puts a string before every stretch of text that does not begin so.
+    PrependUnlessThere(String),
+    /// Drops spaces at the ends.
+    Trim {
+        /// Those in front.
+        left: bool,
+        /// Those behind.
+        right: bool,
+    },
+    /// SentencePiece's compiled map.
+    Charsmap(Charsmap),
+    /// Runs of spaces become one; those at the ends go.
+    CollapseSpaces,
+    /// BERT's cleaning.
+    Bert {
+        /// Drops control characters.
+        clean: bool,
+        /// Puts spaces around Chinese characters.
+        space_chinese: bool,
+        /// Drops accents.
+        strip_accents: bool,
+        /// To lower case.
+        lowercase: bool,
+    },
+}
+
+impl Normalize {
+    /// Applies the step to a stretch of text; `first` if the text begins with it.
+    pub(super) fn apply<'t>(&self, text: Cow<'t, str>, first: bool) -> Cow<'t, str> {
+        if text.is_empty() {
+            return text;
+        }
+        match self {
+            // ASCII is the same in all four forms.
+            Normalize::Nfc | Normalize::Nfd | Normalize::Nfkc | Normalize::Nfkd
+                if text.is_ascii() =>
+            {
+                text
+            }
+            Normalize::Nfc => text.nfc().collect::<String>().into(),
+            Normalize::Nfd => text.nfd().collect::<String>().into(),
+            Normalize::Nfkc => text.nfkc().collect::<String>().into(),
+            Normalize::Nfkd => text.nfkd().collect::<String>().into(),
+            Normalize::Lowercase => text.to_lowercase().into(),
+            Normalize::StripAccents => strip_accents(&text).into(),
+            Normalize::Replace { from, to } => {
+                if from.is_empty() || !text.contains(from.as_str()) {
+                    text
+                } else {
+                    text.replace(from.as_str(), to).into()
+                }
+            }
+            Normalize::Prepend(prefix) => format!("{prefix}{text}").into(),
+            Normalize::PrependFirst(_) if !first => text,
+            Normalize::PrependFirst(prefix) | Normalize::PrependUnlessThere(prefix) => {
+                if text.starts_with(prefix.as_str()) {
+                    text
+                } else {
+                    format!("{prefix}{text}").into()
+                }
+            }
+            Normalize::Trim { left, right } => {
+                let mut rest = text.as_ref();
+                if *left {
+                    rest = rest.trim_start();
+                }
+                if *right {
+                    rest = rest.trim_end();
+                }
+                rest.to_owned().into()
+            }
+            Normalize::Charsmap(map) => map.apply(&text).into(),
+            Normalize::CollapseSpaces => collapse_spaces(&text).into(),
+            Normalize::Bert {
+                clean,
+                space_chinese,
+                strip_accents,
+                lowercase,
+            } => bert(&text, *clean, *space_chinese, *strip_accents, *lowercase).into(),
+        }
+    }
+}
+
+fn strip_accents(text: &str) -> String {
+    text.chars()
+        .filter(|&c| !Class::of(c).is(Class::MARK))
+        .collect()
+}
+
+fn collapse_spaces(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        if !out.is_empty() {
+            out.push(' ');
+        }
+        out.push_str(word);
+    }
+    out
+}
+
+fn bert(text: &str, clean: bool, space_chinese: bool, no_accents: bool, lowercase: bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        let class = Class::of(c);
+        if clean && class.is(Class::SPACE) {
+            out.push(' ');
+        } else if clean && (c == '\0' || c == '\u{fffd}' || class.is(Class::CONTROL)) {
+            // Dropped.
+        } else if space_chinese && is_chinese(c) {
+            out.extend([' ', c, ' ']);
+        } else {
+            out.push(c);
+        }
+    }
+    if no_accents {
+        out = out
+            .nfd()
+            .filter(|&c| !Class::of(c).is(Class::NONSPACING_MARK))
+            .collect();
+    }
+    if lowercase {
+        out.chars().flat_map(char::to_lowercase).collect()
+    } else {
+        out
+    }
+}
+
+/// The blocks of BERT, with one bound as the reference code has it.
+fn is_chinese(c: char) -> bool {
+    matches!(c,
+        '\u{4e00}'..='\u{9fff}'
+        | '\u{3400}'..='\u{4dbf}'
+        | '\u{20000}'..='\u{2a6df}'
+        | '\u{2a700}'..='\u{2b73f}'
+        | '\u{2b740}'..='\u{2b81f}'
+        | '\u{2b920}'..='\u{2ceaf}'
+        | '\u{f900}'..='\u{faff}'
+        | '\u{2f800}'..='\u{2fa1f}')
+}
+
+/// SentencePiece's `precompiled_charsmap`: a double-array trie from strings to replacements.
+#[derive(Clone, Debug)]
+pub struct Charsmap {
+    units: Vec<u32>,
+    /// Zero-terminated replacements.
+    replacements: Vec<u8>,
+}
+
+impl Charsmap {
+    /// Reads the blob: the trie's length in bytes, the trie, the replacements.
+    pub fn parse(blob: &[u8]) -> Result<Charsmap> {
+        let invalid = |problem: &str| TokenizerError::invalid("precompiled_charsmap", problem);
+        let (size, rest) = blob
+            .split_first_chunk::<4>()
+            .ok_or_else(|| invalid("shorter than its header"))?;
+        let size = u32::from_le_bytes(*size) as usize;
+        let (trie, replacements) = rest
+            .split_at_checked(size)
+            .ok_or_else(|| invalid("its trie is longer than itself"))?;
+        if !size.is_multiple_of(4) {
+            return Err(invalid("its trie is no whole number of units"));
+        }
+        let units = trie
+            .chunks_exact(4)
+            .map(|unit| unit.try_into().map_or(0, u32::from_le_bytes))
+            .collect();
+        Ok(Charsmap {
+            units,
+            replacements: replacements.to_vec(),
+        })
+    }
+
+    fn apply(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            let (len, replacement) = self.longest(rest.as_bytes()).unwrap_or((0, b""));
+            // A map that cuts a character in two, or replaces by what is no text, is not followed.
+            match (rest.get(len..), std::str::from_utf8(replacement)) {
+                (Some(tail), Ok(replacement)) if len > 0 => {
+                    out.push_str(replacement);
+                    rest = tail;
+                }
+                _ => {
+                    out.push(c);
+                    rest = rest.get(c.len_utf8()..).unwrap_or_default();
+                }
+            }
+        }
+        out
+    }
+
+    /// The longest entry that `text` begins with: its length and its replacement.
+    fn longest(&self, text: &[u8]) -> Option<(usize, &[u8])> {
+        let offset = |unit: u32| (unit >> 10) << ((unit & 1 << 9) >> 6);
+        let unit = |at: u32| self.units.get(at as usize).copied();
+        let mut node = offset(unit(0)?);
+        let mut found = None;
+        for (i, &byte) in text.iter().enumerate() {
+            node ^= u32::from(byte);
+            let Some(entry) = unit(node) else { break };
+            if byte == 0 || entry & (1 << 31 | 0xff) != u32::from(byte) {
+                break;
+            }
+            node ^= offset(entry);
+            if entry >> 8 & 1 == 1 {
+                let Some(leaf) = unit(node) else { break };
+                found = Some((i + 1, (leaf & !(1 << 31)) as usize));
+            }
+        }
+        let (len, start) = found?;
+        let tail = self.replacements.get(start..)?;
+        let end = tail.iter().position(|&byte| byte == 0)?;
+        tail.get(..end).map(|replacement| (len, replacement))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apply(step: Normalize, text: &str) -> String {
+        step.apply(text.into(), true).into_owned()
+    }
+
+    #[test]
+    fn steps_do_what_they_say() {
+        assert_eq!(apply(Normalize::Nfc, "e\u{301}"), "é");
+        assert_eq!(apply(Normalize::Nfkc, "ﬁ"), "fi");
+        assert_eq!(apply(Normalize::CollapseSpaces, "  a  b "), "a b");
+        assert_eq!(apply(Normalize::Prepend("▁".into()), "▁a"), "▁▁a");
+        assert_eq!(apply(Normalize::PrependUnlessThere("▁".into()), "▁a"), "▁a");
+        assert_eq!(
+            Normalize::PrependFirst("▁".into()).apply("a".into(), false),
+            "a"
+        );
+        let replace = Normalize::Replace {
+            from: " ".into(),
+            to: "▁".into(),
+        };
+        assert_eq!(apply(replace, "a b"), "a▁b");
+    }
+
+    #[test]
+    fn bert_cleans_spaces_and_accents() {
+        let step = Normalize::Bert {
+            clean: true,
+            space_chinese: true,
+            strip_accents: true,
+            lowercase: true,
+        };
+        assert_eq!(apply(step, "Café\u{0}\t漢字É"), "cafe  漢  字 e");
+    }
+
+    #[test]
+    fn a_broken_charsmap_is_an_error_or_does_nothing() {
+        assert!(Charsmap::parse(&[]).is_err());
+        assert!(Charsmap::parse(&[255, 255, 255, 255, 0]).is_err());
+        assert!(Charsmap::parse(&[3, 0, 0, 0, 1, 2, 3]).is_err());
+        for fill in 0..=255 {
+            let mut blob = vec![64, 0, 0, 0];
+            blob.extend([fill; 70]);
+            let map = Charsmap::parse(&blob).unwrap();
+            map.apply("any text — 漢字 \u{0} works");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The Unigram model of SentencePiece (T5, XLM-R): of all ways to cut a text into tokens, the most
+//! likely one, found by dynamic programming over its bytes (Kudo 2018, arXiv:1804.10959).
+
+use super::error::{Result, TokenizerError};
+use super::trie::Trie;
+use super::vocab::Vocab;
+use super::{TokenId, TokenKind};
+
+#[derive(Debug)]
+pub(super) struct Unigram {
+    trie: Trie,
+    scores: Vec<f32>,
+    unknown: TokenId,
+    unknown_score: f64,
+    /// The token of each byte, where unknown characters are spelled in bytes.
+    bytes: Option<Box<[TokenId; 256]>>,
+}
+
+/// How far below the worst token an unknown character is.
+const UNKNOWN_PENALTY: f64 = 10.0;
+
+/// The best way to reach a place in the text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    score: f64,
+    id: TokenId,
+    /// Length of the last token.
+    len: u32,
+}
+
+impl Unigram {
+    pub(super) fn new(
+        vocab: &Vocab,
+        scores: Vec<f32>,
+        unknown: Option<TokenId>,
+        bytes: Option<Box<[TokenId; 256]>>,
+    ) -> Result<Unigram> {
+        if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
+            let problem = format!("the score of token {id} is not a number");
+            return Err(TokenizerError::invalid("scores", problem));
+        }
+        if scores.len() < vocab.len() {
+            let problem = format!("{} scores for {} tokens", scores.len(), vocab.len());
+            return Err(TokenizerError::invalid("scores", problem));
+        }
+        let unknown = unknown.ok_or_else(|| {
+            TokenizerError::Missing("the unknown token of a Unigram model".into())
+        })?;
+        let normal = vocab
+            .ids()
+            .filter(|&id| vocab.kind(id) == TokenKind::Normal);
+        let worst = normal
+            .filter_map(|id| scores.get(id as usize))
+            .copied()
+            .fold(0.0, f32::min);
+        let text = vocab.ids().filter(|&id| {
+            matches!(
+                vocab.kind(id),
+                TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused
+            )
+        });
+        Ok(Unigram {
+            trie: Trie::new(text.map(|id| (vocab.text(id), id))),
+            scores,
+            unknown,
+            unknown_score: f64::from(worst) - UNKNOWN_PENALTY,
+            bytes,
+        })
+    }
+
+    /// Appends the tokens of `text`, which is normalised.
+    pub(super) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        steps: &mut Vec<Step>,
+        out: &mut Vec<TokenId>,
+    ) {
+        let bytes = text.as_bytes();
+        let unreached = Step {
+            score: f64::NEG_INFINITY,
+            id: self.unknown,
+            len: 0,
+        };
+        steps.clear();
+        steps.resize(bytes.len() + 1, unreached);
+        if let Some(start) = steps.first_mut() {
+            start.score = 0.0;
+        }
+        for (at, c) in text.char_indices() {
+            let base = steps.get(at).map_or(0.0, |step| step.score);
+            let mut offer = |len: usize, id: TokenId, score: f64| {
+                if let Some(step) = steps
+                    .get_mut(at + len)
+                    .filter(|step| base + score > step.score)
+                {
+                    *step = Step {
+                        score: base + score,
+                        id,
+                        len: len as u32,
+                    };
+                }
+            };
+            let mut whole_character = false;
+            self.trie
+                .prefixes(bytes.get(at..).unwrap_or_default(), |len, id| {
+                    whole_character |= len == c.len_utf8();
+                    let score = match vocab.kind(id) {
+                        TokenKind::UserDefined => 0.0,
+                        _ => self
+                            .scores
+                            .get(id as usize)
+                            .map_or(0.0, |&score| f64::from(score)),
+                    };
+                    offer(len, id, score);
+                });
+            if !whole_character {
+                offer(c.len_utf8(), self.unknown, self.unknown_score);
+            }
+        }
+        self.trace(bytes, steps, out);
+    }
+
+    /// Walks back from the end; runs of unknown characters become one token, or their bytes.
+    fn trace(&self, bytes: &[u8], steps: &[Step], out: &mut Vec<TokenId>) {
+        let first = out.len();
+        let mut end = bytes.len();
+        let mut after_unknown = false;
+        while let Some(step) = steps.get(end).filter(|step| step.len > 0) {
+            let start = end.saturating_sub(step.len as usize);
+            let is_unknown = step.id == self.unknown;
+            match &self.bytes {
+                Some(table) if is_unknown => {
+                    let spelled = bytes.get(start..end).unwrap_or_default().iter().rev();
+                    out.extend(spelled.filter_map(|&byte| table.get(usize::from(byte))));
+                }
+                _ if is_unknown && after_unknown => {}
+                _ => out.push(step.id),
+            }
+            after_unknown = is_unknown;
+            end = start;
+        }
+        if let Some(added) = out.get_mut(first..) {
+            added.reverse();
+        }
+    }
+}
