@@ -76,6 +76,7 @@ pub struct Kernels {
 /// # Safety
 /// They rely on two things: the machine has the instruction set of the table (the table is only
 /// handed out for a witness of it), and the method has checked the shapes.
+#[derive(Clone, Copy)]
 pub(crate) struct Functions {
     pub(crate) quantize_row: unsafe fn(&[f32], QuantizedRow<'_>),
     pub(crate) matmul:

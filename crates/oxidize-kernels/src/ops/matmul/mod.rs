@@ -7,7 +7,7 @@
 
 mod rows;
 
-pub(crate) use rows::{GROUP, QuantizedRow, quantize_row};
+pub(crate) use rows::{GROUP, QuantizedRow, RawRows, quantize_row};
 pub use rows::{QuantizedRows, QuantizedRowsMut, SharedRows};
 
 use crate::out::TileMut;
@@ -172,6 +172,27 @@ impl Epilogue<'_> {
     pub(crate) fn write(&self, out: &mut f32, weight_row: usize, value: f32) {
         let value = value + self.bias.map_or(0.0, |bias| bias[weight_row]);
         *out = if self.accumulate { *out + value } else { value };
+    }
+
+    /// Writes the products of weight rows from `first` on, as many of them as `out` has room for.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn write_rows(&self, out: &mut [f32], first: usize, values: &[f32]) {
+        let out = &mut out[first..];
+        let n = out.len().min(values.len());
+        let (out, values) = (&mut out[..n], &values[..n]);
+        match (self.bias, self.accumulate) {
+            (None, false) => out.copy_from_slice(values),
+            (None, true) => out
+                .iter_mut()
+                .zip(values)
+                .for_each(|(out, value)| *out += value),
+            _ => {
+                for (i, (out, &value)) in out.iter_mut().zip(values).enumerate() {
+                    self.write(out, first + i, value);
+                }
+            }
+        }
     }
 }
 

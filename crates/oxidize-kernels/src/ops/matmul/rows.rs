@@ -107,16 +107,45 @@ impl QuantizedRows {
         }
     }
 
+    /// The buffers as they are.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn raw(&self) -> RawRows {
+        RawRows {
+            k: self.k,
+            quants: self.quants.as_ptr(),
+            quant_stride: self.quant_stride(),
+            scales: self.scales.as_ptr(),
+            sums: self.sums.as_ptr(),
+            half_sums: self.half_sums.as_ptr(),
+            group_stride: self.group_stride(),
+        }
+    }
+
     /// Bytes from one row to the next: never a power of two, so that the rows which a tile kernel
     /// walks side by side do not fall into the same sets of the cache.
     pub(crate) fn quant_stride(&self) -> usize {
         self.k.next_multiple_of(64) + 64
     }
 
-    /// Scales from one row to the next.
+    /// Scales from one row to the next: whole vectors of eight, ending in zeros.
     pub(crate) fn group_stride(&self) -> usize {
-        self.k / GROUP
+        (self.k / GROUP).next_multiple_of(8)
     }
+}
+
+/// The buffers of a [`QuantizedRows`], for kernels.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) struct RawRows {
+    pub(crate) k: usize,
+    pub(crate) quants: *const i8,
+    /// Bytes from one row of quants to the next.
+    pub(crate) quant_stride: usize,
+    pub(crate) scales: *const f32,
+    pub(crate) sums: *const f32,
+    pub(crate) half_sums: *const f32,
+    /// Scales, sums and pairs of half sums from one row to the next.
+    pub(crate) group_stride: usize,
 }
 
 /// Exclusive access to some rows of a [`QuantizedRows`].
@@ -125,12 +154,21 @@ pub struct QuantizedRowsMut<'a> {
     range: Range<usize>,
 }
 
-/// One row to be quantised.
+/// One row to be quantised. The slices of scales and sums have the zeros at their end too.
 pub(crate) struct QuantizedRow<'a> {
     pub(crate) quants: &'a mut [i8],
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [f32],
     pub(crate) half_sums: &'a mut [f32],
+}
+
+impl QuantizedRow<'_> {
+    /// Writes the zeros after the last group.
+    pub(crate) fn clear_padding(&mut self, groups: usize) {
+        self.scales[groups..].fill(0.0);
+        self.sums[groups..].fill(0.0);
+        self.half_sums[2 * groups..].fill(0.0);
+    }
 }
 
 impl QuantizedRowsMut<'_> {
@@ -157,16 +195,16 @@ impl QuantizedRowsMut<'_> {
             half_sums,
             ..
         } = self.shared;
-        let (row, groups) = (self.range.start + row, k / GROUP);
+        let row = self.range.start + row;
         // SAFETY: the row is one of those this value has exclusive access to, and `resize` made
         // every buffer long enough for it.
         unsafe {
             use std::slice::from_raw_parts_mut as slice;
             QuantizedRow {
                 quants: slice(quants.add(row * quant_stride), k),
-                scales: slice(scales.add(row * group_stride), groups),
-                sums: slice(sums.add(row * group_stride), groups),
-                half_sums: slice(half_sums.add(2 * row * group_stride), 2 * groups),
+                scales: slice(scales.add(row * group_stride), group_stride),
+                sums: slice(sums.add(row * group_stride), group_stride),
+                half_sums: slice(half_sums.add(2 * row * group_stride), 2 * group_stride),
             }
         }
     }
@@ -209,7 +247,7 @@ impl<'a> SharedRows<'a> {
 }
 
 /// Quantises one row: each 32 elements so that the largest becomes ±127.
-pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
+pub(crate) fn quantize_row(x: &[f32], mut out: QuantizedRow<'_>) {
     for (g, x) in x.chunks_exact(GROUP).enumerate() {
         let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
         let scale = max / 127.0;
@@ -232,6 +270,7 @@ pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
         }
         out.sums[g] = scale * sum as f32;
     }
+    out.clear_padding(x.len() / GROUP);
 }
 
 #[cfg(test)]

@@ -1,0 +1,180 @@
+//! Products of a weight row with a few tokens, straight from the stored blocks: what decoding runs.
+//!
+//! It reads each weight once, in order, and keeps up with memory. The same code serves AVX-512
+//! machines, which have an instruction for its inner product (`VNNI`).
+
+use std::arch::x86_64::*;
+
+use super::format::{Format, Scales};
+use crate::ops::matmul::RawRows;
+
+/// The products of one weight row with tokens `first` to `first + M − 1`.
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C, and with `VNNI` also AVX-512 VL and VNNI. `row` is a row of `acts.k`
+/// elements of the format, and `acts` has the tokens.
+#[inline(always)]
+pub(crate) unsafe fn dot_row<F: Format, const VNNI: bool, const M: usize>(
+    row: *const u8,
+    acts: &RawRows,
+    first: usize,
+) -> [f32; M] {
+    // SAFETY: the caller's row has `groups` groups of 32 in whole blocks, and each token of `acts`
+    // as many quants, scales and sums.
+    unsafe {
+        let groups = acts.k / 32;
+        let mut sums = Sums::<M> {
+            products: [_mm256_setzero_ps(); M],
+            mins: [_mm256_setzero_ps(); M],
+        };
+        let mut scales = Scales::ZERO;
+        let mut chunk = row;
+        let whole = groups / 8;
+        for c in 0..whole {
+            F::scales(chunk, 8, &mut scales);
+            dot_chunk::<F, VNNI, M>(chunk, 8, &scales, acts, first, c * 8, &mut sums);
+            chunk = chunk.add(F::CHUNK_BYTES);
+        }
+        if groups % 8 > 0 {
+            F::scales(chunk, groups % 8, &mut scales);
+            dot_chunk::<F, VNNI, M>(
+                chunk,
+                groups % 8,
+                &scales,
+                acts,
+                first,
+                whole * 8,
+                &mut sums,
+            );
+        }
+        std::array::from_fn(|t| horizontal_sum(_mm256_add_ps(sums.products[t], sums.mins[t])))
+    }
+}
+
+struct Sums<const M: usize> {
+    products: [__m256; M],
+    mins: [__m256; M],
+}
+
+/// Adds the products of up to eight groups of 32.
+///
+/// # Safety
+/// As [`dot_row`]. Eight scales and sums of each token are read, whatever `groups` is: they end in
+/// zeros.
+#[inline(always)]
+unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
+    chunk: *const u8,
+    groups: usize,
+    scales: &Scales,
+    acts: &RawRows,
+    first: usize,
+    first_group: usize,
+    sums: &mut Sums<M>,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        // With VNNI, signed weights are multiplied as `q + 128`, which the minimum takes back.
+        let shifted = VNNI && F::SIGNED;
+        let mut products = [[0.0f32; 16]; M];
+        for t in 0..M {
+            let at = (first + t) * acts.group_stride + first_group;
+            let act_scale = _mm256_loadu_ps(acts.scales.add(at));
+            if F::GROUP == 32 {
+                let scale = _mm256_load_ps(scales.scale.as_ptr());
+                _mm256_storeu_ps(products[t].as_mut_ptr(), _mm256_mul_ps(scale, act_scale));
+                if F::MIN || shifted {
+                    let min = min_of::<F>(scales, 0, shifted);
+                    let sum = _mm256_loadu_ps(acts.sums.add(at));
+                    sums.mins[t] = _mm256_fmadd_ps(min, sum, sums.mins[t]);
+                }
+            } else {
+                for half in 0..2 {
+                    let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+                    let twice = _mm256_add_epi32(twice, _mm256_set1_epi32(4 * half as i32));
+                    let act_scale = _mm256_permutevar8x32_ps(act_scale, twice);
+                    let scale = _mm256_load_ps(scales.scale.as_ptr().add(8 * half));
+                    let product = _mm256_mul_ps(scale, act_scale);
+                    _mm256_storeu_ps(products[t].as_mut_ptr().add(8 * half), product);
+                    if F::MIN || shifted {
+                        let min = min_of::<F>(scales, half, shifted);
+                        let sum = _mm256_loadu_ps(acts.half_sums.add(2 * at + 8 * half));
+                        sums.mins[t] = _mm256_fmadd_ps(min, sum, sums.mins[t]);
+                    }
+                }
+            }
+        }
+        let quants = acts
+            .quants
+            .add(first * acts.quant_stride + first_group * 32);
+        for g in 0..groups {
+            let mut weight = F::quants(chunk, g);
+            if shifted {
+                weight = _mm256_xor_si256(weight, _mm256_set1_epi8(-128));
+            }
+            for t in 0..M {
+                let act = _mm256_loadu_si256(quants.add(t * acts.quant_stride + 32 * g).cast());
+                let product = inner_product::<F, VNNI>(weight, act);
+                let scale = if F::GROUP == 32 {
+                    _mm256_set1_ps(products[t][g])
+                } else {
+                    let pair = _mm256_broadcast_sd(&*products[t].as_ptr().add(2 * g).cast());
+                    let spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+                    _mm256_permutevar8x32_ps(_mm256_castpd_ps(pair), spread)
+                };
+                sums.products[t] =
+                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), scale, sums.products[t]);
+            }
+        }
+    }
+}
+
+/// Eight minima, less 128 scales where the weights are shifted.
+///
+/// # Safety
+/// Needs AVX2 and FMA.
+#[inline(always)]
+unsafe fn min_of<F: Format>(scales: &Scales, half: usize, shifted: bool) -> __m256 {
+    // SAFETY: both arrays have 16 elements and are aligned.
+    unsafe {
+        let min = _mm256_load_ps(scales.min.as_ptr().add(8 * half));
+        if !shifted {
+            return min;
+        }
+        let scale = _mm256_load_ps(scales.scale.as_ptr().add(8 * half));
+        _mm256_fnmadd_ps(scale, _mm256_set1_ps(128.0), min)
+    }
+}
+
+/// Eight sums of four products each.
+///
+/// # Safety
+/// Needs AVX2, and with `VNNI` AVX-512 VL and VNNI.
+#[inline(always)]
+unsafe fn inner_product<F: Format, const VNNI: bool>(weight: __m256i, act: __m256i) -> __m256i {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        if VNNI {
+            return _mm256_dpbusd_epi32(_mm256_setzero_si256(), weight, act);
+        }
+        let pairs = if F::SIGNED {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weight), _mm256_sign_epi8(act, weight))
+        } else {
+            _mm256_maddubs_epi16(weight, act)
+        };
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    }
+}
+
+/// The sum of eight lanes.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+pub(crate) unsafe fn horizontal_sum(x: __m256) -> f32 {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+    }
+}

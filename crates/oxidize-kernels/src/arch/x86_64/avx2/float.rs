@@ -1,0 +1,365 @@
+//! The matrix product in floats: for weights that are floats, and for formats or activations that
+//! the integer kernels do not take, whose rows become floats first.
+
+use std::arch::x86_64::*;
+
+use super::dot::horizontal_sum;
+use super::panel::transpose;
+use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize, grown};
+use crate::out::TileMut;
+use crate::quant::TensorType;
+
+/// Elements of `k` that a panel holds: short enough for it to stay in the cache.
+const PANEL_LEN: usize = 512;
+
+/// Up to so many tokens, weight rows are multiplied as they are stored.
+const DIRECT_TOKENS: usize = 4;
+
+/// Tokens of a tile.
+const TOKENS: usize = 6;
+
+/// Rows of a panel.
+const ROWS: usize = 16;
+
+/// See [`crate::Kernels::matmul`].
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; the shapes fit together.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn matmul(
+    weight: WeightRows<'_>,
+    acts: &Activations<'_>,
+    epilogue: Epilogue<'_>,
+    out: TileMut<'_>,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if acts.rows() <= DIRECT_TOKENS {
+            return direct(weight, acts, epilogue, out, scratch);
+        }
+        tiled::<ROWS, TOKENS>(
+            weight,
+            acts,
+            epilogue,
+            out,
+            scratch,
+            |n, panel, len, acts, stride, sums| match n {
+                1 => tile::<1>(panel, len, acts, stride, sums),
+                2 => tile::<2>(panel, len, acts, stride, sums),
+                3 => tile::<3>(panel, len, acts, stride, sums),
+                4 => tile::<4>(panel, len, acts, stride, sums),
+                5 => tile::<5>(panel, len, acts, stride, sums),
+                _ => tile::<6>(panel, len, acts, stride, sums),
+            },
+        );
+    }
+}
+
+/// A format whose elements become floats eight at a time.
+///
+/// # Safety
+/// `load` needs AVX2 and F16C, and eight readable elements.
+unsafe trait FloatFormat {
+    const BYTES: usize;
+    /// # Safety
+    /// See the trait.
+    unsafe fn load(p: *const u8) -> __m256;
+}
+
+struct F32;
+struct F16;
+struct Bf16;
+
+// SAFETY: reads eight elements.
+unsafe impl FloatFormat for F32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: as the trait says.
+        unsafe { _mm256_loadu_ps(p.cast()) }
+    }
+}
+
+// SAFETY: reads eight elements.
+unsafe impl FloatFormat for F16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: as the trait says.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+}
+
+// SAFETY: reads eight elements.
+unsafe impl FloatFormat for Bf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: as the trait says.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+}
+
+/// Row by row, straight from memory.
+///
+/// # Safety
+/// As [`matmul`], for at most [`DIRECT_TOKENS`] tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn direct(
+    weight: WeightRows<'_>,
+    acts: &Activations<'_>,
+    epilogue: Epilogue<'_>,
+    mut out: TileMut<'_>,
+    scratch: &mut Scratch,
+) {
+    let k = weight.k();
+    for r in 0..weight.rows() {
+        let bytes = weight.row(r);
+        let row = bytes.as_ptr();
+        // SAFETY: the row has `k` elements of the type.
+        let dots = unsafe {
+            match weight.ty() {
+                TensorType::F32 => dot_tokens::<F32>(row, acts),
+                TensorType::F16 => dot_tokens::<F16>(row, acts),
+                TensorType::BF16 => dot_tokens::<Bf16>(row, acts),
+                ty => {
+                    let floats = scratch.floats(k);
+                    dequantize(ty, bytes, floats);
+                    dot_tokens::<F32>(floats.as_ptr().cast(), acts)
+                }
+            }
+        };
+        for (t, &dot) in dots[..acts.rows()].iter().enumerate() {
+            epilogue.write(&mut out.row(t)[r], r, dot);
+        }
+    }
+}
+
+/// # Safety
+/// Needs AVX2, FMA and F16C; `row` has as many elements as a token.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_tokens<F: FloatFormat>(row: *const u8, acts: &Activations<'_>) -> [f32; 4] {
+    let mut out = [0.0; 4];
+    // SAFETY: as the caller says.
+    unsafe {
+        match acts.rows() {
+            1 => out[..1].copy_from_slice(&dot_row::<F, 1>(row, acts)),
+            2 => out[..2].copy_from_slice(&dot_row::<F, 2>(row, acts)),
+            3 => out[..3].copy_from_slice(&dot_row::<F, 3>(row, acts)),
+            4 => out = dot_row::<F, 4>(row, acts),
+            n => debug_assert_eq!(n, 0),
+        }
+    }
+    out
+}
+
+/// # Safety
+/// As [`dot_tokens`], for at least `M` tokens.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_row<F: FloatFormat, const M: usize>(
+    row: *const u8,
+    acts: &Activations<'_>,
+) -> [f32; M] {
+    let k = acts.k();
+    let x = acts.all_floats().as_ptr();
+    let mut sums = [[_mm256_setzero_ps(); 2]; M];
+    let mut i = 0;
+    // SAFETY: `i` stays so far below `k` that eight or sixteen elements can be read.
+    unsafe {
+        while i + 16 <= k {
+            for h in 0..2 {
+                let w = F::load(row.add((i + 8 * h) * F::BYTES));
+                for t in 0..M {
+                    let a = _mm256_loadu_ps(x.add(t * k + i + 8 * h));
+                    sums[t][h] = _mm256_fmadd_ps(w, a, sums[t][h]);
+                }
+            }
+            i += 16;
+        }
+        let mut tail = [0.0; M];
+        if i < k {
+            // The rest, filled up with zeros.
+            let n = k - i;
+            let mut bytes = [0u8; 64];
+            bytes
+                .as_mut_ptr()
+                .copy_from_nonoverlapping(row.add(i * F::BYTES), n * F::BYTES);
+            let mut w = [0.0f32; 16];
+            for h in 0..2 {
+                let eight = F::load(bytes.as_ptr().add(8 * h * F::BYTES));
+                _mm256_storeu_ps(w.as_mut_ptr().add(8 * h), eight);
+            }
+            for t in 0..M {
+                tail[t] = (0..n).map(|j| w[j] * *x.add(t * k + i + j)).sum();
+            }
+        }
+        std::array::from_fn(|t| horizontal_sum(_mm256_add_ps(sums[t][0], sums[t][1])) + tail[t])
+    }
+}
+
+/// Panel by panel: `R` rows of up to [`PANEL_LEN`] elements, times `T` tokens at once.
+///
+/// `multiply(n, panel, len, acts, stride, sums)` adds the products of a panel `[len][R]` with `n`
+/// tokens, `stride` apart.
+///
+/// # Safety
+/// As [`matmul`]; `multiply` reads and writes no more than it says.
+#[inline(always)]
+pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
+    weight: WeightRows<'_>,
+    acts: &Activations<'_>,
+    epilogue: Epilogue<'_>,
+    mut out: TileMut<'_>,
+    scratch: &mut Scratch,
+    multiply: impl Fn(usize, *const f32, usize, *const f32, usize, &mut [[f32; R]; T]),
+) {
+    let (k, m) = (weight.k(), acts.rows());
+    let buffer = grown(&mut scratch.floats, 2 * R * PANEL_LEN + 16);
+    let start = buffer.as_ptr().align_offset(64);
+    let (panel, rows) = buffer[start..][..2 * R * PANEL_LEN].split_at_mut(R * PANEL_LEN);
+    // Tiles of nearly equal size, rather than full ones and a small rest.
+    let tile = m.div_ceil(m.div_ceil(T));
+    for first_row in (0..weight.rows()).step_by(R) {
+        let n_rows = R.min(weight.rows() - first_row);
+        for from in (0..k).step_by(PANEL_LEN) {
+            let len = PANEL_LEN.min(k - from);
+            for (r, row) in rows.chunks_exact_mut(PANEL_LEN).enumerate() {
+                let r = first_row + r.min(n_rows - 1);
+                // SAFETY: the caller has the instructions.
+                unsafe { load_row(&weight, r, from, &mut row[..len]) };
+            }
+            // SAFETY: both hold `R` rows of PANEL_LEN elements.
+            unsafe { transpose_rows::<R>(rows, len, panel) };
+            for token in (0..m).step_by(tile) {
+                let n = tile.min(m - token);
+                let mut sums = [[0.0; R]; T];
+                if from > 0 {
+                    for (t, sums) in sums[..n].iter_mut().enumerate() {
+                        let so_far = &out.row(token + t)[first_row..][..n_rows];
+                        sums[..n_rows].copy_from_slice(so_far);
+                    }
+                }
+                let input = acts.all_floats()[token * k + from..].as_ptr();
+                multiply(n, panel.as_ptr(), len, input, k, &mut sums);
+                for (t, sums) in sums[..n].iter().enumerate() {
+                    let epilogue = if from == 0 { epilogue } else { Epilogue::STORE };
+                    epilogue.write_rows(out.row(token + t), first_row, sums);
+                }
+            }
+        }
+    }
+}
+
+/// Elements `from` to `from + out.len()` of a weight row, as floats.
+///
+/// # Safety
+/// Needs AVX2 and F16C; the row has the elements, in whole blocks.
+#[inline(always)]
+unsafe fn load_row(weight: &WeightRows<'_>, r: usize, from: usize, out: &mut [f32]) {
+    let ty = weight.ty();
+    let bytes = |n: usize| n / ty.block_len() * ty.block_bytes();
+    let row = &weight.row(r)[bytes(from)..][..bytes(out.len())];
+    // SAFETY: `row` holds exactly the elements that `out` takes.
+    unsafe {
+        match ty {
+            TensorType::F16 => convert_row::<F16>(row, out),
+            TensorType::BF16 => convert_row::<Bf16>(row, out),
+            TensorType::F32 => convert_row::<F32>(row, out),
+            _ => dequantize(ty, row, out),
+        }
+    }
+}
+
+/// # Safety
+/// Needs AVX2 and F16C; `row` holds as many elements as `out`.
+#[inline(always)]
+unsafe fn convert_row<F: FloatFormat>(row: &[u8], out: &mut [f32]) {
+    debug_assert_eq!(row.len(), out.len() * F::BYTES);
+    let whole = out.len() / 8 * 8;
+    // SAFETY: eight elements are left at each step, in both.
+    unsafe {
+        for i in (0..whole).step_by(8) {
+            _mm256_storeu_ps(
+                out.as_mut_ptr().add(i),
+                F::load(row.as_ptr().add(i * F::BYTES)),
+            );
+        }
+        if whole < out.len() {
+            let mut bytes = [0u8; 32];
+            bytes[..row.len() - whole * F::BYTES].copy_from_slice(&row[whole * F::BYTES..]);
+            let mut rest = [0.0; 8];
+            _mm256_storeu_ps(rest.as_mut_ptr(), F::load(bytes.as_ptr()));
+            let n = out.len() - whole;
+            out[whole..].copy_from_slice(&rest[..n]);
+        }
+    }
+}
+
+/// `R` rows, [`PANEL_LEN`] apart, of `len` elements, into a panel `[len][R]`.
+///
+/// # Safety
+/// Needs AVX2; `rows` and `panel` have `R · PANEL_LEN` elements, and `R` is a multiple of 8.
+#[inline(always)]
+unsafe fn transpose_rows<const R: usize>(rows: &[f32], len: usize, panel: &mut [f32]) {
+    let whole = len / 8 * 8;
+    // SAFETY: all indices stay below `R · PANEL_LEN`.
+    unsafe {
+        for i in (0..whole).step_by(8) {
+            for r in (0..R).step_by(8) {
+                let block: [__m256i; 8] = std::array::from_fn(|j| {
+                    _mm256_loadu_si256(rows.as_ptr().add((r + j) * PANEL_LEN + i).cast())
+                });
+                for (j, x) in transpose(block).into_iter().enumerate() {
+                    _mm256_storeu_si256(panel.as_mut_ptr().add((i + j) * R + r).cast(), x);
+                }
+            }
+        }
+    }
+    for i in whole..len {
+        for r in 0..R {
+            panel[i * R + r] = rows[r * PANEL_LEN + i];
+        }
+    }
+}
+
+/// Adds the products of a panel `[len][16]` with `T` tokens.
+///
+/// # Safety
+/// Needs AVX2 and FMA; the panel and each token have `len` elements.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<const T: usize>(
+    panel: *const f32,
+    len: usize,
+    acts: *const f32,
+    stride: usize,
+    sums: &mut [[f32; ROWS]; TOKENS],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut acc: [[__m256; 2]; T] = std::array::from_fn(|t| {
+            std::array::from_fn(|h| _mm256_loadu_ps(sums[t].as_ptr().add(8 * h)))
+        });
+        for i in 0..len {
+            let w: [__m256; 2] =
+                std::array::from_fn(|h| _mm256_loadu_ps(panel.add(i * ROWS + 8 * h)));
+            for t in 0..T {
+                let a = _mm256_broadcast_ss(&*acts.add(t * stride + i));
+                for h in 0..2 {
+                    acc[t][h] = _mm256_fmadd_ps(w[h], a, acc[t][h]);
+                }
+            }
+        }
+        for t in 0..T {
+            for h in 0..2 {
+                _mm256_storeu_ps(sums[t].as_mut_ptr().add(8 * h), acc[t][h]);
+            }
+        }
+    }
+}

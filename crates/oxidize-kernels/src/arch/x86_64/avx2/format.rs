@@ -1,0 +1,106 @@
+//! [`Format`]: what the integer kernels must know of a quantised format.
+//!
+//! A format says how 32 weights become 32 bytes in a register and what their scales are; the
+//! dot product (`dot.rs`), the panels (`panel.rs`) and so every batch size follow from that.
+
+use std::arch::x86_64::*;
+
+/// Elements that a format unpacks the scales of together.
+pub(crate) const CHUNK: usize = 256;
+
+/// The scales of a chunk: `w = scale · q + min` for each group of [`Format::GROUP`].
+#[repr(C, align(64))]
+pub(crate) struct Scales {
+    pub(crate) scale: [f32; 16],
+    pub(crate) min: [f32; 16],
+}
+
+impl Scales {
+    pub(crate) const ZERO: Scales = Scales {
+        scale: [0.0; 16],
+        min: [0.0; 16],
+    };
+}
+
+/// A quantised format whose weights unpack into bytes.
+///
+/// # Safety
+/// The methods need AVX2, FMA and F16C, and `chunk` must point to 256 elements of the format, or,
+/// for formats with shorter blocks, to as many blocks as `groups` or `group` asks for.
+pub(crate) unsafe trait Format {
+    /// Bytes of [`CHUNK`] elements.
+    const CHUNK_BYTES: usize;
+    /// Elements that share a scale: 16 or 32.
+    const GROUP: usize;
+    /// Whether the bytes are signed.
+    const SIGNED: bool = false;
+    /// Bits of the largest magnitude of a byte.
+    const BITS: u32;
+    /// Whether `min` is ever other than 0.
+    const MIN: bool;
+
+    /// The scales of the first `groups` × 32 elements; the rest are left as they are.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn scales(chunk: *const u8, groups: usize, out: &mut Scales);
+
+    /// Elements `32 · group` to `32 · group + 31`, one a byte, in order.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i;
+}
+
+/// A half-precision number at any address.
+///
+/// # Safety
+/// Needs F16C, and two readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn half_at(p: *const u8) -> f32 {
+    // SAFETY: the caller's two bytes.
+    let bits = unsafe { p.cast::<u16>().read_unaligned() };
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+}
+
+/// 16 bytes of nibbles: low ones in the first half of the result, high ones in the second.
+///
+/// # Safety
+/// Needs AVX2, and 16 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn nibbles(p: *const u8) -> __m256i {
+    // SAFETY: the caller's 16 bytes.
+    let x = unsafe { _mm_loadu_si128(p.cast()) };
+    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(x), x);
+    _mm256_and_si256(both, _mm256_set1_epi8(0x0f))
+}
+
+/// 32 bytes, all ones where the bit of the same number is set.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn spread_bits(bits: u32) -> __m256i {
+    let bytes = _mm256_shuffle_epi8(
+        _mm256_set1_epi32(bits as i32),
+        _mm256_setr_epi64x(
+            0,
+            0x0101_0101_0101_0101,
+            0x0202_0202_0202_0202,
+            0x0303_0303_0303_0303,
+        ),
+    );
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
+}
+
+/// 32 bytes at any address.
+///
+/// # Safety
+/// Needs AVX2, and 32 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn bytes32(p: *const u8) -> __m256i {
+    // SAFETY: the caller's 32 bytes.
+    unsafe { _mm256_loadu_si256(p.cast()) }
+}

@@ -1,0 +1,345 @@
+//! The formats that index tables of 4 or 8 magnitudes: IQ1_S to IQ3_S.
+
+use std::arch::x86_64::*;
+
+use super::super::format::{Format, Scales, half_at, spread_bits};
+use crate::quant::grids::{
+    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID, even_signs,
+};
+
+/// For each 7 stored sign bits, eight bytes of 1 or −1.
+static EVEN_SIGNS: [u64; 128] = {
+    let mut table = [0; 128];
+    let mut i = 0;
+    while i < 128 {
+        let signs = even_signs(i as u8);
+        let mut j = 0;
+        while j < 8 {
+            let byte = if signs >> j & 1 == 1 { 0xff } else { 0x01 };
+            table[i] |= byte << (8 * j);
+            j += 1;
+        }
+        i += 1;
+    }
+    table
+};
+
+pub(crate) struct Iq2Xxs;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Iq2Xxs {
+    const CHUNK_BYTES: usize = 66;
+    const GROUP: usize = 32;
+    const SIGNED: bool = true;
+    const BITS: u32 = 6;
+    const MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe {
+            let d = half_at(chunk) * 0.125;
+            for g in 0..8 {
+                let word = chunk.add(2 + 8 * g + 4).cast::<u32>().read_unaligned();
+                out.scale[g] = d * (2 * (word >> 28) + 1) as f32;
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let word = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
+        let grid = four(|i| IQ2_XXS_GRID[(word >> (8 * i)) as usize & 0xff]);
+        _mm256_sign_epi8(grid, packed_signs((word >> 32) as u32))
+    }
+}
+
+pub(crate) struct Iq2Xs;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Iq2Xs {
+    const CHUNK_BYTES: usize = 74;
+    const GROUP: usize = 16;
+    const SIGNED: bool = true;
+    const BITS: u32 = 6;
+    const MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe { nibble_scales(chunk, chunk.add(66), out) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let word = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
+        let entry = |i: usize| (word >> (16 * i)) as usize & 0xffff;
+        let grid = four(|i| IQ2_XS_GRID[entry(i) & 0x1ff]);
+        _mm256_sign_epi8(grid, four(|i| EVEN_SIGNS[entry(i) >> 9]))
+    }
+}
+
+pub(crate) struct Iq2S;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Iq2S {
+    const CHUNK_BYTES: usize = 82;
+    const GROUP: usize = 16;
+    const SIGNED: bool = true;
+    const BITS: u32 = 6;
+    const MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe { nibble_scales(chunk, chunk.add(74), out) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let (low, high, signs) = unsafe {
+            let word = |offset: usize| chunk.add(offset + 4 * group).cast::<u32>().read_unaligned();
+            (word(2), usize::from(chunk.add(66 + group).read()), word(34))
+        };
+        let grid = four(|i| {
+            let index = (low >> (8 * i)) as usize & 0xff | (high >> (2 * i) & 3) << 8;
+            IQ2_S_GRID[index]
+        });
+        negate_where(grid, spread_bits(signs))
+    }
+}
+
+pub(crate) struct Iq3Xxs;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Iq3Xxs {
+    const CHUNK_BYTES: usize = 98;
+    const GROUP: usize = 32;
+    const SIGNED: bool = true;
+    const BITS: u32 = 6;
+    const MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe {
+            let d = half_at(chunk) * 0.25;
+            for g in 0..8 {
+                let word = chunk.add(66 + 4 * g).cast::<u32>().read_unaligned();
+                out.scale[g] = d * (2 * (word >> 28) + 1) as f32;
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let (indices, signs) = unsafe {
+            let indices = chunk.add(2 + 8 * group).cast::<u64>().read_unaligned();
+            (
+                indices,
+                chunk.add(66 + 4 * group).cast::<u32>().read_unaligned(),
+            )
+        };
+        let grid = eight(|i| IQ3_XXS_GRID[(indices >> (8 * i)) as usize & 0xff]);
+        _mm256_sign_epi8(grid, packed_signs(signs))
+    }
+}
+
+pub(crate) struct Iq3S;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Iq3S {
+    const CHUNK_BYTES: usize = 110;
+    const GROUP: usize = 32;
+    const SIGNED: bool = true;
+    const BITS: u32 = 4;
+    const MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe {
+            let (d, nibbles) = (
+                half_at(chunk),
+                chunk.add(106).cast::<u32>().read_unaligned(),
+            );
+            for g in 0..8 {
+                out.scale[g] = d * (2 * (nibbles >> (4 * g) & 15) + 1) as f32;
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let (low, high, signs) = unsafe {
+            let low = chunk.add(2 + 8 * group).cast::<u64>().read_unaligned();
+            let high = usize::from(chunk.add(66 + group).read());
+            (
+                low,
+                high,
+                chunk.add(74 + 4 * group).cast::<u32>().read_unaligned(),
+            )
+        };
+        let grid = eight(|i| {
+            let index = (low >> (8 * i)) as usize & 0xff | (high >> i & 1) << 8;
+            IQ3_S_GRID[index]
+        });
+        negate_where(grid, spread_bits(signs))
+    }
+}
+
+pub(crate) struct Iq1S;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Iq1S {
+    const CHUNK_BYTES: usize = 50;
+    const GROUP: usize = 32;
+    const BITS: u32 = 2;
+    const MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe {
+            let d = half_at(chunk);
+            for g in 0..8 {
+                let word = u32::from(chunk.add(34 + 2 * g).cast::<u16>().read_unaligned());
+                let scale = d * (2 * (word >> 12 & 7) + 1) as f32;
+                let shift = if word >> 15 == 1 { -0.125 } else { 0.125 };
+                out.scale[g] = scale;
+                // The bytes are one more than the table's −1, 0, 1.
+                out.min[g] = scale * (shift - 1.0);
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let (low, high) = unsafe {
+            let high = chunk.add(34 + 2 * group).cast::<u16>().read_unaligned();
+            (
+                chunk.add(2 + 4 * group).cast::<u32>().read_unaligned(),
+                usize::from(high),
+            )
+        };
+        let grid = four(|i| {
+            let index = (low >> (8 * i)) as usize & 0xff | (high >> (3 * i) & 7) << 8;
+            IQ1_GRID[index]
+        });
+        _mm256_add_epi8(grid, _mm256_set1_epi8(1))
+    }
+}
+
+pub(crate) struct Iq1M;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Iq1M {
+    const CHUNK_BYTES: usize = 56;
+    const GROUP: usize = 16;
+    const BITS: u32 = 5;
+    const MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        let words = unsafe { chunk.add(48).cast::<[u16; 4]>().read_unaligned() };
+        let d = words[0] >> 12 | words[1] >> 8 & 0xf0 | words[2] >> 4 & 0xf00 | words[3] & 0xf000;
+        // SAFETY: the two bytes of `d`.
+        let d = unsafe { half_at((&raw const d).cast()) } * 0.125;
+        for g in 0..16 {
+            let scale = d * f32::from(2 * (words[g / 4] >> (3 * (g % 4)) & 7) + 1);
+            (out.scale[g], out.min[g]) = (scale, -9.0 * scale);
+        }
+    }
+
+    /// Eight times the table's value, plus or minus one for the shift of an eighth, plus nine so
+    /// that nothing is negative.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let (low, high) = unsafe {
+            let high = chunk.add(32 + 2 * group).cast::<u16>().read_unaligned();
+            (
+                chunk.add(4 * group).cast::<u32>().read_unaligned(),
+                usize::from(high),
+            )
+        };
+        let grid = four(|i| {
+            let index = (low >> (8 * i)) as usize & 0xff | (high >> (4 * i) & 7) << 8;
+            IQ1_GRID[index]
+        });
+        let shift = four(|i| {
+            let offset: u64 = if high >> (4 * i + 3) & 1 == 1 { 8 } else { 10 };
+            offset * 0x0101_0101_0101_0101
+        });
+        // The mask drops what a shift of 16-bit lanes carries from one byte into the next, and the
+        // sum wraps as two's complement does.
+        let times_8 = _mm256_and_si256(_mm256_slli_epi16::<3>(grid), _mm256_set1_epi8(-8));
+        _mm256_add_epi8(times_8, shift)
+    }
+}
+
+/// The scales of IQ2_XS and IQ2_S: `d · (½ + scale) / 4`, two of 4 bits a byte.
+///
+/// # Safety
+/// Needs F16C; `d` has two readable bytes and `nibbles` eight.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn nibble_scales(d: *const u8, nibbles: *const u8, out: &mut Scales) {
+    // SAFETY: the caller's bytes.
+    let (d, nibbles) = unsafe { (half_at(d) * 0.125, nibbles.cast::<u64>().read_unaligned()) };
+    for g in 0..16 {
+        out.scale[g] = d * (2 * (nibbles >> (4 * g) & 15) + 1) as f32;
+    }
+}
+
+/// Four times 7 sign bits as bytes of 1 or −1.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn packed_signs(bits: u32) -> __m256i {
+    four(|i| EVEN_SIGNS[(bits >> (7 * i)) as usize & 0x7f])
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn negate_where(x: __m256i, mask: __m256i) -> __m256i {
+    _mm256_sub_epi8(_mm256_xor_si256(x, mask), mask)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn four(entry: impl Fn(usize) -> u64) -> __m256i {
+    _mm256_setr_epi64x(
+        entry(0) as i64,
+        entry(1) as i64,
+        entry(2) as i64,
+        entry(3) as i64,
+    )
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eight(entry: impl Fn(usize) -> u32) -> __m256i {
+    let pair = |i: usize| u64::from(entry(2 * i)) | u64::from(entry(2 * i + 1)) << 32;
+    four(pair)
+}

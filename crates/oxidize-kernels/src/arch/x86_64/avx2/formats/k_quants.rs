@@ -1,0 +1,278 @@
+//! The K-quants: blocks of 256 with quantised scales.
+
+use std::arch::x86_64::*;
+
+use super::super::format::{Format, Scales, bytes32, half_at};
+
+pub(crate) struct Q4K;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Q4K {
+    const CHUNK_BYTES: usize = 144;
+    const GROUP: usize = 32;
+    const BITS: u32 = 4;
+    const MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: the header of the caller's block.
+        unsafe { scales_and_mins(chunk, out) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        unsafe { nibble_half(chunk.add(16), group) }
+    }
+}
+
+pub(crate) struct Q5K;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Q5K {
+    const CHUNK_BYTES: usize = 176;
+    const GROUP: usize = 32;
+    const BITS: u32 = 5;
+    const MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: the header of the caller's block.
+        unsafe { scales_and_mins(chunk, out) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let (low, high) = unsafe { (nibble_half(chunk.add(48), group), bytes32(chunk.add(16))) };
+        // Bit `group` of each byte, moved to bit 4.
+        let bit = _mm256_set1_epi8((1u8 << group) as i8);
+        let fifth = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
+        _mm256_or_si256(low, _mm256_and_si256(fifth, _mm256_set1_epi8(0x10)))
+    }
+}
+
+pub(crate) struct Q6K;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Q6K {
+    const CHUNK_BYTES: usize = 210;
+    const GROUP: usize = 16;
+    const BITS: u32 = 6;
+    const MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe {
+            let scales = _mm_loadu_si128(chunk.add(192).cast());
+            signed_scales(scales, half_at(chunk.add(208)), -32.0, out);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        let (half, quarter) = (group / 4, group % 4);
+        // SAFETY: inside the caller's block.
+        let (low, high) = unsafe {
+            let low = bytes32(chunk.add(64 * half + 32 * (quarter & 1)));
+            (low, bytes32(chunk.add(128 + 32 * half)))
+        };
+        let low = if quarter < 2 {
+            low
+        } else {
+            _mm256_srli_epi16::<4>(low)
+        };
+        let high = match quarter {
+            0 => _mm256_slli_epi16::<4>(high),
+            1 => _mm256_slli_epi16::<2>(high),
+            2 => high,
+            _ => _mm256_srli_epi16::<2>(high),
+        };
+        _mm256_or_si256(
+            _mm256_and_si256(low, _mm256_set1_epi8(0x0f)),
+            _mm256_and_si256(high, _mm256_set1_epi8(0x30)),
+        )
+    }
+}
+
+pub(crate) struct Q2K;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Q2K {
+    const CHUNK_BYTES: usize = 84;
+    const GROUP: usize = 16;
+    const BITS: u32 = 2;
+    const MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        unsafe {
+            let both = _mm_loadu_si128(chunk.cast());
+            let mask = _mm_set1_epi8(0x0f);
+            let d = half_at(chunk.add(80));
+            let dmin = half_at(chunk.add(82));
+            store16(_mm_and_si128(both, mask), d, &mut out.scale);
+            store16(
+                _mm_and_si128(_mm_srli_epi16::<4>(both), mask),
+                -dmin,
+                &mut out.min,
+            );
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        unsafe { bit_pairs(chunk.add(16), group) }
+    }
+}
+
+pub(crate) struct Q3K;
+
+// SAFETY: reads only inside the block that the caller answers for.
+unsafe impl Format for Q3K {
+    const CHUNK_BYTES: usize = 110;
+    const GROUP: usize = 16;
+    const BITS: u32 = 3;
+    const MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
+        // SAFETY: inside the caller's block.
+        let ([a, b, high], d) = unsafe {
+            (
+                chunk.add(96).cast::<[u32; 3]>().read_unaligned(),
+                half_at(chunk.add(108)),
+            )
+        };
+        // Scale i has its low nibble in byte i % 8 of the first eight bytes, low nibble first, and
+        // its upper two bits in byte i % 4 of the last four, at bit 2 · (i / 4).
+        let (low, two) = (0x0f0f_0f0f, 0x0303_0303);
+        let word =
+            |nibbles: u32, quarter: u32| (nibbles & low) | (((high >> (2 * quarter)) & two) << 4);
+        let scales = _mm_setr_epi32(
+            word(a, 0) as i32,
+            word(b, 1) as i32,
+            word(a >> 4, 2) as i32,
+            word(b >> 4, 3) as i32,
+        );
+        signed_scales(_mm_sub_epi8(scales, _mm_set1_epi8(32)), d, -4.0, out);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+        // SAFETY: inside the caller's block.
+        let (low, high) = unsafe { (bit_pairs(chunk.add(32), group), bytes32(chunk)) };
+        let bit = _mm256_set1_epi8((1u8 << group) as i8);
+        let third = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
+        _mm256_or_si256(low, _mm256_and_si256(third, _mm256_set1_epi8(4)))
+    }
+}
+
+/// The scales and minima of Q4_K and Q5_K: eight of 6 bits each, in 12 bytes.
+///
+/// # Safety
+/// Needs AVX2 and F16C, and the 16 bytes of a block's header.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scales_and_mins(block: *const u8, out: &mut Scales) {
+    // SAFETY: the caller's header.
+    let (d, dmin, [a, b, c]) = unsafe {
+        let words = block.add(4).cast::<[u32; 3]>().read_unaligned();
+        (half_at(block), half_at(block.add(2)), words)
+    };
+    // The first four scales are the low six bits of `a`, the first four minima those of `b`; the
+    // others have four bits in `c` and their upper two in the top of `a` and `b`.
+    let (six, four, top) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030);
+    let scales = u64::from(a & six) | u64::from((c & four) | ((a >> 2) & top)) << 32;
+    let mins = u64::from(b & six) | u64::from(((c >> 4) & four) | ((b >> 2) & top)) << 32;
+    let widen =
+        |bytes: u64| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64)));
+    // SAFETY: both arrays have 16 elements.
+    unsafe {
+        let scale = _mm256_mul_ps(widen(scales), _mm256_set1_ps(d));
+        _mm256_storeu_ps(out.scale.as_mut_ptr(), scale);
+        let min = _mm256_mul_ps(widen(mins), _mm256_set1_ps(-dmin));
+        _mm256_storeu_ps(out.min.as_mut_ptr(), min);
+    }
+}
+
+/// Sixteen signed bytes times `d` as scales, and those times `offset` as minima.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn signed_scales(scales: __m128i, d: f32, offset: f32, out: &mut Scales) {
+    let (d, offset) = (_mm256_set1_ps(d), _mm256_set1_ps(offset));
+    for (i, bytes) in [scales, _mm_srli_si128::<8>(scales)]
+        .into_iter()
+        .enumerate()
+    {
+        let scale = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), d);
+        // SAFETY: both arrays have 16 elements.
+        unsafe {
+            _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * i), scale);
+            _mm256_storeu_ps(
+                out.min.as_mut_ptr().add(8 * i),
+                _mm256_mul_ps(scale, offset),
+            );
+        }
+    }
+}
+
+/// Sixteen unsigned bytes times `d`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn store16(bytes: __m128i, d: f32, out: &mut [f32; 16]) {
+    let d = _mm256_set1_ps(d);
+    for (i, bytes) in [bytes, _mm_srli_si128::<8>(bytes)].into_iter().enumerate() {
+        let scale = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), d);
+        // SAFETY: the array has 16 elements.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * i), scale) };
+    }
+}
+
+/// Group `group` where 32 bytes hold two groups, low nibbles first.
+///
+/// # Safety
+/// Needs AVX2, and 128 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn nibble_half(qs: *const u8, group: usize) -> __m256i {
+    // SAFETY: `group` is below 8.
+    let x = unsafe { bytes32(qs.add(32 * (group / 2))) };
+    let x = if group & 1 == 0 {
+        x
+    } else {
+        _mm256_srli_epi16::<4>(x)
+    };
+    _mm256_and_si256(x, _mm256_set1_epi8(0x0f))
+}
+
+/// Group `group` where 32 bytes hold four groups, two bits each.
+///
+/// # Safety
+/// Needs AVX2, and 64 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn bit_pairs(qs: *const u8, group: usize) -> __m256i {
+    // SAFETY: `group` is below 8.
+    let x = unsafe { bytes32(qs.add(32 * (group / 4))) };
+    let x = match group % 4 {
+        0 => x,
+        1 => _mm256_srli_epi16::<2>(x),
+        2 => _mm256_srli_epi16::<4>(x),
+        _ => _mm256_srli_epi16::<6>(x),
+    };
+    _mm256_and_si256(x, _mm256_set1_epi8(3))
+}

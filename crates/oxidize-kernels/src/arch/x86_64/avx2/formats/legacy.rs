@@ -1,0 +1,78 @@
+//! The formats with blocks of 32 and evenly spaced levels: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+
+use std::arch::x86_64::*;
+
+use super::super::format::{CHUNK, Format, Scales, bytes32, half_at, nibbles, spread_bits};
+
+macro_rules! legacy {
+    ($name:ident, bytes $bytes:literal, bits $bits:literal, signed $signed:literal,
+     min |$block:ident, $scale:ident| $min:expr, quants |$p:ident| $quants:expr) => {
+        pub(crate) struct $name;
+
+        // SAFETY: reads only inside the blocks that the caller answers for.
+        unsafe impl Format for $name {
+            const CHUNK_BYTES: usize = CHUNK / 32 * $bytes;
+            const GROUP: usize = 32;
+            const SIGNED: bool = $signed;
+            const BITS: u32 = $bits;
+            const MIN: bool = !$signed;
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn scales(chunk: *const u8, groups: usize, out: &mut Scales) {
+                for g in 0..groups {
+                    // SAFETY: one of the blocks that the caller answers for.
+                    unsafe {
+                        let $block = chunk.add(g * $bytes);
+                        let $scale = half_at($block);
+                        out.scale[g] = $scale;
+                        out.min[g] = $min;
+                    }
+                }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
+                // SAFETY: one of the blocks that the caller answers for.
+                unsafe {
+                    let $p = chunk.add(group * $bytes);
+                    $quants
+                }
+            }
+        }
+    };
+}
+
+legacy!(Q4_0, bytes 18, bits 4, signed false,
+    min |block, scale| -8.0 * scale,
+    quants |p| nibbles(p.add(2)));
+
+legacy!(Q4_1, bytes 20, bits 4, signed false,
+    min |block, scale| half_at(block.add(2)),
+    quants |p| nibbles(p.add(4)));
+
+legacy!(Q5_0, bytes 22, bits 5, signed false,
+    min |block, scale| -16.0 * scale,
+    quants |p| with_fifth_bits(p.add(2), nibbles(p.add(6))));
+
+legacy!(Q5_1, bytes 24, bits 5, signed false,
+    min |block, scale| half_at(block.add(2)),
+    quants |p| with_fifth_bits(p.add(4), nibbles(p.add(8))));
+
+legacy!(Q8_0, bytes 34, bits 8, signed true,
+    min |block, scale| 0.0,
+    quants |p| bytes32(p.add(2)));
+
+/// Adds the fifth bits, four bytes of them, to 32 nibbles.
+///
+/// # Safety
+/// Needs AVX2, and four readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn with_fifth_bits(p: *const u8, nibbles: __m256i) -> __m256i {
+    // SAFETY: the caller's four bytes.
+    let bits = unsafe { p.cast::<u32>().read_unaligned() };
+    let fifth = _mm256_and_si256(spread_bits(bits), _mm256_set1_epi8(0x10));
+    _mm256_or_si256(nibbles, fifth)
+}

@@ -1,0 +1,172 @@
+//! The matrix product: chooses between direct products, tiles and floats, and writes the result.
+
+use std::arch::x86_64::*;
+
+use super::dot::dot_row;
+use super::float;
+use super::format::Format;
+use super::formats::with_format;
+use super::panel::{self, Panel};
+use super::tile::{Kind, TOKENS, tile};
+use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, Scratch, WeightRows};
+use crate::out::TileMut;
+
+/// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
+const DIRECT_TOKENS: usize = 3;
+
+/// See [`crate::Kernels::matmul`].
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; the shapes fit together.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn matmul(
+    weight: WeightRows<'_>,
+    acts: &Activations<'_>,
+    epilogue: Epilogue<'_>,
+    out: TileMut<'_>,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: the caller has the instructions and has checked the shapes; each arm runs the format
+    // that the type names.
+    unsafe {
+        let Some(quantized) = acts.quantized() else {
+            return float::matmul(weight, acts, epilogue, out, scratch);
+        };
+        with_format!(
+            weight.ty(),
+            F => integer::<F>(weight, quantized, epilogue, out, scratch),
+            float::matmul(weight, acts, epilogue, out, scratch)
+        )
+    }
+}
+
+/// # Safety
+/// As [`matmul`], for a weight of the format.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn integer<F: Format>(
+    weight: WeightRows<'_>,
+    acts: &QuantizedRows,
+    epilogue: Epilogue<'_>,
+    out: TileMut<'_>,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        match acts.rows() {
+            1 => direct::<F, 1>(weight, acts, epilogue, out),
+            2 => direct::<F, 2>(weight, acts, epilogue, out),
+            DIRECT_TOKENS => direct::<F, 3>(weight, acts, epilogue, out),
+            _ => tiled::<F>(weight, acts, epilogue, out, scratch),
+        }
+    }
+}
+
+/// # Safety
+/// As [`integer`], for `M` tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn direct<F: Format, const M: usize>(
+    weight: WeightRows<'_>,
+    acts: &QuantizedRows,
+    epilogue: Epilogue<'_>,
+    mut out: TileMut<'_>,
+) {
+    let acts = acts.raw();
+    for r in 0..weight.rows() {
+        // SAFETY: the row is one of the weight's, of as many elements as `acts` has.
+        let dots = unsafe { dot_row::<F, false, M>(weight.row(r).as_ptr(), &acts, 0) };
+        for (t, dot) in dots.into_iter().enumerate() {
+            epilogue.write(&mut out.row(t)[r], r, dot);
+        }
+    }
+}
+
+/// # Safety
+/// As [`integer`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tiled<F: Format>(
+    weight: WeightRows<'_>,
+    acts: &QuantizedRows,
+    epilogue: Epilogue<'_>,
+    mut out: TileMut<'_>,
+    scratch: &mut Scratch,
+) {
+    let multiply = const { multiplier(Kind::of::<F>()) };
+    for first_row in (0..weight.rows()).step_by(panel::ROWS) {
+        // SAFETY: the weight is of the format and has the row.
+        unsafe {
+            let panel = panel::unpack::<F, false>(&weight, first_row, scratch);
+            multiply(&panel, acts, first_row, &epilogue, &mut out);
+        }
+    }
+}
+
+/// The function that multiplies a panel of a kind with all tokens.
+const fn multiplier(
+    kind: u8,
+) -> unsafe fn(&Panel, &QuantizedRows, usize, &Epilogue<'_>, &mut TileMut<'_>) {
+    macro_rules! kinds {
+        ($($kind:literal)*) => {
+            match kind {
+                $($kind => multiply_panel::<$kind>,)*
+                _ => panic!("no format is of this kind"),
+            }
+        };
+    }
+    kinds!(4 5 7 13 15 18 19 25 26 27)
+}
+
+/// # Safety
+/// Needs AVX2 and FMA; the panel is of the kind.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply_panel<const KIND: u8>(
+    panel: &Panel,
+    acts: &QuantizedRows,
+    first_row: usize,
+    epilogue: &Epilogue<'_>,
+    out: &mut TileMut<'_>,
+) {
+    let (m, acts) = (acts.rows(), acts.raw());
+    let mut token = 0;
+    while token < m {
+        macro_rules! run {
+            ($t:literal) => {
+                // SAFETY: so many tokens are left.
+                for (t, sums) in unsafe { tile::<KIND, $t>(panel, &acts, token) }
+                    .into_iter()
+                    .enumerate()
+                {
+                    // SAFETY: the caller has the instructions.
+                    unsafe { write_rows(out, token + t, first_row, sums, epilogue) };
+                }
+            };
+        }
+        match m - token {
+            1 => run!(1),
+            2 => run!(2),
+            3 => run!(3),
+            _ => run!(4),
+        }
+        token += TOKENS;
+    }
+}
+
+/// Writes the products of a token with up to 16 weight rows from `first_row` on.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+pub(crate) unsafe fn write_rows(
+    out: &mut TileMut<'_>,
+    token: usize,
+    first_row: usize,
+    sums: [__m256; 2],
+    epilogue: &Epilogue<'_>,
+) {
+    let mut buffer = [0.0f32; panel::ROWS];
+    // SAFETY: the buffer has 16 elements.
+    unsafe {
+        _mm256_storeu_ps(buffer.as_mut_ptr(), sums[0]);
+        _mm256_storeu_ps(buffer.as_mut_ptr().add(8), sums[1]);
+    }
+    epilogue.write_rows(out.row(token), first_row, &buffer);
+}

@@ -1,0 +1,137 @@
+//! Panels: 16 weight rows unpacked into bytes, in the order in which the tile kernels read them.
+//!
+//! Whatever the format was, a panel holds for each four elements of `k` the four bytes of row 0, of
+//! row 1, … of row 15, so that a lane of a vector is a row and no sum crosses lanes; and for each
+//! group 16 scales and 16 minima. It is unpacked once and serves every token.
+
+use std::arch::x86_64::*;
+
+use super::format::{CHUNK, Format, Scales};
+use crate::ops::matmul::{Scratch, WeightRows, grown};
+
+/// Rows of a panel.
+pub(crate) const ROWS: usize = 16;
+
+/// A panel in a thread's scratch memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel {
+    /// `[k / 4][ROWS][4]` bytes.
+    pub(crate) quants: *const u8,
+    /// `[k / GROUP][ROWS]` scales.
+    pub(crate) scales: *const f32,
+    /// As many minima.
+    pub(crate) mins: *const f32,
+}
+
+/// Makes room for a panel of rows of `k`: its quants, scales and minima.
+pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *mut f32) {
+    // One cache line more, so that the panel can begin on one.
+    let quants = grown(&mut scratch.bytes, k * ROWS + 64).as_mut_ptr();
+    let quants = quants.wrapping_add(quants.align_offset(64));
+    let n = k / 16 * ROWS;
+    let scales = grown(&mut scratch.scales, 2 * n + 16).as_mut_ptr();
+    let scales = scales.wrapping_add(scales.align_offset(64));
+    (quants, scales, scales.wrapping_add(n))
+}
+
+/// Unpacks rows `first` to `first + 15`; past the last row, the last row again.
+///
+/// With `UNSIGN`, signed weights become unsigned by adding 128, which the minima take back.
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; the weight is of the format, with a row `first`.
+#[inline(always)]
+pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
+    weight: &WeightRows<'_>,
+    first: usize,
+    scratch: &mut Scratch,
+) -> Panel {
+    let (k, last) = (weight.k(), weight.rows() - 1);
+    let (quants, scales, mins) = reserve(scratch, k);
+    let per_chunk = CHUNK / F::GROUP;
+    let base = weight.data().as_ptr();
+    let groups = k / 32;
+    let mut row_scales = [const { Scales::ZERO }; ROWS];
+    // SAFETY: rows are inside the weight, chunks inside the rows, and `reserve` made room for
+    // every byte and scale that is written.
+    unsafe {
+        let rows: [*const u8; ROWS] =
+            std::array::from_fn(|r| base.add((first + r).min(last) * weight.row_bytes()));
+        for c in 0..groups.div_ceil(8) {
+            let in_chunk = (groups - c * 8).min(8);
+            for r in 0..ROWS {
+                F::scales(
+                    rows[r].add(c * F::CHUNK_BYTES),
+                    in_chunk,
+                    &mut row_scales[r],
+                );
+            }
+            for g in 0..in_chunk * 32 / F::GROUP {
+                let at = (c * per_chunk + g) * ROWS;
+                for r in 0..ROWS {
+                    let (scale, min) = (row_scales[r].scale[g], row_scales[r].min[g]);
+                    scales.add(at + r).write(scale);
+                    if F::MIN || UNSIGN && F::SIGNED {
+                        let shift = if UNSIGN && F::SIGNED {
+                            128.0 * scale
+                        } else {
+                            0.0
+                        };
+                        mins.add(at + r).write(min - shift);
+                    }
+                }
+            }
+            for g in 0..in_chunk {
+                let out = quants.add((c * 8 + g) * 32 * ROWS);
+                for half in 0..2 {
+                    let mut block: [__m256i; 8] = std::array::from_fn(|r| {
+                        F::quants(rows[8 * half + r].add(c * F::CHUNK_BYTES), g)
+                    });
+                    if UNSIGN && F::SIGNED {
+                        block = block.map(|x| _mm256_xor_si256(x, _mm256_set1_epi8(-128)));
+                    }
+                    for (step, x) in transpose(block).into_iter().enumerate() {
+                        _mm256_store_si256(out.add(step * 4 * ROWS + 32 * half).cast(), x);
+                    }
+                }
+            }
+        }
+    }
+    Panel {
+        quants,
+        scales,
+        mins,
+    }
+}
+
+/// Transposes 8 × 8 words of 32 bits.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+pub(crate) unsafe fn transpose(x: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let pairs = |i: usize| {
+            let (a, b) = (x[2 * i], x[2 * i + 1]);
+            (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
+        };
+        let quads = |i: usize| {
+            let ((a, b), (c, d)) = (pairs(2 * i), pairs(2 * i + 1));
+            [
+                _mm256_unpacklo_epi64(a, c),
+                _mm256_unpackhi_epi64(a, c),
+                _mm256_unpacklo_epi64(b, d),
+                _mm256_unpackhi_epi64(b, d),
+            ]
+        };
+        let (low, high) = (quads(0), quads(1));
+        std::array::from_fn(|i| {
+            if i < 4 {
+                _mm256_permute2x128_si256::<0x20>(low[i], high[i])
+            } else {
+                _mm256_permute2x128_si256::<0x31>(low[i - 4], high[i - 4])
+            }
+        })
+    }
+}

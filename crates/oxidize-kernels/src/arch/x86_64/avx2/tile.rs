@@ -1,0 +1,175 @@
+//! The integer tile kernel: a panel of 16 rows times up to four tokens, held in registers.
+//!
+//! AVX2 multiplies bytes into 16-bit pairs (`vpmaddubsw`). How many of those can be added before they
+//! must be widened depends on the bits of the weights: eight for 4 bits, which is a whole group.
+
+use std::arch::x86_64::*;
+
+use super::format::Format;
+use super::panel::Panel;
+use crate::ops::matmul::RawRows;
+
+/// Tokens of a tile.
+pub(crate) const TOKENS: usize = 4;
+
+/// What of a format the kernel must know, so that formats of a kind share its code.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    /// How many products of pairs fit into 16 bits.
+    depth: usize,
+    signed: bool,
+    /// Whether there is a scale for each 16 elements.
+    halves: bool,
+    min: bool,
+}
+
+impl Kind {
+    /// The kind of a format, as a number that can be a parameter of [`tile`].
+    pub(crate) const fn of<F: Format>() -> u8 {
+        let depth = match F::BITS {
+            0..=4 => 3,
+            5 => 2,
+            6 => 1,
+            _ => 0,
+        };
+        depth | (F::SIGNED as u8) << 2 | ((F::GROUP == 16) as u8) << 3 | (F::MIN as u8) << 4
+    }
+
+    const fn decode(kind: u8) -> Kind {
+        Kind {
+            depth: 1 << (kind & 3),
+            signed: kind >> 2 & 1 == 1,
+            halves: kind >> 3 & 1 == 1,
+            min: kind >> 4 & 1 == 1,
+        }
+    }
+}
+
+/// The products of the panel's rows with tokens `first` to `first + T − 1`.
+///
+/// # Safety
+/// Needs AVX2 and FMA. The panel was unpacked from a format of the kind with rows of `acts.k`, and `acts` has
+/// the tokens.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn tile<const KIND: u8, const T: usize>(
+    panel: &Panel,
+    acts: &RawRows,
+    first: usize,
+) -> [[__m256; 2]; T] {
+    let kind = const { Kind::decode(KIND) };
+    let zero = _mm256_setzero_ps();
+    let mut sums = [[zero; 2]; T];
+    // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
+    unsafe {
+        let quants: [*const i8; T] =
+            std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
+        let at = first * acts.group_stride;
+        for g in 0..acts.k / 32 {
+            let weights = panel.quants.add(g * 32 * 16);
+            if !kind.halves {
+                let dots = group::<KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
+                let scales = halves(panel.scales.add(16 * g));
+                let mins = if kind.min {
+                    halves(panel.mins.add(16 * g))
+                } else {
+                    [zero; 2]
+                };
+                for t in 0..T {
+                    let group = at + t * acts.group_stride + g;
+                    let scale = _mm256_broadcast_ss(&*acts.scales.add(group));
+                    let sum = _mm256_broadcast_ss(&*acts.sums.add(group));
+                    for h in 0..2 {
+                        let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[t][h]), scales[h]);
+                        sums[t][h] = _mm256_fmadd_ps(dot, scale, sums[t][h]);
+                        if kind.min {
+                            sums[t][h] = _mm256_fmadd_ps(mins[h], sum, sums[t][h]);
+                        }
+                    }
+                }
+            } else {
+                for i in 0..2 {
+                    let q = quants.map(|q| q.add(32 * g + 16 * i));
+                    let dots = group::<KIND, T, 4>(weights.add(i * 16 * 16), q);
+                    let scales = halves(panel.scales.add(16 * (2 * g + i)));
+                    let mins = if kind.min {
+                        halves(panel.mins.add(16 * (2 * g + i)))
+                    } else {
+                        [zero; 2]
+                    };
+                    for t in 0..T {
+                        let group = at + t * acts.group_stride + g;
+                        let scale = _mm256_broadcast_ss(&*acts.scales.add(group));
+                        let sum = _mm256_broadcast_ss(&*acts.half_sums.add(2 * group + i));
+                        for h in 0..2 {
+                            let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[t][h]), scales[h]);
+                            sums[t][h] = _mm256_fmadd_ps(dot, scale, sums[t][h]);
+                            if kind.min {
+                                sums[t][h] = _mm256_fmadd_ps(mins[h], sum, sums[t][h]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token.
+///
+/// # Safety
+/// Needs AVX2; reads `STEPS` × 64 bytes of weights and `STEPS` × 4 of each token.
+#[inline(always)]
+unsafe fn group<const KIND: u8, const T: usize, const STEPS: usize>(
+    weights: *const u8,
+    quants: [*const i8; T],
+) -> [[__m256i; 2]; T] {
+    // SAFETY: as the caller says.
+    unsafe {
+        let zero = _mm256_setzero_si256();
+        let ones = _mm256_set1_epi16(1);
+        let Kind { depth, signed, .. } = const { Kind::decode(KIND) };
+        let mut wide = [[zero; 2]; T];
+        let mut narrow = [[zero; 2]; T];
+        for step in 0..STEPS {
+            let weight: [__m256i; 2] =
+                std::array::from_fn(|h| _mm256_load_si256(weights.add(64 * step + 32 * h).cast()));
+            for t in 0..T {
+                let act = _mm256_set1_epi32(quants[t].add(4 * step).cast::<i32>().read_unaligned());
+                for h in 0..2 {
+                    let pairs = if signed {
+                        let act = _mm256_sign_epi8(act, weight[h]);
+                        _mm256_maddubs_epi16(_mm256_abs_epi8(weight[h]), act)
+                    } else {
+                        _mm256_maddubs_epi16(weight[h], act)
+                    };
+                    narrow[t][h] = if step % depth == 0 {
+                        pairs
+                    } else {
+                        _mm256_add_epi16(narrow[t][h], pairs)
+                    };
+                    if step % depth == depth - 1 || step == STEPS - 1 {
+                        let widened = _mm256_madd_epi16(narrow[t][h], ones);
+                        wide[t][h] = if step < depth {
+                            widened
+                        } else {
+                            _mm256_add_epi32(wide[t][h], widened)
+                        };
+                    }
+                }
+            }
+        }
+        wide
+    }
+}
+
+/// Sixteen floats in two vectors.
+///
+/// # Safety
+/// Needs AVX2, and 16 readable floats, aligned to 32 bytes.
+#[inline(always)]
+unsafe fn halves(p: *const f32) -> [__m256; 2] {
+    // SAFETY: as the caller says.
+    unsafe { [_mm256_load_ps(p), _mm256_load_ps(p.add(8))] }
+}
