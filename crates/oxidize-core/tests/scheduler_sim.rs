@@ -85,6 +85,8 @@ struct Sim {
     scheduler: Scheduler,
     /// The KV cache: for each block, for each position in it, the hash written there.
     shadow: Vec<Vec<u64>>,
+    /// Recurrent state: for each slot, the hash of all that was fed.
+    states: Vec<u64>,
     truth: BTreeMap<SeqId, Truth>,
     /// Sequences of the step in flight that were cut since it was planned.
     disturbed: BTreeSet<SeqId>,
@@ -138,6 +140,7 @@ impl Sim {
         Self {
             scheduler: Scheduler::new(config.clone()).unwrap(),
             shadow: vec![vec![0; config.block_size]; config.n_blocks as usize],
+            states: vec![0; config.max_sequences],
             config,
             truth: BTreeMap::new(),
             disturbed: BTreeSet::new(),
@@ -411,6 +414,12 @@ impl Sim {
         for part in &step.sequences {
             let table = step.blocks_of(part);
             let mut hash = match part.start.checked_sub(1) {
+                Some(_) if self.config.reuse == PrefixReuse::Recurrent => {
+                    let state = self.states[part.slot as usize];
+                    let expected = self.expects(part).then(|| &self.truth[&part.id].hashes);
+                    assert!(expected.is_none_or(|hashes| hashes[part.start] == state));
+                    state
+                }
                 Some(last) => self.shadow_at(table, last),
                 None => self.truth.get(&part.id).map_or(0, |truth| truth.hashes[0]),
             };
@@ -421,6 +430,7 @@ impl Sim {
                 self.shadow[block.index()][offset] = hash;
                 hashes.push(hash);
             }
+            self.states[part.slot as usize] = hash;
             if part.samples && (self.greedy || !self.rng.one_in(50)) {
                 sampled.push(self.sample(step, part, &hashes));
             }

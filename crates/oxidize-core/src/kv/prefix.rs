@@ -217,15 +217,19 @@ mod tests {
 
     #[test]
     fn a_hash_alone_is_not_trusted() {
-        let mut cache = PrefixCache::new(2);
-        cache.insert(&key(None, &[1, 2]), BlockId(0));
-        // A forged collision: block 1 is filed under the hash of [1, 2] but holds other tokens.
-        let hash = cache.hash(&key(None, &[1, 2])).unwrap();
-        cache.remove(BlockId(0));
+        let mut cache = PrefixCache::new(3);
+        let wanted = key(None, &[1, 2]);
+        let hash = cache.hash(&wanted).unwrap();
+        // Forged collisions: filed under the hash of what is wanted, but other tokens, another
+        // salt.
         cache.insert(&key(None, &[7, 7]), BlockId(1));
+        cache.insert(&BlockKey { salt: 5, ..wanted }, BlockId(2));
         cache.index.insert((hash, BlockId(1)));
-        assert_eq!(cache.find(&key(None, &[1, 2])), None);
+        cache.index.insert((hash, BlockId(2)));
+        assert_eq!(cache.find(&wanted), None);
         assert!(cache.check_integrity().is_err());
+        cache.insert(&wanted, BlockId(0));
+        assert_eq!(cache.find(&wanted), Some(BlockId(0)));
     }
 
     #[test]

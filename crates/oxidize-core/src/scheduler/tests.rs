@@ -205,6 +205,30 @@ fn blocks_that_run_out_are_taken_from_the_latest() {
 }
 
 #[test]
+fn a_prompt_takes_no_blocks_from_a_better_rank() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_batch_tokens: 4,
+        ..config()
+    });
+    scheduler.submit(other(A, 40, 1)).unwrap();
+    scheduler.submit(other(B, 30, 1)).unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(A, 0, 2), (B, 0, 2)]);
+    while scheduler.kv.allocate().is_some() {} // someone else's; no block is left
+    // C is shorter and has its turn before B, which holds a block.
+    scheduler
+        .sequences
+        .extend([(C, scheduler.sequences[&B].child(C))]);
+    let c = scheduler.sequences.get_mut(&C).unwrap();
+    c.salt = 1;
+    c.tokens.truncate(5);
+    c.rank = Rank::new(9, 0, 0, 9);
+    c.slot = scheduler.free_slots.pop_first();
+    scheduler.run(C);
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 2, 2), (B, 2, 2)]);
+}
+
+#[test]
 fn higher_priority_takes_a_slot_and_gives_it_back() {
     let mut scheduler = scheduler(SchedulerConfig {
         max_sequences: 1,
