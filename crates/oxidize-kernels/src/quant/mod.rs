@@ -4,6 +4,7 @@
 //! `types.rs` puts it into the registry, and the functions here find it there by its [`TensorType`].
 //! All of it is scalar and safe: the oracle that the SIMD kernels are tested against.
 
+#![deny(unsafe_code)]
 #![allow(non_camel_case_types, reason = "the formats' own spelling")]
 
 /// Checks when compiling that a block has the size the format says and may lie at any address.
