@@ -1,5 +1,6 @@
 //! [`SafetensorsLoader`]: opens a safetensors file, or a directory of them, as a [`ModelFile`].
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -118,22 +119,19 @@ fn add_shards(contents: &mut Contents, path: &Path, options: &OpenOptions) -> Re
         });
     }
 
-    let mut found = std::collections::HashMap::new();
     for (file, shard) in shards.into_iter().enumerate() {
         let (source, header) = open_one(&shard, options)?;
         if file == 0 {
             contents.annotations = header.annotations;
         }
-        found.extend(
-            header
-                .tensors
-                .iter()
-                .map(|tensor| (tensor.name.clone(), file)),
-        );
         contents.add_file(shard, source, header.tensors);
     }
+    let mut found = HashMap::with_capacity(contents.tensors.len());
+    for tensor in &contents.tensors {
+        found.entry(tensor.name.as_str()).or_insert(tensor.file);
+    }
     for (tensor, file) in index.tensors {
-        if found.get(&tensor) != Some(&file) {
+        if found.get(tensor.as_str()) != Some(&file) {
             let shard = index.shards.get(file).cloned().unwrap_or_default();
             let problem = Problem::NotInShard(shard);
             let error = SafetensorsError {
