@@ -277,15 +277,12 @@ impl Sequence {
     /// Leaves the step in flight, if it is part of one, and keeps at most the first `n_tokens`
     /// computed positions.
     pub(super) fn rewind(&mut self, config: &SchedulerConfig, kv: &mut KvBlocks, n_tokens: usize) {
-        // Recurrent state is where the step in flight leaves it.
-        let position = self.computed + std::mem::take(&mut self.planned);
-        if position > n_tokens {
-            let keeps_part = config.reuse != PrefixReuse::Recurrent;
-            self.computed = if keeps_part {
-                self.computed.min(n_tokens)
-            } else {
-                0
-            };
+        let leaves_step = std::mem::take(&mut self.planned) > 0;
+        if config.reuse != PrefixReuse::Recurrent {
+            self.computed = self.computed.min(n_tokens);
+        } else if leaves_step || self.computed > n_tokens {
+            // The state is, or will be, at a later position.
+            self.computed = 0;
         }
         kv.release_tail(&mut self.blocks, config.blocks_for(self.computed));
     }
