@@ -28,6 +28,32 @@ pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
 /// The engine turns in a circle: [`plan`](Self::plan) a step, run it, sample,
 /// [`commit`](Self::commit) what was sampled. Between any two of these calls requests may be
 /// submitted, cancelled, forked or cut back.
+///
+/// ```
+/// use oxidize_core::scheduler::*;
+///
+/// let mut scheduler = Scheduler::new(SchedulerConfig {
+///     n_blocks: 64,
+///     block_size: 16,
+///     max_batch_tokens: 256,
+///     max_sequences: 8,
+///     max_queue: 32,
+///     context_length: 512,
+///     reuse: PrefixReuse::Blocks,
+///     steps_per_priority: 64,
+/// })?;
+/// scheduler.submit(SequenceRequest::new(SeqId(1), vec![5, 6, 7], 10))?;
+/// let mut n_tokens = 0;
+/// while let Some(step) = scheduler.plan() {
+///     // Here a session copies `step.copies` and runs `step.tokens`, and a sampler reads logits.
+///     let sampling = step.sequences.iter().filter(|part| part.samples);
+///     let sampled: Vec<_> = sampling.map(|part| Sampled::token(part.id, 42)).collect();
+///     let events = scheduler.commit(step, &sampled);
+///     n_tokens += events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+/// }
+/// assert_eq!(n_tokens, 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,

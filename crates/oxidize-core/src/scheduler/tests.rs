@@ -66,6 +66,33 @@ fn run_to_idle(scheduler: &mut Scheduler) -> Vec<Event> {
     events
 }
 
+/// The table in `docs/scheduling.md`.
+#[test]
+fn the_example_of_the_documentation() {
+    const D: SeqId = SeqId(4);
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_batch_tokens: 8,
+        ..config()
+    });
+    scheduler.submit(other(A, 8, 50)).unwrap();
+    turn(&mut scheduler);
+    turn(&mut scheduler);
+    let book: Vec<u32> = (0..20).collect();
+    scheduler
+        .submit(SequenceRequest::new(B, book.clone(), 50))
+        .unwrap();
+    scheduler.submit(other(C, 3, 2)).unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(A, 9, 1), (B, 0, 4), (C, 0, 3)]);
+    assert_eq!(turn(&mut scheduler).0, [(A, 10, 1), (B, 4, 6), (C, 3, 1)]);
+    assert_eq!(turn(&mut scheduler).0, [(A, 11, 1), (B, 10, 7)]);
+    let question = book[..12].iter().copied().chain([90, 91, 92]).collect();
+    scheduler
+        .submit(SequenceRequest::new(D, question, 50))
+        .unwrap();
+    assert_eq!(turn(&mut scheduler).0, [(A, 12, 1), (B, 17, 3), (D, 12, 3)]);
+    assert_eq!(turn(&mut scheduler).0, [(A, 13, 1), (B, 20, 1), (D, 15, 1)]);
+}
+
 #[test]
 fn a_prompt_comes_in_chunks_and_then_decodes() {
     let mut scheduler = scheduler(config());
