@@ -1,3 +1,4 @@
 //! The library behind oxidize: files → model → plan → tokens.
 
+pub mod chat;
 pub mod sampling;

@@ -1,0 +1,21 @@
+//! Conversations to prompt text and answers back: the model's own chat template or a built-in one, and a
+//! streaming parser that tells reasoning, content and tool calls apart. The server and the CLI speak
+//! [`Message`]; the tokenizer takes the rendered text.
+
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)
+)]
+
+mod builtin;
+mod capabilities;
+mod error;
+mod jinja;
+mod message;
+mod template;
+
+pub use builtin::{builtin_template, builtin_template_names};
+pub use capabilities::Capabilities;
+pub use error::ChatError;
+pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
+pub use template::{ChatInput, ChatOptions, ChatTemplate};
