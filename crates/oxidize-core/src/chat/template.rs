@@ -97,11 +97,7 @@ impl ChatTemplate {
         let prefill = input.continue_final_message.then(|| last.text());
         // An empty beginning is no beginning: open a turn instead.
         let open_turn = prefill.as_ref().is_some_and(|text| text.trim().is_empty());
-        let messages = if open_turn {
-            &input.messages[..input.messages.len() - 1]
-        } else {
-            input.messages
-        };
+        let messages = if open_turn { earlier } else { input.messages };
 
         let messages = self.adapt(messages);
         let mut variables = Map::new();
