@@ -7,6 +7,7 @@
 
 pub mod arch;
 pub mod backend;
+pub mod chat;
 pub mod error;
 pub mod file;
 pub mod gguf;

@@ -1,0 +1,298 @@
+//! Jinja as Hugging Face's `apply_chat_template` sets it up, on minijinja, with bounds on what a template may
+//! cost: source nesting, instructions, memory and stack. `template.rs` is its only user.
+
+mod budget;
+mod methods;
+mod operators;
+mod python;
+mod scan;
+mod time;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use minijinja::machinery::{
+    CodeGenerator, Instruction, Instructions, eval, make_string_output, parse,
+};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use serde_json::Value as Json;
+
+use super::ChatError;
+use budget::Budget;
+
+/// Instructions any rendering may use, and how many more each JSON value of the input allows.
+const FUEL: u64 = 400_000;
+const FUEL_PER_NODE: u64 = 500;
+/// Bytes any rendering may allocate for text, and how many more each byte of the input allows.
+const BYTES: u64 = 64 << 20;
+const BYTES_PER_BYTE: u64 = 256;
+/// Plain text that fuel may be spent on, at most.
+const RAW_BYTES: u64 = 1 << 30;
+/// Values in one list or map that a template builds, besides those of the input.
+const NODES: usize = 20_000;
+/// Generated code, macros and nested values recurse; this is address space, not memory.
+#[cfg(not(target_arch = "wasm32"))]
+const STACK_BYTES: usize = 64 << 20;
+
+/// A checked template. It is compiled anew for each rendering, which takes a fraction of a millisecond.
+#[derive(Debug, Clone)]
+pub(super) struct Jinja {
+    source: String,
+}
+
+impl Jinja {
+    pub(super) fn new(source: &str) -> Result<Self, ChatError> {
+        let jinja = Self {
+            source: scan::prepare(source)?.into_owned(),
+        };
+        on_deep_stack(|| {
+            jinja
+                .compile()
+                .map(drop)
+                .map_err(|error| syntax_error(&error))
+        })?;
+        Ok(jinja)
+    }
+
+    /// Renders the template with these variables.
+    pub(super) fn render(
+        &self,
+        variables: &serde_json::Map<String, Json>,
+        now: Option<SystemTime>,
+        max_output: usize,
+    ) -> Result<String, ChatError> {
+        let size = InputSize::of(variables);
+        let text = on_deep_stack(|| self.render_here(variables, now, size))?;
+        if text.len() > max_output {
+            return Err(ChatError::Limit {
+                what: "the rendered text in bytes",
+                limit: max_output as u64,
+            });
+        }
+        Ok(text)
+    }
+
+    fn render_here(
+        &self,
+        variables: &serde_json::Map<String, Json>,
+        now: Option<SystemTime>,
+        size: InputSize,
+    ) -> Result<String, ChatError> {
+        let (instructions, blocks) = self.compile().map_err(|error| syntax_error(&error))?;
+        let raised = Arc::new(Mutex::new(None));
+        let budget = Budget::new(
+            BYTES + size.bytes * BYTES_PER_BYTE,
+            NODES + size.nodes as usize * 4,
+        );
+        let mut env = environment(&budget, &raised, now.unwrap_or_else(time::now));
+        let longest = scan::longest_text(&self.source).max(1) as u64;
+        let fuel = (FUEL + size.nodes * FUEL_PER_NODE).min(RAW_BYTES / longest);
+        env.set_fuel(Some(fuel));
+        let root = Value::from_pairs(
+            variables
+                .iter()
+                .map(|(key, value)| (key.clone(), to_value(value))),
+        );
+        let mut text = String::new();
+        let mut output = make_string_output(&mut text);
+        let result = eval(
+            &env,
+            &instructions,
+            root,
+            &blocks,
+            &mut output,
+            AutoEscape::None,
+        )
+        .map(drop);
+        drop(output);
+        match result {
+            Ok(()) => Ok(text),
+            Err(error) => Err(render_error(&error, &raised, fuel)),
+        }
+    }
+
+    fn compile(&self) -> Result<(Instructions<'_>, BTreeMap<&str, Instructions<'_>>), Error> {
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()?;
+        let ast = parse(&self.source, "chat template", syntax)?;
+        let mut generator = CodeGenerator::new("chat template", &self.source);
+        generator.compile_stmt(&ast);
+        let (mut instructions, mut blocks) = generator.finish();
+        guard(&mut instructions);
+        blocks.values_mut().for_each(guard);
+        Ok((instructions, blocks))
+    }
+}
+
+/// Sends the operators that can make large values through functions that ask the budget.
+fn guard(instructions: &mut Instructions<'_>) {
+    let mut at = 0;
+    while let Some(instruction) = instructions.get_mut(at) {
+        // These names cannot be written as identifiers, so that no template can redefine them.
+        let function = match instruction {
+            Instruction::StringConcat => Some((operators::CONCAT, 2)),
+            Instruction::Add => Some((operators::ADD, 2)),
+            Instruction::Mul => Some((operators::MULTIPLY, 2)),
+            Instruction::Rem => Some((operators::REMAINDER, 2)),
+            Instruction::BuildList(Some(n)) => u16::try_from(*n).ok().map(|n| (operators::LIST, n)),
+            _ => None,
+        };
+        if let Some((name, n_args)) = function {
+            *instruction = Instruction::CallFunction(name, Some(n_args));
+        }
+        at += 1;
+    }
+}
+
+fn environment<'a>(
+    budget: &Budget,
+    raised: &Arc<Mutex<Option<String>>>,
+    now: SystemTime,
+) -> Environment<'a> {
+    let mut env = Environment::new();
+    env.set_debug(false);
+    for name in [
+        "debug", "pprint", "lines", "chain", "zip", "escape", "e", "bool", "split",
+    ] {
+        env.remove_filter(name);
+        env.remove_global(name);
+    }
+    operators::register(&mut env, budget);
+    methods::register(&mut env, budget);
+    let raised = raised.clone();
+    let on_raise = budget.clone();
+    env.add_function(
+        "raise_exception",
+        move |message: Value| -> Result<Value, Error> {
+            let message = python::to_str(&message, &on_raise)?;
+            if let Ok(mut slot) = raised.lock() {
+                *slot = Some(message.clone());
+            }
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        },
+    );
+    env.add_function("strftime_now", move |format: Cow<'_, str>| {
+        time::strftime(now, &format)
+    });
+    env.add_global("__one", 1);
+    env
+}
+
+fn to_value(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(value), _) => Value::from(value),
+            (None, Some(value)) => Value::from(value),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => Value::from(items.iter().map(to_value).collect::<Vec<_>>()),
+        Json::Object(map) => Value::from_pairs(
+            map.iter()
+                .map(|(key, value)| (key.clone(), to_value(value))),
+        ),
+    }
+}
+
+/// How much a conversation brings along, by which the limits grow.
+#[derive(Debug, Clone, Copy, Default)]
+struct InputSize {
+    nodes: u64,
+    bytes: u64,
+}
+
+impl InputSize {
+    fn of(variables: &serde_json::Map<String, Json>) -> Self {
+        let mut size = Self::default();
+        variables.values().for_each(|value| size.add(value));
+        size
+    }
+
+    /// Recursion is bounded: JSON from outside nests at most 128 deep, by serde_json's own limit.
+    fn add(&mut self, json: &Json) {
+        self.nodes += 1;
+        match json {
+            Json::String(text) => self.bytes += text.len() as u64,
+            Json::Array(items) => items.iter().for_each(|item| self.add(item)),
+            Json::Object(map) => map.iter().for_each(|(key, item)| {
+                self.bytes += key.len() as u64;
+                self.add(item);
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// Runs on a thread with room for the recursion that the limits leave possible. A panic in the engine
+/// becomes an error.
+#[cfg(not(target_arch = "wasm32"))]
+fn on_deep_stack<T: Send>(
+    work: impl FnOnce() -> Result<T, ChatError> + Send,
+) -> Result<T, ChatError> {
+    let failed = |message: &str| {
+        Err(ChatError::Render {
+            line: 0,
+            message: message.to_owned(),
+        })
+    };
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new()
+            .name("chat-template".into())
+            .stack_size(STACK_BYTES);
+        match builder.spawn_scoped(scope, work) {
+            Ok(thread) => thread
+                .join()
+                .unwrap_or_else(|_| failed("the template engine failed")),
+            Err(_) => failed("no thread could be started"),
+        }
+    })
+}
+
+/// The browser has one thread and its own guard against deep recursion.
+#[cfg(target_arch = "wasm32")]
+fn on_deep_stack<T>(work: impl FnOnce() -> Result<T, ChatError>) -> Result<T, ChatError> {
+    work()
+}
+
+fn syntax_error(error: &Error) -> ChatError {
+    ChatError::Syntax {
+        line: error.line().unwrap_or(0),
+        message: describe(error),
+    }
+}
+
+fn render_error(error: &Error, raised: &Mutex<Option<String>>, fuel: u64) -> ChatError {
+    if let Some(message) = raised.lock().ok().and_then(|mut slot| slot.take()) {
+        return ChatError::Refused(message);
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return match error.detail() {
+            Some(_) => ChatError::Limit {
+                what: "the memory of a rendering in bytes",
+                limit: BYTES,
+            },
+            None => ChatError::Limit {
+                what: "the number of instructions",
+                limit: fuel,
+            },
+        };
+    }
+    ChatError::Render {
+        line: error.line().unwrap_or(0),
+        message: describe(error),
+    }
+}
+
+fn describe(error: &Error) -> String {
+    match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    }
+}
