@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use oxidize_kernels::quant::QuantError;
 
 use crate::backend::BackendError;
+use crate::chat::ChatError;
+use crate::engine::EngineError;
 use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
 use crate::model::ModelError;
@@ -80,6 +82,12 @@ pub enum Error {
     /// The file is in order, but what it says cannot be run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A chat template is wrong, or a conversation does not fit it.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The engine could not serve a request.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// A backend could not prepare or run the model.
     #[error(transparent)]
     Backend(#[from] BackendError),

@@ -40,6 +40,7 @@ pub(super) static GEMMA3: Arch = Arch {
     name: "gemma3",
     hf_classes: &["Gemma3ForCausalLM", "Gemma3TextModel"],
     windows: Windows::AllButEvery(6),
+    window_rope_base: Some(10_000.0),
     query_scale: QueryScale::HeadDimUnlessLayers(62),
     hf_names: SANDWICH_NAMES,
     ..GEMMA_BASE

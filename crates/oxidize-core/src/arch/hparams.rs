@@ -149,7 +149,7 @@ impl Hparams {
             ));
         }
         let windows = source.windows(arch, n_layers)?;
-        let ropes = source.ropes(key_dim)?;
+        let ropes = source.ropes(arch, key_dim)?;
         let layers = (0..n_layers)
             .map(|i| LayerParams {
                 n_heads: n_heads[i],
@@ -380,14 +380,14 @@ impl<'a> Source<'a> {
     }
 
     /// The rotary embedding of full layers, then that of windowed ones where it differs.
-    fn ropes(&self, key_dim: usize) -> Result<Vec<RopeParams>, ModelError> {
+    fn ropes(&self, arch: &Arch, key_dim: usize) -> Result<Vec<RopeParams>, ModelError> {
         match self.config {
             Some(config) => self.config_ropes(config, key_dim),
-            None => self.gguf_ropes(key_dim),
+            None => self.gguf_ropes(arch, key_dim),
         }
     }
 
-    fn gguf_ropes(&self, key_dim: usize) -> Result<Vec<RopeParams>, ModelError> {
+    fn gguf_ropes(&self, arch: &Arch, key_dim: usize) -> Result<Vec<RopeParams>, ModelError> {
         const DIMS: Key = key("rope.dimension_count", &[]);
         const BASE: Key = key("rope.freq_base", &[]);
         const BASE_SWA: Key = key("rope.freq_base_swa", &[]);
@@ -428,11 +428,14 @@ impl<'a> Source<'a> {
             base,
             scaling,
         };
-        let windowed = self.positive(&BASE_SWA)?.map(|base| RopeParams {
-            dims,
-            base,
-            scaling: RopeScaling::None,
-        });
+        let windowed = self
+            .positive(&BASE_SWA)?
+            .or(arch.window_rope_base)
+            .map(|base| RopeParams {
+                dims,
+                base,
+                scaling: RopeScaling::None,
+            });
         Ok([Some(full), windowed].into_iter().flatten().collect())
     }
 

@@ -31,6 +31,8 @@ pub struct Arch {
     pub rope: RopeLayouts,
     /// Which layers see only a window, where the file does not say it layer by layer.
     pub windows: Windows,
+    /// RoPE base of windowed layers, where GGUF files do not say it.
+    pub window_rope_base: Option<f32>,
     /// What scores are scaled by.
     pub query_scale: QueryScale,
     /// The function of the feed-forward layers.
@@ -101,6 +103,7 @@ const BASE: Arch = Arch {
         hf: RopeLayout::Halves,
     },
     windows: Windows::Never,
+    window_rope_base: None,
     query_scale: QueryScale::HeadDim,
     activation: Activation::Silu,
     embedding_scale: EmbeddingScale::One,

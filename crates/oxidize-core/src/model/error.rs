@@ -87,6 +87,14 @@ pub enum ModelError {
         /// Rows of the output matrix.
         rows: usize,
     },
+    /// A JSON file beside the model is broken.
+    #[error("{file}: {problem}", file = file.display())]
+    BadSidecar {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// The model needs more memory than there is.
     #[error(
         "{file}: needs {needed} of memory (weights {weights}, KV cache {cache}, buffers {buffers}), {available} is available; \

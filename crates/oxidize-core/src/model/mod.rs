@@ -4,6 +4,7 @@
 
 mod error;
 mod memory;
+mod text;
 mod weights;
 
 pub use error::ModelError;
@@ -15,8 +16,10 @@ use crate::backend::{Backend, Session, SessionConfig};
 use crate::error::Result;
 use crate::file::{ModelFile, OpenOptions};
 use crate::graph::{Plan, decoder};
+use crate::tokenizer::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::OnceLock;
 
 /// A model that is ready to be run. Cheap to clone.
 #[derive(Clone)]
@@ -29,6 +32,7 @@ struct Inner {
     plan: Plan,
     weights: Weights,
     n_vocab: usize,
+    tokenizer: OnceLock<Tokenizer>,
 }
 
 impl Model {
@@ -45,6 +49,7 @@ impl Model {
         let plan = decoder::build(arch, &hparams, &mut loader)?;
         let weights = loader.finish();
         let n_vocab = plan.result.map_or(0, |result| plan.value(result).width);
+        let tokenizer = OnceLock::new();
         Ok(Model(Arc::new(Inner {
             file,
             arch,
@@ -52,6 +57,7 @@ impl Model {
             plan,
             weights,
             n_vocab,
+            tokenizer,
         })))
     }
 

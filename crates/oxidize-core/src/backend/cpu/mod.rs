@@ -77,3 +77,8 @@ impl Backend for Cpu {
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
+
+/// The instruction set that the backend uses here.
+pub fn isa_name() -> &'static str {
+    oxidize_kernels::select().isa().name()
+}

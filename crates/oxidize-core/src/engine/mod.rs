@@ -1,0 +1,124 @@
+//! The engine: one thread that owns a session and a scheduler and turns requests into tokens.
+//!
+//! [`Engine::start`] gives an [`EngineHandle`]; every face submits [`Request`]s to it and reads
+//! [`TokenStream`]s. Many requests run in one batch; a fault in one ends that one.
+
+mod handle;
+mod request;
+mod stream;
+mod worker;
+
+pub use handle::EngineHandle;
+pub use request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
+pub use stream::TokenStream;
+
+use crate::backend::{Backend, KvType, SessionConfig};
+use crate::error::Result;
+use crate::model::{MemoryPlan, Model};
+use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
+use std::sync::Arc;
+use worker::Worker;
+
+/// How an engine is laid out.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Most tokens of a request, prompt and answer together; the model's own limit where `None`.
+    pub n_ctx: Option<usize>,
+    /// Tokens that the KV cache holds for all requests together; one full context where `None`.
+    pub cache_tokens: Option<usize>,
+    /// Most tokens in a step: a long prompt is cut into pieces of this size.
+    pub max_batch_tokens: usize,
+    /// Most requests that run at once.
+    pub max_sequences: usize,
+    /// Most requests that wait.
+    pub max_queue: usize,
+    /// How keys are kept.
+    pub key_type: KvType,
+    /// How values are kept.
+    pub value_type: KvType,
+    /// Threads; all cores where `None`.
+    pub n_threads: Option<usize>,
+    /// Whether to refuse a model that does not fit in memory.
+    pub check_memory: bool,
+}
+
+impl Default for EngineConfig {
+    fn default() -> EngineConfig {
+        EngineConfig {
+            n_ctx: Some(4096),
+            cache_tokens: None,
+            max_batch_tokens: 512,
+            max_sequences: 8,
+            max_queue: 256,
+            key_type: KvType::F16,
+            value_type: KvType::F16,
+            n_threads: None,
+            check_memory: true,
+        }
+    }
+}
+
+/// Positions in a block of the KV cache.
+const BLOCK_SIZE: usize = 32;
+
+impl EngineConfig {
+    /// The context a request of `model` may have.
+    pub fn context(&self, model: &Model) -> usize {
+        let trained = model.hparams().n_ctx_train;
+        self.n_ctx
+            .map_or(trained, |n_ctx| n_ctx.min(trained))
+            .max(1)
+    }
+
+    /// The session that these settings ask for.
+    pub fn session(&self, model: &Model) -> SessionConfig {
+        let cache_tokens = self.cache_tokens.unwrap_or_else(|| self.context(model));
+        SessionConfig {
+            n_blocks: cache_tokens.div_ceil(BLOCK_SIZE).max(1),
+            block_size: BLOCK_SIZE,
+            max_tokens: self.max_batch_tokens,
+            max_outputs: self.max_sequences.min(self.max_batch_tokens),
+            key_type: self.key_type,
+            value_type: self.value_type,
+            n_threads: self.n_threads,
+        }
+    }
+}
+
+/// Starts engines.
+pub struct Engine;
+
+impl Engine {
+    /// Starts an engine for `model` on a thread of its own. It ends when the last handle and the
+    /// last stream are gone.
+    pub fn start(
+        model: Model,
+        backend: Arc<dyn Backend>,
+        config: &EngineConfig,
+    ) -> Result<EngineHandle> {
+        let session_config = config.session(&model);
+        if config.check_memory {
+            MemoryPlan::new(&model, &session_config).check(&model)?;
+        }
+        let scheduler = Scheduler::new(SchedulerConfig {
+            n_blocks: u32::try_from(session_config.n_blocks).unwrap_or(u32::MAX),
+            block_size: BLOCK_SIZE,
+            max_batch_tokens: config.max_batch_tokens,
+            max_sequences: config.max_sequences,
+            max_queue: config.max_queue,
+            context_length: config.context(&model),
+            reuse: PrefixReuse::Blocks,
+            steps_per_priority: 64,
+        })
+        .map_err(EngineError::Config)?;
+        let session = model.session(backend.as_ref(), &session_config)?;
+        model.tokenizer()?;
+        let (handle, commands) = EngineHandle::new(model.clone(), config.context(&model));
+        let worker = Worker::new(model, backend, session_config, session, scheduler, commands)?;
+        std::thread::Builder::new()
+            .name("oxidize-engine".into())
+            .spawn(move || worker.run())
+            .map_err(EngineError::Thread)?;
+        Ok(handle)
+    }
+}

@@ -1,0 +1,304 @@
+//! The engine's thread: plan, run, sample, commit, tell.
+
+use super::handle::{Command, Mailbox, Submission};
+use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
+use super::stream::Channel;
+use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::sampling::{Sampler, StopMatcher};
+use crate::scheduler::{self, LogitsAt, Sampled, Scheduler, SeqId, SequenceRequest, Step};
+use crate::tokenizer::{StreamDecoder, Tokenizer};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Everything that the engine's thread owns.
+pub(super) struct Worker {
+    model: Model,
+    backend: Arc<dyn Backend>,
+    session_config: SessionConfig,
+    session: Box<dyn Session>,
+    tokenizer: Tokenizer,
+    scheduler: Scheduler,
+    mailbox: Arc<Mailbox>,
+    active: BTreeMap<SeqId, Active>,
+}
+
+/// A request that is queued or running.
+struct Active {
+    request: Request,
+    sampler: Sampler,
+    stops: StopMatcher,
+    decoder: StreamDecoder,
+    channel: Arc<Channel>,
+    cached_tokens: usize,
+    generated_tokens: usize,
+    /// Why it ended, once its last token is known.
+    ended: Option<FinishReason>,
+    submitted: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        model: Model,
+        backend: Arc<dyn Backend>,
+        session_config: SessionConfig,
+        session: Box<dyn Session>,
+        scheduler: Scheduler,
+        mailbox: Arc<Mailbox>,
+    ) -> Result<Worker> {
+        let tokenizer = model.tokenizer()?.clone();
+        Ok(Worker {
+            model,
+            backend,
+            session_config,
+            session,
+            tokenizer,
+            scheduler,
+            mailbox,
+            active: BTreeMap::new(),
+        })
+    }
+
+    /// Works until nobody can send any more requests.
+    pub(super) fn run(mut self) {
+        while let Some(commands) = self.mailbox.receive(self.scheduler.is_idle()) {
+            commands.into_iter().for_each(|command| self.obey(command));
+            if let Some(step) = self.scheduler.plan() {
+                self.step(step);
+            }
+            self.mailbox.report(self.scheduler.stats());
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Cancel(id) => {
+                self.scheduler.cancel(id);
+                self.active.remove(&id);
+            }
+            Command::Submit(submission) => self.admit(*submission),
+        }
+    }
+
+    fn admit(&mut self, submission: Submission) {
+        let Submission {
+            id,
+            request,
+            sampler,
+            stops,
+            channel,
+            submitted,
+        } = submission;
+        let sequence = SequenceRequest {
+            id,
+            tokens: request.tokens.clone(),
+            max_new_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            priority: request.priority,
+            salt: request.salt,
+            logits: LogitsAt::Last,
+            reuse_prefix: true,
+        };
+        if let Err(error) = self.scheduler.submit(sequence) {
+            return channel.fail(EngineError::Submit(error));
+        }
+        let decoder = self
+            .tokenizer
+            .stream()
+            .render_special(request.render_special);
+        let active = Active {
+            request,
+            sampler,
+            stops,
+            decoder,
+            channel,
+            cached_tokens: 0,
+            generated_tokens: 0,
+            ended: None,
+            submitted,
+            started: None,
+            first_token: None,
+        };
+        self.active.insert(id, active);
+    }
+
+    fn step(&mut self, step: Step) {
+        let now = Instant::now();
+        for part in &step.sequences {
+            if let Some(active) = self.active.get_mut(&part.id) {
+                active.started.get_or_insert(now);
+            }
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| self.compute(&step)));
+        match result {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return self.fail_step(step, &error.to_string()),
+            Err(panic) => {
+                self.fail_step(step, &panic_message(panic.as_ref()));
+                return self.restart();
+            }
+        }
+        let mut sampled = Vec::new();
+        for part in step.sequences.iter().filter(|part| part.samples) {
+            match self.sample(part) {
+                Ok(choice) => sampled.extend(choice),
+                Err(error) => self.fail(part.id, error),
+            }
+        }
+        for event in self.scheduler.commit(step, &sampled) {
+            self.tell(event);
+        }
+    }
+
+    fn compute(&mut self, step: &Step) -> Result<()> {
+        self.session.copy_blocks(&step.copies)?;
+        let sequences: Vec<SeqSlice<'_>> = step
+            .sequences
+            .iter()
+            .map(|part| SeqSlice {
+                n_tokens: part.rows.len(),
+                blocks: step.blocks_of(part),
+            })
+            .collect();
+        let batch = Batch {
+            tokens: &step.tokens,
+            positions: &step.positions,
+            sequences: &sequences,
+            outputs: &step.outputs,
+        };
+        Ok(self.session.run(&batch)?)
+    }
+
+    /// Chooses the next token of a sequence and sends it.
+    fn sample(&mut self, part: &scheduler::StepSequence) -> Result<Option<Sampled>> {
+        let Some(active) = self.active.get_mut(&part.id) else {
+            return Ok(None);
+        };
+        let Some(output) = part.outputs.end.checked_sub(1) else {
+            return Ok(None);
+        };
+        let logits = self.session.output(output)?;
+        let choice = catch_unwind(AssertUnwindSafe(|| active.sampler.sample(logits, None)))
+            .map_err(|panic| EngineError::Internal(panic_message(panic.as_ref())))?
+            .map_err(EngineError::Sampling)?;
+        active.sampler.accept(choice.token);
+        active.first_token.get_or_insert_with(Instant::now);
+        let ends = !active.request.ignore_eos && self.tokenizer.is_end_of_generation(choice.token);
+        let mut text = String::new();
+        if ends {
+            active.ended = Some(FinishReason::EndOfText);
+        } else {
+            active.generated_tokens += 1;
+            let stop = active.stops.push(active.decoder.push(choice.token));
+            text = stop.text;
+            active.ended = stop.stopped_by.map(FinishReason::StopString);
+        }
+        if !ends {
+            let token = Token {
+                id: choice.token,
+                text,
+                logprob: choice.logprob,
+                top: choice.top,
+            };
+            active.channel.send(Event::Token(token));
+        }
+        let finished = active.ended.is_some();
+        Ok(Some(Sampled {
+            id: part.id,
+            accepted: 0,
+            token: choice.token,
+            finished,
+        }))
+    }
+
+    fn tell(&mut self, event: scheduler::Event) {
+        match event {
+            scheduler::Event::CacheHit { id, tokens } => {
+                if let Some(active) = self.active.get_mut(&id) {
+                    active.cached_tokens = tokens;
+                }
+            }
+            scheduler::Event::Finished { id, .. } => {
+                if let Some(active) = self.active.remove(&id) {
+                    active.finish();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends one request with an error.
+    fn fail(&mut self, id: SeqId, error: impl Into<Error>) {
+        self.scheduler.cancel(id);
+        if let Some(active) = self.active.remove(&id) {
+            active.channel.fail(error);
+        }
+    }
+
+    /// Ends every request of a step that could not be computed.
+    fn fail_step(&mut self, step: Step, problem: &str) {
+        let ids: Vec<SeqId> = step.sequences.iter().map(|part| part.id).collect();
+        self.scheduler.abandon(step);
+        for id in ids {
+            self.fail(id, EngineError::Internal(problem.to_owned()));
+        }
+    }
+
+    /// A panic may have left the session half done: it is made anew, and with it the cache.
+    fn restart(&mut self) {
+        let waiting: Vec<SeqId> = self.active.keys().copied().collect();
+        for id in waiting {
+            self.fail(
+                id,
+                EngineError::Internal("the engine was restarted after a fault".into()),
+            );
+        }
+        self.scheduler.clear_prefix_cache();
+        if let Ok(session) = self
+            .model
+            .session(self.backend.as_ref(), &self.session_config)
+        {
+            self.session = session;
+        }
+    }
+}
+
+impl Active {
+    fn finish(mut self) {
+        let stop = self.stops.push(self.decoder.finish());
+        let stopped = self
+            .ended
+            .is_some_and(|reason| matches!(reason, FinishReason::StopString(_)));
+        let text = if stopped {
+            String::new()
+        } else {
+            stop.text + &self.stops.finish()
+        };
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        let first_token = self.first_token.unwrap_or(now);
+        self.channel.send(Event::Finished(Finished {
+            reason: self.ended.unwrap_or(FinishReason::Length),
+            text,
+            prompt_tokens: self.request.tokens.len(),
+            cached_tokens: self.cached_tokens,
+            generated_tokens: self.generated_tokens,
+            seed: self.sampler.seed(),
+            timings: Timings {
+                queued: started - self.submitted,
+                prompt: first_token - started,
+                generation: now - first_token,
+            },
+        }));
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
+}
