@@ -1,6 +1,12 @@
 //! The `oxidize` command: parses the command line and runs one verb of [`commands`].
 
 mod commands;
+mod conversation;
+mod evaluate;
+mod model_args;
+mod npy;
+mod progress;
+mod sampling_args;
 mod style;
 
 use std::io::ErrorKind;
@@ -21,8 +27,21 @@ struct Cli {
     verb: commands::Verb,
 }
 
+/// llama.cpp's short flags of more than one letter, which `clap` would take apart.
+const LONG_SHORTS: &[&str] = &[
+    "-ctk", "-ctv", "-fa", "-hf", "-md", "-ngl", "-np", "-sys", "-ub",
+];
+
+/// The arguments, with llama.cpp's spelling of some flags turned into ours: `-ctk` is `--ctk`.
+fn arguments() -> impl Iterator<Item = std::ffi::OsString> {
+    std::env::args_os().map(|argument| {
+        let known = argument.to_str().filter(|text| LONG_SHORTS.contains(text));
+        known.map_or_else(|| argument.clone(), |text| format!("-{text}").into())
+    })
+}
+
 fn main() -> ExitCode {
-    match Cli::parse().verb.run() {
+    match Cli::parse_from(arguments()).verb.run() {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever closes the pipe, as `head` does, has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,

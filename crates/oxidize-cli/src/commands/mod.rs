@@ -1,7 +1,13 @@
 //! The verbs of the command line. A verb is a file here with a `clap::Args` struct that has a
 //! `run`, its `mod` line, and its line in `verbs!`.
 
+mod bench;
+mod chat;
 mod inspect;
+mod logits;
+mod perplexity;
+mod run;
+mod tokenize;
 
 macro_rules! verbs {
     ($($verb:ident($args:path)),* $(,)?) => {
@@ -23,5 +29,11 @@ macro_rules! verbs {
 }
 
 verbs! {
+    Run(run::Run),
+    Chat(chat::Chat),
     Inspect(inspect::Inspect),
+    Bench(bench::Bench),
+    Perplexity(perplexity::Perplexity),
+    Logits(logits::Logits),
+    Tokenize(tokenize::Tokenize),
 }

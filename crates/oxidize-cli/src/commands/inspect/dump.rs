@@ -1,11 +1,11 @@
 //! `--dump`: one tensor as a NumPy file of f32.
 
-use std::io::Write;
 use std::path::Path;
 
 use oxidize_core::Error;
 use oxidize_core::file::ModelFile;
-use oxidize_core::io::save_atomically;
+
+use crate::npy;
 
 /// Writes the tensor called `name` to `output`, a piece at a time.
 pub(super) fn write_npy(model: &ModelFile, name: &str, output: &Path) -> anyhow::Result<()> {
@@ -14,46 +14,7 @@ pub(super) fn write_npy(model: &ModelFile, name: &str, output: &Path) -> anyhow:
         name: name.to_owned(),
     };
     let tensor = model.tensor(name).ok_or_else(missing)?;
-    save_atomically(output, |file| {
-        file.write_all(&header(&tensor.dims()))
-            .map_err(Error::io(output))?;
-        model.for_each_f32(tensor, |floats| {
-            let mut bytes = Vec::with_capacity(size_of_val(floats));
-            bytes.extend(floats.iter().flat_map(|float| float.to_le_bytes()));
-            file.write_all(&bytes).map_err(Error::io(output))
-        })
-    })?;
-    Ok(())
-}
-
-/// The head of a NumPy file, version 1.0: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
-fn header(dims: &[usize]) -> Vec<u8> {
-    const PREFIX: &[u8] = b"\x93NUMPY\x01\x00";
-    const ALIGNMENT: usize = 64;
-    // A tuple of one needs its comma, and more than one may have it.
-    let shape: String = dims.iter().map(|dim| format!("{dim},")).collect();
-    let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}");
-    let unpadded = PREFIX.len() + 2 + text.len() + 1;
-    let padding = unpadded.next_multiple_of(ALIGNMENT) - unpadded;
-    text.extend(std::iter::repeat_n(' ', padding));
-    text.push('\n');
-    // Four dimensions of twenty digits stay far below 64 kB.
-    let len = (text.len() as u16).to_le_bytes();
-    [PREFIX, &len, text.as_bytes()].concat()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_are_aligned_and_say_the_shape() {
-        for (dims, shape) in [(&[][..], "()"), (&[3][..], "(3,)"), (&[2, 3][..], "(2,3,)")] {
-            let header = header(dims);
-            assert_eq!(header.len() % 64, 0);
-            let text = String::from_utf8_lossy(&header[10..]);
-            assert!(text.contains(&format!("'shape': {shape}")), "{text}");
-            assert!(text.ends_with('\n'));
-        }
-    }
+    Ok(npy::write_rows(output, &tensor.dims(), |write| {
+        model.for_each_f32(tensor, |floats| write(floats))
+    })?)
 }

@@ -1,0 +1,274 @@
+//! `oxidize bench`: how many tokens a second, for prompts (pp) and for generation (tg).
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use oxidize_core::backend::cpu::{Cpu, default_threads};
+use oxidize_core::model::Model;
+use serde::Serialize;
+
+use crate::evaluate::Evaluator;
+use crate::model_args::{ModelArgs, find_model};
+
+/// Measure the speed of a model
+#[derive(Args)]
+pub(crate) struct Bench {
+    /// The model (repeatable)
+    #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
+    model: Vec<PathBuf>,
+    /// Tokens of the prompt test; 0 leaves it out
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    n_prompt: Vec<usize>,
+    /// Tokens of the generation test; 0 leaves it out
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "128"
+    )]
+    n_gen: Vec<usize>,
+    /// Tokens that are in the context beforehand
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    n_depth: Vec<usize>,
+    /// Threads [default: all cores]
+    #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
+    threads: Vec<usize>,
+    /// How often each test is run
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
+    repetitions: usize,
+    /// Most tokens that are computed in one step
+    #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512)]
+    batch_size: usize,
+    /// How the cache keeps keys
+    #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE", default_value = "f16", value_parser = crate::model_args::kv_type)]
+    cache_type_k: oxidize_core::backend::KvType,
+    /// How the cache keeps values
+    #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = crate::model_args::kv_type)]
+    cache_type_v: oxidize_core::backend::KvType,
+    /// How the result is printed
+    #[arg(short = 'o', long, value_enum, default_value_t = Output::Md)]
+    output: Output,
+    /// The same as `--output json`
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Md,
+    Csv,
+    Json,
+    Jsonl,
+}
+
+/// One line of the result.
+#[derive(Serialize)]
+struct Measurement {
+    model: String,
+    size: u64,
+    threads: usize,
+    isa: String,
+    test: String,
+    n_prompt: usize,
+    n_gen: usize,
+    n_depth: usize,
+    tokens_per_second: f64,
+    stddev: f64,
+    samples: Vec<f64>,
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.repetitions > 0, "--repetitions must be at least 1");
+        let models: Vec<PathBuf> = if self.model.is_empty() {
+            vec![find_model(None)?]
+        } else {
+            self.model
+                .iter()
+                .map(|model| find_model(Some(model.clone())))
+                .collect::<Result<_, _>>()?
+        };
+        let output = if self.json { Output::Json } else { self.output };
+        let threads = if self.threads.is_empty() {
+            vec![default_threads()]
+        } else {
+            self.threads.clone()
+        };
+        let mut printer = Printer {
+            output,
+            lines: 0,
+            all: Vec::new(),
+        };
+        for path in &models {
+            for &threads in &threads {
+                let args = self.model_args(threads);
+                let model = args.load(path)?;
+                for &depth in &self.n_depth {
+                    for &n in self.n_prompt.iter().filter(|&&n| n > 0) {
+                        printer.print(self.measure(&model, &args, threads, n, 0, depth)?)?;
+                    }
+                    for &n in self.n_gen.iter().filter(|&&n| n > 0) {
+                        printer.print(self.measure(&model, &args, threads, 0, n, depth)?)?;
+                    }
+                }
+            }
+        }
+        printer.finish()
+    }
+
+    fn model_args(&self, threads: usize) -> ModelArgs {
+        ModelArgs {
+            ctx_size: 0,
+            threads: Some(threads),
+            batch_size: self.batch_size,
+            cache_type_k: self.cache_type_k,
+            cache_type_v: self.cache_type_v,
+            no_mmap: false,
+            no_memory_check: false,
+        }
+    }
+
+    fn measure(
+        &self,
+        model: &Model,
+        args: &ModelArgs,
+        threads: usize,
+        n_prompt: usize,
+        n_gen: usize,
+        n_depth: usize,
+    ) -> anyhow::Result<Measurement> {
+        let n = n_prompt + n_gen;
+        let mut evaluator = Evaluator::for_bench(model, &Cpu::default(), args, n_depth + n)?;
+        // Any tokens will do; these differ from one another, so that no cache flatters us.
+        let token = |i: usize| (i * 7919 % model.n_vocab()) as u32;
+        let tokens: Vec<u32> = (0..n_depth + n).map(token).collect();
+        let mut samples = Vec::with_capacity(self.repetitions);
+        for repetition in 0..=self.repetitions {
+            if repetition == 0 {
+                evaluator.fill(&tokens[..n_depth])?;
+            }
+            let start = Instant::now();
+            if n_prompt > 0 {
+                evaluator.prompt(&tokens[n_depth..], n_depth)?;
+            } else {
+                // The first repetition only warms up.
+                let n = if repetition == 0 { 1 } else { n_gen };
+                for i in n_depth..n_depth + n {
+                    evaluator.run(&tokens[i..=i], i, &[0])?;
+                }
+            }
+            if repetition > 0 {
+                samples.push(n as f64 / start.elapsed().as_secs_f64());
+            }
+        }
+        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
+        let variance = samples.iter().map(|s| (s - mean).powi(2)).sum::<f64>();
+        let stddev = (variance / (samples.len() as f64 - 1.0).max(1.0)).sqrt();
+        let kind = if n_prompt > 0 {
+            format!("pp{n_prompt}")
+        } else {
+            format!("tg{n_gen}")
+        };
+        Ok(Measurement {
+            model: model
+                .file()
+                .path()
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            size: model.weights().size(),
+            threads,
+            isa: oxidize_core::backend::cpu::isa_name().to_owned(),
+            test: if n_depth > 0 {
+                format!("{kind} @ d{n_depth}")
+            } else {
+                kind
+            },
+            n_prompt,
+            n_gen,
+            n_depth,
+            tokens_per_second: mean,
+            stddev,
+            samples,
+        })
+    }
+}
+
+/// Prints measurements as they come.
+struct Printer {
+    output: Output,
+    lines: usize,
+    all: Vec<Measurement>,
+}
+
+impl Printer {
+    fn print(&mut self, m: Measurement) -> anyhow::Result<()> {
+        let first = self.lines == 0;
+        self.lines += 1;
+        match self.output {
+            Output::Md => {
+                if first {
+                    println!(
+                        "| {:<40} | {:>9} | {:>7} | {:>7} | {:>14} | {:>17} |",
+                        "model", "size", "threads", "isa", "test", "t/s"
+                    );
+                    println!(
+                        "| {:-<40} | {:->8}: | {:->6}: | {:->6}: | {:->13}: | {:->16}: |",
+                        "", "", "", "", "", ""
+                    );
+                }
+                let size = format!("{:.0} MiB", m.size as f64 / (1 << 20) as f64);
+                let speed = format!("{:.2} ± {:.2}", m.tokens_per_second, m.stddev);
+                println!(
+                    "| {:<40} | {size:>9} | {:>7} | {:>7} | {:>14} | {speed:>17} |",
+                    m.model, m.threads, m.isa, m.test
+                );
+            }
+            Output::Csv => {
+                if first {
+                    println!(
+                        "model,size,threads,isa,test,n_prompt,n_gen,n_depth,tokens_per_second,stddev"
+                    );
+                }
+                println!(
+                    "\"{}\",{},{},{},{},{},{},{},{:.4},{:.4}",
+                    m.model.replace('"', "\"\""),
+                    m.size,
+                    m.threads,
+                    m.isa,
+                    m.test,
+                    m.n_prompt,
+                    m.n_gen,
+                    m.n_depth,
+                    m.tokens_per_second,
+                    m.stddev
+                );
+            }
+            Output::Jsonl => println!("{}", serde_json::to_string(&m)?),
+            Output::Json => self.all.push(m),
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> anyhow::Result<()> {
+        if self.output == Output::Json {
+            println!("{}", serde_json::to_string_pretty(&self.all)?);
+        }
+        Ok(())
+    }
+}

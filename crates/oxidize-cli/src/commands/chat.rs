@@ -1,0 +1,342 @@
+//! `oxidize chat`: a conversation on the terminal.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use clap::Args;
+use oxidize_core::chat::{ChatOptions, ChatTemplate, Message};
+use oxidize_core::engine::{EngineHandle, Event, Request};
+use oxidize_core::model::Model;
+use oxidize_core::sampling::SamplingParams;
+use rustyline::error::ReadlineError;
+
+use crate::conversation::{self, ChatArgs};
+use crate::model_args::{ModelArgs, find_model};
+use crate::sampling_args::SamplingArgs;
+use crate::style;
+
+/// Talk with a model
+#[derive(Args)]
+pub(crate) struct Chat {
+    /// GGUF file, safetensors directory, or the name of a model in the cache [default: SmolLM2-135M-Instruct]
+    #[arg(value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// The model, as a flag
+    #[arg(
+        short = 'm',
+        long = "model",
+        value_name = "MODEL",
+        env = "OXIDIZE_MODEL"
+    )]
+    model_flag: Option<PathBuf>,
+    /// Most tokens of an answer [default: until the model ends or the context is full]
+    #[arg(
+        short = 'n',
+        long = "predict",
+        visible_alias = "max-tokens",
+        value_name = "N"
+    )]
+    predict: Option<usize>,
+    #[command(flatten)]
+    chat: ChatArgs,
+    #[command(flatten)]
+    model_args: ModelArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+const HELP: &str = "\
+/help                 this list
+/clear                forget the conversation
+/system [TEXT]        show or change what the model is told beforehand
+/set [NAME VALUE]     show the settings, or change temp, top-k, top-p, min-p, repeat-penalty, seed or n
+/save FILE            write the conversation to a JSON file
+/load FILE            go on with a conversation from a file
+/quit                 leave (so does Ctrl-D)
+A line that ends in \\ goes on in the next; a text between two lines of \"\"\" may have many lines.
+Ctrl-C stops an answer.";
+
+impl Chat {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let model = self
+            .model_args
+            .load(&find_model(self.model_flag.or(self.model))?)?;
+        let template = match self.chat.template(&model)? {
+            Some(template) => template,
+            // Most models without a template have seen this one.
+            None => ChatTemplate::builtin("chatml", ChatOptions::default())?,
+        };
+        let mut session = Session {
+            engine: self.model_args.engine(model.clone())?,
+            params: self.sampling.params(model.sampling_defaults())?,
+            system: self.chat.system_message()?,
+            messages: Vec::new(),
+            predict: self.predict,
+            stop: stop_on_interrupt()?,
+            model,
+            template,
+        };
+        let mut input = Input::new()?;
+        if input.is_terminal() {
+            let dim = style::for_stderr().dim;
+            eprintln!("{dim}/help lists the commands, Ctrl-D leaves{dim:#}");
+        }
+        while let Some(line) = input.read()? {
+            let line = line.trim();
+            if let Some(command) = line.strip_prefix('/') {
+                match session.obey(command) {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(error) => complain(&error),
+                }
+            } else if !line.is_empty() {
+                // An answer that fails is taken back, and the conversation goes on.
+                if let Err(error) = session.answer(line) {
+                    session.messages.pop();
+                    complain(&error);
+                }
+            }
+        }
+        input.save_history();
+        Ok(())
+    }
+}
+
+fn complain(error: &anyhow::Error) {
+    let red = style::for_stderr().error;
+    eprintln!("{red}error{red:#}: {error:#}");
+}
+
+/// Set by Ctrl-C while an answer comes.
+fn stop_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("Ctrl-C")?;
+    Ok(stop)
+}
+
+struct Session {
+    engine: EngineHandle,
+    model: Model,
+    template: ChatTemplate,
+    params: SamplingParams,
+    system: Option<Message>,
+    messages: Vec<Message>,
+    predict: Option<usize>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Session {
+    /// Asks the model and shows its answer as it comes.
+    fn answer(&mut self, text: &str) -> anyhow::Result<()> {
+        self.messages.push(Message::new("user", text));
+        let messages: Vec<Message> = self.system.iter().chain(&self.messages).cloned().collect();
+        let request = Request {
+            tokens: conversation::render(&self.model, &self.template, &messages)?,
+            sampling: self.params.clone(),
+            max_tokens: self.predict,
+            ..Request::default()
+        };
+        self.stop.store(false, Ordering::Relaxed);
+        let mut out = std::io::stdout().lock();
+        let mut answer = String::new();
+        for event in self.engine.submit(request)? {
+            let event = event.map_err(|error| conversation::explain(error, &self.model))?;
+            let (piece, finished) = match event {
+                Event::Token(token) => (token.text, None),
+                Event::Finished(finished) => (finished.text.clone(), Some(finished)),
+            };
+            out.write_all(piece.as_bytes())?;
+            out.flush()?;
+            answer.push_str(&piece);
+            if let Some(finished) = finished {
+                writeln!(out)?;
+                let dim = style::for_stderr().dim;
+                eprintln!("{dim}{}{dim:#}", conversation::speed(&finished));
+            } else if self.stop.swap(false, Ordering::Relaxed) {
+                writeln!(out)?;
+                let dim = style::for_stderr().dim;
+                eprintln!("{dim}stopped{dim:#}");
+                break;
+            }
+        }
+        self.messages.push(Message::new("assistant", answer));
+        Ok(())
+    }
+
+    /// Does what a line behind `/` says; `true` is to leave.
+    fn obey(&mut self, command: &str) -> anyhow::Result<bool> {
+        let (name, rest) = command
+            .split_once(char::is_whitespace)
+            .unwrap_or((command, ""));
+        let rest = rest.trim();
+        match name {
+            "help" | "?" => println!("{HELP}"),
+            "clear" | "reset" => self.messages.clear(),
+            "system" if rest.is_empty() => match &self.system {
+                Some(message) => println!("{}", message.text()),
+                None => println!("(none)"),
+            },
+            "system" => self.system = Some(Message::new("system", rest)),
+            "set" if rest.is_empty() => self.show_settings(),
+            "set" => self.set(rest)?,
+            "save" => self.save(Path::new(rest))?,
+            "load" => self.load(Path::new(rest))?,
+            "quit" | "exit" | "bye" => return Ok(true),
+            _ => anyhow::bail!("there is no command /{name}; /help lists them"),
+        }
+        Ok(false)
+    }
+
+    fn show_settings(&self) {
+        let p = &self.params;
+        println!(
+            "temp {}\ntop-k {}\ntop-p {}\nmin-p {}",
+            p.temperature, p.top_k, p.top_p, p.min_p
+        );
+        println!("repeat-penalty {}", p.repeat_penalty);
+        println!(
+            "seed {}",
+            p.seed.map_or("random".to_owned(), |seed| seed.to_string())
+        );
+        println!(
+            "n {}",
+            self.predict
+                .map_or("no limit".to_owned(), |n| n.to_string())
+        );
+    }
+
+    fn set(&mut self, rest: &str) -> anyhow::Result<()> {
+        let (name, value) = rest
+            .split_once(char::is_whitespace)
+            .context("expected /set NAME VALUE")?;
+        let (value, mut p) = (value.trim(), self.params.clone());
+        let wrong = || format!("{value:?} is not a value for {name}");
+        match name.replace('_', "-").as_str() {
+            "temp" | "temperature" => p.temperature = value.parse().with_context(wrong)?,
+            "top-k" => p.top_k = value.parse().with_context(wrong)?,
+            "top-p" => p.top_p = value.parse().with_context(wrong)?,
+            "min-p" => p.min_p = value.parse().with_context(wrong)?,
+            "repeat-penalty" => p.repeat_penalty = value.parse().with_context(wrong)?,
+            "seed" if value == "random" => p.seed = None,
+            "seed" => p.seed = Some(value.parse().with_context(wrong)?),
+            "n" => self.predict = Some(value.parse().with_context(wrong)?),
+            _ => anyhow::bail!("there is no setting {name:?}; /set lists them"),
+        }
+        p.validate()?;
+        self.params = p;
+        Ok(())
+    }
+
+    fn save(&self, path: &Path) -> anyhow::Result<()> {
+        anyhow::ensure!(!path.as_os_str().is_empty(), "expected /save FILE");
+        let messages: Vec<&Message> = self.system.iter().chain(&self.messages).collect();
+        let text = serde_json::to_string_pretty(&messages)?;
+        oxidize_core::io::save_atomically(path, |file| {
+            file.write_all(text.as_bytes())
+                .map_err(oxidize_core::Error::io(path))
+        })?;
+        Ok(())
+    }
+
+    fn load(&mut self, path: &Path) -> anyhow::Result<()> {
+        anyhow::ensure!(!path.as_os_str().is_empty(), "expected /load FILE");
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let mut messages: Vec<Message> =
+            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        let has_system = messages
+            .first()
+            .is_some_and(|message| message.role == "system");
+        self.system = has_system.then(|| messages.remove(0));
+        self.messages = messages;
+        Ok(())
+    }
+}
+
+/// Lines from a terminal, with editing and history, or from a pipe.
+enum Input {
+    Terminal(Box<rustyline::DefaultEditor>),
+    Pipe(std::io::StdinLock<'static>),
+}
+
+impl Input {
+    fn new() -> anyhow::Result<Input> {
+        if !std::io::stdin().is_terminal() {
+            return Ok(Input::Pipe(std::io::stdin().lock()));
+        }
+        let mut editor = rustyline::DefaultEditor::new()?;
+        if let Some(path) = history_file() {
+            // The first time there is none.
+            let _ = editor.load_history(&path);
+        }
+        Ok(Input::Terminal(Box::new(editor)))
+    }
+
+    fn is_terminal(&self) -> bool {
+        matches!(self, Input::Terminal(_))
+    }
+
+    /// The next input, which may be of several lines; `None` at the end.
+    fn read(&mut self) -> anyhow::Result<Option<String>> {
+        let Some(mut text) = self.line("> ")? else {
+            return Ok(None);
+        };
+        if text.trim() == "\"\"\"" {
+            let mut lines = Vec::new();
+            while let Some(line) = self.line("… ")?.filter(|line| line.trim() != "\"\"\"") {
+                lines.push(line);
+            }
+            text = lines.join("\n");
+        }
+        while let Some(open) = text.strip_suffix('\\') {
+            let Some(next) = self.line("… ")? else {
+                break;
+            };
+            text = format!("{open}\n{next}");
+        }
+        if let Input::Terminal(editor) = self {
+            let _ = editor.add_history_entry(&text);
+        }
+        Ok(Some(text))
+    }
+
+    fn line(&mut self, prompt: &str) -> anyhow::Result<Option<String>> {
+        match self {
+            Input::Terminal(editor) => loop {
+                match editor.readline(prompt) {
+                    Ok(line) => return Ok(Some(line)),
+                    // Ctrl-C takes back the line, not the program.
+                    Err(ReadlineError::Interrupted) => continue,
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    Err(error) => return Err(error.into()),
+                }
+            },
+            Input::Pipe(input) => {
+                let mut line = String::new();
+                let n = input.read_line(&mut line).context("standard input")?;
+                Ok((n > 0).then(|| line.trim_end_matches(['\n', '\r']).to_owned()))
+            }
+        }
+    }
+
+    fn save_history(&mut self) {
+        if let (Input::Terminal(editor), Some(path)) = (self, history_file()) {
+            // History is a comfort: that it cannot be kept is no error.
+            let _ = path.parent().map(std::fs::create_dir_all);
+            let _ = editor.save_history(&path);
+        }
+    }
+}
+
+fn history_file() -> Option<PathBuf> {
+    let set = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
+    Some(state.join("oxidize/chat_history"))
+}

@@ -1,0 +1,146 @@
+//! `oxidize perplexity`: how well a model predicts a text, computed as llama.cpp does, so that the
+//! figures can be compared: the text is cut into chunks, and the second half of each is scored.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::tokenizer::EncodeOptions;
+
+use crate::evaluate::Evaluator;
+use crate::model_args::{ModelArgs, find_model};
+use crate::progress;
+
+/// Measure how well a model predicts a text
+#[derive(Args)]
+pub(crate) struct Perplexity {
+    /// The model
+    #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
+    model: Option<PathBuf>,
+    /// The text
+    #[arg(short = 'f', long, value_name = "FILE")]
+    file: PathBuf,
+    /// Most chunks to score [default: all]
+    #[arg(long, value_name = "N")]
+    chunks: Option<usize>,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model_args: ModelArgs,
+}
+
+impl Perplexity {
+    pub(crate) fn run(mut self) -> anyhow::Result<()> {
+        // Scoring whole contexts is done with 512 tokens unless asked otherwise.
+        if self.model_args.ctx_size == crate::model_args::DEFAULT_CONTEXT {
+            self.model_args.ctx_size = 512;
+        }
+        let text =
+            std::fs::read_to_string(&self.file).with_context(|| self.file.display().to_string())?;
+        let model = self.model_args.load(&find_model(self.model)?)?;
+        let tokenizer = model.tokenizer()?;
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        };
+        let tokens = tokenizer.encode(&text, options);
+        let n_ctx = match self.model_args.ctx_size {
+            0 => model.hparams().n_ctx_train,
+            n_ctx => n_ctx,
+        };
+        anyhow::ensure!(
+            tokens.len() >= 2 * n_ctx,
+            "{}: {} tokens, at least {} are needed for a context of {n_ctx}",
+            self.file.display(),
+            tokens.len(),
+            2 * n_ctx
+        );
+        let n_chunks = (tokens.len() / n_ctx).min(self.chunks.unwrap_or(usize::MAX));
+        let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+        let mut evaluator = Evaluator::new(&model, &Cpu::default(), &self.model_args, n_ctx)?;
+        let mut score = Score::default();
+        let progress = progress::counter("chunks", n_chunks as u64);
+        for chunk in tokens.chunks_exact(n_ctx).take(n_chunks) {
+            let mut input = chunk.to_vec();
+            if let Some(bos) = bos {
+                input[0] = bos;
+            }
+            let last = n_ctx - 1;
+            evaluator.each_logits(&input, n_ctx / 2, |position, logits| {
+                if position < last {
+                    score.add(surprise(logits, chunk[position + 1]));
+                }
+                Ok(())
+            })?;
+            anyhow::ensure!(
+                score.sum.is_finite(),
+                "{}: the logits are not numbers{}",
+                model.file().path().display(),
+                model
+                    .find_not_finite()
+                    .map(|name| format!("; tensor {name:?} has such an element"))
+                    .unwrap_or_default()
+            );
+            progress.advance(&format!("perplexity {:.4}", score.perplexity()));
+        }
+        progress.finish();
+        if self.json {
+            let report = serde_json::json!({
+                "perplexity": score.perplexity(), "stderr": score.stderr(), "chunks": n_chunks, "n_ctx": n_ctx, "tokens": score.n,
+            });
+            println!("{report}");
+        } else {
+            println!(
+                "perplexity: {:.4} ± {:.4} ({n_chunks} chunks of {n_ctx})",
+                score.perplexity(),
+                score.stderr()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// −ln of the probability that the logits give to `token`.
+fn surprise(logits: &[f32], token: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits
+        .iter()
+        .map(|&logit| f64::from((logit - max).exp()))
+        .sum();
+    let logit = logits
+        .get(token as usize)
+        .copied()
+        .unwrap_or(f32::NEG_INFINITY);
+    sum.ln() - f64::from(logit - max)
+}
+
+#[derive(Default)]
+struct Score {
+    n: usize,
+    sum: f64,
+    squares: f64,
+}
+
+impl Score {
+    fn add(&mut self, surprise: f64) {
+        self.n += 1;
+        self.sum += surprise;
+        self.squares += surprise * surprise;
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.n as f64
+    }
+
+    fn perplexity(&self) -> f64 {
+        self.mean().exp()
+    }
+
+    /// Of the perplexity, from the spread of the surprises.
+    fn stderr(&self) -> f64 {
+        let variance = self.squares / self.n as f64 - self.mean().powi(2);
+        (variance.max(0.0) / (self.n as f64 - 1.0).max(1.0)).sqrt() * self.perplexity()
+    }
+}

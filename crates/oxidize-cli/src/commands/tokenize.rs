@@ -1,0 +1,102 @@
+//! `oxidize tokenize`: text to tokens and back.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+
+use crate::model_args::find_model;
+
+/// Turn text into tokens, or back with --decode
+#[derive(Args)]
+pub(crate) struct Tokenize {
+    /// Model whose tokenizer is used; a file with a vocabulary alone will do
+    #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
+    model: Option<PathBuf>,
+    /// The text; standard input where it is missing
+    text: Option<String>,
+    /// Prints `{"tokens":[…],"pieces":[…]}`
+    #[arg(long)]
+    json: bool,
+    /// Leaves out the tokens that the model adds at the beginning and end
+    #[arg(long)]
+    no_bos: bool,
+    /// Takes the names of control tokens for plain text
+    #[arg(long)]
+    no_parse_special: bool,
+    /// Tokens to turn back into text
+    #[arg(
+        long,
+        value_name = "1,2,3",
+        value_delimiter = ',',
+        conflicts_with = "text"
+    )]
+    decode: Option<Vec<u32>>,
+}
+
+impl Tokenize {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let file = ModelFile::open(find_model(self.model)?, &OpenOptions::default())?;
+        let tokenizer = Tokenizer::from_file(&file)?;
+        let tokens = match self.decode {
+            Some(tokens) => {
+                let n_vocab = tokenizer.vocab_size();
+                if let Some(token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
+                    anyhow::bail!(
+                        "token {token} is out of range: the vocabulary has {n_vocab} tokens"
+                    );
+                }
+                if !self.json {
+                    println!(
+                        "{}",
+                        tokenizer.decode_with(
+                            &tokens,
+                            DecodeOptions {
+                                render_special: true,
+                                ..DecodeOptions::default()
+                            }
+                        )
+                    );
+                    return Ok(());
+                }
+                tokens
+            }
+            None => {
+                let text = self.text.map_or_else(
+                    || {
+                        let mut text = String::new();
+                        std::io::stdin()
+                            .read_to_string(&mut text)
+                            .context("standard input")?;
+                        anyhow::Ok(text)
+                    },
+                    Ok,
+                )?;
+                let options = EncodeOptions {
+                    add_special: !self.no_bos,
+                    parse_special: !self.no_parse_special,
+                };
+                tokenizer.encode(&text, options)
+            }
+        };
+        let pieces = |token: &u32| {
+            let piece = tokenizer.piece(*token).unwrap_or_default();
+            String::from_utf8_lossy(piece).into_owned()
+        };
+        if self.json {
+            let pieces: Vec<String> = tokens.iter().map(pieces).collect();
+            println!(
+                "{}",
+                serde_json::json!({ "tokens": tokens, "pieces": pieces })
+            );
+        } else {
+            for token in &tokens {
+                println!("{token:>8}  {:?}", pieces(token));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! The arguments that every verb which runs a model shares, and the way from them to an engine.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+use oxidize_core::backend::KvType;
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::engine::{Engine, EngineConfig, EngineHandle};
+use oxidize_core::file::OpenOptions;
+use oxidize_core::model::Model;
+
+use crate::style;
+
+/// Context where none is asked for: enough for a conversation, little enough to be had at once.
+pub(crate) const DEFAULT_CONTEXT: usize = 4096;
+
+/// Which model, and how it is run.
+#[derive(Args, Clone)]
+pub(crate) struct ModelArgs {
+    /// Most tokens of context, prompt and answer together; 0 is the model's own limit
+    #[arg(short = 'c', long = "ctx-size", value_name = "N", default_value_t = DEFAULT_CONTEXT, env = "OXIDIZE_CTX_SIZE")]
+    pub(crate) ctx_size: usize,
+    /// Threads [default: all cores]
+    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
+    pub(crate) threads: Option<usize>,
+    /// Most tokens that are computed in one step
+    #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, env = "OXIDIZE_BATCH_SIZE")]
+    pub(crate) batch_size: usize,
+    /// How the cache keeps keys: f32, f16, q8_0 or q4_0
+    #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_K")]
+    pub(crate) cache_type_k: KvType,
+    /// How the cache keeps values: f32, f16, q8_0 or q4_0
+    #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_V")]
+    pub(crate) cache_type_v: KvType,
+    /// Read the file instead of mapping it into memory
+    #[arg(long, env = "OXIDIZE_NO_MMAP")]
+    pub(crate) no_mmap: bool,
+    /// Run the model even if it seems not to fit in memory
+    #[arg(long)]
+    pub(crate) no_memory_check: bool,
+}
+
+pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
+    let known = KvType::ALL.into_iter();
+    let found = known
+        .clone()
+        .find(|ty| ty.tensor_type().name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| {
+        let names: Vec<String> = known
+            .map(|ty| ty.tensor_type().name().to_lowercase())
+            .collect();
+        format!("known types are {}", names.join(", "))
+    })
+}
+
+impl ModelArgs {
+    /// Opens a model, showing progress where someone watches.
+    pub(crate) fn load(&self, path: &PathBuf) -> anyhow::Result<Model> {
+        let progress = std::io::stderr().is_terminal().then(|| {
+            let bar = indicatif::ProgressBar::new(0).with_message("loading");
+            bar.set_style(bar_style());
+            bar
+        });
+        let shown = progress.clone();
+        let options = OpenOptions {
+            mmap: !self.no_mmap,
+            progress: shown.map(|bar| -> oxidize_core::file::Progress {
+                Arc::new(move |done, total| {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                })
+            }),
+            ..OpenOptions::default()
+        };
+        let model = Model::load(path, &options);
+        if let Some(bar) = progress {
+            bar.finish_and_clear();
+        }
+        Ok(model?)
+    }
+
+    /// The engine settings that the arguments ask for.
+    pub(crate) fn config(&self) -> EngineConfig {
+        EngineConfig {
+            n_ctx: (self.ctx_size > 0).then_some(self.ctx_size),
+            max_batch_tokens: self.batch_size.max(1),
+            max_sequences: 1,
+            key_type: self.cache_type_k,
+            value_type: self.cache_type_v,
+            n_threads: self.threads,
+            check_memory: !self.no_memory_check,
+            ..EngineConfig::default()
+        }
+    }
+
+    /// Starts an engine on the processor.
+    pub(crate) fn engine(&self, model: Model) -> anyhow::Result<EngineHandle> {
+        Ok(Engine::start(
+            model,
+            Arc::new(Cpu::default()),
+            &self.config(),
+        )?)
+    }
+}
+
+fn bar_style() -> indicatif::ProgressStyle {
+    indicatif::ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}")
+        .unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
+}
+
+/// Where models are kept that were fetched: `OXIDIZE_TEST_CACHE`, or the user's cache folder.
+fn cache_folder() -> Option<PathBuf> {
+    let set = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let folder = set("OXIDIZE_TEST_CACHE").or_else(|| {
+        let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+        Some(cache.join("oxidize"))
+    })?;
+    Some(folder.join("models"))
+}
+
+/// The model that is used where none is named.
+const DEFAULT_MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// The path of the model that someone named: a path, or the name of a file in the cache; the
+/// default model where nothing was named.
+pub(crate) fn find_model(name: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    if let Some(path) = name {
+        if path.exists() {
+            return Ok(path);
+        }
+        let cached = |folder: PathBuf| {
+            let with_ending = folder.join(format!("{}.gguf", path.display()));
+            [folder.join(&path), with_ending]
+                .into_iter()
+                .find(|path| path.exists())
+        };
+        let is_name = path.components().count() == 1;
+        return cache_folder()
+            .filter(|_| is_name)
+            .and_then(cached)
+            .with_context(|| format!("{}: no such file or directory", path.display()));
+    }
+    let path = cache_folder()
+        .map(|folder| folder.join(DEFAULT_MODEL))
+        .filter(|path| path.exists());
+    let path = path
+        .context("no model was named, and the default one is not here: `make setup` fetches it")?;
+    let dim = style::for_stderr().dim;
+    eprintln!("{dim}using {}{dim:#}", path.display());
+    Ok(path)
+}
