@@ -39,6 +39,11 @@ impl Random {
     }
 }
 
+/// `2^exponent`, exactly; Miri's `powi` errs on purpose.
+pub(super) fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
+}
+
 /// The elements of a block.
 pub(super) fn floats<B: Block>(block: &B) -> Vec<f32> {
     let mut out = vec![f32::NAN; B::LEN];
