@@ -95,7 +95,7 @@ pub(super) fn nearest_e2m1(x: f32, half_scale: f32) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, check_quantize, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats, power_of_two};
 
     #[test]
     fn known_block() {
@@ -112,7 +112,7 @@ mod tests {
     fn scales_reach_both_ends() {
         for (e, expected) in [(0, -128), (1, -127), (2, -126), (127, -1), (255, 127)] {
             let half_scale = f64::from(MXFP4 { e, qs: [0; 16] }.half_scale());
-            assert_eq!(half_scale, 2f64.powi(expected), "{e}");
+            assert_eq!(half_scale, power_of_two(expected), "{e}");
         }
     }
 

@@ -99,7 +99,7 @@ pub fn e4m3_to_f32(byte: u8) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::floats;
+    use crate::quant::testing::{floats, power_of_two};
 
     #[test]
     fn known_values() {
@@ -128,8 +128,8 @@ mod tests {
             let define = |mantissa_bits: i32, bias: i32| {
                 let mantissa = f64::from(byte & ((1 << mantissa_bits) - 1));
                 let exponent = i32::from(byte & 0x7f) >> mantissa_bits;
-                let fraction = mantissa / 2f64.powi(mantissa_bits) + f64::from(exponent.min(1));
-                (sign * fraction * 2f64.powi(exponent.max(1) - bias)) as f32
+                let fraction = mantissa / power_of_two(mantissa_bits) + f64::from(exponent.min(1));
+                (sign * fraction * power_of_two(exponent.max(1) - bias)) as f32
             };
             let (e4m3, e5m2) = (floats(&F8E4M3([byte]))[0], floats(&F8E5M2([byte]))[0]);
             if byte & 0x7f == 0x7f {
@@ -149,9 +149,12 @@ mod tests {
 
     #[test]
     fn floats_are_rounded_to_the_nearest() {
-        assert_eq!(F16::quantize(&[1.0 + 2f32.powi(-11)]), F16([0x00, 0x3c]));
         assert_eq!(
-            BF16::quantize(&[1.0 + 3.0 * 2f32.powi(-8)]),
+            F16::quantize(&[1.0 + power_of_two(-11) as f32]),
+            F16([0x00, 0x3c])
+        );
+        assert_eq!(
+            BF16::quantize(&[1.0 + 3.0 * power_of_two(-8) as f32]),
             BF16([0x82, 0x3f])
         );
         assert_eq!(F16::quantize(&[1e9]).0, half::f16::INFINITY.to_le_bytes());
