@@ -106,29 +106,32 @@ pub(crate) struct Functions {
 /// The reference, for every machine.
 pub(crate) static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,
-    functions: Functions {
-        quantize_row: ops::matmul::quantize_row,
-        matmul: ops::matmul::matmul,
-        attention_part: ops::attention::attention_part,
-        store_kv: ops::attention::store_kv,
-        rms_norm: ops::norm::rms_norm,
-        layer_norm: ops::norm::layer_norm,
-        softmax: ops::softmax::softmax,
-        rope: ops::rope::rope,
-        activate: ops::activation::activate,
-        glu: ops::activation::glu,
-        add: ops::elementwise::add,
-        mul: ops::elementwise::mul,
-        scale: ops::elementwise::scale,
-        add_scaled: ops::elementwise::add_scaled,
-        softcap: ops::elementwise::softcap,
-        dot: ops::elementwise::dot,
-        argmax: ops::argmax::argmax,
-        f32_to_f16: ops::convert::f32_to_f16,
-        f16_to_f32: ops::convert::f16_to_f32,
-        f32_to_bf16: ops::convert::f32_to_bf16,
-        bf16_to_f32: ops::convert::bf16_to_f32,
-    },
+    functions: SCALAR_FUNCTIONS,
+};
+
+/// The functions of the reference; other tables take from it what they have not.
+pub(crate) const SCALAR_FUNCTIONS: Functions = Functions {
+    quantize_row: ops::matmul::quantize_row,
+    matmul: ops::matmul::matmul,
+    attention_part: ops::attention::attention_part,
+    store_kv: ops::attention::store_kv,
+    rms_norm: ops::norm::rms_norm,
+    layer_norm: ops::norm::layer_norm,
+    softmax: ops::softmax::softmax,
+    rope: ops::rope::rope,
+    activate: ops::activation::activate,
+    glu: ops::activation::glu,
+    add: ops::elementwise::add,
+    mul: ops::elementwise::mul,
+    scale: ops::elementwise::scale,
+    add_scaled: ops::elementwise::add_scaled,
+    softcap: ops::elementwise::softcap,
+    dot: ops::elementwise::dot,
+    argmax: ops::argmax::argmax,
+    f32_to_f16: ops::convert::f32_to_f16,
+    f16_to_f32: ops::convert::f16_to_f32,
+    f32_to_bf16: ops::convert::f32_to_bf16,
+    bf16_to_f32: ops::convert::bf16_to_f32,
 };
 
 /// Calls a kernel of the table.

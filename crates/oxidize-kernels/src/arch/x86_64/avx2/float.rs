@@ -13,7 +13,7 @@ use crate::quant::TensorType;
 const PANEL_LEN: usize = 512;
 
 /// Up to so many tokens, weight rows are multiplied as they are stored.
-const DIRECT_TOKENS: usize = 4;
+pub(crate) const DIRECT_TOKENS: usize = 4;
 
 /// Tokens of a tile.
 const TOKENS: usize = 6;

@@ -10,17 +10,20 @@ pub(crate) mod quantize;
 mod tile;
 
 use super::Avx2;
-use crate::table::{Functions, Isa, Kernels, SCALAR};
+use crate::table::{Functions, Isa, Kernels};
 
 /// The table, for a machine that has the instructions.
 pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
     static KERNELS: Kernels = Kernels {
         isa: Isa::Avx2,
-        functions: Functions {
-            quantize_row: quantize::quantize_row,
-            matmul: matmul::matmul,
-            ..SCALAR.functions
-        },
+        functions: FUNCTIONS,
     };
     &KERNELS
 }
+
+/// The functions of the table.
+pub(crate) const FUNCTIONS: Functions = Functions {
+    quantize_row: quantize::quantize_row,
+    matmul: matmul::matmul,
+    ..crate::table::SCALAR_FUNCTIONS
+};
