@@ -1,6 +1,7 @@
 //! The matrix product of every type, on every instruction set of this machine, against the
 //! reference.
 
+#[allow(dead_code, reason = "each test uses some of it")]
 mod random;
 
 use oxidize_kernels::quant::TensorType;
