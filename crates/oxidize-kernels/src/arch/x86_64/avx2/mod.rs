@@ -1,6 +1,7 @@
 //! AVX2 with FMA and F16C.
 
 mod activation;
+pub(crate) mod attention;
 mod convert;
 pub(crate) mod dot;
 pub(crate) mod float;
@@ -30,6 +31,7 @@ pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
 pub(crate) const FUNCTIONS: Functions = Functions {
     quantize_row: quantize::quantize_row,
     matmul: matmul::matmul,
+    attention_part: attention::attention_part,
     store_kv: convert::store_kv,
     rms_norm: row::rms_norm,
     layer_norm: row::layer_norm,

@@ -1,5 +1,6 @@
-//! AVX-512 with VNNI: matrix products of its own; the rest is AVX2's.
+//! AVX-512 with VNNI: matrix products and attention of its own; the rest is AVX2's.
 
+mod attention;
 mod float;
 mod matmul;
 mod tile;
@@ -14,6 +15,7 @@ pub(crate) fn kernels(_witness: Avx512) -> &'static Kernels {
         isa: Isa::Avx512,
         functions: Functions {
             matmul: matmul::matmul,
+            attention_part: attention::attention_part,
             ..FUNCTIONS
         },
     };
