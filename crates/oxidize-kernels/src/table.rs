@@ -71,6 +71,9 @@ pub struct Kernels {
     pub(crate) functions: Functions,
 }
 
+/// One number per element, where there are any.
+type Weights<'a> = Option<&'a [f32]>;
+
 /// The kernels behind the methods of [`Kernels`].
 ///
 /// # Safety
@@ -84,8 +87,8 @@ pub(crate) struct Functions {
     pub(crate) attention_part:
         unsafe fn(&AttentionArgs<'_>, Range<usize>, &mut [f32], &mut Scratch),
     pub(crate) store_kv: unsafe fn(KvType, &[f32], &mut [u8]),
-    pub(crate) rms_norm: unsafe fn(&mut [f32], Option<&[f32]>, f32),
-    pub(crate) layer_norm: unsafe fn(&mut [f32], Option<&[f32]>, Option<&[f32]>, f32),
+    pub(crate) rms_norm: unsafe fn(&mut [f32], Weights<'_>, f32),
+    pub(crate) layer_norm: unsafe fn(&mut [f32], Weights<'_>, Weights<'_>, f32),
     pub(crate) softmax: unsafe fn(&mut [f32]),
     pub(crate) rope: unsafe fn(&mut [f32], usize, &[f32], &[f32], RopeLayout),
     pub(crate) activate: unsafe fn(Activation, &mut [f32]),
@@ -106,32 +109,29 @@ pub(crate) struct Functions {
 /// The reference, for every machine.
 pub(crate) static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,
-    functions: SCALAR_FUNCTIONS,
-};
-
-/// The functions of the reference; other tables take from it what they have not.
-pub(crate) const SCALAR_FUNCTIONS: Functions = Functions {
-    quantize_row: ops::matmul::quantize_row,
-    matmul: ops::matmul::matmul,
-    attention_part: ops::attention::attention_part,
-    store_kv: ops::attention::store_kv,
-    rms_norm: ops::norm::rms_norm,
-    layer_norm: ops::norm::layer_norm,
-    softmax: ops::softmax::softmax,
-    rope: ops::rope::rope,
-    activate: ops::activation::activate,
-    glu: ops::activation::glu,
-    add: ops::elementwise::add,
-    mul: ops::elementwise::mul,
-    scale: ops::elementwise::scale,
-    add_scaled: ops::elementwise::add_scaled,
-    softcap: ops::elementwise::softcap,
-    dot: ops::elementwise::dot,
-    argmax: ops::argmax::argmax,
-    f32_to_f16: ops::convert::f32_to_f16,
-    f16_to_f32: ops::convert::f16_to_f32,
-    f32_to_bf16: ops::convert::f32_to_bf16,
-    bf16_to_f32: ops::convert::bf16_to_f32,
+    functions: Functions {
+        quantize_row: ops::matmul::quantize_row,
+        matmul: ops::matmul::matmul,
+        attention_part: ops::attention::attention_part,
+        store_kv: ops::attention::store_kv,
+        rms_norm: ops::norm::rms_norm,
+        layer_norm: ops::norm::layer_norm,
+        softmax: ops::softmax::softmax,
+        rope: ops::rope::rope,
+        activate: ops::activation::activate,
+        glu: ops::activation::glu,
+        add: ops::elementwise::add,
+        mul: ops::elementwise::mul,
+        scale: ops::elementwise::scale,
+        add_scaled: ops::elementwise::add_scaled,
+        softcap: ops::elementwise::softcap,
+        dot: ops::elementwise::dot,
+        argmax: ops::argmax::argmax,
+        f32_to_f16: ops::convert::f32_to_f16,
+        f16_to_f32: ops::convert::f16_to_f32,
+        f32_to_bf16: ops::convert::f32_to_bf16,
+        bf16_to_f32: ops::convert::bf16_to_f32,
+    },
 };
 
 /// Calls a kernel of the table.

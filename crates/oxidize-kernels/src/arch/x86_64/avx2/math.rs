@@ -16,8 +16,10 @@ pub(crate) fn exp(x: __m256) -> __m256 {
         _mm256_set1_ps(std::f32::consts::LOG2_E),
     ));
     // ln 2 in two parts, the first with few enough bits for n times it to be exact.
-    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693_359_375), x);
-    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.121_944_4e-4), r);
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN_2_HIGH), x);
+    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN_2_LOW), r);
     let p = polynomial(
         r,
         [
@@ -66,10 +68,10 @@ pub(crate) fn tanh(x: __m256) -> __m256 {
         z2,
         [
             -5.704_989e-3,
-            2.063_908_9e-2,
+            2.063_909e-2,
             -5.373_971_6e-2,
             1.333_144_2e-1,
-            -3.333_328_2e-1,
+            -0.333_332_82,
         ],
     );
     let near = _mm256_fmadd_ps(_mm256_mul_ps(p, z2), x, x);

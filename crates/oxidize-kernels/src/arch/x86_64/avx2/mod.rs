@@ -50,5 +50,4 @@ pub(crate) const FUNCTIONS: Functions = Functions {
     f16_to_f32: convert::f16_to_f32,
     f32_to_bf16: convert::f32_to_bf16,
     bf16_to_f32: convert::bf16_to_f32,
-    ..crate::table::SCALAR_FUNCTIONS
 };
