@@ -8,6 +8,14 @@
 pub mod quant;
 
 mod arch;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "some items serve the SIMD kernels only"
+    )
+)]
 mod ops;
 mod out;
 mod table;

@@ -84,18 +84,6 @@ impl<'a> TileMut<'a> {
             borrow: PhantomData,
         }
     }
-
-    /// First element, for kernels; rows are [`TileMut::stride`] apart.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut f32 {
-        self.ptr
-    }
-
-    /// Elements from one row to the next.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(crate) fn stride(&self) -> usize {
-        self.stride
-    }
 }
 
 /// A matrix that several threads write at once, each in tiles of its own.

@@ -71,6 +71,9 @@ pub struct Kernels {
     pub(crate) functions: Functions,
 }
 
+/// One number per element, where there are any.
+type Weights<'a> = Option<&'a [f32]>;
+
 /// The kernels behind the methods of [`Kernels`].
 ///
 /// # Safety
@@ -84,8 +87,8 @@ pub(crate) struct Functions {
     pub(crate) attention_part:
         unsafe fn(&AttentionArgs<'_>, Range<usize>, &mut [f32], &mut Scratch),
     pub(crate) store_kv: unsafe fn(KvType, &[f32], &mut [u8]),
-    pub(crate) rms_norm: unsafe fn(&mut [f32], Option<&[f32]>, f32),
-    pub(crate) layer_norm: unsafe fn(&mut [f32], Option<&[f32]>, Option<&[f32]>, f32),
+    pub(crate) rms_norm: unsafe fn(&mut [f32], Weights<'_>, f32),
+    pub(crate) layer_norm: unsafe fn(&mut [f32], Weights<'_>, Weights<'_>, f32),
     pub(crate) softmax: unsafe fn(&mut [f32]),
     pub(crate) rope: unsafe fn(&mut [f32], usize, &[f32], &[f32], RopeLayout),
     pub(crate) activate: unsafe fn(Activation, &mut [f32]),

@@ -40,7 +40,7 @@ impl Avx512 {
 pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     match isa {
         Isa::Avx2 => Avx2::new().map(avx2::kernels),
-        Isa::Avx512 => Avx512::new().and_then(avx512::kernels),
+        Isa::Avx512 => Avx512::new().map(avx512::kernels),
         _ => None,
     }
 }

@@ -135,7 +135,6 @@ impl<'a> Activations<'a> {
     }
 
     /// All rows as floats, one after the other.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) fn all_floats(&self) -> &'a [f32] {
         self.floats
     }
@@ -176,7 +175,6 @@ impl Epilogue<'_> {
 
     /// Writes the products of weight rows from `first` on, as many of them as `out` has room for.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) fn write_rows(&self, out: &mut [f32], first: usize, values: &[f32]) {
         let out = &mut out[first..];
         let n = out.len().min(values.len());

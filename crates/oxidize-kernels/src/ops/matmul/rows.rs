@@ -108,7 +108,6 @@ impl QuantizedRows {
     }
 
     /// The buffers as they are.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) fn raw(&self) -> RawRows {
         RawRows {
             k: self.k,
@@ -135,7 +134,6 @@ impl QuantizedRows {
 
 /// The buffers of a [`QuantizedRows`], for kernels.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct RawRows {
     pub(crate) k: usize,
     pub(crate) quants: *const i8,

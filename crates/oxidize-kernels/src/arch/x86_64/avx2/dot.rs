@@ -35,7 +35,7 @@ pub(crate) unsafe fn dot_row<F: Format, const VNNI: bool, const M: usize>(
             dot_chunk::<F, VNNI, M>(chunk, 8, &scales, acts, first, c * 8, &mut sums);
             chunk = chunk.add(F::CHUNK_BYTES);
         }
-        if groups % 8 > 0 {
+        if !groups.is_multiple_of(8) {
             F::scales(chunk, groups % 8, &mut scales);
             dot_chunk::<F, VNNI, M>(
                 chunk,

@@ -13,13 +13,13 @@ use crate::quant::TensorType;
 const PANEL_LEN: usize = 512;
 
 /// Up to so many tokens, weight rows are multiplied as they are stored.
-const DIRECT_TOKENS: usize = 4;
+pub(crate) const DIRECT_TOKENS: usize = 4;
 
 /// Tokens of a tile.
-const TOKENS: usize = 6;
+pub(crate) const TOKENS: usize = 6;
 
 /// Rows of a panel.
-const ROWS: usize = 16;
+pub(crate) const ROWS: usize = 16;
 
 /// See [`crate::Kernels::matmul`].
 ///
@@ -38,21 +38,7 @@ pub(crate) unsafe fn matmul(
         if acts.rows() <= DIRECT_TOKENS {
             return direct(weight, acts, epilogue, out, scratch);
         }
-        tiled::<ROWS, TOKENS>(
-            weight,
-            acts,
-            epilogue,
-            out,
-            scratch,
-            |n, panel, len, acts, stride, sums| match n {
-                1 => tile::<1>(panel, len, acts, stride, sums),
-                2 => tile::<2>(panel, len, acts, stride, sums),
-                3 => tile::<3>(panel, len, acts, stride, sums),
-                4 => tile::<4>(panel, len, acts, stride, sums),
-                5 => tile::<5>(panel, len, acts, stride, sums),
-                _ => tile::<6>(panel, len, acts, stride, sums),
-            },
-        );
+        tiled::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);
     }
 }
 
@@ -60,15 +46,18 @@ pub(crate) unsafe fn matmul(
 ///
 /// # Safety
 /// `load` needs AVX2 and F16C, and eight readable elements.
-unsafe trait FloatFormat {
+pub(crate) unsafe trait FloatFormat {
+    /// Bytes of an element.
     const BYTES: usize;
+    /// Eight elements.
+    ///
     /// # Safety
     /// See the trait.
     unsafe fn load(p: *const u8) -> __m256;
 }
 
-struct F32;
-struct F16;
+pub(crate) struct F32;
+pub(crate) struct F16;
 struct Bf16;
 
 // SAFETY: reads eight elements.
@@ -205,8 +194,7 @@ unsafe fn dot_row<F: FloatFormat, const M: usize>(
 
 /// Panel by panel: `R` rows of up to [`PANEL_LEN`] elements, times `T` tokens at once.
 ///
-/// `multiply(n, panel, len, acts, stride, sums)` adds the products of a panel `[len][R]` with `n`
-/// tokens, `stride` apart.
+/// `multiply(n, panel, len, rows, sums)` is a [`Multiply`].
 ///
 /// # Safety
 /// As [`matmul`]; `multiply` reads and writes no more than it says.
@@ -217,7 +205,7 @@ pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
     epilogue: Epilogue<'_>,
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
-    multiply: impl Fn(usize, *const f32, usize, *const f32, usize, &mut [[f32; R]; T]),
+    multiply: Multiply<T>,
 ) {
     let (k, m) = (weight.k(), acts.rows());
     let buffer = grown(&mut scratch.floats, 2 * R * PANEL_LEN + 16);
@@ -245,8 +233,15 @@ pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
                         sums[..n_rows].copy_from_slice(so_far);
                     }
                 }
-                let input = acts.all_floats()[token * k + from..].as_ptr();
-                multiply(n, panel.as_ptr(), len, input, k, &mut sums);
+                // The last tile may be shorter; what lies past it is not read.
+                let input: [*const f32; T] = std::array::from_fn(|t| {
+                    acts.all_floats()
+                        .as_ptr()
+                        .wrapping_add((token + t) * k + from)
+                });
+                let outputs = sums.each_mut().map(|sums| sums.as_mut_ptr());
+                // SAFETY: the panel has `len` elements of `R` rows, and so many the `n` tokens.
+                unsafe { multiply(n, panel.as_ptr(), len, &input, &outputs) };
                 for (t, sums) in sums[..n].iter().enumerate() {
                     let epilogue = if from == 0 { epilogue } else { Epilogue::STORE };
                     epilogue.write_rows(out.row(token + t), first_row, sums);
@@ -328,29 +323,57 @@ unsafe fn transpose_rows<const R: usize>(rows: &[f32], len: usize, panel: &mut [
     }
 }
 
-/// Adds the products of a panel `[len][16]` with `T` tokens.
+/// Multiplies a panel `[len][R]` with `n` rows of `len` elements and adds the products to `n` rows of
+/// `R`: the inner kernel of a blocked product. The arrays have room for `T` pointers.
+pub(crate) type Multiply<const T: usize> =
+    unsafe fn(usize, *const f32, usize, &[*const f32; T], &[*mut f32; T]);
+
+/// The [`Multiply`] of AVX2: panels of [`ROWS`] rows, up to [`TOKENS`] tokens.
 ///
 /// # Safety
-/// Needs AVX2 and FMA; the panel and each token have `len` elements.
+/// Needs AVX2 and FMA; the sizes are as [`Multiply`] says.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn multiply(
+    n: usize,
+    panel: *const f32,
+    len: usize,
+    rows: &[*const f32; TOKENS],
+    sums: &[*mut f32; TOKENS],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        match n {
+            1 => tile::<1>(panel, len, rows, sums),
+            2 => tile::<2>(panel, len, rows, sums),
+            3 => tile::<3>(panel, len, rows, sums),
+            4 => tile::<4>(panel, len, rows, sums),
+            5 => tile::<5>(panel, len, rows, sums),
+            _ => tile::<6>(panel, len, rows, sums),
+        }
+    }
+}
+
+/// # Safety
+/// As [`multiply`], for `T` tokens.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const T: usize>(
     panel: *const f32,
     len: usize,
-    acts: *const f32,
-    stride: usize,
-    sums: &mut [[f32; ROWS]; TOKENS],
+    rows: &[*const f32; TOKENS],
+    sums: &[*mut f32; TOKENS],
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        let mut acc: [[__m256; 2]; T] = std::array::from_fn(|t| {
-            std::array::from_fn(|h| _mm256_loadu_ps(sums[t].as_ptr().add(8 * h)))
-        });
+        let rows: [*const f32; T] = std::array::from_fn(|t| rows[t]);
+        let mut acc: [[__m256; 2]; T] =
+            std::array::from_fn(|t| std::array::from_fn(|h| _mm256_loadu_ps(sums[t].add(8 * h))));
         for i in 0..len {
             let w: [__m256; 2] =
                 std::array::from_fn(|h| _mm256_loadu_ps(panel.add(i * ROWS + 8 * h)));
             for t in 0..T {
-                let a = _mm256_broadcast_ss(&*acts.add(t * stride + i));
+                let a = _mm256_broadcast_ss(&*rows[t].add(i));
                 for h in 0..2 {
                     acc[t][h] = _mm256_fmadd_ps(w[h], a, acc[t][h]);
                 }
@@ -358,7 +381,7 @@ unsafe fn tile<const T: usize>(
         }
         for t in 0..T {
             for h in 0..2 {
-                _mm256_storeu_ps(sums[t].as_mut_ptr().add(8 * h), acc[t][h]);
+                _mm256_storeu_ps(sums[t].add(8 * h), acc[t][h]);
             }
         }
     }

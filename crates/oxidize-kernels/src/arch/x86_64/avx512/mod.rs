@@ -1,9 +1,23 @@
-//! AVX-512 with VNNI.
+//! AVX-512 with VNNI: matrix products and attention of its own; the rest is AVX2's.
+
+mod attention;
+mod float;
+mod matmul;
+mod tile;
 
 use super::Avx512;
-use crate::table::Kernels;
+use super::avx2::FUNCTIONS;
+use crate::table::{Functions, Isa, Kernels};
 
 /// The table, for a machine that has the instructions.
-pub(crate) fn kernels(_witness: Avx512) -> Option<&'static Kernels> {
-    None
+pub(crate) fn kernels(_witness: Avx512) -> &'static Kernels {
+    static KERNELS: Kernels = Kernels {
+        isa: Isa::Avx512,
+        functions: Functions {
+            matmul: matmul::matmul,
+            attention_part: attention::attention_part,
+            ..FUNCTIONS
+        },
+    };
+    &KERNELS
 }

@@ -1,0 +1,195 @@
+//! Many queries: a chunk of keys and values becomes panels of floats, which all queries share.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::super::float::Multiply;
+use super::rows::convert;
+use super::softmax::weigh;
+use super::{CHUNK, for_each_chunk};
+use crate::ops::attention::AttentionArgs;
+use crate::ops::matmul::{Scratch, grown};
+
+/// # Safety
+/// Needs AVX2, FMA and F16C, and what `multiply` needs; the arguments have been checked.
+#[inline(always)]
+pub(super) unsafe fn run<const R: usize, const T: usize>(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    part: &mut [f32],
+    scratch: &mut Scratch,
+    multiply: Multiply<T>,
+) {
+    let (k_dim, v_dim) = (args.kv.k_dim, args.kv.v_dim);
+    let v_panels = v_dim.div_ceil(R);
+    let (k_len, v_len) = (CHUNK * k_dim, v_panels * CHUNK * R);
+    let buffer = grown(&mut scratch.floats, k_len + v_len + 16);
+    let start = buffer.as_ptr().align_offset(64);
+    let (k_panels, v_panels) = buffer[start..][..k_len + v_len].split_at_mut(k_len);
+    let queries = args.tokens() * args.heads;
+    for_each_chunk(args, keys, |chunk| {
+        let visible = |token: usize| {
+            let visible = &args.visible[token];
+            (visible.start as usize) < chunk.end && (visible.end as usize) > chunk.start
+        };
+        if !(0..args.tokens()).any(visible) {
+            return;
+        }
+        // SAFETY: the buffers have the sizes that the functions want; queries and records are
+        // those of the arguments.
+        unsafe {
+            pack_keys::<R>(args, chunk.clone(), k_panels);
+            pack_values::<R>(args, chunk.clone(), v_panels);
+            for first in (0..queries).step_by(T) {
+                let n = T.min(queries - first);
+                let tokens = first / args.heads..=(first + n - 1) / args.heads;
+                if !tokens.into_iter().any(visible) {
+                    continue;
+                }
+                let tile = Tile::<T> { args, first, n };
+                tile.run::<R>(chunk.clone(), k_panels, v_panels, part, multiply);
+            }
+        }
+    });
+}
+
+/// Up to `T` queries, from `first` on.
+struct Tile<'a, const T: usize> {
+    args: &'a AttentionArgs<'a>,
+    first: usize,
+    n: usize,
+}
+
+impl<const T: usize> Tile<'_, T> {
+    /// # Safety
+    /// As the function [`run`]; the panels hold the chunk.
+    #[inline(always)]
+    unsafe fn run<const R: usize>(
+        &self,
+        chunk: Range<usize>,
+        k_panels: &[f32],
+        v_panels: &[f32],
+        part: &mut [f32],
+        multiply: Multiply<T>,
+    ) {
+        let (k_dim, v_dim) = (self.args.kv.k_dim, self.args.kv.v_dim);
+        let query = |i: usize| {
+            let i = self.first + i.min(self.n - 1);
+            (i / self.args.heads, i % self.args.heads)
+        };
+        let mut weights = [[0.0f32; CHUNK]; T];
+        // SAFETY: the panels have `k_dim` elements of `R` keys, and so many have the queries; then
+        // CHUNK elements of `R` values, and so many the weights.
+        unsafe {
+            let queries: [*const f32; T] = std::array::from_fn(|i| {
+                let (token, head) = query(i);
+                self.args.query(token, head).as_ptr()
+            });
+            for (p, panel) in k_panels.chunks_exact(k_dim * R).enumerate() {
+                if p * R < chunk.len() {
+                    let out = weights.each_mut().map(|w| w[p * R..].as_mut_ptr());
+                    multiply(self.n, panel.as_ptr(), k_dim, &queries, &out);
+                }
+            }
+            let records = &mut part[self.first * (v_dim + 2)..];
+            for (i, record) in records.chunks_exact_mut(v_dim + 2).take(self.n).enumerate() {
+                let Some((stats, acc)) = record.split_first_chunk_mut::<2>() else {
+                    continue;
+                };
+                let shrink = weigh(self.args, query(i), chunk.clone(), &mut weights[i], stats);
+                if shrink != 1.0 {
+                    super::super::row::scale(acc, shrink);
+                }
+            }
+            let rows = weights.each_ref().map(|w| w.as_ptr());
+            for (p, panel) in v_panels.chunks_exact(CHUNK * R).enumerate() {
+                let width = R.min(v_dim - p * R);
+                let base = records.as_mut_ptr();
+                let acc: [*mut f32; T] =
+                    std::array::from_fn(|i| base.wrapping_add(i * (v_dim + 2) + 2 + p * R));
+                if width == R {
+                    multiply(self.n, panel.as_ptr(), chunk.len(), &rows, &acc);
+                    continue;
+                }
+                // The last panel is wider than what is left of the accumulators.
+                let mut wide = [[0.0f32; R]; T];
+                let out = wide.each_mut().map(|w| w.as_mut_ptr());
+                multiply(self.n, panel.as_ptr(), chunk.len(), &rows, &out);
+                for i in 0..self.n {
+                    for (c, x) in wide[i][..width].iter().enumerate() {
+                        *acc[i].add(c) += x;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The chunk's keys as panels `[k_dim][R]`; past the last key, zeros.
+///
+/// # Safety
+/// Needs AVX2 and F16C; `panels` has `CHUNK · k_dim` elements, and `CHUNK` is a multiple of `R`.
+#[inline(always)]
+unsafe fn pack_keys<const R: usize>(
+    args: &AttentionArgs<'_>,
+    chunk: Range<usize>,
+    panels: &mut [f32],
+) {
+    let (ty, dim) = (args.kv.ty, args.kv.k_dim);
+    for first in (0..chunk.len()).step_by(8) {
+        let n = 8.min(chunk.len() - first);
+        let mut rows = [std::ptr::null(); 8];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = args.kv.key(chunk.start + first + i.min(n - 1)).as_ptr();
+        }
+        // Eight keys, eight elements at a time, transposed.
+        let panel = panels[first / R * dim * R..].as_mut_ptr();
+        for d in (0..dim).step_by(32) {
+            let width = 32.min(dim - d);
+            let mut block = [[0.0f32; 32]; 8];
+            // SAFETY: the rows are the cache's, a piece of which begins at a whole block; the panel
+            // has a place for each of the eight keys.
+            unsafe {
+                for (row, block) in rows.iter().zip(&mut block) {
+                    let piece = row.add(crate::ops::attention::row_bytes(ty, d));
+                    convert(ty, piece, width, |i, x| {
+                        _mm256_storeu_ps(block.as_mut_ptr().add(i), x);
+                    });
+                }
+                for i in (0..width).step_by(8) {
+                    let eight = std::array::from_fn(|r| {
+                        _mm256_loadu_si256(block[r].as_ptr().add(i).cast())
+                    });
+                    let columns = super::super::panel::transpose(eight);
+                    for (j, x) in columns.into_iter().enumerate() {
+                        let at = panel.add((d + i + j) * R + first % R);
+                        _mm256_storeu_si256(at.cast(), x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The chunk's values as panels `[CHUNK][R]`, one for each `R` elements of a value.
+///
+/// # Safety
+/// Needs AVX2 and F16C; `panels` has `CHUNK · R` elements for each panel.
+#[inline(always)]
+unsafe fn pack_values<const R: usize>(
+    args: &AttentionArgs<'_>,
+    chunk: Range<usize>,
+    panels: &mut [f32],
+) {
+    let (ty, dim) = (args.kv.ty, args.kv.v_dim);
+    for (i, position) in chunk.enumerate() {
+        let row = args.kv.value(position).as_ptr();
+        let base = panels.as_mut_ptr();
+        // SAFETY: the row is the cache's, and each eight elements have their place in a panel.
+        unsafe {
+            convert(ty, row, dim, |d, x| {
+                _mm256_storeu_ps(base.add((d / R * CHUNK + i) * R + d % R), x);
+            });
+        }
+    }
+}

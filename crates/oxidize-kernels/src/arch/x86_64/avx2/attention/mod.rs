@@ -1,0 +1,90 @@
+//! Attention over the paged cache, a chunk of keys at a time.
+//!
+//! A chunk's scores are computed for all queries, turned into weights by the online softmax
+//! (`softmax.rs`) and multiplied with its values. Few queries, as in decoding, multiply the stored
+//! rows as they stream by (`stream.rs`); many queries share a converted chunk (`blocked.rs`).
+
+mod blocked;
+mod rows;
+mod softmax;
+mod stream;
+
+use std::ops::Range;
+
+use super::float::{self, F16, F32, Multiply};
+use crate::ops;
+use crate::ops::attention::{AttentionArgs, KvType};
+use crate::ops::matmul::Scratch;
+
+/// Keys of a chunk.
+const CHUNK: usize = 64;
+
+/// From so many queries on, converting a chunk first is faster.
+const BLOCKED_QUERIES: usize = 12;
+
+/// See [`crate::Kernels::attention_part`].
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; the arguments have been checked.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn attention_part(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    part: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        attention::<{ float::ROWS }, { float::TOKENS }>(args, keys, part, scratch, float::multiply);
+    }
+}
+
+/// # Safety
+/// Needs AVX2, FMA and F16C, and what `multiply` needs; the arguments have been checked.
+#[inline(always)]
+pub(crate) unsafe fn attention<const R: usize, const T: usize>(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    part: &mut [f32],
+    scratch: &mut Scratch,
+    multiply: Multiply<T>,
+) {
+    let kv = &args.kv;
+    if !kv.k_dim.is_multiple_of(8) || !kv.v_dim.is_multiple_of(8) {
+        return ops::attention::attention_part(args, keys, part, scratch);
+    }
+    for record in part.chunks_exact_mut(kv.v_dim + 2) {
+        record.fill(0.0);
+        record[0] = f32::NEG_INFINITY;
+    }
+    // SAFETY: as the caller says; each arm reads the type that the cache has.
+    unsafe {
+        if args.tokens() * args.heads >= BLOCKED_QUERIES {
+            blocked::run::<R, T>(args, keys, part, scratch, multiply);
+        } else {
+            match kv.ty {
+                KvType::F32 => stream::run::<F32>(args, keys, part, scratch),
+                KvType::F16 => stream::run::<F16>(args, keys, part, scratch),
+                KvType::Q8_0 | KvType::Q4_0 => stream::run_converted(args, keys, part, scratch),
+            }
+        }
+    }
+}
+
+/// Calls `chunk` with ranges of at most [`CHUNK`] of the keys that some token sees.
+#[inline(always)]
+fn for_each_chunk(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    mut chunk: impl FnMut(Range<usize>),
+) {
+    let seen = args.visible.iter().filter(|visible| !visible.is_empty());
+    let start = seen
+        .map(|visible| visible.start as usize)
+        .min()
+        .unwrap_or(0)
+        .max(keys.start);
+    for first in (start..keys.end).step_by(CHUNK) {
+        chunk(first..keys.end.min(first + CHUNK));
+    }
+}

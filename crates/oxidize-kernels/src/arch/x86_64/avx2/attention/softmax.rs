@@ -1,0 +1,95 @@
+//! The online softmax: scores of a chunk into weights, with the running maximum and sum.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::super::dot::horizontal_sum;
+use super::super::math::{exp, tanh};
+use super::super::slices::horizontal_max;
+use super::CHUNK;
+use crate::ops::attention::AttentionArgs;
+
+/// Turns the products of a query with the keys from `first_key` on into weights, and the record's
+/// maximum and sum into those that include them. Keys not seen get weight 0, as does what lies
+/// past the chunk's end.
+///
+/// Returns what the record's accumulator must be multiplied by.
+///
+/// # Safety
+/// Needs AVX2 and FMA.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn weigh(
+    args: &AttentionArgs<'_>,
+    (token, head): (usize, usize),
+    keys: Range<usize>,
+    scores: &mut [f32; CHUNK],
+    stats: &mut [f32; 2],
+) -> f32 {
+    let visible = &args.visible[token];
+    // The visible keys as lanes of the chunk.
+    let from = (visible.start as usize).clamp(keys.start, keys.end) - keys.start;
+    let to = (visible.end as usize).clamp(keys.start, keys.end) - keys.start;
+    if from >= to {
+        scores.fill(0.0);
+        return 1.0;
+    }
+    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    let scale = _mm256_set1_ps(args.scale);
+    let minus_infinity = _mm256_set1_ps(f32::NEG_INFINITY);
+    let mut max = minus_infinity;
+    let vectors = keys.len().div_ceil(8);
+    let (scores, rest) = scores.as_chunks_mut::<8>().0.split_at_mut(vectors);
+    rest.as_flattened_mut().fill(0.0);
+    for (i, s) in scores.iter_mut().enumerate() {
+        // SAFETY: the array has eight elements.
+        unsafe {
+            let mut x = _mm256_mul_ps(_mm256_loadu_ps(s.as_ptr()), scale);
+            if let Some(cap) = args.softcap {
+                let inner = _mm256_div_ps(x, _mm256_set1_ps(cap));
+                x = _mm256_mul_ps(_mm256_set1_ps(cap), tanh(inner));
+            }
+            let lane = _mm256_add_epi32(lanes, _mm256_set1_epi32(8 * i as i32));
+            if let Some(alibi) = &args.alibi {
+                // Whole numbers, exact in a float for any context there is.
+                let position = alibi.positions[token] as i32 - keys.start as i32;
+                let distance =
+                    _mm256_abs_epi32(_mm256_sub_epi32(lane, _mm256_set1_epi32(position)));
+                let slope = _mm256_set1_ps(alibi.slopes[head]);
+                x = _mm256_fnmadd_ps(slope, _mm256_cvtepi32_ps(distance), x);
+            }
+            if from > 0 || to < 8 * vectors {
+                let after = _mm256_cmpgt_epi32(_mm256_set1_epi32(to as i32), lane);
+                let before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from as i32), lane);
+                let seen = _mm256_castsi256_ps(_mm256_andnot_si256(before, after));
+                x = _mm256_blendv_ps(minus_infinity, x, seen);
+            }
+            max = _mm256_max_ps(max, x);
+            _mm256_storeu_ps(s.as_mut_ptr(), x);
+        }
+    }
+    let largest = stats[0].max(horizontal_max(max));
+    if largest == f32::NEG_INFINITY {
+        scores.as_flattened_mut().fill(0.0);
+        return 1.0;
+    }
+    let shift = _mm256_set1_ps(largest);
+    let mut sum = _mm256_setzero_ps();
+    for s in scores {
+        // SAFETY: the array has eight elements.
+        unsafe {
+            let weight = exp(_mm256_sub_ps(_mm256_loadu_ps(s.as_ptr()), shift));
+            sum = _mm256_add_ps(sum, weight);
+            _mm256_storeu_ps(s.as_mut_ptr(), weight);
+        }
+    }
+    let shrink = if stats[0] == largest {
+        1.0
+    } else {
+        (stats[0] - largest).exp()
+    };
+    // SAFETY: this function has the instructions.
+    stats[1] = stats[1] * shrink + unsafe { horizontal_sum(sum) };
+    stats[0] = largest;
+    shrink
+}

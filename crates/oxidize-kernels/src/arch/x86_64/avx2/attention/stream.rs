@@ -1,0 +1,235 @@
+//! A few queries: keys and values are multiplied as they are read.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::super::dot::horizontal_sum;
+use super::super::float::{F32, FloatFormat};
+use super::rows::convert;
+use super::softmax::weigh;
+use super::{CHUNK, for_each_chunk};
+use crate::ops::attention::AttentionArgs;
+use crate::ops::matmul::{Scratch, grown};
+
+/// # Safety
+/// Needs AVX2, FMA and F16C; the arguments have been checked, and the cache stores `F`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn run<F: FloatFormat>(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    part: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let weights = scores_buffer(args, scratch);
+    for_each_chunk(args, keys, |chunk| {
+        let (mut k, mut v) = ([std::ptr::null(); CHUNK], [std::ptr::null(); CHUNK]);
+        for (i, position) in chunk.clone().enumerate() {
+            k[i] = args.kv.key(position).as_ptr();
+            v[i] = args.kv.value(position).as_ptr();
+        }
+        let n = chunk.len();
+        // SAFETY: the rows are the cache's, of the dimensions it has.
+        unsafe { step::<F>(args, chunk, &k[..n], &v[..n], part, weights) };
+    });
+}
+
+/// The same for a quantised cache: each chunk becomes floats first.
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; the arguments have been checked.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn run_converted(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    part: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let (k_dim, v_dim, ty) = (args.kv.k_dim, args.kv.v_dim, args.kv.ty);
+    let mut converted = std::mem::take(&mut scratch.scales);
+    let weights = scores_buffer(args, scratch);
+    let (k_rows, v_rows) =
+        grown(&mut converted, CHUNK * (k_dim + v_dim)).split_at_mut(CHUNK * k_dim);
+    for_each_chunk(args, keys, |chunk| {
+        let n = chunk.len();
+        let rows = k_rows
+            .chunks_exact_mut(k_dim)
+            .zip(v_rows.chunks_exact_mut(v_dim));
+        for (position, (k_row, v_row)) in chunk.clone().zip(rows) {
+            let (k, v) = (args.kv.key(position), args.kv.value(position));
+            // SAFETY: the rows are the cache's, and `put` stays inside the buffers' rows.
+            unsafe {
+                convert(ty, k.as_ptr(), k_dim, |i, x| {
+                    _mm256_storeu_ps(k_row.as_mut_ptr().add(i), x);
+                });
+                convert(ty, v.as_ptr(), v_dim, |i, x| {
+                    _mm256_storeu_ps(v_row.as_mut_ptr().add(i), x);
+                });
+            }
+        }
+        let (mut k, mut v) = ([std::ptr::null(); CHUNK], [std::ptr::null(); CHUNK]);
+        for i in 0..n {
+            k[i] = k_rows[i * k_dim..].as_ptr().cast();
+            v[i] = v_rows[i * v_dim..].as_ptr().cast();
+        }
+        // SAFETY: the rows are those just converted.
+        unsafe { step::<F32>(args, chunk, &k[..n], &v[..n], part, weights) };
+    });
+    scratch.scales = converted;
+}
+
+fn scores_buffer<'a>(args: &AttentionArgs<'_>, scratch: &'a mut Scratch) -> &'a mut [[f32; CHUNK]] {
+    let floats = scratch.floats(args.tokens() * args.heads * CHUNK);
+    floats.as_chunks_mut().0
+}
+
+/// One chunk: scores, weights, weighted values.
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; `k` and `v` point to a row of `F` for each key of the chunk.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn step<F: FloatFormat>(
+    args: &AttentionArgs<'_>,
+    chunk: Range<usize>,
+    k: &[*const u8],
+    v: &[*const u8],
+    part: &mut [f32],
+    weights: &mut [[f32; CHUNK]],
+) {
+    let (queries, v_dim) = (weights.len(), args.kv.v_dim);
+    let query = |i: usize| (i / args.heads, i % args.heads);
+    let record = v_dim + 2;
+    // SAFETY: the queries are those of the arguments, the records theirs in `part`.
+    unsafe {
+        for first in (0..queries).step_by(4) {
+            let q: [*const f32; 4] = std::array::from_fn(|i| {
+                let (token, head) = query((first + i).min(queries - 1));
+                args.query(token, head).as_ptr()
+            });
+            let weights = &mut weights[first..];
+            match queries - first {
+                1 => scores::<F, 1>(q, args.kv.k_dim, k, weights),
+                2 => scores::<F, 2>(q, args.kv.k_dim, k, weights),
+                3 => scores::<F, 3>(q, args.kv.k_dim, k, weights),
+                _ => scores::<F, 4>(q, args.kv.k_dim, k, weights),
+            }
+        }
+        let mut shrink = [1.0; super::BLOCKED_QUERIES];
+        for (i, (weights, record)) in weights
+            .iter_mut()
+            .zip(part.chunks_exact_mut(record))
+            .enumerate()
+        {
+            let Some((stats, _)) = record.split_first_chunk_mut::<2>() else {
+                continue;
+            };
+            shrink[i] = weigh(args, query(i), chunk.clone(), weights, stats);
+        }
+        for first in (0..queries).step_by(4) {
+            let acc: [*mut f32; 4] = std::array::from_fn(|i| {
+                let i = (first + i).min(queries - 1);
+                part[i * record + 2..].as_mut_ptr()
+            });
+            let (weights, shrink) = (&weights[first..], &shrink[first..]);
+            match queries - first {
+                1 => values::<F, 1>(acc, v_dim, v, weights, shrink),
+                2 => values::<F, 2>(acc, v_dim, v, weights, shrink),
+                3 => values::<F, 3>(acc, v_dim, v, weights, shrink),
+                _ => values::<F, 4>(acc, v_dim, v, weights, shrink),
+            }
+        }
+    }
+}
+
+/// Products of `N` queries with each key.
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; queries and keys have `dim` elements, a multiple of 8.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scores<F: FloatFormat, const N: usize>(
+    q: [*const f32; 4],
+    dim: usize,
+    keys: &[*const u8],
+    out: &mut [[f32; CHUNK]],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        for (i, &key) in keys.iter().enumerate() {
+            let mut sums = [_mm256_setzero_ps(); N];
+            for d in (0..dim).step_by(8) {
+                let k = F::load(key.add(d * F::BYTES));
+                for n in 0..N {
+                    sums[n] = _mm256_fmadd_ps(k, _mm256_loadu_ps(q[n].add(d)), sums[n]);
+                }
+            }
+            if N == 4 {
+                let pair = |a: usize| _mm256_hadd_ps(sums[a % N], sums[(a + 1) % N]);
+                let all = _mm256_hadd_ps(pair(0), pair(2));
+                let all = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+                let mut four = [0.0; 4];
+                _mm_storeu_ps(four.as_mut_ptr(), all);
+                for n in 0..N {
+                    out[n][i] = four[n];
+                }
+            } else {
+                for n in 0..N {
+                    out[n][i] = horizontal_sum(sums[n]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the weighted values to `N` accumulators, each multiplied by its `shrink` first.
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C; accumulators and values have `dim` elements, a multiple of 8.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn values<F: FloatFormat, const N: usize>(
+    acc: [*mut f32; 4],
+    dim: usize,
+    values: &[*const u8],
+    weights: &[[f32; CHUNK]],
+    shrink: &[f32],
+) {
+    /// Vectors of eight that are summed at once.
+    const WIDTH: usize = 2;
+    // SAFETY: as the caller says.
+    unsafe {
+        let whole = dim / (8 * WIDTH) * (8 * WIDTH);
+        let columns = |d: usize, width: usize| {
+            let mut sums = [[_mm256_setzero_ps(); WIDTH]; N];
+            for n in 0..N {
+                for w in 0..width {
+                    let old = _mm256_loadu_ps(acc[n].add(d + 8 * w));
+                    sums[n][w] = _mm256_mul_ps(old, _mm256_set1_ps(shrink[n]));
+                }
+            }
+            for (i, &value) in values.iter().enumerate() {
+                let mut v = [_mm256_setzero_ps(); WIDTH];
+                for w in 0..width {
+                    v[w] = F::load(value.add((d + 8 * w) * F::BYTES));
+                }
+                for n in 0..N {
+                    let weight = _mm256_broadcast_ss(weights.get_unchecked(n).get_unchecked(i));
+                    for w in 0..width {
+                        sums[n][w] = _mm256_fmadd_ps(v[w], weight, sums[n][w]);
+                    }
+                }
+            }
+            for n in 0..N {
+                for w in 0..width {
+                    _mm256_storeu_ps(acc[n].add(d + 8 * w), sums[n][w]);
+                }
+            }
+        };
+        for d in (0..whole).step_by(8 * WIDTH) {
+            columns(d, WIDTH);
+        }
+        for d in (whole..dim).step_by(8) {
+            columns(d, 1);
+        }
+    }
+}

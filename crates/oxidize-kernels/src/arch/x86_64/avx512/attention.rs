@@ -1,0 +1,25 @@
+//! Attention: the AVX2 code with a wider inner kernel for many queries.
+
+use std::ops::Range;
+
+use super::super::avx2::attention::attention;
+use super::float;
+use crate::ops::attention::AttentionArgs;
+use crate::ops::matmul::Scratch;
+
+/// See [`crate::Kernels::attention_part`].
+///
+/// # Safety
+/// Needs AVX-512; the arguments have been checked.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(crate) unsafe fn attention_part(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    part: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        attention::<{ float::ROWS }, { float::TOKENS }>(args, keys, part, scratch, float::multiply);
+    }
+}

@@ -1,0 +1,74 @@
+//! The integer tile kernel: a panel of 16 rows times up to [`TOKENS`] tokens.
+//!
+//! One instruction multiplies four bytes of 16 rows with four bytes of a token and adds the products
+//! (`vpdpbusd`). A group of weights stays in eight registers while the tokens pass by.
+
+use std::arch::x86_64::*;
+
+use super::super::avx2::panel::Panel;
+use crate::ops::matmul::RawRows;
+
+/// Tokens of a tile.
+pub(crate) const TOKENS: usize = 12;
+
+/// The products of the panel's rows with tokens `first` to `first + T − 1`.
+///
+/// `HALVES` says that there is a scale for each 16 elements, not 32.
+///
+/// # Safety
+/// Needs AVX-512 F and VNNI. The panel was unpacked, without signs, from rows of `acts.k`, and
+/// `acts` has the tokens.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(crate) unsafe fn tile<const HALVES: bool, const T: usize>(
+    panel: &Panel,
+    acts: &RawRows,
+    first: usize,
+) -> [__m512; T] {
+    let mut sums = [_mm512_setzero_ps(); T];
+    // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
+    unsafe {
+        let quants: [*const i8; T] =
+            std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
+        let at = first * acts.group_stride;
+        let (act_scales, act_sums) = (acts.scales.add(at), acts.sums.add(at));
+        let act_half_sums = acts.half_sums.add(2 * at);
+        for g in 0..acts.k / 32 {
+            let weights: [__m512i; 8] = std::array::from_fn(|i| {
+                _mm512_load_si512(panel.quants.add(g * 512 + 64 * i).cast())
+            });
+            let load = |p: *const f32, i: usize| _mm512_load_ps(p.add(16 * i));
+            for t in 0..T {
+                let act = quants[t].add(32 * g).cast::<i32>();
+                let group = t * acts.group_stride + g;
+                let half = |i: usize| {
+                    let mut dot = _mm512_setzero_si512();
+                    for step in 4 * i..4 * i + 4 {
+                        let four = _mm512_set1_epi32(act.add(step).read_unaligned());
+                        dot = _mm512_dpbusd_epi32(dot, weights[step], four);
+                    }
+                    dot
+                };
+                let (a, b) = (half(0), half(1));
+                let scale = _mm512_set1_ps(*act_scales.add(group));
+                if HALVES {
+                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(a), load(panel.scales, 2 * g));
+                    let dot =
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(b), load(panel.scales, 2 * g + 1), dot);
+                    sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
+                    for i in 0..2 {
+                        let sum = _mm512_set1_ps(*act_half_sums.add(2 * group + i));
+                        sums[t] = _mm512_fmadd_ps(load(panel.mins, 2 * g + i), sum, sums[t]);
+                    }
+                } else {
+                    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
+                    let dot = _mm512_mul_ps(dot, load(panel.scales, g));
+                    sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
+                    let sum = _mm512_set1_ps(*act_sums.add(group));
+                    sums[t] = _mm512_fmadd_ps(load(panel.mins, g), sum, sums[t]);
+                }
+            }
+        }
+    }
+    sums
+}
