@@ -8,8 +8,13 @@ import math
 import sys
 
 import gguf
+import numpy
 
 HEAD = 64
+
+# The reader makes several views of the file for each string. Views of a memmap cost far more than
+# views of an array, and a vocabulary has 150,000 strings.
+numpy.memmap = lambda path, mode: numpy.fromfile(path, dtype=numpy.uint8)
 
 
 def text(part):
