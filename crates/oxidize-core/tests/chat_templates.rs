@@ -4,8 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use oxidize_core::chat::{ChatError, ChatOptions, ChatTemplate};
-use serde_json::Value as Json;
+use oxidize_core::chat::{
+    Answer, AnswerFormat, AnswerOptions, ChatError, ChatInput, ChatOptions, ChatTemplate, Message,
+};
+use serde_json::{Value as Json, json};
 
 /// The moment the vectors were rendered at.
 fn options() -> ChatOptions {
@@ -65,6 +67,87 @@ fn check(path: &Path) -> (usize, Vec<String>) {
     (rendered, failures)
 }
 
+/// The vectors of the test cache; says so where there are none.
+fn cached_vectors() -> Vec<PathBuf> {
+    let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| {
+            PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize")
+        });
+    let paths = vectors_in(&cache.join("vectors/templates"));
+    if paths.is_empty() {
+        eprintln!(
+            "SKIPPED: no vectors in {}/vectors/templates; run scripts/template_vectors.py",
+            cache.display()
+        );
+    }
+    paths
+}
+
+/// What a template writes for a tool call, our parser reads back: the round trip of one call.
+fn call_round_trip(path: &Path) -> Result<bool, String> {
+    let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+    let vectors: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let template = ChatTemplate::new(vectors["source"].as_str().unwrap(), options()).unwrap();
+    if !template.capabilities().tool_calls {
+        return Ok(false);
+    }
+    let tools = json!([{"type": "function", "function": {
+        "name": "weather", "description": "d", "parameters": {
+            "type": "object", "required": ["city"],
+            "properties": {"city": {"type": "string", "description": "c"}, "days": {"type": "integer", "description": "n"}},
+        },
+    }}]);
+    let arguments = json!({"city": "Bern, \"old\" town", "days": 3});
+    let assistant: Message = serde_json::from_value(json!({
+        "role": "assistant",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": arguments}}],
+    }))
+    .unwrap();
+    let messages = [Message::new("user", "Weather?"), assistant];
+    let render = |messages: &[Message], add_generation_prompt: bool| {
+        let input = ChatInput {
+            messages,
+            tools: Some(&tools),
+            add_generation_prompt,
+            ..Default::default()
+        };
+        template
+            .render(&input)
+            .map_err(|error| format!("{name}: {error}"))
+    };
+    let text = render(&messages, false)?;
+    // The turn is what follows the generation prompt, or where that already thinks, the conversation.
+    let prompt = render(&messages[..1], true)?;
+    let prompt = if text.starts_with(&prompt) {
+        prompt
+    } else {
+        render(&messages[..1], false)?
+    };
+    let common = prompt
+        .bytes()
+        .zip(text.bytes())
+        .take_while(|(a, b)| a == b)
+        .count();
+    let turn = &text[text.floor_char_boundary(common)..];
+    // The engine stops at this token and does not show it.
+    let turn = turn.strip_suffix("<|eot_id|>").unwrap_or(turn);
+    // Harmony's parser starts where the prompt ends.
+    let turn = turn.strip_prefix("<|start|>assistant").unwrap_or(turn);
+    let answer_options = AnswerOptions {
+        reasoning: true,
+        tools: Some(&tools),
+        prompt: &prompt,
+    };
+    let answer = Answer::parse(&AnswerFormat::of(&template), &answer_options, turn);
+    match answer.tool_calls.as_slice() {
+        [call] if call.function.name == "weather" && call.function.arguments == arguments => {
+            Ok(true)
+        }
+        _ => Err(format!("{name}: {turn:?} was read as {answer:?}")),
+    }
+}
+
 fn vectors_in(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
@@ -98,17 +181,8 @@ fn assert_all(paths: &[PathBuf]) -> usize {
 
 #[test]
 fn templates_of_the_cache_render_as_jinja2_does() {
-    let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| {
-            PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize")
-        });
-    let paths = vectors_in(&cache.join("vectors/templates"));
+    let paths = cached_vectors();
     if paths.is_empty() {
-        eprintln!(
-            "SKIPPED: no vectors in {}/vectors/templates; run scripts/template_vectors.py",
-            cache.display()
-        );
         return;
     }
     let rendered = assert_all(&paths);
@@ -116,6 +190,27 @@ fn templates_of_the_cache_render_as_jinja2_does() {
     assert!(
         rendered > paths.len() * 5,
         "most conversations should render"
+    );
+}
+
+#[test]
+fn calls_as_templates_write_them_are_read_back() {
+    let paths = cached_vectors();
+    let results: Vec<Result<bool, String>> =
+        paths.iter().map(|path| call_round_trip(path)).collect();
+    let read = results.iter().filter(|result| **result == Ok(true)).count();
+    let failures: Vec<&String> = results
+        .iter()
+        .filter_map(|result| result.as_ref().err())
+        .collect();
+    eprintln!(
+        "{read} of {} templates write calls that are read back",
+        paths.len()
+    );
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{failures:#?}",
+        failures.len()
     );
 }
 

@@ -48,10 +48,7 @@ impl Capabilities {
         };
 
         let system = json!([{"role": "system", "content": text(NEEDLE)}, user(text("hi"))]);
-        let tool = json!([{"type": "function", "function": {
-            "name": NEEDLE, "description": "d",
-            "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "d"}}, "required": ["a"]},
-        }}]);
+        let tool = sample_tools(NEEDLE);
         let called = |arguments: Json, content: Json| {
             json!([
                 user(text("hi")),
@@ -71,7 +68,8 @@ impl Capabilities {
         let text_works = shown(&as_text, text("")).is_some_and(|text| text.contains(&quoted));
         let object_works = shown(&as_object, text(""))
             .is_some_and(|text| text.contains(NEEDLE) && !text.contains("{'"));
-        let arguments = if text_works { &as_text } else { &as_object };
+        // Templates that take either were written for objects.
+        let arguments = if object_works { &as_object } else { &as_text };
         let null_content = shown(arguments, Json::Null)
             .is_some_and(|text| text.contains(NEEDLE) && !text.contains("None"));
         let reasoned = json!([
@@ -82,13 +80,22 @@ impl Capabilities {
             system_role: probe.shows(system, Json::Null),
             tools: probe.shows(json!([user(text("hi"))]), tool),
             tool_calls: text_works || object_works,
-            object_arguments: !text_works && object_works,
+            object_arguments: object_works,
             content_parts,
             needs_content_parts,
             null_content,
             reasoning: probe.shows(reasoned, Json::Null),
         }
     }
+}
+
+/// A list of one plain tool.
+pub(super) fn sample_tools(name: &str) -> Json {
+    let parameter = json!({"type": "string", "description": "d"});
+    json!([{"type": "function", "function": {
+        "name": name, "description": "d",
+        "parameters": {"type": "object", "properties": {"a": parameter}, "required": ["a"]},
+    }}])
 }
 
 fn user(content: Json) -> Json {

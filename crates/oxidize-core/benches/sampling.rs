@@ -1,0 +1,160 @@
+//! One sampling step over a vocabulary of 262,144 tokens, for the chains people use. The bar is 1 ms.
+//! `cargo bench -p oxidize-core --bench sampling`; the fastest run is what the code costs, the median what a busy
+//! machine makes of it.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use oxidize_core::sampling::{Rng, Sampler, SamplerKind, SamplerVocab, SamplingParams, TokenMask};
+
+const N_TOKENS: usize = 262_144;
+const RUNS: usize = 100;
+
+fn main() {
+    println!(
+        "{:<22} {:>8} {:>10} {:>10}",
+        "chain", "logits", "fastest", "median"
+    );
+    let vocab = SamplerVocab {
+        n_tokens: N_TOKENS,
+        ..Default::default()
+    };
+    for (shape, peaked) in [("peaked", true), ("flat", false)] {
+        let logits = logits(peaked);
+        for (name, params) in chains() {
+            let mut sampler = Sampler::new(&params, &vocab).expect("valid parameters");
+            (0..64).for_each(|token| sampler.accept(token * 3));
+            report(name, shape, || {
+                sampler
+                    .sample(black_box(&logits), None)
+                    .expect("usable logits")
+                    .token
+            });
+        }
+    }
+    let mut mask = TokenMask::none(N_TOKENS);
+    (0..N_TOKENS as u32)
+        .step_by(3)
+        .for_each(|token| mask.allow(token));
+    let mut sampler = Sampler::new(&SamplingParams::default(), &vocab).expect("valid parameters");
+    let logits = logits(true);
+    report("default with mask", "peaked", || {
+        sampler
+            .sample(&logits, Some(&mask))
+            .expect("usable logits")
+            .token
+    });
+}
+
+fn chains() -> Vec<(&'static str, SamplingParams)> {
+    let off = SamplingParams {
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: Some(1),
+        ..Default::default()
+    };
+    let early = vec![SamplerKind::Temperature, SamplerKind::TopP];
+    vec![
+        ("greedy", SamplingParams::greedy()),
+        (
+            "default",
+            SamplingParams {
+                seed: Some(1),
+                ..Default::default()
+            },
+        ),
+        (
+            "default, penalties",
+            SamplingParams {
+                repeat_penalty: 1.1,
+                seed: Some(1),
+                ..Default::default()
+            },
+        ),
+        ("temperature alone", off.clone()),
+        (
+            "top_p alone",
+            SamplingParams {
+                top_p: 0.95,
+                ..off.clone()
+            },
+        ),
+        (
+            "min_p alone",
+            SamplingParams {
+                min_p: 0.05,
+                ..off.clone()
+            },
+        ),
+        (
+            "typical alone",
+            SamplingParams {
+                typical_p: 0.9,
+                ..off.clone()
+            },
+        ),
+        (
+            "top_n_sigma alone",
+            SamplingParams {
+                top_n_sigma: 1.0,
+                ..off.clone()
+            },
+        ),
+        (
+            "top_k 20000 alone",
+            SamplingParams {
+                top_k: 20_000,
+                ..off.clone()
+            },
+        ),
+        (
+            "temperature, top_p",
+            SamplingParams {
+                top_p: 0.95,
+                samplers: early,
+                ..off
+            },
+        ),
+        (
+            "default, 20 logprobs",
+            SamplingParams {
+                n_probs: Some(20),
+                seed: Some(1),
+                ..Default::default()
+            },
+        ),
+    ]
+}
+
+fn report(name: &str, shape: &str, mut step: impl FnMut() -> u32) {
+    let mut times: Vec<Duration> = (0..RUNS)
+        .map(|_| {
+            let start = Instant::now();
+            black_box(step());
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    println!(
+        "{name:<22} {shape:>8} {:>10.1?} {:>10.1?}",
+        times[0],
+        times[RUNS / 2]
+    );
+}
+
+/// Roughly normal logits with a few likely tokens, as a model gives, or all alike, which is the worst case.
+fn logits(peaked: bool) -> Vec<f32> {
+    let mut rng = Rng::new(1);
+    (0..N_TOKENS)
+        .map(|_| {
+            let normal = (0..6).map(|_| rng.next_f64() - 0.5).sum::<f64>() * 3.0;
+            let peak = if peaked && rng.next_f64() < 2e-4 {
+                12.0
+            } else {
+                0.0
+            };
+            (normal + peak) as f32
+        })
+        .collect()
+}
