@@ -38,17 +38,14 @@ pub(super) enum Alphabet {
     Characters,
 }
 
-/// Where words end.
+/// Where words end: by the rules of a pre-tokenizer, if there is one. Over characters, also before
+/// each `▁` where no token goes across: the result is the same, and the shorter words can be looked
+/// up again.
 #[derive(Debug)]
-pub(super) enum Cut {
-    /// By the rules of a pre-tokenizer.
-    Rules(PreTokenizer),
-    /// Nowhere in principle. In practice, before each `▁` where no token goes across: the result is
-    /// the same, and the words can be looked up again.
-    Nowhere {
-        /// The characters that some token has before a `▁`.
-        joined_to_space: Vec<char>,
-    },
+struct Cut {
+    rules: Option<PreTokenizer>,
+    /// The characters that some token has before a `▁`.
+    joined_to_space: Option<Vec<char>>,
 }
 
 /// What becomes of a character that is no token.
@@ -112,16 +109,15 @@ impl Bpe {
             }
             MergeOrder::Ids => MergeTable::Tokens(vocab.ids().collect()),
         };
-        let cut = match config.pre {
-            Some(rules) => Cut::Rules(rules),
-            None => Cut::Nowhere {
-                joined_to_space: joined_to_space(reachable.map(spelling)),
-            },
-        };
+        let joined_to_space = (config.alphabet == Alphabet::Characters)
+            .then(|| joined_to_space(reachable.map(spelling)));
         Bpe {
             alphabet: config.alphabet,
             merges,
-            cut,
+            cut: Cut {
+                rules: config.pre,
+                joined_to_space,
+            },
             index,
             bytes,
             whole_words: config.whole_words,
@@ -137,12 +133,13 @@ impl Bpe {
         scratch: &mut Scratch,
         out: &mut Vec<TokenId>,
     ) {
-        match &self.cut {
-            Cut::Rules(rules) => rules.split(text, |word| self.word(vocab, word, scratch, out)),
-            Cut::Nowhere { joined_to_space } => {
-                split_at_spaces(text, joined_to_space, |word| {
-                    self.word(vocab, word, scratch, out)
-                });
+        let mut word = |word| self.word(vocab, word, scratch, out);
+        match (&self.cut.rules, &self.cut.joined_to_space) {
+            (None, None) => word(text),
+            (Some(rules), None) => rules.split(text, word),
+            (None, Some(joined)) => split_at_spaces(text, joined, &mut word),
+            (Some(rules), Some(joined)) => {
+                rules.split(text, |piece| split_at_spaces(piece, joined, &mut word));
             }
         }
     }
@@ -445,7 +442,7 @@ fn joined_to_space<'t>(spellings: impl Iterator<Item = &'t [u8]>) -> Vec<char> {
 }
 
 /// Cuts before each run of `▁`, except after a character of `joined`.
-fn split_at_spaces<'t>(text: &'t str, joined: &[char], mut each: impl FnMut(&'t str)) {
+fn split_at_spaces<'t>(text: &'t str, joined: &[char], each: &mut impl FnMut(&'t str)) {
     let mut start = 0;
     let mut run_end = 0;
     for (at, space) in text.match_indices(SPACE) {

@@ -228,6 +228,7 @@ impl Reader<'_> {
                     pre,
                     merges,
                     ignore_merges,
+                    unknown: None,
                 },
                 tokens,
             )

@@ -361,6 +361,7 @@ fn model(spec: ModelSpec, vocab: &Vocab, ids: &SpecialIds) -> Result<Model> {
             pre,
             merges,
             ignore_merges,
+            unknown,
         } => Model::Bpe(Bpe::new(
             vocab,
             BpeConfig {
@@ -372,7 +373,11 @@ fn model(spec: ModelSpec, vocab: &Vocab, ids: &SpecialIds) -> Result<Model> {
                     MergeOrder::Pairs(merges)
                 },
                 whole_words: ignore_merges,
-                fallback: fallback(false, false),
+                fallback: Fallback {
+                    bytes: None,
+                    unknown,
+                    fuse: false,
+                },
             },
         )),
         ModelSpec::CharBpe {

@@ -61,6 +61,8 @@ pub enum ModelSpec {
         merges: StringTable,
         /// Whether a piece that is a token is taken as it is.
         ignore_merges: bool,
+        /// What stands for a byte that is no token; without it the byte is dropped.
+        unknown: Option<TokenId>,
     },
     /// Byte-pair encoding over characters, with `<0x0A>` tokens for the rest.
     CharBpe {

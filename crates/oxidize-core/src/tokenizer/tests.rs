@@ -70,6 +70,7 @@ fn byte_bpe(merges: &[(&str, &str)], special: &[&str]) -> VocabSpec {
         pre,
         merges: pairs,
         ignore_merges: false,
+        unknown: None,
     };
     VocabSpec {
         kinds,
