@@ -16,6 +16,7 @@ pub mod graph;
 pub mod io;
 pub mod kv;
 pub mod limits;
+mod math;
 pub mod model;
 mod names;
 pub mod safetensors;

@@ -1,7 +1,7 @@
 //! The Gemma family: scaled embeddings, GeGLU, and norms on both sides of each half-layer.
 
-use super::names::{ATTN_POST_NORM, FFN_NORM, FFN_POST_NORM};
-use super::{Arch, BASE, EmbeddingScale, QueryScale, TensorRole, Windows};
+use super::names::*;
+use super::{ActivationRule, Arch, BASE, QueryScale, Scales, Windows};
 use crate::graph::Activation;
 
 /// Llama calls the norm before the feed-forward layer "post attention"; here it is what it says.
@@ -9,12 +9,16 @@ const SANDWICH_NAMES: &[(TensorRole, &str)] = &[
     (ATTN_POST_NORM, "model.layers.{}.post_attention_layernorm"),
     (FFN_NORM, "model.layers.{}.pre_feedforward_layernorm"),
     (FFN_POST_NORM, "model.layers.{}.post_feedforward_layernorm"),
+    (FFN_ROUTER, "model.layers.{}.router.proj"),
+    (FFN_GATE_UP_EXPERTS, "model.layers.{}.experts.gate_up_proj"),
+    (FFN_DOWN_EXPERTS, "model.layers.{}.experts.down_proj"),
 ];
 
 const GEMMA_BASE: Arch = Arch {
     hf_norm_offset: 1.0,
-    activation: Activation::GeluTanh,
-    embedding_scale: EmbeddingScale::SqrtWidth,
+    // Early configurations say "gelu" and mean its approximation.
+    activation: ActivationRule::Always(Activation::GeluTanh),
+    scales: Scales::SqrtWidth,
     ..BASE
 };
 
@@ -38,10 +42,63 @@ pub(super) static GEMMA2: Arch = Arch {
 /// Gemma 3: norms on q and k, five windowed layers to a full one, each kind with its own RoPE base.
 pub(super) static GEMMA3: Arch = Arch {
     name: "gemma3",
-    hf_classes: &["Gemma3ForCausalLM", "Gemma3TextModel"],
+    hf_classes: &[
+        "Gemma3ForCausalLM",
+        "Gemma3TextModel",
+        "Gemma3ForConditionalGeneration",
+    ],
     windows: Windows::AllButEvery(6),
     window_rope_base: Some(10_000.0),
     query_scale: QueryScale::HeadDimUnlessLayers(62),
     hf_names: SANDWICH_NAMES,
     ..GEMMA_BASE
+};
+
+/// VaultGemma: Gemma 2 without the norms after half-layers.
+pub(super) static VAULTGEMMA: Arch = Arch {
+    name: "vaultgemma",
+    hf_classes: &["VaultGemmaForCausalLM"],
+    windows: Windows::AllButEvery(2),
+    hf_names: &[(FFN_NORM, "model.layers.{}.pre_feedforward_layernorm")],
+    ..GEMMA_BASE
+};
+
+/// From here on norm weights are whole, values are normalised too, and later layers may borrow the
+/// keys and values of earlier ones.
+const GEMMA_N_BASE: Arch = Arch {
+    hf_norm_offset: 0.0,
+    query_scale: QueryScale::One,
+    value_norm: true,
+    hf_names: SANDWICH_NAMES,
+    ..GEMMA_BASE
+};
+
+/// Gemma 3n: several streams, embeddings for each layer, sparse activations.
+const GEMMA3N_BASE: Arch = Arch {
+    name: "gemma3n",
+    windows: Windows::AllButEvery(5),
+    window_rope_base: Some(10_000.0),
+    ..GEMMA_N_BASE
+};
+
+/// Gemma 3n as GGUF files mean it.
+pub(super) static GEMMA3N: Arch = Arch {
+    unbiased_sparsity: true,
+    ..GEMMA3N_BASE
+};
+
+/// Gemma 3n as it was trained.
+pub(super) static GEMMA3N_HF: Arch = Arch {
+    hf_classes: &["Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"],
+    ..GEMMA3N_BASE
+};
+
+/// Gemma 4: wider heads on full layers, where keys may serve as values; experts beside a dense
+/// layer in some models, embeddings for each layer in others.
+pub(super) static GEMMA4: Arch = Arch {
+    name: "gemma4",
+    hf_classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
+    windows: Windows::AllButEvery(6),
+    keys_as_values: true,
+    ..GEMMA_N_BASE
 };

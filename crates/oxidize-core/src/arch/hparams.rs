@@ -2,13 +2,18 @@
 //!
 //! Everything that may differ between layers is resolved here, so that the graph only looks it up.
 
-use super::{Arch, EmbeddingScale, QueryScale, Windows};
+use super::source::{Key, MAX_LAYERS, Source, key};
+use super::{
+    ActivationRule, Alibi, Arch, Mixer, QkNorm, QueryScale, RopeLayers, Scales, TemperatureRule,
+    WindowKind, Windows,
+};
 use crate::file::{Format, ModelFile};
-use crate::graph::RopeLayout;
-use crate::graph::rope::{RopeScaling, Yarn};
+use crate::graph::{
+    Activation, ExpertGroups, Gating, GroupScore, NormKind, Rope, RopeLayout, Temperature, Window,
+    Xielu,
+};
 use crate::model::ModelError;
 use serde_json::Value;
-use std::path::PathBuf;
 
 /// The shape of a model.
 #[derive(Clone, Debug)]
@@ -19,26 +24,44 @@ pub struct Hparams {
     pub n_ctx_train: usize,
     /// Added to variances.
     pub epsilon: f32,
-    /// Elements of a query or key head.
-    pub key_dim: usize,
-    /// Elements of a value head.
-    pub value_dim: usize,
+    /// Whether attention and feed-forward layer read the same input.
+    pub parallel: bool,
     /// Factor on embeddings.
     pub embedding_scale: f32,
-    /// Factor on attention scores.
-    pub query_scale: f32,
+    /// Factor on what a half-layer adds to the stream.
+    pub residual_scale: f32,
+    /// Factor on logits.
+    pub logit_scale: f32,
     /// Bound on attention scores.
     pub attention_softcap: Option<f32>,
     /// Bound on logits.
     pub logit_softcap: Option<f32>,
+    /// Factor on values.
+    pub value_scale: f32,
+    /// Bound on queries, keys and values.
+    pub qkv_limit: Option<f32>,
+    /// Exponent of the largest slope by which scores fall with distance.
+    pub max_alibi_bias: Option<f32>,
     /// Which elements of a head turn together.
     pub rope_layout: RopeLayout,
     /// The kinds of rotary embedding that layers choose from.
-    pub ropes: Vec<RopeParams>,
-    /// Experts of a layer; zero where it is dense.
-    pub n_experts: usize,
-    /// Experts that a token uses.
-    pub n_experts_used: usize,
+    pub ropes: Vec<Rope>,
+    /// The context that `ropes` were first trained on.
+    pub rope_original_context: usize,
+    /// How attention sharpens, in the layers that say so.
+    pub temperature: Option<Temperature>,
+    /// Whether queries and keys are normalised without weights.
+    pub unweighted_qk_norm: bool,
+    /// The ranks and widths of latent attention.
+    pub mla: Option<MlaParams>,
+    /// The function of feed-forward layers.
+    pub activation: Activation,
+    /// The experts, where there are any.
+    pub moe: Option<MoeParams>,
+    /// Width of the embeddings that each layer has of its own; zero where it has none.
+    pub n_embd_per_layer: usize,
+    /// Streams that AltUp keeps, and the one that layers compute on.
+    pub altup: Option<AltUpParams>,
     /// What differs from layer to layer.
     pub layers: Vec<LayerParams>,
 }
@@ -46,484 +69,891 @@ pub struct Hparams {
 /// The shape of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerParams {
-    /// Query heads.
+    /// Query heads; none where the layer has no attention.
     pub n_heads: usize,
-    /// Key and value heads.
+    /// Key and value heads; none where attention is but a projection.
     pub n_kv_heads: usize,
-    /// Width of the feed-forward layer.
+    /// Elements of a query or key head.
+    pub key_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// Factor on attention scores.
+    pub query_scale: f32,
+    /// Width of the feed-forward layer; zero where there is none.
     pub n_ff: usize,
     /// Positions that attention sees; all where `None`.
-    pub window: Option<usize>,
-    /// Index into [`Hparams::ropes`].
-    pub rope: usize,
+    pub window: Option<Window>,
+    /// Index into [`Hparams::ropes`]; none where queries and keys do not turn.
+    pub rope: Option<usize>,
+    /// Whether [`Hparams::temperature`] applies.
+    pub temperature: bool,
+    /// The layer whose keys and values are seen: itself, or an earlier one.
+    pub kv_layer: usize,
+    /// How many deviations above the mean an activation must be; all pass where `None`.
+    pub sparsity: Option<f32>,
+    /// xIELU's parameters, where the metadata has them.
+    pub xielu: Option<Xielu>,
 }
 
-/// A rotary embedding.
+/// Multi-head latent attention.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RopeParams {
-    /// Elements of a head that turn.
-    pub dims: usize,
-    /// Base of the geometric series of frequencies.
-    pub base: f32,
-    /// How the context is stretched.
-    pub scaling: RopeScaling,
+pub struct MlaParams {
+    /// Rank of the queries; none where they are not compressed.
+    pub q_rank: Option<usize>,
+    /// Rank of keys and values.
+    pub kv_rank: usize,
+    /// Elements of a query or key head that do not turn.
+    pub nope_dim: usize,
+    /// Elements that do.
+    pub rope_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
 }
 
-/// A hyper-parameter's names: behind `ARCH.` in GGUF; the ones that `config.json` files use.
-struct Key {
-    gguf: &'static str,
-    hf: &'static [&'static str],
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeParams {
+    /// How many there are in a layer.
+    pub n_experts: usize,
+    /// How many a token uses.
+    pub n_used: usize,
+    /// Width of an expert.
+    pub n_ff: usize,
+    /// What turns logits into weights.
+    pub gating: Gating,
+    /// Whether the chosen weights are scaled to sum to one.
+    pub renormalize: bool,
+    /// Factor on weights.
+    pub scale: f32,
+    /// Group-limited routing.
+    pub groups: Option<ExpertGroups>,
 }
 
-const fn key(gguf: &'static str, hf: &'static [&'static str]) -> Key {
-    Key { gguf, hf }
+/// Alternating updates (AltUp) of several streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AltUpParams {
+    /// Streams.
+    pub n_streams: usize,
+    /// The one that layers compute on.
+    pub active: usize,
 }
 
-const LAYERS: Key = key("block_count", &["num_hidden_layers", "n_layer"]);
-const EMBD: Key = key("embedding_length", &["hidden_size", "n_embd"]);
-const CONTEXT: Key = key(
-    "context_length",
-    &["max_position_embeddings", "n_positions"],
+const LAYERS: Key = key(
+    "block_count",
+    &["num_hidden_layers", "n_layer", "n_layers", "num_layers"],
 );
-const HEADS: Key = key("attention.head_count", &["num_attention_heads", "n_head"]);
-const KV_HEADS: Key = key("attention.head_count_kv", &["num_key_value_heads"]);
-const KEY_DIM: Key = key("attention.key_length", &["head_dim"]);
-const VALUE_DIM: Key = key("attention.value_length", &["head_dim"]);
-const FF: Key = key("feed_forward_length", &["intermediate_size", "n_inner"]);
-const RMS_EPSILON: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]);
-const EXPERTS: Key = key("expert_count", &["num_local_experts", "num_experts"]);
-const EXPERTS_USED: Key = key("expert_used_count", &["num_experts_per_tok"]);
-const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
-const ATTN_SOFTCAP: Key = key("attn_logit_softcapping", &["attn_logit_softcapping"]);
-const LOGIT_SOFTCAP: Key = key("final_logit_softcapping", &["final_logit_softcapping"]);
+const EXTRA_LAYERS: Key = key("nextn_predict_layers", &[]);
+const EMBD: Key = key("embedding_length", &["hidden_size", "n_embd", "d_model"]);
+pub(super) const CONTEXT: Key = key(
+    "context_length",
+    &[
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "n_ctx",
+    ],
+);
+const HEADS: Key = key(
+    "attention.head_count",
+    &[
+        "num_attention_heads_per_layer",
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+    ],
+);
+const KV_HEADS: Key = key(
+    "attention.head_count_kv",
+    &[
+        "num_key_value_heads",
+        "num_kv_heads",
+        "attn_config.kv_n_heads",
+        "multi_query_group_num",
+        "num_query_groups",
+    ],
+);
+const KEY_DIM: Key = key("attention.key_length", &["head_dim", "kv_channels"]);
+const VALUE_DIM: Key = key("attention.value_length", &["v_head_dim", "head_dim"]);
+const FF: Key = key(
+    "feed_forward_length",
+    &[
+        "intermediate_size_mlp",
+        "intermediate_size",
+        "n_inner",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "ffn_config.ffn_hidden_size",
+    ],
+);
+const WINDOW: Key = key(
+    "attention.sliding_window",
+    &["sliding_window", "attention_chunk_size"],
+);
 
 /// Bounds on what a file may claim; generous, so that only nonsense is refused.
-const MAX_LAYERS: usize = 4096;
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_HEADS: usize = 1 << 14;
-const MAX_CONTEXT: usize = 1 << 30;
+pub(super) const MAX_CONTEXT: usize = 1 << 30;
 const MAX_EXPERTS: usize = 4096;
+const MAX_FF: usize = 1 << 24;
 
 impl Hparams {
     /// Reads and checks the numbers of `file`.
     pub fn read(file: &ModelFile, arch: &Arch) -> Result<Hparams, ModelError> {
         let source = Source::new(file, arch);
-        let n_layers = source.required(&LAYERS, 1, MAX_LAYERS)?;
+        let n_listed = source.required(&LAYERS, 1, MAX_LAYERS)?;
+        // Layers that guess further tokens come last, and are not part of the model proper.
+        let n_extra = source.optional(&EXTRA_LAYERS, 0, n_listed - 1)?;
+        let n_layers = n_listed - n_extra.unwrap_or(0);
         let n_embd = source.required(&EMBD, 1, MAX_WIDTH)?;
-        let n_heads = source
-            .per_layer(&HEADS, n_layers, 1, MAX_HEADS)?
-            .ok_or_else(|| source.missing(&HEADS))?;
-        let n_kv_heads = source
-            .per_layer(&KV_HEADS, n_layers, 1, MAX_HEADS)?
-            .unwrap_or_else(|| n_heads.clone());
-        let n_ff = source
-            .per_layer(&FF, n_layers, 1, 1 << 24)?
-            .ok_or_else(|| source.missing(&FF))?;
-        for (layer, (&heads, &kv_heads)) in n_heads.iter().zip(&n_kv_heads).enumerate() {
-            if !heads.is_multiple_of(kv_heads) {
-                return Err(source.bad(
-                    &KV_HEADS,
-                    format!("{kv_heads} does not divide the {heads} heads of layer {layer}"),
-                ));
+        let n_ctx_train = source.optional(&CONTEXT, 1, MAX_CONTEXT)?.unwrap_or(2048);
+        let mla = match arch.mixer {
+            Mixer::Mla => Some(source.mla()?),
+            Mixer::Attention => None,
+        };
+        let mut layers = source.layers(arch, n_embd, (n_layers, n_listed), mla.as_ref())?;
+        let rope_dims: Vec<usize> = match &mla {
+            Some(mla) => vec![mla.rope_dim],
+            None => source.head_dims(&layers),
+        };
+        let (ropes, yarn_scale) = source.ropes(arch, &rope_dims)?;
+        let max_alibi_bias = source.alibi(arch, n_layers)?;
+        let moe = source.moe(arch)?;
+        let temperature = source.temperature(arch)?;
+        source.rope_layers(arch, &mut layers, ropes.len(), max_alibi_bias.is_some())?;
+        for layer in &mut layers {
+            layer.temperature = temperature.is_some()
+                && (arch.temperature == TemperatureRule::IfGiven || layer.rope.is_none());
+            if mla.is_some() {
+                layer.query_scale *= yarn_scale * yarn_scale;
             }
         }
-        let key_dim = match source.optional(&KEY_DIM, 1, MAX_WIDTH)? {
-            Some(dim) => dim,
-            None if n_embd.is_multiple_of(n_heads[0]) => n_embd / n_heads[0],
-            None => {
-                return Err(source.bad(
-                    &HEADS,
-                    format!("{} does not divide the width {n_embd}", n_heads[0]),
-                ));
-            }
-        };
-        let value_dim = source
-            .optional(&VALUE_DIM, 1, MAX_WIDTH)?
-            .unwrap_or(key_dim);
-        let n_experts = source.optional(&EXPERTS, 0, MAX_EXPERTS)?.unwrap_or(0);
-        let n_experts_used = source.optional(&EXPERTS_USED, 0, MAX_EXPERTS)?.unwrap_or(0);
-        if n_experts > 0 && !(1..=n_experts).contains(&n_experts_used) {
-            return Err(source.bad(
-                &EXPERTS_USED,
-                format!("{n_experts_used} of {n_experts} experts"),
-            ));
-        }
-        let windows = source.windows(arch, n_layers)?;
-        let ropes = source.ropes(arch, key_dim)?;
-        let layers = (0..n_layers)
-            .map(|i| LayerParams {
-                n_heads: n_heads[i],
-                n_kv_heads: n_kv_heads[i],
-                n_ff: n_ff[i],
-                window: windows[i],
-                rope: usize::from(windows[i].is_some()).min(ropes.len() - 1),
-            })
-            .collect();
-        let query_width = match (
-            source.number(&key("", &["query_pre_attn_scalar"]))?,
-            arch.query_scale,
-        ) {
-            (Some(width), _) if width > 0.0 => width,
-            (_, QueryScale::HeadDimUnlessLayers(n)) if n == n_layers => {
-                (n_embd / n_heads[0]) as f64
-            }
-            _ => key_dim as f64,
-        };
+        let (embedding_scale, residual_scale, logit_scale) =
+            source.scales(arch, n_embd, n_layers)?;
         Ok(Hparams {
             n_embd,
-            n_ctx_train: source.required(&CONTEXT, 1, MAX_CONTEXT)?,
-            epsilon: source.positive(&RMS_EPSILON)?.unwrap_or(1e-6),
-            key_dim,
-            value_dim,
-            embedding_scale: match arch.embedding_scale {
-                EmbeddingScale::One => 1.0,
-                EmbeddingScale::SqrtWidth => (n_embd as f32).sqrt(),
-            },
-            query_scale: (1.0 / query_width.sqrt()) as f32,
-            attention_softcap: source.positive(&ATTN_SOFTCAP)?,
-            logit_softcap: source.positive(&LOGIT_SOFTCAP)?,
-            rope_layout: match file.format() {
-                Format::Gguf { .. } => arch.rope.gguf,
-                _ => arch.rope.hf,
-            },
+            n_ctx_train,
+            epsilon: source.epsilon(arch)?,
+            parallel: source
+                .flag(&key(
+                    "use_parallel_residual",
+                    &["use_parallel_residual", "parallel_attn"],
+                ))?
+                .unwrap_or(arch.parallel),
+            embedding_scale,
+            residual_scale,
+            logit_scale,
+            attention_softcap: source
+                .positive(&key("attn_logit_softcapping", &["attn_logit_softcapping"]))?,
+            logit_softcap: source.positive(&key(
+                "final_logit_softcapping",
+                &["final_logit_softcapping"],
+            ))?,
+            value_scale: source
+                .positive(&key("attention.value_scale", &["attention_value_scale"]))?
+                .unwrap_or(1.0),
+            qkv_limit: source.positive(&key(
+                "attention.clamp_kqv",
+                &["clip_qkv", "attn_config.clip_qkv"],
+            ))?,
+            max_alibi_bias,
+            rope_layout: source.rope_layout(arch, file.format())?,
+            rope_original_context: source.rope_original_context(n_ctx_train)?,
             ropes,
-            n_experts,
-            n_experts_used,
+            temperature,
+            unweighted_qk_norm: source.unweighted_qk_norm(arch, moe.as_ref())?,
+            mla,
+            activation: source.activation(arch)?,
+            moe,
+            n_embd_per_layer: source
+                .optional(
+                    &key(
+                        "embedding_length_per_layer_input",
+                        &["hidden_size_per_layer_input"],
+                    ),
+                    0,
+                    MAX_WIDTH,
+                )?
+                .unwrap_or(0),
+            altup: source.altup()?,
             layers,
         })
     }
 }
 
-/// Where hyper-parameters come from.
-struct Source<'a> {
-    file: &'a ModelFile,
-    prefix: &'a str,
-    config: Option<&'a Value>,
-}
-
-impl<'a> Source<'a> {
-    fn new(file: &'a ModelFile, arch: &'a Arch) -> Source<'a> {
-        let config = match file.format() {
-            Format::Gguf { .. } => None,
-            // Models that also see pictures keep the language model's numbers one level down.
-            _ => file
-                .config()
-                .map(|config| config.get("text_config").unwrap_or(config)),
-        };
-        Source {
-            file,
-            prefix: arch.name,
-            config,
-        }
-    }
-
-    /// The value as JSON, whichever file it came from; `null` counts as missing.
-    fn get(&self, key: &Key) -> Option<Value> {
-        if let Some(config) = self.config {
-            return key
-                .hf
-                .iter()
-                .find_map(|name| config.get(name))
-                .filter(|v| !v.is_null())
-                .cloned();
-        }
-        use crate::gguf::Value as Gguf;
-        let array = |array: crate::gguf::Array<'_>| -> Value {
-            if let Some(values) = array.iter_i64() {
-                return values.take(MAX_LAYERS + 1).map(Value::from).collect();
-            }
-            array
-                .iter_f32()
-                .into_iter()
-                .flatten()
-                .take(MAX_LAYERS + 1)
-                .map(Value::from)
-                .collect()
-        };
-        let name = format!("{}.{}", self.prefix, key.gguf);
-        let metadata = self.file.metadata();
-        match metadata.get(&name)? {
-            Gguf::Str(text) => Some(Value::from(text)),
-            Gguf::Bool(flag) => Some(Value::from(flag)),
-            Gguf::Array(values) => Some(array(values)),
-            Gguf::F32(_) | Gguf::F64(_) => metadata.f32(&name).map(Value::from),
-            _ => metadata.i64(&name).map(Value::from),
-        }
-    }
-
-    /// The file and the key's name in it, for messages.
-    fn place(&self, key: &Key) -> (PathBuf, String) {
-        match self.config {
-            Some(_) => (
-                self.file.path().with_file_name("config.json"),
-                key.hf.first().copied().unwrap_or(key.gguf).to_owned(),
-            ),
-            None => (
-                self.file.path().to_path_buf(),
-                format!("{}.{}", self.prefix, key.gguf),
-            ),
-        }
-    }
-
-    fn missing(&self, key: &Key) -> ModelError {
-        let (file, key) = self.place(key);
-        ModelError::MissingKey { file, key }
-    }
-
-    fn bad(&self, key: &Key, problem: String) -> ModelError {
-        let (file, key) = self.place(key);
-        ModelError::BadValue { file, key, problem }
-    }
-
-    fn count(&self, key: &Key, value: &Value, min: usize, max: usize) -> Result<usize, ModelError> {
-        value
-            .as_u64()
-            .and_then(|n| usize::try_from(n).ok())
-            .filter(|n| (min..=max).contains(n))
-            .ok_or_else(|| self.bad(key, format!("{value} is not a number from {min} to {max}")))
-    }
-
-    fn optional(&self, key: &Key, min: usize, max: usize) -> Result<Option<usize>, ModelError> {
-        self.get(key)
-            .map(|value| self.count(key, &value, min, max))
-            .transpose()
-    }
-
-    fn required(&self, key: &Key, min: usize, max: usize) -> Result<usize, ModelError> {
-        self.optional(key, min, max)?
-            .ok_or_else(|| self.missing(key))
-    }
-
-    /// A number for each layer: the file gives one for all, or a list.
-    fn per_layer(
+impl Source<'_> {
+    /// The shape of each layer, but for its rotary embedding.
+    fn layers(
         &self,
-        key: &Key,
+        arch: &Arch,
+        n_embd: usize,
+        count: (usize, usize),
+        mla: Option<&MlaParams>,
+    ) -> Result<Vec<LayerParams>, ModelError> {
+        let n_layers = count.0;
+        let n_heads = self
+            .per_layer(&HEADS, count, 0, MAX_HEADS)?
+            .ok_or_else(|| self.missing(&HEADS))?;
+        let n_kv_heads = self.kv_heads(count, &n_heads)?;
+        let n_ff = self
+            .per_layer(&FF, count, 0, MAX_FF)?
+            .unwrap_or_else(|| vec![4 * n_embd; n_layers]);
+        let windows = self.windows(arch, count)?;
+        let most_heads = n_heads.iter().copied().max().unwrap_or(0);
+        if most_heads == 0 {
+            return Err(self.bad(&HEADS, "no layer has any".into()));
+        }
+        let dims = self.dims(n_embd, most_heads, mla)?;
+        let scale = self.query_scale(arch, n_embd, n_layers, most_heads)?;
+        let first_shared = self.first_shared_layer(n_layers)?;
+        let sparsity = self.sparsity(n_layers)?;
+        let xielu = self.xielu(n_layers)?;
+        let double = self.flag(&key("", &["use_double_wide_mlp"]))?;
+        let mut layers: Vec<LayerParams> = Vec::with_capacity(n_layers);
+        for i in 0..n_layers {
+            let own = self.own_config(i);
+            let windowed = windows[i].is_some();
+            let (key_dim, value_dim) = match own.head_dim {
+                Some(dim) => (dim, dim),
+                None if windowed => dims.windowed,
+                None => dims.full,
+            };
+            let (heads, kv_heads) = (n_heads[i], own.n_kv_heads.unwrap_or(n_kv_heads[i]));
+            if kv_heads > 0 && (heads == 0 || !heads.is_multiple_of(kv_heads)) {
+                let problem = format!("{kv_heads} does not divide the {heads} heads of layer {i}");
+                return Err(self.bad(&KV_HEADS, problem));
+            }
+            let kv_layer = if i < first_shared {
+                i
+            } else {
+                let source = (0..first_shared).rev();
+                let alike = |&l: &usize| windows[l].is_some() == windowed;
+                let shared = key("attention.shared_kv_layers", &["num_kv_shared_layers"]);
+                source
+                    .into_iter()
+                    .find(alike)
+                    .ok_or_else(|| self.bad(&shared, format!("none is left for layer {i}")))?
+            };
+            let mut n_ff = n_ff[i];
+            if arch.ff_counts_both {
+                n_ff /= 2;
+            }
+            if double == Some(true) && i >= first_shared {
+                n_ff *= 2;
+            }
+            layers.push(LayerParams {
+                n_heads: heads,
+                n_kv_heads: kv_heads,
+                key_dim,
+                value_dim,
+                query_scale: scale.unwrap_or_else(|| 1.0 / (key_dim as f32).sqrt()),
+                n_ff,
+                window: windows[i],
+                rope: None,
+                temperature: false,
+                kv_layer,
+                sparsity: sparsity.as_ref().and_then(|s| s[i]),
+                xielu: xielu.as_ref().map(|x| x[i]),
+            });
+        }
+        Ok(layers)
+    }
+
+    fn kv_heads(&self, count: (usize, usize), n_heads: &[usize]) -> Result<Vec<usize>, ModelError> {
+        const ONE: Key = key("", &["multi_query"]);
+        const NEW: Key = key("", &["new_decoder_architecture"]);
+        if self.flag(&ONE)? == Some(true) && self.flag(&NEW)? != Some(true) {
+            // ChatGLM counts the heads that are left; others mean one.
+            let groups = self.optional(&key("", &["multi_query_group_num"]), 1, MAX_HEADS)?;
+            return Ok(vec![groups.unwrap_or(1); count.0]);
+        }
+        let listed = self.per_layer(&KV_HEADS, count, 0, MAX_HEADS)?;
+        let n_kv_heads = listed.unwrap_or_else(|| n_heads.to_vec());
+        // Windowed layers may have their own number.
+        let own = self.optional(&key("", &["swa_num_key_value_heads"]), 1, MAX_HEADS)?;
+        let Some(own) = own else {
+            return Ok(n_kv_heads);
+        };
+        let windowed = self.layer_types(count)?.unwrap_or_default();
+        let pick = |(i, &heads): (usize, &usize)| match windowed.get(i) {
+            Some(true) => own,
+            _ => heads,
+        };
+        Ok(n_kv_heads.iter().enumerate().map(pick).collect())
+    }
+
+    /// Widths of key and value heads, on full layers and on windowed ones.
+    fn dims(
+        &self,
+        n_embd: usize,
+        n_heads: usize,
+        mla: Option<&MlaParams>,
+    ) -> Result<HeadDims, ModelError> {
+        const GLOBAL: Key = key("", &["global_head_dim"]);
+        const KEY_SWA: Key = key("attention.key_length_swa", &["swa_head_dim", "head_dim"]);
+        const VALUE_SWA: Key = key(
+            "attention.value_length_swa",
+            &["swa_v_head_dim", "v_head_dim", "head_dim"],
+        );
+        if let Some(mla) = mla {
+            let dims = (mla.nope_dim + mla.rope_dim, mla.value_dim);
+            return Ok(HeadDims {
+                full: dims,
+                windowed: dims,
+            });
+        }
+        let key_dim = match self.optional(&KEY_DIM, 1, MAX_WIDTH)? {
+            Some(dim) => dim,
+            None if n_embd.is_multiple_of(n_heads) => n_embd / n_heads,
+            None => {
+                let problem = format!("{n_heads} does not divide the width {n_embd}");
+                return Err(self.bad(&HEADS, problem));
+            }
+        };
+        let value_dim = self.optional(&VALUE_DIM, 1, MAX_WIDTH)?.unwrap_or(key_dim);
+        let windowed = (
+            self.optional(&KEY_SWA, 1, MAX_WIDTH)?.unwrap_or(key_dim),
+            self.optional(&VALUE_SWA, 1, MAX_WIDTH)?
+                .unwrap_or(value_dim),
+        );
+        let full = match self.optional(&GLOBAL, 1, MAX_WIDTH)? {
+            Some(dim) => (dim, dim),
+            None => (key_dim, value_dim),
+        };
+        Ok(HeadDims { full, windowed })
+    }
+
+    /// The factor on scores; where `None`, it follows from the head's width.
+    fn query_scale(
+        &self,
+        arch: &Arch,
+        n_embd: usize,
         n_layers: usize,
-        min: usize,
-        max: usize,
-    ) -> Result<Option<Vec<usize>>, ModelError> {
-        let Some(value) = self.get(key) else {
+        n_heads: usize,
+    ) -> Result<Option<f32>, ModelError> {
+        const SCALE: Key = key("attention.scale", &["attention_multiplier"]);
+        const WIDTH: Key = key("", &["query_pre_attn_scalar"]);
+        let by_width = |width: f64| Some((1.0 / width.sqrt()) as f32);
+        if arch.query_scale == QueryScale::One {
+            return Ok(Some(1.0));
+        }
+        if let Some(scale) = self.positive(&SCALE)? {
+            return Ok(Some(scale));
+        }
+        Ok(match (self.positive(&WIDTH)?, arch.query_scale) {
+            (Some(width), _) => by_width(f64::from(width)),
+            (_, QueryScale::HeadDimUnlessLayers(n)) if n == n_layers => {
+                by_width((n_embd / n_heads).max(1) as f64)
+            }
+            _ => None,
+        })
+    }
+
+    /// Which layers have a window, where the file lists them.
+    fn layer_types(
+        &self,
+        (n_layers, n_listed): (usize, usize),
+    ) -> Result<Option<Vec<bool>>, ModelError> {
+        const TYPES: Key = key("attention.sliding_window_pattern", &["layer_types"]);
+        let Some(Value::Array(types)) = self.get(&TYPES) else {
             return Ok(None);
         };
-        let Value::Array(values) = &value else {
-            return Ok(Some(vec![self.count(key, &value, min, max)?; n_layers]));
+        self.check_list(&TYPES, &types, n_listed)?;
+        let windowed = |kind: &Value| match kind {
+            Value::String(kind) => kind == "sliding_attention" || kind == "chunked_attention",
+            Value::Bool(flag) => *flag,
+            other => other.as_u64() == Some(1),
         };
-        if values.len() != n_layers {
-            return Err(self.bad(
-                key,
-                format!("{} values for {n_layers} layers", values.len()),
-            ));
+        Ok(Some(types.iter().take(n_layers).map(windowed).collect()))
+    }
+
+    /// The window of each layer.
+    fn windows(
+        &self,
+        arch: &Arch,
+        count: (usize, usize),
+    ) -> Result<Vec<Option<Window>>, ModelError> {
+        const ENABLED: Key = key("", &["use_sliding_window"]);
+        let n_layers = count.0;
+        let given = match (self.optional(&WINDOW, 0, MAX_CONTEXT)?, arch.window_kind) {
+            (None, WindowKind::Chunk(usual)) if self.config.is_none() => Some(usual),
+            (given, _) => given,
+        };
+        let enabled = self.flag(&ENABLED)?.unwrap_or(true);
+        let Some(size) = given.filter(|&w| w > 0 && enabled) else {
+            return Ok(vec![None; n_layers]);
+        };
+        let window = match arch.window_kind {
+            WindowKind::Sliding => Window::Sliding(size),
+            WindowKind::Chunk(_) => Window::Chunk(size),
+        };
+        if arch.windows == Windows::Never && self.config.is_none() {
+            return Ok(vec![None; n_layers]);
         }
+        let by_rule = |layer: usize| match arch.windows {
+            Windows::Never => false,
+            Windows::All => true,
+            Windows::AllButEvery(n) => !(layer + 1).is_multiple_of(n),
+            Windows::FullFirst(n) => !layer.is_multiple_of(n),
+        };
+        let windowed = match self.layer_types(count)? {
+            Some(windowed) => windowed,
+            None => (0..n_layers).map(by_rule).collect(),
+        };
+        Ok(windowed
+            .into_iter()
+            .map(|windowed| windowed.then_some(window))
+            .collect())
+    }
+
+    /// What a layer's own part of the configuration says (Gemma 4).
+    fn own_config(&self, layer: usize) -> OwnConfig {
+        let own = self
+            .config
+            .and_then(|config| config.get("per_layer_config")?.get(layer.to_string()));
+        let count = |name: &str, max: usize| {
+            let number = own.and_then(|own| own.get(name)?.as_u64());
+            number
+                .and_then(|n| usize::try_from(n).ok())
+                .filter(|n| (1..=max).contains(n))
+        };
+        OwnConfig {
+            head_dim: count("head_dim", MAX_WIDTH),
+            n_kv_heads: count("num_key_value_heads", MAX_HEADS),
+        }
+    }
+
+    /// The first layer that uses the keys and values of an earlier one.
+    fn first_shared_layer(&self, n_layers: usize) -> Result<usize, ModelError> {
+        const SHARED: Key = key("attention.shared_kv_layers", &["num_kv_shared_layers"]);
+        let shared = self.optional(&SHARED, 0, n_layers - 1)?;
+        Ok(n_layers - shared.unwrap_or(0))
+    }
+
+    /// Widths of the heads that turn: on full layers, then on windowed ones.
+    fn head_dims(&self, layers: &[LayerParams]) -> Vec<usize> {
+        let of = |windowed: bool| {
+            let mut kind = layers.iter().filter(|l| l.window.is_some() == windowed);
+            kind.next().map(|layer| layer.key_dim)
+        };
+        let full = of(false).or(of(true)).unwrap_or(1);
+        vec![full, of(true).unwrap_or(full)]
+    }
+
+    /// Which rotary embedding each layer uses.
+    fn rope_layers(
+        &self,
+        arch: &Arch,
+        layers: &mut [LayerParams],
+        n_ropes: usize,
+        alibi: bool,
+    ) -> Result<(), ModelError> {
+        // One where a layer turns, zero where it does not, in spite of the name.
+        const LISTED: Key = key("", &["no_rope_layers"]);
+        let any_window = layers.iter().any(|layer| layer.window.is_some());
+        let listed = match self.get(&LISTED) {
+            Some(Value::Array(values)) if !values.is_empty() => {
+                self.check_list(&LISTED, &values, layers.len())?;
+                Some(values)
+            }
+            _ => None,
+        };
+        // A Llama 4 whose file says that it has no chunks turns everywhere.
+        let chunks_off = matches!(arch.window_kind, WindowKind::Chunk(_)) && !any_window;
+        for (i, layer) in layers.iter_mut().enumerate() {
+            let turns = match (arch.rope_layers, &listed) {
+                (RopeLayers::None, _) => false,
+                (_, Some(values)) => values[i].as_u64() != Some(0),
+                (RopeLayers::All, None) => true,
+                (RopeLayers::AllButEvery(n), None) => chunks_off || !(i + 1).is_multiple_of(n),
+                (RopeLayers::Windowed, None) => layer.window.is_some() || !any_window,
+            };
+            let index = usize::from(layer.window.is_some()).min(n_ropes - 1);
+            layer.rope = (turns && !alibi).then_some(index);
+        }
+        Ok(())
+    }
+
+    fn mla(&self) -> Result<MlaParams, ModelError> {
+        const Q_RANK: Key = key("attention.q_lora_rank", &["q_lora_rank"]);
+        const KV_RANK: Key = key("attention.kv_lora_rank", &["kv_lora_rank"]);
+        const ROPE: Key = key("rope.dimension_count", &["qk_rope_head_dim"]);
+        const KEY: Key = key("attention.key_length_mla", &[]);
+        const VALUE: Key = key("attention.value_length_mla", &["v_head_dim"]);
+        const NOPE: Key = key("", &["qk_nope_head_dim"]);
+        let rope_dim = self.required(&ROPE, 1, MAX_WIDTH)?;
+        // Files from before GGUF knew the absorbed form have the widths of the expanded one.
+        let absorbed = self.optional(&KEY, 1, MAX_WIDTH)?;
+        let nope_dim = match (self.optional(&NOPE, 1, MAX_WIDTH)?, absorbed) {
+            (Some(dim), _) => dim,
+            (None, key_dim) => {
+                let key_dim = match key_dim {
+                    Some(dim) => dim,
+                    None => self.required(&KEY_DIM, 1, MAX_WIDTH)?,
+                };
+                key_dim
+                    .checked_sub(rope_dim)
+                    .filter(|&dim| dim > 0)
+                    .ok_or_else(|| self.bad(&ROPE, format!("{rope_dim} of {key_dim} turn")))?
+            }
+        };
+        let value_dim = match self.optional(&VALUE, 1, MAX_WIDTH)? {
+            Some(dim) => dim,
+            None => self.optional(&VALUE_DIM, 1, MAX_WIDTH)?.unwrap_or(nope_dim),
+        };
+        Ok(MlaParams {
+            q_rank: self
+                .optional(&Q_RANK, 0, MAX_WIDTH)?
+                .filter(|&rank| rank > 0),
+            kv_rank: self.required(&KV_RANK, 1, MAX_WIDTH)?,
+            nope_dim,
+            rope_dim,
+            value_dim,
+        })
+    }
+
+    fn moe(&self, arch: &Arch) -> Result<Option<MoeParams>, ModelError> {
+        const EXPERTS: Key = key(
+            "expert_count",
+            &[
+                "num_local_experts",
+                "num_experts",
+                "n_routed_experts",
+                "moe_num_experts",
+                "ffn_config.moe_num_experts",
+            ],
+        );
+        const USED: Key = key(
+            "expert_used_count",
+            &[
+                "num_experts_per_tok",
+                "top_k_experts",
+                "moe_k",
+                "moe_topk",
+                "ffn_config.moe_top_k",
+            ],
+        );
+        const EXPERT_FF: Key = key(
+            "expert_feed_forward_length",
+            &[
+                "moe_intermediate_size",
+                "intermediate_size",
+                "ffn_config.ffn_hidden_size",
+            ],
+        );
+        const SCALE: Key = key(
+            "expert_weights_scale",
+            &[
+                "routed_scaling_factor",
+                "route_scale",
+                "router_scaling_factor",
+                "moe_routed_scaling_factor",
+            ],
+        );
+        const NORM: Key = key("expert_weights_norm", &["norm_topk_prob", "route_norm"]);
+        let n_experts = self.optional(&EXPERTS, 0, MAX_EXPERTS)?.unwrap_or(0);
+        if n_experts == 0 {
+            return Ok(None);
+        }
+        let n_used = self.required(&USED, 1, MAX_EXPERTS)?;
+        if n_used > n_experts {
+            return Err(self.bad(&USED, format!("{n_used} of {n_experts} experts")));
+        }
+        let n_ff = match self.optional(&EXPERT_FF, 1, MAX_FF)? {
+            Some(n_ff) => n_ff,
+            None => self.required(&FF, 1, MAX_FF)?,
+        };
+        let gating = self.gating(arch)?;
+        if matches!(gating, Gating::SparseMixer { .. }) && n_used > n_experts.min(2) {
+            return Err(self.bad(&USED, format!("{n_used}: this router picks two")));
+        }
+        Ok(Some(MoeParams {
+            n_experts,
+            n_used,
+            n_ff,
+            gating,
+            renormalize: self.flag(&NORM)?.unwrap_or(arch.moe.renormalize),
+            scale: self.positive(&SCALE)?.unwrap_or(1.0),
+            groups: self.expert_groups(arch.moe.group_score, n_experts, n_used)?,
+        }))
+    }
+
+    fn gating(&self, arch: &Arch) -> Result<Gating, ModelError> {
+        const GATING: Key = key("expert_gating_func", &["scoring_func", "score_func"]);
+        const JITTER: Key = key("", &["router_jitter_noise"]);
+        if let Gating::SparseMixer { jitter } = arch.moe.gating {
+            let jitter = self.positive(&JITTER)?.unwrap_or(jitter);
+            return Ok(Gating::SparseMixer { jitter });
+        }
+        match self.get(&GATING) {
+            None => Ok(arch.moe.gating),
+            Some(Value::String(name)) if name == "softmax" => Ok(Gating::Softmax),
+            Some(Value::String(name)) if name == "sigmoid" => Ok(Gating::Sigmoid),
+            Some(value) => match value.as_u64() {
+                Some(0) => Ok(arch.moe.gating),
+                Some(1) => Ok(Gating::Softmax),
+                Some(2) => Ok(Gating::Sigmoid),
+                Some(3) => Ok(Gating::SoftmaxChosen),
+                _ => Err(self.bad(&GATING, format!("{value} is not supported"))),
+            },
+        }
+    }
+
+    fn expert_groups(
+        &self,
+        score: GroupScore,
+        n_experts: usize,
+        n_used: usize,
+    ) -> Result<Option<ExpertGroups>, ModelError> {
+        const GROUPS: Key = key("expert_group_count", &["n_group"]);
+        const USED: Key = key("expert_group_used_count", &["topk_group"]);
+        const METHOD: Key = key("", &["topk_method"]);
+        let n_groups = self.optional(&GROUPS, 0, MAX_EXPERTS)?.unwrap_or(1);
+        if n_groups <= 1 || self.get(&METHOD).is_some_and(|m| m == "greedy") {
+            return Ok(None);
+        }
+        let used = self.required(&USED, 1, n_groups)?;
+        let size = n_experts / n_groups;
+        if !n_experts.is_multiple_of(n_groups) || used * size < n_used {
+            let problem = format!("{n_groups} groups of {n_experts} experts, {used} used");
+            return Err(self.bad(&GROUPS, problem));
+        }
+        let groups = ExpertGroups {
+            n_groups,
+            n_used: used,
+            score,
+        };
+        Ok((used < n_groups).then_some(groups))
+    }
+
+    fn epsilon(&self, arch: &Arch) -> Result<f32, ModelError> {
+        const NAMES: &[&str] = &[
+            "rms_norm_eps",
+            "layer_norm_eps",
+            "layer_norm_epsilon",
+            "layernorm_epsilon",
+            "norm_eps",
+            "norm_epsilon",
+        ];
+        const RMS: Key = key("attention.layer_norm_rms_epsilon", NAMES);
+        const LAYER: Key = key("attention.layer_norm_epsilon", NAMES);
+        let (first, second, usual) = match arch.norm {
+            NormKind::Rms => (RMS, LAYER, 1e-6),
+            NormKind::Layer => (LAYER, RMS, 1e-5),
+        };
+        Ok(match self.positive(&first)? {
+            Some(epsilon) => epsilon,
+            None => self.positive(&second)?.unwrap_or(usual),
+        })
+    }
+
+    /// Factors on embeddings, residuals and logits.
+    fn scales(
+        &self,
+        arch: &Arch,
+        n_embd: usize,
+        n_layers: usize,
+    ) -> Result<(f32, f32, f32), ModelError> {
+        const EMBEDDING: Key = key("embedding_scale", &["embedding_multiplier", "scale_emb"]);
+        const RESIDUAL: Key = key("residual_scale", &["residual_multiplier"]);
+        const LOGITS: Key = key("logit_scale", &["logits_scaling", "logit_scale"]);
+        let embedding = self.positive(&EMBEDDING)?;
+        let residual = self.positive(&RESIDUAL)?;
+        let logits = self.positive(&LOGITS)?;
+        let root = (n_embd as f32).sqrt();
+        Ok(match arch.scales {
+            Scales::Given => (
+                embedding.unwrap_or(1.0),
+                residual.unwrap_or(1.0),
+                1.0 / logits.unwrap_or(1.0),
+            ),
+            Scales::GivenMultiply => (
+                embedding.unwrap_or(1.0),
+                residual.unwrap_or(1.0),
+                logits.unwrap_or(1.0),
+            ),
+            Scales::SqrtWidth => (root, 1.0, 1.0),
+            Scales::MiniCpm => {
+                let depth = self.positive(&key("", &["scale_depth"]))?.unwrap_or(1.4);
+                let base = self.positive(&key("", &["dim_model_base"]))?;
+                let divisor = logits.unwrap_or(n_embd as f32 / base.unwrap_or(256.0));
+                let residual = residual.unwrap_or(depth / (n_layers as f32).sqrt());
+                (embedding.unwrap_or(12.0), residual, 1.0 / divisor)
+            }
+        })
+    }
+
+    fn alibi(&self, arch: &Arch, n_layers: usize) -> Result<Option<f32>, ModelError> {
+        const BIAS: Key = key("attention.max_alibi_bias", &["attn_config.alibi_bias_max"]);
+        const ON: Key = key("", &["attn_config.alibi", "alibi"]);
+        Ok(match arch.alibi {
+            Alibi::Always(bias) => Some(bias),
+            Alibi::IfLayers(n, bias) => (n == n_layers).then_some(bias),
+            Alibi::IfGiven => match self.flag(&ON)? {
+                Some(true) => Some(self.positive(&BIAS)?.unwrap_or(8.0)),
+                Some(false) => None,
+                None => self.positive(&BIAS)?,
+            },
+        })
+    }
+
+    fn temperature(&self, arch: &Arch) -> Result<Option<Temperature>, ModelError> {
+        const SCALE: Key = key(
+            "attention.temperature_scale",
+            &["attn_scale", "rope_parameters.llama_4_scaling_beta"],
+        );
+        const PERIOD: Key = key(
+            "rope.scaling.original_context_length",
+            &[
+                "floor_scale",
+                "rope_parameters.original_max_position_embeddings",
+            ],
+        );
+        const ON: Key = key("", &["attn_temperature_tuning"]);
+        if self.flag(&ON)? == Some(false) {
+            return Ok(None);
+        }
+        Ok(match arch.temperature {
+            TemperatureRule::IfGiven => match self.positive(&SCALE)? {
+                None => None,
+                Some(scale) => Some(Temperature {
+                    scale,
+                    period: self
+                        .positive(&PERIOD)?
+                        .ok_or_else(|| self.missing(&PERIOD))?,
+                    offset: 0.0,
+                }),
+            },
+            TemperatureRule::WithoutRope(scale, period) => Some(Temperature {
+                scale: self.positive(&SCALE)?.unwrap_or(scale),
+                period: match self.config {
+                    Some(_) => self.positive(&PERIOD)?.unwrap_or(period as f32),
+                    None => period as f32,
+                },
+                offset: 1.0,
+            }),
+        })
+    }
+
+    fn unweighted_qk_norm(&self, arch: &Arch, moe: Option<&MoeParams>) -> Result<bool, ModelError> {
+        let QkNorm::UnweightedAfterRope(n_without) = arch.qk_norm else {
+            return Ok(false);
+        };
+        let usual = moe.is_none_or(|moe| moe.n_experts != n_without);
+        Ok(self.flag(&key("", &["use_qk_norm"]))?.unwrap_or(usual))
+    }
+
+    fn rope_layout(&self, arch: &Arch, format: Format) -> Result<RopeLayout, ModelError> {
+        if let Format::Gguf { .. } = format {
+            return Ok(arch.rope.gguf);
+        }
+        Ok(match self.flag(&key("", &["rope_interleave"]))? {
+            Some(true) => RopeLayout::Interleaved,
+            Some(false) => RopeLayout::Halves,
+            None => arch.rope.hf,
+        })
+    }
+
+    fn activation(&self, arch: &Arch) -> Result<Activation, ModelError> {
+        const NAME: Key = key(
+            "",
+            &[
+                "hidden_act",
+                "hidden_activation",
+                "activation_function",
+                "activation",
+                "ffn_config.ffn_act_fn.name",
+            ],
+        );
+        let usual = match arch.activation {
+            ActivationRule::Always(activation) => return Ok(activation),
+            ActivationRule::Xielu => return Ok(Activation::Silu),
+            ActivationRule::Named(activation) => activation,
+        };
+        let Some(value) = self.get(&NAME) else {
+            return Ok(usual);
+        };
+        Ok(match value.as_str() {
+            Some("silu" | "swish") => Activation::Silu,
+            Some("gelu") => Activation::GeluErf,
+            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
+            Some("quick_gelu") => Activation::GeluQuick,
+            Some("relu") => Activation::Relu,
+            Some("relu2") => Activation::ReluSquared,
+            _ => return Err(self.bad(&NAME, format!("{value} is not supported"))),
+        })
+    }
+
+    fn altup(&self) -> Result<Option<AltUpParams>, ModelError> {
+        const STREAMS: Key = key("altup.num_inputs", &["altup_num_inputs"]);
+        const ACTIVE: Key = key("altup.active_idx", &["altup_active_idx"]);
+        let Some(n_streams) = self.optional(&STREAMS, 2, 64)? else {
+            return Ok(None);
+        };
+        let active = self.optional(&ACTIVE, 0, n_streams - 1)?.unwrap_or(0);
+        Ok(Some(AltUpParams { n_streams, active }))
+    }
+
+    /// How sparse the activations of each layer are.
+    fn sparsity(&self, n_layers: usize) -> Result<Option<Vec<Option<f32>>>, ModelError> {
+        const SPARSITY: Key = key(
+            "activation_sparsity_scale",
+            &["activation_sparsity_pattern"],
+        );
+        let Some(values) = self.numbers(&SPARSITY)? else {
+            return Ok(None);
+        };
+        if values.len() != n_layers || values.iter().any(|&v| v < 0.0) {
+            return Err(self.bad(&SPARSITY, format!("{} values: {values:?}", values.len())));
+        }
+        // GGUF has the deviations; `config.json` the share of activations below them.
+        let deviations = |v: f32| match self.config {
+            Some(_) if v < 1.0 => Ok(crate::math::normal_quantile(f64::from(v)) as f32),
+            Some(_) => Err(self.bad(&SPARSITY, format!("{v} is not a share"))),
+            None => Ok(v),
+        };
         values
-            .iter()
-            .map(|value| self.count(key, value, min, max))
+            .into_iter()
+            .map(|v| (v > 0.0).then(|| deviations(v)).transpose())
             .collect::<Result<_, _>>()
             .map(Some)
     }
 
-    fn number(&self, key: &Key) -> Result<Option<f64>, ModelError> {
-        let Some(value) = self.get(key) else {
-            return Ok(None);
-        };
-        match value.as_f64() {
-            Some(number) if number.is_finite() => Ok(Some(number)),
-            _ => Err(self.bad(key, format!("{value} is not a number"))),
-        }
-    }
-
-    /// A number above zero; zero counts as not given.
-    fn positive(&self, key: &Key) -> Result<Option<f32>, ModelError> {
-        match self.number(key)? {
-            Some(number) if number < 0.0 || number > f64::from(f32::MAX) => {
-                Err(self.bad(key, format!("{number} is out of range")))
-            }
-            number => Ok(number.filter(|&n| n > 0.0).map(|n| n as f32)),
-        }
-    }
-
-    /// The window of each layer.
-    fn windows(&self, arch: &Arch, n_layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
-        const TYPES: Key = key("attention.sliding_window_pattern", &["layer_types"]);
-        const ENABLED: Key = key("", &["use_sliding_window"]);
-        let enabled = !matches!(self.get(&ENABLED), Some(Value::Bool(false)));
-        let window = self
-            .optional(&WINDOW, 0, MAX_CONTEXT)?
-            .filter(|&w| w > 0 && enabled);
-        let Some(window) = window else {
-            return Ok(vec![None; n_layers]);
-        };
-        if let Some(Value::Array(types)) = self.get(&TYPES) {
-            if types.len() != n_layers {
-                return Err(self.bad(
-                    &TYPES,
-                    format!("{} values for {n_layers} layers", types.len()),
-                ));
-            }
-            let windowed = |kind: &Value| match kind {
-                Value::String(kind) => kind == "sliding_attention",
-                Value::Bool(flag) => *flag,
-                other => other.as_u64() == Some(1),
+    /// xIELU's parameters; in `config.json`'s world they are tensors.
+    fn xielu(&self, n_layers: usize) -> Result<Option<Vec<Xielu>>, ModelError> {
+        const KEYS: [Key; 4] = [
+            key("/xielu.alpha_p", &[]),
+            key("/xielu.alpha_n", &[]),
+            key("/xielu.beta", &[]),
+            key("/xielu.eps", &[]),
+        ];
+        let mut lists: [Vec<f32>; 4] = Default::default();
+        for (list, key) in lists.iter_mut().zip(&KEYS) {
+            *list = match self.get(key) {
+                None => return Ok(None),
+                Some(Value::Array(_)) => self.numbers(key)?.unwrap_or_default(),
+                Some(_) => vec![self.number(key)?.unwrap_or(0.0) as f32; n_layers],
             };
-            return Ok(types
-                .iter()
-                .map(|kind| windowed(kind).then_some(window))
-                .collect());
-        }
-        let windowed = |layer: usize| match arch.windows {
-            Windows::Never => false,
-            Windows::All => true,
-            Windows::AllButEvery(n) => !(layer + 1).is_multiple_of(n),
-        };
-        Ok((0..n_layers)
-            .map(|layer| windowed(layer).then_some(window))
-            .collect())
-    }
-
-    /// The rotary embedding of full layers, then that of windowed ones where it differs.
-    fn ropes(&self, arch: &Arch, key_dim: usize) -> Result<Vec<RopeParams>, ModelError> {
-        match self.config {
-            Some(config) => self.config_ropes(config, key_dim),
-            None => self.gguf_ropes(arch, key_dim),
-        }
-    }
-
-    fn gguf_ropes(&self, arch: &Arch, key_dim: usize) -> Result<Vec<RopeParams>, ModelError> {
-        const DIMS: Key = key("rope.dimension_count", &[]);
-        const BASE: Key = key("rope.freq_base", &[]);
-        const BASE_SWA: Key = key("rope.freq_base_swa", &[]);
-        const KIND: Key = key("rope.scaling.type", &[]);
-        const FACTOR: Key = key("rope.scaling.factor", &[]);
-        const ORIGINAL: Key = key("rope.scaling.original_context_length", &[]);
-        const MAGNITUDE: Key = key("rope.scaling.attn_factor", &[]);
-        const FAST: Key = key("rope.scaling.yarn_beta_fast", &[]);
-        const SLOW: Key = key("rope.scaling.yarn_beta_slow", &[]);
-
-        let dims = self
-            .optional(&DIMS, 0, key_dim)?
-            .filter(|&d| d > 0)
-            .unwrap_or(key_dim);
-        let base = self.positive(&BASE)?.unwrap_or(10_000.0);
-        let factor = self.positive(&FACTOR)?.unwrap_or(1.0);
-        let scaling = match self.get(&KIND).as_ref().and_then(Value::as_str) {
-            Some("yarn") => RopeScaling::Yarn(Yarn {
-                factor,
-                original_context: match self.positive(&ORIGINAL)? {
-                    Some(context) => context,
-                    None => self.required(&CONTEXT, 1, MAX_CONTEXT)? as f32,
-                },
-                beta_fast: self.positive(&FAST)?.unwrap_or(32.0),
-                beta_slow: self.positive(&SLOW)?.unwrap_or(1.0),
-                // The file's factor comes on top of the paper's.
-                magnitude: self
-                    .positive(&MAGNITUDE)?
-                    .map(|m| m * (0.1 * factor.ln() + 1.0)),
-            }),
-            Some("none") => RopeScaling::None,
-            Some("linear") | None if factor != 1.0 => RopeScaling::Linear(factor),
-            Some("linear") | None => RopeScaling::None,
-            Some(other) => return Err(self.bad(&KIND, format!("{other:?} is not supported"))),
-        };
-        let full = RopeParams {
-            dims,
-            base,
-            scaling,
-        };
-        let windowed = self
-            .positive(&BASE_SWA)?
-            .or(arch.window_rope_base)
-            .map(|base| RopeParams {
-                dims,
-                base,
-                scaling: RopeScaling::None,
-            });
-        Ok([Some(full), windowed].into_iter().flatten().collect())
-    }
-
-    fn config_ropes(&self, config: &Value, key_dim: usize) -> Result<Vec<RopeParams>, ModelError> {
-        let parameters = config.get("rope_parameters").filter(|p| p.is_object());
-        if let Some(parameters) = parameters {
-            if let Some(full) = parameters.get("full_attention") {
-                let full = self.config_rope(config, full, key_dim)?;
-                return match parameters.get("sliding_attention") {
-                    Some(windowed) => Ok(vec![full, self.config_rope(config, windowed, key_dim)?]),
-                    None => Ok(vec![full]),
-                };
+            if list.len() != n_layers {
+                let problem = format!("{} values for {n_layers} layers", list.len());
+                return Err(self.bad(key, problem));
             }
-            return Ok(vec![self.config_rope(config, parameters, key_dim)?]);
         }
-        let empty = Value::Object(serde_json::Map::new());
-        let scaling = config
-            .get("rope_scaling")
-            .filter(|s| s.is_object())
-            .unwrap_or(&empty);
-        let full = self.config_rope(config, scaling, key_dim)?;
-        let windowed = self
-            .positive(&key("", &["rope_local_base_freq"]))?
-            .map(|base| RopeParams {
-                dims: full.dims,
-                base,
-                scaling: RopeScaling::None,
-            });
-        Ok([Some(full), windowed].into_iter().flatten().collect())
+        let [alpha_p, alpha_n, beta, epsilon] = lists;
+        let layer = |i: usize| Xielu::from_stored(alpha_p[i], alpha_n[i], beta[i], epsilon[i]);
+        Ok(Some((0..n_layers).map(layer).collect()))
     }
+}
 
-    /// One rotary embedding from the object that describes it, with the top level as fallback.
-    fn config_rope(
-        &self,
-        config: &Value,
-        rope: &Value,
-        key_dim: usize,
-    ) -> Result<RopeParams, ModelError> {
-        const ROPE: Key = key("rope", &["rope_parameters"]);
-        let number = |name: &str| -> Result<Option<f32>, ModelError> {
-            match rope
-                .get(name)
-                .or_else(|| config.get(name))
-                .filter(|v| !v.is_null())
-            {
-                None => Ok(None),
-                Some(value) => match value.as_f64() {
-                    Some(n) if n.is_finite() && n > 0.0 => Ok(Some(n as f32)),
-                    _ => Err(self.bad(&ROPE, format!("{name}: {value} is not a positive number"))),
-                },
-            }
-        };
-        let required =
-            |name: &str| number(name)?.ok_or_else(|| self.bad(&ROPE, format!("{name} is missing")));
-        let kind = rope
-            .get("rope_type")
-            .or_else(|| rope.get("type"))
-            .and_then(Value::as_str);
-        let original_context = || match number("original_max_position_embeddings")? {
-            Some(context) => Ok(context),
-            None => required("max_position_embeddings"),
-        };
-        let scaling = match kind {
-            None | Some("default") => RopeScaling::None,
-            Some("linear") => RopeScaling::Linear(required("factor")?),
-            Some("yarn") => RopeScaling::Yarn(Yarn {
-                factor: required("factor")?,
-                original_context: original_context()?,
-                beta_fast: number("beta_fast")?.unwrap_or(32.0),
-                beta_slow: number("beta_slow")?.unwrap_or(1.0),
-                magnitude: number("attention_factor")?,
-            }),
-            Some("llama3") => RopeScaling::Llama3 {
-                factor: required("factor")?,
-                low: required("low_freq_factor")?,
-                high: required("high_freq_factor")?,
-                original_context: original_context()?,
-            },
-            Some(other) => return Err(self.bad(&ROPE, format!("type {other:?} is not supported"))),
-        };
-        let share = number("partial_rotary_factor")?.unwrap_or(1.0);
-        if share > 1.0 {
-            return Err(self.bad(&ROPE, format!("partial_rotary_factor: {share} is over 1")));
-        }
-        Ok(RopeParams {
-            dims: (key_dim as f32 * share) as usize,
-            base: number("rope_theta")?.unwrap_or(10_000.0),
-            scaling,
-        })
-    }
+/// Widths of key and value heads.
+struct HeadDims {
+    full: (usize, usize),
+    windowed: (usize, usize),
+}
+
+/// What one layer has of its own.
+struct OwnConfig {
+    head_dim: Option<usize>,
+    n_kv_heads: Option<usize>,
 }

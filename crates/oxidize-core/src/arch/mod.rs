@@ -3,46 +3,102 @@
 //! [`hparams`] reads the numbers of a particular model, [`names`] knows what its tensors are
 //! called. Nothing outside this folder asks for an architecture by name.
 
+mod cohere;
+mod deepseek;
+mod experts;
 mod gemma;
+mod glm;
+mod gpt;
+mod granite;
 pub mod hparams;
 mod llama;
 pub mod names;
+mod phi;
 mod qwen;
+mod ropes;
+mod source;
 
 use crate::file::{Format, ModelFile};
-use crate::graph::{Activation, Gating, NormKind, RopeLayout};
+use crate::graph::{Activation, Gating, GroupScore, NormKind, RopeLayout};
 use crate::model::ModelError;
 
 pub use hparams::{Hparams, LayerParams};
 pub use names::TensorRole;
 
 /// What sets one family of models apart from the others.
+///
+/// Which optional tensors a layer has is told by the file; this says what they mean.
 #[derive(Debug)]
 pub struct Arch {
     /// `general.architecture` in GGUF files.
     pub name: &'static str,
     /// `architectures` in `config.json`.
     pub hf_classes: &'static [&'static str],
+
     /// The norm of the residual stream.
     pub norm: NormKind,
+    /// Whether norms have weights; OLMo's first have none.
+    pub norm_weights: bool,
+    /// Whether the input of attention and feed-forward layer is normalised.
+    pub pre_norm: bool,
     /// What Hugging Face files leave out of norm weights: Gemma stores `weight − 1`.
     pub hf_norm_offset: f32,
+    /// Whether attention and feed-forward layer read the same input, where the file does not say.
+    pub parallel: bool,
+
     /// Which elements of a head turn together, in each kind of file.
     pub rope: RopeLayouts,
+    /// Which layers turn queries and keys at all.
+    pub rope_layers: RopeLayers,
+    /// Whether scores fall with distance instead.
+    pub alibi: Alibi,
+    /// Rows before position 0 in a table of learned positions.
+    pub position_offset: usize,
+
+    /// How tokens see each other.
+    pub mixer: Mixer,
     /// Which layers see only a window, where the file does not say it layer by layer.
     pub windows: Windows,
+    /// What a window is.
+    pub window_kind: WindowKind,
     /// RoPE base of windowed layers, where GGUF files do not say it.
     pub window_rope_base: Option<f32>,
     /// What scores are scaled by.
     pub query_scale: QueryScale,
+    /// Where queries and keys are normalised, if they are.
+    pub qk_norm: QkNorm,
+    /// Whether value heads are normalised, without weights.
+    pub value_norm: bool,
+    /// Whether keys serve as values where a layer has no values of its own.
+    pub keys_as_values: bool,
+    /// Whether attention sharpens far out.
+    pub temperature: TemperatureRule,
+    /// The order of rows where Hugging Face files keep q, k and v in one matrix.
+    pub hf_qkv: QkvLayout,
+
     /// The function of the feed-forward layers.
-    pub activation: Activation,
-    /// How embeddings are scaled.
-    pub embedding_scale: EmbeddingScale,
-    /// What the router does, where there are experts.
+    pub activation: ActivationRule,
+    /// gpt-oss: the bound on both halves of a gated unit.
+    pub glu_limit: Option<f32>,
+    /// Whether the feed-forward length of the file counts both halves (Qwen 1).
+    pub ff_counts_both: bool,
+    /// What the router does, where there are experts and the file does not say.
     pub moe: MoeSpec,
-    /// Hugging Face names that differ from Llama's.
+    /// Gemma 3n: whether the threshold of sparse activations uses the unbiased variance.
+    pub unbiased_sparsity: bool,
+
+    /// How embeddings, residuals and logits are scaled.
+    pub scales: Scales,
+
+    /// GGUF names that differ from the usual.
+    pub gguf_names: &'static [(TensorRole, &'static str)],
+    /// Hugging Face names that differ from Llama's. A role may have several: the first that the
+    /// file has is taken.
     pub hf_names: &'static [(TensorRole, &'static str)],
+    /// Tensors that Hugging Face files keep as inputs × outputs.
+    pub hf_transposed: &'static [TensorRole],
+    /// Whether rows of gate and up alternate where Hugging Face files keep both in one matrix.
+    pub hf_gate_up_alternate: bool,
 }
 
 /// The layout of rotary embeddings in each kind of file.
@@ -54,7 +110,58 @@ pub struct RopeLayouts {
     pub hf: RopeLayout,
 }
 
-/// Which layers attend to a sliding window.
+/// Pairs are halves of a head in both kinds of file.
+const HALVES: RopeLayouts = RopeLayouts {
+    gguf: RopeLayout::Halves,
+    hf: RopeLayout::Halves,
+};
+
+/// Pairs are neighbours in both kinds of file.
+const INTERLEAVED: RopeLayouts = RopeLayouts {
+    gguf: RopeLayout::Interleaved,
+    hf: RopeLayout::Interleaved,
+};
+
+/// GGUF's converter permutes the rows of q and k so that pairs are neighbours.
+const PERMUTED: RopeLayouts = RopeLayouts {
+    gguf: RopeLayout::Interleaved,
+    hf: RopeLayout::Halves,
+};
+
+/// Which layers have rotary embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayers {
+    /// All.
+    All,
+    /// None: positions are learned, or scores fall with distance.
+    None,
+    /// All but each n-th, where the file does not list them.
+    AllButEvery(usize),
+    /// Those with a window, if there are any; else all.
+    Windowed,
+}
+
+/// Linear biases by distance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Alibi {
+    /// Where the metadata gives their largest slope.
+    IfGiven,
+    /// In all models, with this exponent.
+    Always(f32),
+    /// In the model of this many layers, which then has no rotary embedding (Baichuan).
+    IfLayers(usize, f32),
+}
+
+/// How tokens see each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    /// Softmax attention over keys and values.
+    Attention,
+    /// Multi-head latent attention: keys and values are kept compressed.
+    Mla,
+}
+
+/// Which layers attend to a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Windows {
     /// None: a window in the metadata is not meant for this graph.
@@ -63,24 +170,81 @@ pub enum Windows {
     All,
     /// All but each n-th.
     AllButEvery(usize),
+    /// Each n-th is full, beginning with the first.
+    FullFirst(usize),
 }
 
-/// What attention scores are scaled by, where `config.json` does not say it.
+/// What a window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowKind {
+    /// The last positions.
+    Sliding,
+    /// The positions of the same chunk; of this size where the file does not say.
+    Chunk(usize),
+}
+
+/// What attention scores are scaled by, where the file does not say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryScale {
     /// One over the root of the head's width.
     HeadDim,
     /// The same, but in the model of this many layers by `embedding / heads` (Gemma's largest).
     HeadDimUnlessLayers(usize),
+    /// Not at all: queries and keys are normalised.
+    One,
 }
 
-/// How token embeddings are scaled.
+/// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EmbeddingScale {
-    /// As they are.
-    One,
-    /// By the root of their width.
+pub enum QkNorm {
+    /// Before they are turned, where the file has weights for it.
+    BeforeRope,
+    /// After, where the file has weights for it.
+    AfterRope,
+    /// After, without weights, on layers that turn, unless the model has this many experts (Llama 4).
+    UnweightedAfterRope(usize),
+}
+
+/// When attention sharpens far out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TemperatureRule {
+    /// Where the metadata says so, in all layers.
+    IfGiven,
+    /// In layers without rotary embedding: factor, period and offset where the file does not say.
+    WithoutRope(f32, usize),
+}
+
+/// The rows of a matrix that holds q, k and v.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkvLayout {
+    /// All of q, all of k, all of v.
+    Concatenated,
+    /// For each key head: the query heads that share it, its key, its value.
+    Grouped,
+}
+
+/// The function of feed-forward layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationRule {
+    /// What `config.json` names; this in GGUF.
+    Named(Activation),
+    /// This, whatever a `config.json` says.
+    Always(Activation),
+    /// xIELU.
+    Xielu,
+}
+
+/// How values are scaled along the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// As the metadata says; logits are divided by their scale (Granite).
+    Given,
+    /// As the metadata says; logits are multiplied by their scale (Cohere).
+    GivenMultiply,
+    /// Embeddings by the root of their width (Gemma).
     SqrtWidth,
+    /// MiniCPM's way of counting.
+    MiniCpm,
 }
 
 /// What a mixture of experts does with its router's logits.
@@ -90,6 +254,10 @@ pub struct MoeSpec {
     pub gating: Gating,
     /// Whether the chosen weights are scaled to sum to one.
     pub renormalize: bool,
+    /// What a group of experts counts for, where routing is limited to groups.
+    pub group_score: GroupScore,
+    /// Whether the weight multiplies an expert's input.
+    pub weigh_input: bool,
 }
 
 /// What most families have in common; a descriptor names only its differences.
@@ -97,21 +265,42 @@ const BASE: Arch = Arch {
     name: "",
     hf_classes: &[],
     norm: NormKind::Rms,
+    norm_weights: true,
+    pre_norm: true,
     hf_norm_offset: 0.0,
-    rope: RopeLayouts {
-        gguf: RopeLayout::Halves,
-        hf: RopeLayout::Halves,
-    },
+    parallel: false,
+    rope: HALVES,
+    rope_layers: RopeLayers::All,
+    alibi: Alibi::IfGiven,
+    position_offset: 0,
+    mixer: Mixer::Attention,
     windows: Windows::Never,
+    window_kind: WindowKind::Sliding,
     window_rope_base: None,
     query_scale: QueryScale::HeadDim,
-    activation: Activation::Silu,
-    embedding_scale: EmbeddingScale::One,
-    moe: MoeSpec {
-        gating: Gating::Softmax,
-        renormalize: true,
-    },
+    qk_norm: QkNorm::BeforeRope,
+    value_norm: false,
+    keys_as_values: false,
+    temperature: TemperatureRule::IfGiven,
+    hf_qkv: QkvLayout::Concatenated,
+    activation: ActivationRule::Named(Activation::Silu),
+    glu_limit: None,
+    ff_counts_both: false,
+    moe: MOE,
+    unbiased_sparsity: false,
+    scales: Scales::Given,
+    gguf_names: &[],
     hf_names: &[],
+    hf_transposed: &[],
+    hf_gate_up_alternate: false,
+};
+
+/// The usual router.
+const MOE: MoeSpec = MoeSpec {
+    gating: Gating::Softmax,
+    renormalize: true,
+    group_score: GroupScore::TwoBest,
+    weigh_input: false,
 };
 
 /// Every architecture that runs. A GGUF name finds the first with that name.
@@ -119,11 +308,86 @@ pub static ARCHS: &[&Arch] = &[
     &llama::LLAMA,
     &llama::MISTRAL,
     &llama::MIXTRAL,
+    &llama::MISTRAL3,
+    &llama::LLAMA4,
+    &llama::SMOLLM3,
+    &llama::SEED_OSS,
+    &llama::ARCEE,
+    &llama::APERTUS,
+    &llama::BAICHUAN,
+    &llama::INTERNLM2,
+    &llama::EXAONE,
+    &llama::EXAONE4,
+    &llama::XVERSE,
+    &llama::REFACT,
+    &llama::DECI,
+    &llama::BITNET,
+    &llama::ORION,
+    &llama::ERNIE4_5,
+    &llama::ERNIE4_5_MOE,
+    &llama::HUNYUAN_DENSE,
+    &llama::HUNYUAN_MOE,
+    &llama::HELIUM,
+    &granite::GRANITE,
+    &granite::GRANITEMOE,
+    &granite::GRANITE_SWA,
+    &granite::MINICPM,
+    &qwen::QWEN,
     &qwen::QWEN2,
+    &qwen::QWEN2VL,
+    &qwen::QWEN2MOE,
     &qwen::QWEN3,
+    &qwen::QWEN3MOE,
+    &qwen::QWEN3VL,
+    &qwen::QWEN3VLMOE,
+    &qwen::MELLUM,
+    &qwen::MIMO2,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &gemma::VAULTGEMMA,
+    &gemma::GEMMA3N,
+    &gemma::GEMMA3N_HF,
+    &gemma::GEMMA4,
+    &glm::CHATGLM,
+    &glm::GLM4,
+    &glm::GLM4MOE,
+    &phi::PHI2,
+    &phi::PHI3,
+    &phi::PHI3_HF,
+    &phi::PHIMOE,
+    &phi::PHIMOE_HF,
+    &gpt::GPT2,
+    &gpt::STARCODER,
+    &gpt::CODESHELL,
+    &gpt::STARCODER2,
+    &gpt::GPTJ,
+    &gpt::GPTNEOX,
+    &gpt::BLOOM,
+    &gpt::FALCON,
+    &gpt::MPT,
+    &gpt::OPT,
+    &gpt::STABLELM,
+    &gpt::NEMOTRON,
+    &cohere::COMMAND_R,
+    &cohere::COHERE2,
+    &cohere::OLMO,
+    &cohere::OLMO2,
+    &cohere::OLMOE,
+    &deepseek::DEEPSEEK,
+    &deepseek::DEEPSEEK2,
+    &deepseek::DEEPSEEK_V2,
+    &deepseek::DEEPSEEK_V3,
+    &deepseek::MINICPM3,
+    &deepseek::DOTS1,
+    &deepseek::BAILINGMOE,
+    &deepseek::BAILINGMOE2,
+    &experts::GPT_OSS,
+    &experts::DBRX,
+    &experts::MINIMAX_M2,
+    &experts::AFMOE,
+    &experts::EXAONE_MOE,
+    &experts::HY_V3,
 ];
 
 impl Arch {

@@ -1,6 +1,27 @@
-//! The Qwen family.
+//! The Qwen family, and those that grew out of it.
 
-use super::{Arch, BASE};
+use super::names::*;
+use super::{Arch, BASE, MOE, MoeSpec, Windows};
+use crate::graph::Gating;
+
+/// Qwen 1: q, k and v in one matrix with a bias.
+pub(super) static QWEN: Arch = Arch {
+    name: "qwen",
+    hf_classes: &["QWenLMHeadModel"],
+    ff_counts_both: true,
+    hf_names: &[
+        (TOKEN_EMBEDDING, "transformer.wte"),
+        (OUTPUT_NORM, "transformer.ln_f"),
+        (ATTN_NORM, "transformer.h.{}.ln_1"),
+        (ATTN_QKV, "transformer.h.{}.attn.c_attn"),
+        (ATTN_OUTPUT, "transformer.h.{}.attn.c_proj"),
+        (FFN_NORM, "transformer.h.{}.ln_2"),
+        (FFN_GATE, "transformer.h.{}.mlp.w2"),
+        (FFN_UP, "transformer.h.{}.mlp.w1"),
+        (FFN_DOWN, "transformer.h.{}.mlp.c_proj"),
+    ],
+    ..BASE
+};
 
 /// Qwen 2 and 2.5: Llama with biases on q, k and v.
 pub(super) static QWEN2: Arch = Arch {
@@ -9,9 +30,93 @@ pub(super) static QWEN2: Arch = Arch {
     ..BASE
 };
 
+/// The language model of Qwen 2-VL and 2.5-VL. Text has one position in all sections of RoPE.
+pub(super) static QWEN2VL: Arch = Arch {
+    name: "qwen2vl",
+    hf_classes: &[
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+    ],
+    ..BASE
+};
+
+const SHARED_EXPERT: &[(TensorRole, &str)] = &[
+    (
+        FFN_GATE_SHARED,
+        "model.layers.{}.mlp.shared_expert.gate_proj",
+    ),
+    (FFN_UP_SHARED, "model.layers.{}.mlp.shared_expert.up_proj"),
+    (
+        FFN_DOWN_SHARED,
+        "model.layers.{}.mlp.shared_expert.down_proj",
+    ),
+];
+
+/// Qwen 2 with experts, and a gated one that all tokens share.
+pub(super) static QWEN2MOE: Arch = Arch {
+    name: "qwen2moe",
+    hf_classes: &["Qwen2MoeForCausalLM"],
+    moe: MoeSpec {
+        renormalize: false,
+        ..MOE
+    },
+    hf_names: SHARED_EXPERT,
+    ..BASE
+};
+
 /// Qwen 3: a norm on each head of q and k instead of the biases.
 pub(super) static QWEN3: Arch = Arch {
     name: "qwen3",
     hf_classes: &["Qwen3ForCausalLM"],
+    ..BASE
+};
+
+/// Qwen 3 with experts.
+pub(super) static QWEN3MOE: Arch = Arch {
+    name: "qwen3moe",
+    hf_classes: &["Qwen3MoeForCausalLM"],
+    ..BASE
+};
+
+/// The language model of Qwen 3-VL.
+pub(super) static QWEN3VL: Arch = Arch {
+    name: "qwen3vl",
+    hf_classes: &["Qwen3VLForConditionalGeneration"],
+    ..BASE
+};
+
+/// The language model of Qwen 3-VL with experts.
+pub(super) static QWEN3VLMOE: Arch = Arch {
+    name: "qwen3vlmoe",
+    hf_classes: &["Qwen3VLMoeForConditionalGeneration"],
+    hf_transposed: &[FFN_GATE_UP_EXPERTS, FFN_DOWN_EXPERTS],
+    hf_names: &[
+        (
+            FFN_DOWN_EXPERTS,
+            "model.layers.{}.mlp.experts.{e}.down_proj",
+        ),
+        (FFN_DOWN_EXPERTS, "model.layers.{}.mlp.experts.down_proj"),
+    ],
+    ..BASE
+};
+
+/// Mellum: Qwen 3 with experts, three windowed layers to a full one.
+pub(super) static MELLUM: Arch = Arch {
+    name: "mellum",
+    hf_classes: &["MellumForCausalLM"],
+    windows: Windows::AllButEvery(4),
+    ..BASE
+};
+
+/// MiMo V2: windows with sinks, values narrower than keys.
+pub(super) static MIMO2: Arch = Arch {
+    name: "mimo2",
+    hf_classes: &["MiMoV2FlashForCausalLM"],
+    windows: Windows::AllButEvery(6),
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: &[(ATTN_SINKS, "model.layers.{}.self_attn.attention_sink_bias")],
     ..BASE
 };

@@ -4,6 +4,7 @@
 
 pub mod cpu;
 pub mod reference;
+mod routing;
 
 use crate::graph::{Op, Plan};
 use crate::kv::BlockId;
@@ -94,6 +95,8 @@ pub struct SessionConfig {
     pub max_tokens: usize,
     /// Most outputs in a batch.
     pub max_outputs: usize,
+    /// Most tokens in a sequence: some models turn their keys slower in longer contexts.
+    pub max_context: usize,
     /// How keys are kept.
     pub key_type: KvType,
     /// How values are kept.
@@ -111,6 +114,7 @@ impl SessionConfig {
             block_size,
             max_tokens: 512,
             max_outputs: 1,
+            max_context: n_ctx,
             key_type: KvType::F16,
             value_type: KvType::F16,
             n_threads: None,
@@ -233,5 +237,22 @@ impl Batch<'_> {
             return malformed(format!("sequences cover {at} of {n} tokens"));
         }
         Ok(())
+    }
+
+    /// Refuses a position that a table of learned positions does not have.
+    pub(crate) fn check_position(
+        &self,
+        position: u32,
+        offset: usize,
+        rows: usize,
+    ) -> Result<(), BackendError> {
+        if (position as usize).saturating_add(offset) < rows {
+            return Ok(());
+        }
+        Err(BackendError::BatchTooLarge {
+            what: "positions",
+            asked: position as usize + 1,
+            limit: rows.saturating_sub(offset),
+        })
     }
 }

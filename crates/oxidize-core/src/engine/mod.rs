@@ -78,6 +78,7 @@ impl EngineConfig {
             block_size: BLOCK_SIZE,
             max_tokens: self.max_batch_tokens,
             max_outputs: self.max_sequences.min(self.max_batch_tokens),
+            max_context: self.context(model),
             key_type: self.key_type,
             value_type: self.value_type,
             n_threads: self.n_threads,

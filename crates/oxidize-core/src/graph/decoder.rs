@@ -3,12 +3,12 @@
 //! Which norms, biases and experts a layer has is told by the tensors that are there; how they
 //! are used, by the descriptor.
 
-use super::{AttentionOp, Builder, CacheInfo, ExpertsOp, Plan, ValueId};
+use super::rope::RopeFactors;
+use super::{Builder, Op, Plan, ValueId};
 use crate::arch::names::*;
-use crate::arch::{Arch, Hparams};
+use crate::arch::{Arch, Hparams, LayerParams};
 use crate::error::Result;
-use crate::graph::rope;
-use crate::model::WeightLoader;
+use crate::model::{NormWeights, WeightLoader};
 
 /// Builds the plan of a model, taking each weight from `weights`, which checks its shape.
 pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Result<Plan> {
@@ -16,145 +16,168 @@ pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Resul
     let embedding = weights.embedding(&TOKEN_EMBEDDING, hp.n_embd)?;
     let mut x = g.embed(embedding.weight, hp.n_embd);
     x = g.scale(x, hp.embedding_scale);
-
-    let mut ropes = Vec::with_capacity(hp.ropes.len());
-    for params in &hp.ropes {
-        let factors = weights.vector(&ROPE_FREQS, params.dims / 2)?;
-        let frequencies = rope::frequencies(
-            params.dims,
-            params.base,
-            &params.scaling,
-            factors.as_deref(),
-        );
-        ropes.push(g.rope_table(frequencies));
+    if weights.has(&POSITION_EMBEDDING, 0) {
+        let table = weights.embedding(&POSITION_EMBEDDING, hp.n_embd)?;
+        let positions = g.embed_position(table.weight, arch.position_offset, hp.n_embd);
+        x = g.add(x, positions);
+    }
+    if weights.has(&TOKEN_EMBEDDING_NORM, 0) {
+        let norm = weights.norm(&TOKEN_EMBEDDING_NORM, 0, hp.n_embd, hp.epsilon)?;
+        x = g.norm(x, &norm);
     }
 
+    let ropes = rope_tables(&mut g, hp, weights)?;
+    let per_layer = super::per_layer::inputs(&mut g, hp, weights, x)?;
+    let mut streams = super::altup::open(&mut g, hp, weights, x)?;
+    let mut caches = Vec::with_capacity(hp.layers.len());
     for layer in 0..hp.layers.len() {
-        x = g.layer(|g| {
+        streams = g.layer(|g| {
             let mut block = Block {
                 g,
                 arch,
                 hp,
                 weights: &mut *weights,
                 layer,
+                ropes: &ropes,
+                per_layer,
+                caches: &mut caches,
             };
-            let attended = block.attention(x, &ropes)?;
-            let x = block.g.add(x, attended);
-            let fed = block.feed_forward(x)?;
-            Ok(block.g.add(x, fed))
+            match *streams.as_slice() {
+                [x] => Ok(vec![block.forward(x)?]),
+                _ => block.forward_altup(&streams),
+            }
         })?;
     }
 
-    x = g.select_outputs(x);
+    let streams = streams.into_iter().map(|x| g.select_outputs(x)).collect();
+    x = super::altup::close(&mut g, hp, weights, streams)?;
     x = g.norm(x, &weights.norm(&OUTPUT_NORM, 0, hp.n_embd, hp.epsilon)?);
     let output = weights.optional_linear(&OUTPUT, 0, hp.n_embd, embedding.outputs)?;
     let mut logits = g.linear(x, &output.unwrap_or(embedding));
+    logits = g.scale(logits, hp.logit_scale);
     logits = g.softcap(logits, hp.logit_softcap);
     Ok(g.finish(logits))
 }
 
+/// The cosines and sines of each rotary embedding that some layer uses.
+fn rope_tables(
+    g: &mut Builder,
+    hp: &Hparams,
+    weights: &mut WeightLoader<'_>,
+) -> Result<Vec<ValueId>> {
+    if hp.layers.iter().all(|layer| layer.rope.is_none()) {
+        return Ok(Vec::new());
+    }
+    let mut tables = Vec::with_capacity(hp.ropes.len());
+    for (index, rope) in hp.ropes.iter().enumerate() {
+        let (mut rope, pairs) = (rope.clone(), rope.dims / 2);
+        // Tensors of factors are meant for full layers, whose embedding is the first.
+        if index == 0 {
+            let short = weights.vector(&ROPE_FACTORS_SHORT, 0, pairs)?;
+            let long = weights.vector(&ROPE_FACTORS_LONG, 0, pairs)?;
+            if let (Some(short), Some(long)) = (short, long) {
+                rope.factors = RopeFactors::ByContext {
+                    short,
+                    long,
+                    original_context: hp.rope_original_context,
+                };
+            } else if let Some(factors) = weights.vector(&ROPE_FREQS, 0, pairs)? {
+                rope.factors = RopeFactors::Fixed(factors);
+            }
+        }
+        tables.push(g.rope_table(rope));
+    }
+    Ok(tables)
+}
+
 /// One layer under construction.
-struct Block<'a, 'w> {
-    g: &'a mut Builder,
-    arch: &'a Arch,
-    hp: &'a Hparams,
-    weights: &'a mut WeightLoader<'w>,
-    layer: usize,
+pub(super) struct Block<'a, 'w> {
+    pub(super) g: &'a mut Builder,
+    pub(super) arch: &'a Arch,
+    pub(super) hp: &'a Hparams,
+    pub(super) weights: &'a mut WeightLoader<'w>,
+    pub(super) layer: usize,
+    pub(super) ropes: &'a [ValueId],
+    /// The embeddings that layers have of their own, side by side.
+    pub(super) per_layer: Option<ValueId>,
+    /// The cache of each layer before this one.
+    pub(super) caches: &'a mut Vec<usize>,
 }
 
 impl Block<'_, '_> {
-    fn attention(&mut self, x: ValueId, ropes: &[ValueId]) -> Result<ValueId> {
-        let hp = self.hp;
-        let params = &hp.layers[self.layer];
-        let (q_width, k_width) = (params.n_heads * hp.key_dim, params.n_kv_heads * hp.key_dim);
-        let v_width = params.n_kv_heads * hp.value_dim;
-
-        let h = self.norm(x, &ATTN_NORM)?;
-        let mut q = self.linear(h, &ATTN_Q, hp.n_embd, q_width)?;
-        let mut k = self.linear(h, &ATTN_K, hp.n_embd, k_width)?;
-        let v = self.linear(h, &ATTN_V, hp.n_embd, v_width)?;
-        q = self.head_norm(q, &ATTN_Q_NORM)?;
-        k = self.head_norm(k, &ATTN_K_NORM)?;
-        q = self
-            .g
-            .rope(q, ropes[params.rope], hp.key_dim, hp.rope_layout);
-        k = self
-            .g
-            .rope(k, ropes[params.rope], hp.key_dim, hp.rope_layout);
-
-        let (n_kv_heads, key_dim, value_dim) = (params.n_kv_heads, hp.key_dim, hp.value_dim);
-        let cache = self.g.store_kv(
-            k,
-            v,
-            CacheInfo {
-                n_kv_heads,
-                key_dim,
-                value_dim,
-            },
-        );
-        let spec = AttentionOp {
-            layer: cache,
-            n_heads: params.n_heads,
-            n_kv_heads,
-            key_dim,
-            value_dim,
-            scale: hp.query_scale,
-            window: params.window,
-            softcap: hp.attention_softcap,
-        };
-        let attended = self.g.attention(q, spec);
-        let out = self.linear(
-            attended,
-            &ATTN_OUTPUT,
-            params.n_heads * value_dim,
-            hp.n_embd,
-        )?;
-        self.optional_norm(out, &ATTN_POST_NORM)
-    }
-
-    fn feed_forward(&mut self, x: ValueId) -> Result<ValueId> {
-        let n_embd = self.hp.n_embd;
-        let n_ff = self.hp.layers[self.layer].n_ff;
-        let h = self.norm(x, &FFN_NORM)?;
-        let out = if self.hp.n_experts > 0 && self.weights.has(&FFN_ROUTER, self.layer) {
-            self.experts(h, n_ff)?
+    fn forward(&mut self, x: ValueId) -> Result<ValueId> {
+        let mut x = if self.hp.parallel {
+            self.parallel(x)?
         } else {
-            let gate = self.linear(h, &FFN_GATE, n_embd, n_ff)?;
-            let up = self.linear(h, &FFN_UP, n_embd, n_ff)?;
-            let hidden = self.g.glu(gate, up, self.arch.activation);
-            self.linear(hidden, &FFN_DOWN, n_ff, n_embd)?
+            self.sequential(x)?
         };
-        self.optional_norm(out, &FFN_POST_NORM)
+        if let Some(own) = self.per_layer {
+            let added = self.per_layer_input(x, own)?;
+            x = self.g.add(x, added);
+        }
+        if let Some(scale) = self.weights.vector(&LAYER_SCALE, self.layer, 1)? {
+            x = self.g.scale(x, scale[0]);
+        }
+        Ok(x)
     }
 
-    fn experts(&mut self, h: ValueId, n_ff: usize) -> Result<ValueId> {
-        let (n_embd, n_experts) = (self.hp.n_embd, self.hp.n_experts);
-        let router = self.linear(h, &FFN_ROUTER, n_embd, n_experts)?;
-        let mut stack = |role, inputs, outputs| {
-            self.weights
-                .experts(role, self.layer, n_experts, inputs, outputs)
-        };
-        let spec = ExpertsOp {
-            gate: stack(&FFN_GATE_EXPERTS, n_embd, n_ff)?,
-            up: stack(&FFN_UP_EXPERTS, n_embd, n_ff)?,
-            down: stack(&FFN_DOWN_EXPERTS, n_ff, n_embd)?,
-            n_experts,
-            n_used: self.hp.n_experts_used,
-            gating: self.arch.moe.gating,
-            renormalize: self.arch.moe.renormalize,
-            activation: self.arch.activation,
-        };
-        Ok(self.g.experts(h, router, spec))
+    /// `x += attention(norm(x))`, then `x += feed_forward(norm(x))`.
+    fn sequential(&mut self, mut x: ValueId) -> Result<ValueId> {
+        if self.params().n_heads > 0 {
+            let h = self.pre_norm(x, &ATTN_NORM)?;
+            let attended = self.attention(h)?;
+            x = self.add_residual(x, attended);
+        } else {
+            self.caches.push(0);
+        }
+        if self.has_feed_forward() {
+            let h = self.pre_norm(x, &FFN_NORM)?;
+            let fed = self.feed_forward(h, x)?;
+            x = self.add_residual(x, fed);
+        }
+        Ok(x)
     }
 
-    fn norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
+    /// `x += attention(norm(x)) + feed_forward(norm'(x))`, where both norms may be the same.
+    fn parallel(&mut self, x: ValueId) -> Result<ValueId> {
+        let h = self.pre_norm(x, &ATTN_NORM)?;
+        let attended = self.attention(h)?;
+        let h = if self.weights.has(&FFN_NORM, self.layer) {
+            self.norm(x, &FFN_NORM)?
+        } else {
+            h
+        };
+        let fed = self.feed_forward(h, x)?;
+        let x = self.add_residual(x, attended);
+        Ok(self.add_residual(x, fed))
+    }
+
+    fn add_residual(&mut self, x: ValueId, added: ValueId) -> ValueId {
+        let added = self.g.scale(added, self.hp.residual_scale);
+        self.g.add(x, added)
+    }
+
+    pub(super) fn params(&self) -> &LayerParams {
+        &self.hp.layers[self.layer]
+    }
+
+    pub(super) fn pre_norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
+        if self.arch.pre_norm {
+            self.norm(x, role)
+        } else {
+            Ok(x)
+        }
+    }
+
+    pub(super) fn norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
+        let width = self.g.width(x);
         let norm = self
             .weights
-            .norm(role, self.layer, self.hp.n_embd, self.hp.epsilon)?;
+            .norm(role, self.layer, width, self.hp.epsilon)?;
         Ok(self.g.norm(x, &norm))
     }
 
-    fn optional_norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
+    pub(super) fn optional_norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
         if self.weights.has(role, self.layer) {
             self.norm(x, role)
         } else {
@@ -162,25 +185,28 @@ impl Block<'_, '_> {
         }
     }
 
-    /// A norm over each head, where the model has one.
-    fn head_norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
-        if !self.weights.has(role, self.layer) {
-            return Ok(x);
-        }
-        let norm = self
-            .weights
-            .norm(role, self.layer, self.hp.key_dim, self.hp.epsilon)?;
-        Ok(self.g.norm(x, &norm))
+    /// A norm over groups of `width`, without weights.
+    pub(super) fn unweighted_norm(&mut self, x: ValueId, width: usize) -> ValueId {
+        let norm = NormWeights::unweighted(self.arch.norm, width, self.hp.epsilon);
+        self.g.norm(x, &norm)
     }
 
-    fn linear(
+    pub(super) fn linear(
         &mut self,
         x: ValueId,
         role: &TensorRole,
-        inputs: usize,
         outputs: usize,
     ) -> Result<ValueId> {
+        let inputs = self.g.width(x);
         let linear = self.weights.linear(role, self.layer, inputs, outputs)?;
         Ok(self.g.linear(x, &linear))
+    }
+
+    /// `x` kept inside the bound that some models put on queries, keys and values.
+    pub(super) fn clamp(&mut self, x: ValueId) -> ValueId {
+        match self.hp.qkv_limit {
+            Some(limit) => self.g.map(x, |out| Op::Clamp { x, limit, out }),
+            None => x,
+        }
     }
 }

@@ -1,15 +1,24 @@
 //! The plan: what a model computes, as a flat list of [`Op`]s that a backend compiles whole.
 //!
-//! [`decoder`] builds it from a descriptor; [`op`] defines the operations.
+//! [`decoder`] builds it from a descriptor, with [`attention`], [`mla`], [`ffn`], [`moe`],
+//! [`per_layer`] and [`altup`] for the parts of a layer; [`op`] defines the operations.
 
+mod altup;
+mod attention;
 pub mod decoder;
+mod ffn;
+mod mla;
+mod moe;
 pub mod op;
+mod per_layer;
 pub mod rope;
 
 use crate::error::Result;
 pub use op::{
-    Activation, AttentionOp, ExpertsOp, Gating, NormKind, Op, RopeFrequencies, RopeLayout,
+    Activation, AttentionOp, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore, NormKind,
+    Op, RopeFrequencies, RopeLayout, Routing, Temperature, Window, Xielu,
 };
+pub use rope::Rope;
 
 /// A value that flows through a plan: an index into [`Plan::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +55,19 @@ pub struct CacheInfo {
     pub key_dim: usize,
     /// Elements of a value head.
     pub value_dim: usize,
+    /// Whether values are the first elements of the keys, and not kept a second time (MLA).
+    pub values_in_keys: bool,
+}
+
+impl CacheInfo {
+    /// Elements that the cache keeps of a value head beside its key.
+    pub fn kept_value_dim(&self) -> usize {
+        if self.values_in_keys {
+            0
+        } else {
+            self.value_dim
+        }
+    }
 }
 
 /// All that a model computes for one batch, symbolic in its tokens and in the context.
@@ -113,9 +135,21 @@ impl Builder {
         out
     }
 
-    pub(crate) fn rope_table(&mut self, frequencies: RopeFrequencies) -> ValueId {
-        let out = self.new_value(Rows::Tokens, 2 * frequencies.radians.len());
-        self.plan.ops.push(Op::RopeTable { frequencies, out });
+    pub(crate) fn embed_position(
+        &mut self,
+        table: WeightId,
+        offset: usize,
+        width: usize,
+    ) -> ValueId {
+        let out = self.new_value(Rows::Tokens, width);
+        let op = Op::EmbedPosition { table, offset, out };
+        self.plan.ops.push(op);
+        out
+    }
+
+    pub(crate) fn rope_table(&mut self, rope: Rope) -> ValueId {
+        let out = self.new_value(Rows::Tokens, rope.dims / 2 * 2);
+        self.plan.ops.push(Op::RopeTable { rope, out });
         out
     }
 
@@ -145,6 +179,15 @@ impl Builder {
         out
     }
 
+    /// Each of `n_heads` heads of `x` times its own matrix.
+    pub(crate) fn head_linear(&mut self, x: ValueId, stack: WeightId, width: usize) -> ValueId {
+        let rows = self.plan.value(x).rows;
+        let out = self.new_value(rows, width);
+        let weight = stack;
+        self.plan.ops.push(Op::HeadLinear { x, weight, out });
+        out
+    }
+
     pub(crate) fn rope(
         &mut self,
         x: ValueId,
@@ -164,7 +207,7 @@ impl Builder {
     }
 
     /// Adds a cache and fills it with `k` and `v`; returns its index.
-    pub(crate) fn store_kv(&mut self, k: ValueId, v: ValueId, cache: CacheInfo) -> usize {
+    pub(crate) fn store_kv(&mut self, k: ValueId, v: Option<ValueId>, cache: CacheInfo) -> usize {
         let layer = self.plan.caches.len();
         self.plan.caches.push(cache);
         self.plan.ops.push(Op::StoreKv { layer, k, v });
@@ -210,6 +253,52 @@ impl Builder {
         out
     }
 
+    /// An op of one input whose output has the same shape.
+    pub(crate) fn map(&mut self, x: ValueId, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+        let out = self.like(x);
+        self.plan.ops.push(op(out));
+        out
+    }
+
+    /// `Σᵢ weights[offset + i] · terms[i]`.
+    pub(crate) fn weighted_sum(
+        &mut self,
+        terms: Vec<ValueId>,
+        weights: ValueId,
+        offset: usize,
+    ) -> ValueId {
+        let out = self.like(terms[0]);
+        self.plan.ops.push(Op::WeightedSum {
+            terms,
+            weights,
+            offset,
+            out,
+        });
+        out
+    }
+
+    /// `start..start + len` of each group.
+    pub(crate) fn slice(&mut self, x: ValueId, group: usize, start: usize, len: usize) -> ValueId {
+        let info = self.plan.value(x);
+        let out = self.new_value(info.rows, info.width / group * len);
+        self.plan.ops.push(Op::Slice {
+            x,
+            group,
+            start,
+            len,
+            out,
+        });
+        out
+    }
+
+    /// The groups of two values, side by side.
+    pub(crate) fn concat(&mut self, a: ValueId, b: ValueId, groups: usize) -> ValueId {
+        let (rows, width) = (self.plan.value(a).rows, self.width(a) + self.width(b));
+        let out = self.new_value(rows, width);
+        self.plan.ops.push(Op::Concat { a, b, groups, out });
+        out
+    }
+
     pub(crate) fn softcap(&mut self, x: ValueId, cap: Option<f32>) -> ValueId {
         let Some(cap) = cap else { return x };
         let out = self.like(x);
@@ -236,10 +325,7 @@ impl Builder {
     }
 
     /// Runs `body`, and notes the ops it adds as one layer.
-    pub(crate) fn layer(
-        &mut self,
-        body: impl FnOnce(&mut Self) -> Result<ValueId>,
-    ) -> Result<ValueId> {
+    pub(crate) fn layer<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let start = self.plan.ops.len();
         let out = body(self)?;
         self.plan.layers.push(start..self.plan.ops.len());

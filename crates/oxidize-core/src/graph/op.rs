@@ -3,6 +3,7 @@
 //! A row is one token of the batch. Only the number of rows and the length of the context are
 //! unknown when a plan is built; every width is a number here.
 
+use super::rope::Rope;
 use super::{ValueId, WeightId};
 pub use oxidize_kernels::{Activation, RopeLayout};
 
@@ -17,10 +18,19 @@ pub enum Op {
         /// Tokens × width.
         out: ValueId,
     },
+    /// Looks up the batch's positions: `out = table[position + offset]` (learned positions).
+    EmbedPosition {
+        /// One row a position.
+        table: WeightId,
+        /// Rows of the table before position 0.
+        offset: usize,
+        /// Tokens × width.
+        out: ValueId,
+    },
     /// The cosines and sines of the batch's positions, once for all layers that share them.
     RopeTable {
         /// How fast each pair of dimensions turns.
-        frequencies: RopeFrequencies,
+        rope: Rope,
         /// Tokens × dims: the cosines of all pairs, then their sines.
         out: ValueId,
     },
@@ -30,9 +40,9 @@ pub enum Op {
         kind: NormKind,
         /// What is normalised.
         x: ValueId,
-        /// Factor of each element of a group.
+        /// Factor of each element of a group, or, where groups differ, of the whole row.
         weight: Option<WeightId>,
-        /// Offset of each element of a group.
+        /// Offset of each element, likewise.
         bias: Option<WeightId>,
         /// Added to the variance.
         epsilon: f32,
@@ -50,6 +60,15 @@ pub enum Op {
         /// One element an output.
         bias: Option<WeightId>,
         /// Rows × outputs.
+        out: ValueId,
+    },
+    /// Each head of `x` times a matrix of its own: `out[h] = weight[h] · x[h]`.
+    HeadLinear {
+        /// Rows × (heads · inputs).
+        x: ValueId,
+        /// A stack of heads × outputs × inputs.
+        weight: WeightId,
+        /// Rows × (heads · outputs).
         out: ValueId,
     },
     /// Turns each head of `x` by its position (rotary embedding).
@@ -71,8 +90,8 @@ pub enum Op {
         layer: usize,
         /// Tokens × (kv heads · key dim).
         k: ValueId,
-        /// Tokens × (kv heads · value dim).
-        v: ValueId,
+        /// Tokens × (kv heads · value dim); none where values are part of the keys.
+        v: Option<ValueId>,
     },
     /// Softmax attention of the queries over the cache of a layer.
     Attention {
@@ -103,6 +122,26 @@ pub enum Op {
         /// Same shape as `gate`.
         out: ValueId,
     },
+    /// The xIELU function (Huang & Schlag 2024), whose parameters are learned layer by layer.
+    Xielu {
+        /// Input.
+        x: ValueId,
+        /// Its parameters.
+        spec: Xielu,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// `out = max(x − (mean + deviations · σ), 0)` over each row (Gemma 3n's sparse activations).
+    Sparsify {
+        /// Input.
+        x: ValueId,
+        /// Where the threshold lies, in standard deviations above the mean.
+        deviations: f32,
+        /// Whether the variance is the sum of squares over n − 1, not over n.
+        unbiased: bool,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
     /// `out = a + b`.
     Add {
         /// First term.
@@ -119,6 +158,77 @@ pub enum Op {
         /// The constant.
         factor: f32,
         /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// `out = x · weight`, element by element.
+    ScaleBy {
+        /// Input.
+        x: ValueId,
+        /// One factor an element of a row.
+        weight: WeightId,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// `out = x · (1 + scale · ln(1 + ⌊(position + offset) / period⌋))`: sharper attention far out.
+    Temperature {
+        /// Input.
+        x: ValueId,
+        /// Its constants.
+        spec: Temperature,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// `out = min(max(x, −limit), limit)`.
+    Clamp {
+        /// Input.
+        x: ValueId,
+        /// The bound.
+        limit: f32,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// `out = Σᵢ weights[offset + i] · terms[i]`, with weights that differ from row to row.
+    WeightedSum {
+        /// What is added up; all of one shape.
+        terms: Vec<ValueId>,
+        /// Rows × at least `offset + terms` factors.
+        weights: ValueId,
+        /// The factor of the first term.
+        offset: usize,
+        /// Same shape as a term.
+        out: ValueId,
+    },
+    /// `out = x · rms(like) / rms(x)`, row by row.
+    MatchMagnitude {
+        /// Input.
+        x: ValueId,
+        /// Whose root mean square the output has.
+        like: ValueId,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// Takes `start..start + len` out of each group of `group` neighbouring elements.
+    Slice {
+        /// Input.
+        x: ValueId,
+        /// Elements in a group.
+        group: usize,
+        /// The first that is kept.
+        start: usize,
+        /// How many are kept.
+        len: usize,
+        /// Rows × (groups · len).
+        out: ValueId,
+    },
+    /// Joins the groups of two values: of each row, a group of `a`, then one of `b`, and so on.
+    Concat {
+        /// First parts.
+        a: ValueId,
+        /// Second parts.
+        b: ValueId,
+        /// Groups in a row of each.
+        groups: usize,
+        /// Rows × (width of `a` + width of `b`).
         out: ValueId,
     },
     /// `out = cap · tanh(x / cap)`.
@@ -183,58 +293,210 @@ pub struct AttentionOp {
     pub value_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// How many positions a query sees, itself included; all where `None`.
-    pub window: Option<usize>,
+    /// Which positions a query sees; all before it where `None`.
+    pub window: Option<Window>,
     /// `cap · tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
+    /// For each query head, the score of a sink that takes weight and gives nothing.
+    pub sinks: Option<WeightId>,
+    /// For each query head, what its score loses with each position of distance (ALiBi).
+    pub slopes: Option<Vec<f32>>,
+}
+
+/// A bound on how far back a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// This many positions, the query's own included.
+    Sliding(usize),
+    /// Those of the same chunk: positions that share the quotient by this number.
+    Chunk(usize),
+}
+
+impl Window {
+    /// The first position that is seen from `position`.
+    pub fn first(self, position: usize) -> usize {
+        match self {
+            Window::Sliding(n) => (position + 1).saturating_sub(n),
+            Window::Chunk(n) => position / n.max(1) * n,
+        }
+    }
+
+    /// How many positions it spans at most.
+    pub fn span(self) -> usize {
+        match self {
+            Window::Sliding(n) | Window::Chunk(n) => n,
+        }
+    }
+}
+
+/// How attention sharpens with distance from the start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Factor on the logarithm.
+    pub scale: f32,
+    /// Positions over which the factor stays the same.
+    pub period: f32,
+    /// Added to positions.
+    pub offset: f32,
+}
+
+impl Temperature {
+    /// The factor on queries at `position`.
+    pub fn at(&self, position: u32) -> f32 {
+        let periods = ((position as f32 + self.offset) / self.period).floor();
+        1.0 + self.scale * periods.ln_1p()
+    }
+}
+
+/// The parameters of xIELU, as they enter the formula.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xielu {
+    /// Curvature of the positive side.
+    pub alpha_p: f32,
+    /// Slope of the exponential on the negative side.
+    pub alpha_n: f32,
+    /// The linear part of both.
+    pub beta: f32,
+    /// Where the exponential is cut off below zero.
+    pub epsilon: f32,
+}
+
+impl Xielu {
+    /// From the parameters as they are trained and stored.
+    pub fn from_stored(alpha_p: f32, alpha_n: f32, beta: f32, epsilon: f32) -> Xielu {
+        let softplus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
+        Xielu {
+            alpha_p: softplus(alpha_p),
+            alpha_n: beta + softplus(alpha_n),
+            beta,
+            epsilon,
+        }
+    }
+
+    /// The function at one point.
+    pub fn apply(&self, x: f32) -> f32 {
+        let curve = if x > 0.0 {
+            self.alpha_p * x * x
+        } else {
+            (x.min(self.epsilon).exp_m1() - x) * self.alpha_n
+        };
+        curve + self.beta * x
+    }
 }
 
 /// The constants of a mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsOp {
+    /// Experts × hidden × width, and its biases; none where experts are not gated.
+    pub gate: Option<ExpertWeights>,
     /// Experts × hidden × width.
-    pub gate: WeightId,
-    /// Experts × hidden × width.
-    pub up: WeightId,
+    pub up: ExpertWeights,
     /// Experts × width × hidden.
-    pub down: WeightId,
+    pub down: ExpertWeights,
+    /// The function of the gated half.
+    pub activation: Activation,
+    /// gpt-oss: `activation(min(gate, l)) · (clamp(up, ±l) + 1)`.
+    pub glu_limit: Option<f32>,
+    /// Who does the work.
+    pub routing: Routing,
+}
+
+/// A stack of matrices, one an expert, and the vectors that are added to their products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertWeights {
+    /// Experts × outputs × inputs.
+    pub weight: WeightId,
+    /// Experts × outputs.
+    pub bias: Option<WeightId>,
+}
+
+/// How a token's experts are chosen and weighed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routing {
     /// How many there are.
     pub n_experts: usize,
     /// How many each token uses.
     pub n_used: usize,
     /// What turns logits into weights.
     pub gating: Gating,
+    /// Added to weights for the choice, not for the sum.
+    pub selection_bias: Option<WeightId>,
+    /// Only the experts of the best groups can be chosen.
+    pub groups: Option<ExpertGroups>,
     /// Whether the chosen weights are scaled to sum to one.
     pub renormalize: bool,
-    /// The function of the gated half.
-    pub activation: Activation,
+    /// Factor on all weights, after that.
+    pub scale: f32,
+    /// A factor on each expert's weight.
+    pub expert_scale: Option<WeightId>,
+    /// Whether the weight multiplies the expert's input instead of its output.
+    pub weigh_input: bool,
+}
+
+/// Group-limited routing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups of equal size.
+    pub n_groups: usize,
+    /// How many a token can choose from.
+    pub n_used: usize,
+    /// What a group counts.
+    pub score: GroupScore,
+}
+
+/// What a group of experts counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// Its best expert (DeepSeek V2).
+    Best,
+    /// Its two best together (DeepSeek V3).
+    TwoBest,
 }
 
 /// How router logits become expert weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gating {
     /// Softmax over all experts, then the best are chosen.
     Softmax,
     /// A sigmoid each.
     Sigmoid,
+    /// The best are chosen, then softmax over them.
+    SoftmaxChosen,
+    /// Each choice by softmax over the experts whose logits come near the best of those left
+    /// (SparseMixer, Liu et al. 2023, without its noise).
+    SparseMixer {
+        /// How near, relative to the best.
+        jitter: f32,
+    },
 }
 
 impl Op {
     /// The values it reads.
     pub fn inputs(&self) -> Vec<ValueId> {
         match *self {
-            Op::Embed { .. } | Op::RopeTable { .. } => vec![],
+            Op::Embed { .. } | Op::EmbedPosition { .. } | Op::RopeTable { .. } => vec![],
             Op::Norm { x, .. }
             | Op::Linear { x, .. }
+            | Op::HeadLinear { x, .. }
             | Op::Activate { x, .. }
+            | Op::Xielu { x, .. }
+            | Op::Sparsify { x, .. }
             | Op::Scale { x, .. }
+            | Op::ScaleBy { x, .. }
+            | Op::Temperature { x, .. }
+            | Op::Clamp { x, .. }
+            | Op::Slice { x, .. }
             | Op::Softcap { x, .. }
             | Op::SelectOutputs { x, .. } => vec![x],
             Op::Rope { x, table, .. } => vec![x, table],
-            Op::StoreKv { k, v, .. } => vec![k, v],
+            Op::StoreKv { k, v, .. } => [Some(k), v].into_iter().flatten().collect(),
             Op::Attention { q, .. } => vec![q],
             Op::Glu { gate, up, .. } => vec![gate, up],
-            Op::Add { a, b, .. } => vec![a, b],
+            Op::Add { a, b, .. } | Op::Concat { a, b, .. } => vec![a, b],
+            Op::MatchMagnitude { x, like, .. } => vec![x, like],
+            Op::WeightedSum {
+                ref terms, weights, ..
+            } => terms.iter().copied().chain([weights]).collect(),
             Op::Experts { x, router, .. } => vec![x, router],
         }
     }
@@ -244,15 +506,26 @@ impl Op {
         match *self {
             Op::StoreKv { .. } => None,
             Op::Embed { out, .. }
+            | Op::EmbedPosition { out, .. }
             | Op::RopeTable { out, .. }
             | Op::Norm { out, .. }
             | Op::Linear { out, .. }
+            | Op::HeadLinear { out, .. }
             | Op::Rope { out, .. }
             | Op::Attention { out, .. }
             | Op::Activate { out, .. }
+            | Op::Xielu { out, .. }
+            | Op::Sparsify { out, .. }
             | Op::Glu { out, .. }
             | Op::Add { out, .. }
             | Op::Scale { out, .. }
+            | Op::ScaleBy { out, .. }
+            | Op::Temperature { out, .. }
+            | Op::Clamp { out, .. }
+            | Op::WeightedSum { out, .. }
+            | Op::MatchMagnitude { out, .. }
+            | Op::Slice { out, .. }
+            | Op::Concat { out, .. }
             | Op::Softcap { out, .. }
             | Op::Experts { out, .. }
             | Op::SelectOutputs { out, .. } => Some(out),
@@ -261,13 +534,24 @@ impl Op {
 
     /// The weights it reads.
     pub fn weights(&self) -> Vec<WeightId> {
+        let some = |weights: &[Option<WeightId>]| weights.iter().copied().flatten().collect();
         match self {
-            Op::Embed { table, .. } => vec![*table],
-            Op::Norm { weight, bias, .. } => [*weight, *bias].into_iter().flatten().collect(),
-            Op::Linear { weight, bias, .. } => {
-                [Some(*weight), *bias].into_iter().flatten().collect()
+            Op::Embed { table, .. } | Op::EmbedPosition { table, .. } => vec![*table],
+            Op::Norm { weight, bias, .. } => some(&[*weight, *bias]),
+            Op::Linear { weight, bias, .. } => some(&[Some(*weight), *bias]),
+            Op::HeadLinear { weight, .. } | Op::ScaleBy { weight, .. } => vec![*weight],
+            Op::Attention { spec, .. } => some(&[spec.sinks]),
+            Op::Experts { spec, .. } => {
+                let stacks = [spec.gate, Some(spec.up), Some(spec.down)];
+                let matrices = stacks.iter().flatten();
+                let mut weights: Vec<WeightId> = matrices
+                    .flat_map(|stack| [Some(stack.weight), stack.bias])
+                    .flatten()
+                    .collect();
+                weights.extend(spec.routing.selection_bias);
+                weights.extend(spec.routing.expert_scale);
+                weights
             }
-            Op::Experts { spec, .. } => vec![spec.gate, spec.up, spec.down],
             _ => vec![],
         }
     }

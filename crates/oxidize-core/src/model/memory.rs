@@ -22,7 +22,10 @@ impl MemoryPlan {
         let slots = config.n_blocks as u64 * config.block_size as u64;
         let cache = plan.caches.iter().map(|cache| {
             let k = config.key_type.row_bytes(cache.key_dim).unwrap_or(0) as u64;
-            let v = config.value_type.row_bytes(cache.value_dim).unwrap_or(0) as u64;
+            let v = config
+                .value_type
+                .row_bytes(cache.kept_value_dim())
+                .unwrap_or(0) as u64;
             slots * cache.n_kv_heads as u64 * (k + v)
         });
         // The widest layer's values live together; nothing of another layer does.

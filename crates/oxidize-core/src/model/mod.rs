@@ -3,13 +3,15 @@
 //! Loading reads only metadata; weights stay in the file until a backend touches them.
 
 mod error;
+mod loader;
 mod memory;
 mod text;
 mod weights;
 
 pub use error::ModelError;
+pub use loader::{QkvShape, WeightLoader};
 pub use memory::{MemoryPlan, available_memory};
-pub use weights::{LinearWeights, NormWeights, Weight, WeightLoader, Weights};
+pub use weights::{LinearWeights, NormWeights, Weight, Weights};
 
 use crate::arch::{Arch, Hparams};
 use crate::backend::{Backend, Session, SessionConfig};

@@ -4,8 +4,8 @@
 use super::pool::Matrix;
 use super::run::CpuSession;
 use crate::backend::Batch;
-use crate::graph::{AttentionOp, ValueId};
-use oxidize_kernels::{AttentionArgs, TileMut, merge_attention};
+use crate::graph::{AttentionOp, ValueId, Window};
+use oxidize_kernels::{Alibi, AttentionArgs, TileMut, merge_attention};
 use std::ops::Range;
 
 /// Tokens of a sequence that are worked on together, so that they share the reading of keys.
@@ -79,61 +79,46 @@ impl AttentionWork {
         }
         let context = spec
             .window
-            .map_or(self.context, |window| window.min(self.context));
+            .map_or(self.context, |window| window.span().min(self.context));
         let n_items = self.runs.len() * spec.n_kv_heads;
         (4 * n_threads).div_ceil(n_items).min(context / MIN_KEYS)
     }
 
-    fn look(&mut self, positions: &[u32], window: Option<usize>) {
+    fn look(&mut self, positions: &[u32], window: Option<Window>) {
         self.visible.clear();
         self.visible.extend(positions.iter().map(|&position| {
-            let seen = window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX));
-            (position + 1).saturating_sub(seen)..position + 1
+            let first = window.map_or(0, |window| window.first(position as usize));
+            first as u32..position + 1
         }));
     }
 }
 
 impl CpuSession {
-    pub(super) fn store_kv(&mut self, layer: usize, k: ValueId, v: ValueId) {
-        let (k, v) = (self.buffers.get(k), self.buffers.get(v));
-        let (kernels, slots) = (self.kernels, &self.attention.slots);
-        let cache = &mut self.caches[layer];
-        let (k_dim, v_dim, k_ty, v_ty) = (cache.k.dim, cache.v.dim, cache.k.ty, cache.v.ty);
-        let n_heads = k.len() / slots.len() / k_dim;
-        let (mut k_data, mut v_data) = (
-            std::mem::take(&mut cache.k.data),
-            std::mem::take(&mut cache.v.data),
-        );
-        let (k_plane, v_plane) = (&cache.k, &cache.v);
-        let body = |head: usize, k_data: &mut [u8], v_data: &mut [u8]| {
-            for (token, &slot) in slots.iter().enumerate() {
-                let at = token * n_heads + head;
-                kernels.store_kv(
-                    k_ty,
-                    &k[at * k_dim..][..k_dim],
-                    &mut k_data[k_plane.row(slot)],
-                );
-                kernels.store_kv(
-                    v_ty,
-                    &v[at * v_dim..][..v_dim],
-                    &mut v_data[v_plane.row(slot)],
-                );
+    pub(super) fn store_kv(&mut self, layer: usize, k: ValueId, v: Option<ValueId>) {
+        let values = std::iter::once(k).chain(v);
+        for (plane, value) in self.caches[layer].planes_mut().zip(values) {
+            let x = self.buffers.get(value);
+            let (kernels, slots) = (self.kernels, &self.attention.slots);
+            let (dim, ty) = (plane.dim, plane.ty);
+            let n_heads = x.len() / slots.len() / dim;
+            let mut data = std::mem::take(&mut plane.data);
+            let body = |head: usize, data: &mut [u8]| {
+                for (token, &slot) in slots.iter().enumerate() {
+                    let x = &x[(token * n_heads + head) * dim..][..dim];
+                    kernels.store_kv(ty, x, &mut data[plane.row(slot)]);
+                }
+            };
+            if slots.len() < 8 {
+                let len = data.len() / n_heads;
+                let heads = data.chunks_exact_mut(len);
+                heads.enumerate().for_each(|(head, data)| body(head, data));
+            } else {
+                let body = |head: usize, data: &mut [u8], _: &mut [()], _: &mut _| body(head, data);
+                self.pool
+                    .parts(n_heads, &mut data, &mut [], &mut self.workers, body);
             }
-        };
-        if slots.len() < 8 {
-            let (k_len, v_len) = (k_data.len() / n_heads, v_data.len() / n_heads);
-            let heads = k_data
-                .chunks_exact_mut(k_len)
-                .zip(v_data.chunks_exact_mut(v_len));
-            heads
-                .enumerate()
-                .for_each(|(head, (k, v))| body(head, k, v));
-        } else {
-            let body = |head: usize, k: &mut [u8], v: &mut [u8], _: &mut _| body(head, k, v);
-            self.pool
-                .parts(n_heads, &mut k_data, &mut v_data, &mut self.workers, body);
+            plane.data = data;
         }
-        (cache.k.data, cache.v.data) = (k_data, v_data);
     }
 
     pub(super) fn attend(
@@ -149,10 +134,13 @@ impl CpuSession {
         let q = self.buffers.get(q);
         let (kernels, block_size) = (self.kernels, self.config.block_size);
         let (work, cache) = (&self.attention, &self.caches[spec.layer]);
+        let sinks = spec.sinks.map(|id| self.weights.get(id).as_f32());
         let group = spec.n_heads / spec.n_kv_heads;
         let (q_stride, width) = (spec.n_heads * spec.key_dim, group * spec.value_dim);
+        let sinks_of = |head: usize| sinks.map(|sinks| &sinks[head * group..(head + 1) * group]);
         let args = |run: usize, head: usize| {
             let Run { tokens, table } = &work.runs[run];
+            let slopes = spec.slopes.as_deref();
             AttentionArgs {
                 q: &q[tokens.start * q_stride + head * group * spec.key_dim..],
                 q_stride,
@@ -161,8 +149,11 @@ impl CpuSession {
                 visible: &work.visible[tokens.clone()],
                 scale: spec.scale,
                 softcap: spec.softcap,
-                sinks: None,
-                alibi: None,
+                sinks: sinks_of(head),
+                alibi: slopes.map(|slopes| Alibi {
+                    slopes: &slopes[head * group..(head + 1) * group],
+                    positions: &batch.positions[tokens.clone()],
+                }),
             }
         };
         let cols = spec.n_heads * spec.value_dim;
@@ -205,7 +196,7 @@ impl CpuSession {
             for (item, parts) in used.chunks_exact(n_parts * part_len).enumerate() {
                 let (run, head) = (item / spec.n_kv_heads, item % spec.n_kv_heads);
                 let tile = out.part(work.rows[run].clone(), head * width..(head + 1) * width);
-                merge_attention(parts, None, spec.value_dim, tile);
+                merge_attention(parts, sinks_of(head), spec.value_dim, tile);
             }
         }
         self.attention.parts = parts;

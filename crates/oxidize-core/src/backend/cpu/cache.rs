@@ -7,7 +7,9 @@ use oxidize_kernels::PagedKv;
 /// Keys and values of one layer, head by head: `[head][block][position][element]`.
 pub(super) struct KvCache {
     pub(super) k: Plane,
-    pub(super) v: Plane,
+    /// None where values are the first elements of the keys.
+    pub(super) v: Option<Plane>,
+    value_dim: usize,
 }
 
 /// The keys or the values of a layer.
@@ -22,10 +24,27 @@ pub(super) struct Plane {
 
 impl KvCache {
     pub(super) fn new(info: &CacheInfo, config: &SessionConfig) -> Result<KvCache, BackendError> {
+        let plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, config);
+        if info.values_in_keys {
+            // The values must be whole blocks of the keys' type.
+            block_of(config.key_type, info.value_dim)?;
+        }
         Ok(KvCache {
-            k: Plane::new(info.n_kv_heads, info.key_dim, config.key_type, config)?,
-            v: Plane::new(info.n_kv_heads, info.value_dim, config.value_type, config)?,
+            k: plane(info.key_dim, config.key_type)?,
+            v: (!info.values_in_keys)
+                .then(|| plane(info.value_dim, config.value_type))
+                .transpose()?,
+            value_dim: info.value_dim,
         })
+    }
+
+    /// Keys, then values, where they are kept apart.
+    pub(super) fn planes(&self) -> impl Iterator<Item = &Plane> {
+        std::iter::once(&self.k).chain(&self.v)
+    }
+
+    pub(super) fn planes_mut(&mut self) -> impl Iterator<Item = &mut Plane> {
+        std::iter::once(&mut self.k).chain(&mut self.v)
     }
 
     /// The view of one head that attention reads.
@@ -35,18 +54,19 @@ impl KvCache {
         table: &'a [u32],
         block_size: usize,
     ) -> PagedKv<'a> {
+        let v = self.v.as_ref().unwrap_or(&self.k);
         PagedKv {
             ty: self.k.ty,
             k: self.k.head(head),
-            v: self.v.head(head),
+            v: v.head(head),
             table,
             block_size,
             k_block_stride: self.k.block_bytes,
-            v_block_stride: self.v.block_bytes,
+            v_block_stride: v.block_bytes,
             k_row_stride: self.k.row_bytes,
-            v_row_stride: self.v.row_bytes,
+            v_row_stride: v.row_bytes,
             k_dim: self.k.dim,
-            v_dim: self.v.dim,
+            v_dim: self.value_dim,
         }
     }
 }
@@ -58,12 +78,7 @@ impl Plane {
         ty: KvType,
         config: &SessionConfig,
     ) -> Result<Plane, BackendError> {
-        let block = ty.tensor_type().block_len();
-        let row_bytes = ty.row_bytes(dim).ok_or(BackendError::KvType {
-            dim,
-            ty: ty.tensor_type(),
-            block,
-        })?;
+        let row_bytes = block_of(ty, dim)?;
         let size = row_bytes
             .checked_mul(config.block_size)
             .and_then(|bytes| bytes.checked_mul(config.n_blocks))
@@ -127,4 +142,13 @@ impl Plane {
                 .copy_within(start..start + bytes, head * head_bytes + to * bytes);
         }
     }
+}
+
+/// Bytes of `dim` elements, which must be whole blocks.
+fn block_of(ty: KvType, dim: usize) -> Result<usize, BackendError> {
+    ty.row_bytes(dim).ok_or(BackendError::KvType {
+        dim,
+        ty: ty.tensor_type(),
+        block: ty.tensor_type().block_len(),
+    })
 }

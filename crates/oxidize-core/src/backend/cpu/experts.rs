@@ -2,10 +2,10 @@
 //! expert are read once for all of its tokens, and not at all where it has none.
 
 use super::pool::Matrix;
-use super::run::{CpuSession, activations, gated, weight_rows};
-use crate::backend::reference::route;
-use crate::graph::{ExpertsOp, ValueId};
-use oxidize_kernels::{Epilogue, QuantizedRows};
+use super::run::{CpuSession, ExpertMatrix, Glu, activations, half_layer};
+use crate::backend::routing::route;
+use crate::graph::{ExpertWeights, ExpertsOp, ValueId};
+use oxidize_kernels::QuantizedRows;
 
 /// Buffers for the tokens of one expert.
 #[derive(Default)]
@@ -27,26 +27,19 @@ impl CpuSession {
         router: ValueId,
         out: ValueId,
     ) {
+        let routing = &spec.routing;
         let mut work = std::mem::take(&mut self.experts);
-        work.routes.resize_with(spec.n_experts, Vec::new);
+        work.routes.resize_with(routing.n_experts, Vec::new);
         work.routes.iter_mut().for_each(Vec::clear);
-        for (token, logits) in self
-            .buffers
-            .get(router)
-            .chunks_exact(spec.n_experts)
-            .enumerate()
-        {
-            for (expert, weight) in route(logits, spec) {
+        let weights = self.weights.clone();
+        let logits = self.buffers.get(router).chunks_exact(routing.n_experts);
+        for (token, logits) in logits.enumerate() {
+            for (expert, weight) in route(logits, routing, &weights) {
                 work.routes[expert].push((token, weight));
             }
         }
-        let weights = self.weights.clone();
-        let (gate, up, down) = (
-            weights.get(spec.gate),
-            weights.get(spec.up),
-            weights.get(spec.down),
-        );
-        let (width, n_ff) = (gate.cols, gate.rows);
+        let (up, down) = (weights.get(spec.up.weight), weights.get(spec.down.weight));
+        let (width, n_ff) = (up.cols, up.rows);
         let mut taken = self.buffers.take(out);
         taken.rows().fill(0.0);
         let x = self.buffers.get(x);
@@ -63,14 +56,32 @@ impl CpuSession {
             .enumerate()
             .filter(|(_, tokens)| !tokens.is_empty())
         {
+            let (kernels, pool, workers) = (self.kernels, &self.pool, &mut self.workers);
             input.clear();
-            tokens
-                .iter()
-                .for_each(|&(t, _)| input.extend_from_slice(&x[t * width..(t + 1) * width]));
+            for &(t, weight) in tokens {
+                let start = input.len();
+                input.extend_from_slice(&x[t * width..(t + 1) * width]);
+                if routing.weigh_input {
+                    kernels.scale(&mut input[start..], weight);
+                }
+            }
             hidden.resize((tokens.len() * n_ff).max(hidden.len()), 0.0);
             let hidden = &mut hidden[..tokens.len() * n_ff];
-            let (kernels, pool, workers) = (self.kernels, &self.pool, &mut self.workers);
-            let quantize = gate.ty.is_quantized() || up.ty.is_quantized();
+            let matrix = |stack: ExpertWeights| {
+                let weight = weights.get(stack.weight);
+                let bias = stack.bias.map(|id| {
+                    let all = weights.get(id).as_f32();
+                    &all[expert * weight.rows..(expert + 1) * weight.rows]
+                });
+                ExpertMatrix {
+                    weight,
+                    bias,
+                    expert,
+                }
+            };
+            let (gate, up) = (spec.gate.map(matrix), matrix(spec.up));
+            let quantize = up.weight.ty.is_quantized()
+                || gate.is_some_and(|gate| gate.weight.ty.is_quantized());
             let acts = activations(
                 kernels,
                 pool,
@@ -80,24 +91,26 @@ impl CpuSession {
                 width,
                 quantize,
             );
-            let matrix = Matrix {
-                data: hidden,
-                cols: n_ff,
+            let glu = Glu {
+                activation: spec.activation,
+                limit: spec.glu_limit,
             };
-            gated(
+            let cols = n_ff;
+            let data = &mut *hidden;
+            half_layer(
                 kernels,
                 pool,
                 workers,
-                (gate, None),
-                (up, None),
-                expert,
-                spec.activation,
+                gate,
+                up,
+                glu,
                 &acts,
-                matrix,
+                Matrix { data, cols },
             );
 
             output.resize((tokens.len() * width).max(output.len()), 0.0);
             let output = &mut output[..tokens.len() * width];
+            let quantize = down.ty.is_quantized();
             let acts = activations(
                 kernels,
                 pool,
@@ -105,22 +118,20 @@ impl CpuSession {
                 quantized_hidden,
                 hidden,
                 n_ff,
-                down.ty.is_quantized(),
+                quantize,
             );
+            let down = matrix(spec.down);
             let mut matrices = [Matrix {
                 data: output,
                 cols: width,
             }];
             pool.columns(&mut matrices, 64, workers, |_, rows, out, worker| {
-                let rows = weight_rows(down, expert).slice(rows);
-                kernels.matmul(rows, &acts, Epilogue::STORE, out, &mut worker.scratch);
+                down.multiply(kernels, rows, &acts, out, &mut worker.scratch);
             });
             for (&(token, weight), output) in tokens.iter().zip(output.chunks_exact(width)) {
-                kernels.add_scaled(
-                    &mut taken.rows()[token * width..(token + 1) * width],
-                    output,
-                    weight,
-                );
+                let weight = if routing.weigh_input { 1.0 } else { weight };
+                let out = &mut taken.rows()[token * width..(token + 1) * width];
+                kernels.add_scaled(out, output, weight);
             }
         }
         self.buffers.put(taken);

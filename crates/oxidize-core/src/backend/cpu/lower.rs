@@ -3,28 +3,20 @@
 //! Projections of the same input become one step, a gated unit is computed with its two
 //! projections, and a residual is added by the projection that feeds it.
 
-use crate::graph::{
-    Activation, AttentionOp, ExpertsOp, NormKind, Op, Plan, RopeFrequencies, RopeLayout, ValueId,
-    WeightId,
-};
+use crate::graph::{Activation, Op, Plan, RopeFrequencies, ValueId, WeightId};
 
 /// What the CPU does between two looks at the plan.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    Embed {
-        table: WeightId,
-        out: ValueId,
-    },
+    /// An op that stands alone.
+    Op(Op),
+    /// Cosines and sines, with the frequencies of the session's longest context.
     RopeTable {
         frequencies: RopeFrequencies,
         out: ValueId,
     },
-    Norm(NormStep),
     /// Several projections of one input, in one sharing-out of rows.
-    Project {
-        x: ValueId,
-        parts: Vec<Projection>,
-    },
+    Project { x: ValueId, parts: Vec<Projection> },
     /// `out = activation(gate · x) · (up · x)`.
     GatedProject {
         x: ValueId,
@@ -33,71 +25,6 @@ pub(super) enum Step {
         activation: Activation,
         out: ValueId,
     },
-    Rope {
-        x: ValueId,
-        table: ValueId,
-        head_dim: usize,
-        layout: RopeLayout,
-        out: ValueId,
-    },
-    StoreKv {
-        layer: usize,
-        k: ValueId,
-        v: ValueId,
-    },
-    Attention {
-        q: ValueId,
-        spec: AttentionOp,
-        out: ValueId,
-    },
-    Activate {
-        x: ValueId,
-        activation: Activation,
-        out: ValueId,
-    },
-    Glu {
-        gate: ValueId,
-        up: ValueId,
-        activation: Activation,
-        out: ValueId,
-    },
-    Add {
-        a: ValueId,
-        b: ValueId,
-        out: ValueId,
-    },
-    Scale {
-        x: ValueId,
-        factor: f32,
-        out: ValueId,
-    },
-    Softcap {
-        x: ValueId,
-        cap: f32,
-        out: ValueId,
-    },
-    Experts {
-        x: ValueId,
-        router: ValueId,
-        spec: ExpertsOp,
-        out: ValueId,
-    },
-    SelectOutputs {
-        x: ValueId,
-        out: ValueId,
-    },
-}
-
-/// A norm and its constants.
-#[derive(Clone, Debug)]
-pub(super) struct NormStep {
-    pub(super) kind: NormKind,
-    pub(super) x: ValueId,
-    pub(super) weight: Option<WeightId>,
-    pub(super) bias: Option<WeightId>,
-    pub(super) epsilon: f32,
-    pub(super) width: usize,
-    pub(super) out: ValueId,
 }
 
 /// A matrix and its bias.
@@ -119,63 +46,49 @@ pub(super) struct Projection {
 impl Step {
     pub(super) fn inputs(&self) -> Vec<ValueId> {
         match self {
-            Step::Embed { .. } | Step::RopeTable { .. } => vec![],
-            Step::Norm(NormStep { x, .. })
-            | Step::GatedProject { x, .. }
-            | Step::Activate { x, .. }
-            | Step::Scale { x, .. }
-            | Step::Softcap { x, .. }
-            | Step::SelectOutputs { x, .. } => vec![*x],
+            Step::Op(op) => op.inputs(),
+            Step::RopeTable { .. } => vec![],
+            Step::GatedProject { x, .. } => vec![*x],
             Step::Project { x, parts } => std::iter::once(*x)
                 .chain(parts.iter().filter_map(|part| part.residual))
                 .collect(),
-            Step::Rope { x, table, .. } => vec![*x, *table],
-            Step::StoreKv { k, v, .. } => vec![*k, *v],
-            Step::Attention { q, .. } => vec![*q],
-            Step::Glu { gate, up, .. } => vec![*gate, *up],
-            Step::Add { a, b, .. } => vec![*a, *b],
-            Step::Experts { x, router, .. } => vec![*x, *router],
         }
     }
 
     pub(super) fn outputs(&self) -> Vec<ValueId> {
         match self {
-            Step::StoreKv { .. } => vec![],
+            Step::Op(op) => op.output().into_iter().collect(),
+            Step::RopeTable { out, .. } | Step::GatedProject { out, .. } => vec![*out],
             Step::Project { parts, .. } => parts.iter().map(|part| part.out).collect(),
-            Step::Norm(NormStep { out, .. })
-            | Step::Embed { out, .. }
-            | Step::RopeTable { out, .. }
-            | Step::GatedProject { out, .. }
-            | Step::Rope { out, .. }
-            | Step::Attention { out, .. }
-            | Step::Activate { out, .. }
-            | Step::Glu { out, .. }
-            | Step::Add { out, .. }
-            | Step::Scale { out, .. }
-            | Step::Softcap { out, .. }
-            | Step::Experts { out, .. }
-            | Step::SelectOutputs { out, .. } => vec![*out],
         }
     }
 
     /// The input that the first output may be written over.
     pub(super) fn overwrites(&self) -> Option<ValueId> {
         match self {
-            Step::Norm(NormStep { x, .. })
-            | Step::Rope { x, .. }
-            | Step::Activate { x, .. }
-            | Step::Scale { x, .. }
-            | Step::Softcap { x, .. } => Some(*x),
-            Step::Glu { gate, .. } => Some(*gate),
-            Step::Add { a, .. } => Some(*a),
+            Step::Op(
+                Op::Norm { x, .. }
+                | Op::Rope { x, .. }
+                | Op::Activate { x, .. }
+                | Op::Xielu { x, .. }
+                | Op::Sparsify { x, .. }
+                | Op::Scale { x, .. }
+                | Op::ScaleBy { x, .. }
+                | Op::Temperature { x, .. }
+                | Op::Clamp { x, .. }
+                | Op::MatchMagnitude { x, .. }
+                | Op::Softcap { x, .. },
+            ) => Some(*x),
+            Step::Op(Op::Glu { gate, .. }) => Some(*gate),
+            Step::Op(Op::Add { a, .. }) => Some(*a),
             Step::Project { parts, .. } => parts.first().and_then(|part| part.residual),
             _ => None,
         }
     }
 }
 
-/// Lowers a plan.
-pub(super) fn lower(plan: &Plan) -> Vec<Step> {
+/// Lowers a plan for sequences of at most `max_context` tokens.
+pub(super) fn lower(plan: &Plan, max_context: usize) -> Vec<Step> {
     let mut uses = vec![0usize; plan.values.len()];
     for value in plan.ops.iter().flat_map(Op::inputs).chain(plan.result) {
         uses[value.0 as usize] += 1;
@@ -194,7 +107,13 @@ pub(super) fn lower(plan: &Plan) -> Vec<Step> {
             steps.push(step);
             used
         } else {
-            steps.push(single(&plan.ops[at]));
+            steps.push(match plan.ops[at].clone() {
+                Op::RopeTable { rope, out } => Step::RopeTable {
+                    frequencies: rope.frequencies(max_context),
+                    out,
+                },
+                op => Step::Op(op),
+            });
             1
         };
         at += used;
@@ -313,86 +232,4 @@ fn project(ops: &[Op]) -> Option<(Step, usize)> {
         .collect();
     let used = parts.len();
     Some((Step::Project { x: *shared, parts }, used))
-}
-
-fn single(op: &Op) -> Step {
-    match op.clone() {
-        Op::Embed { table, out } => Step::Embed { table, out },
-        Op::RopeTable { frequencies, out } => Step::RopeTable { frequencies, out },
-        Op::Norm {
-            kind,
-            x,
-            weight,
-            bias,
-            epsilon,
-            width,
-            out,
-        } => Step::Norm(NormStep {
-            kind,
-            x,
-            weight,
-            bias,
-            epsilon,
-            width,
-            out,
-        }),
-        Op::Linear {
-            x,
-            weight,
-            bias,
-            out,
-        } => {
-            let linear = Linear { weight, bias };
-            Step::Project {
-                x,
-                parts: vec![Projection {
-                    linear,
-                    residual: None,
-                    out,
-                }],
-            }
-        }
-        Op::Rope {
-            x,
-            table,
-            head_dim,
-            layout,
-            out,
-        } => Step::Rope {
-            x,
-            table,
-            head_dim,
-            layout,
-            out,
-        },
-        Op::StoreKv { layer, k, v } => Step::StoreKv { layer, k, v },
-        Op::Attention { q, spec, out } => Step::Attention { q, spec, out },
-        Op::Activate { x, activation, out } => Step::Activate { x, activation, out },
-        Op::Glu {
-            gate,
-            up,
-            activation,
-            out,
-        } => Step::Glu {
-            gate,
-            up,
-            activation,
-            out,
-        },
-        Op::Add { a, b, out } => Step::Add { a, b, out },
-        Op::Scale { x, factor, out } => Step::Scale { x, factor, out },
-        Op::Softcap { x, cap, out } => Step::Softcap { x, cap, out },
-        Op::Experts {
-            x,
-            router,
-            spec,
-            out,
-        } => Step::Experts {
-            x,
-            router,
-            spec,
-            out,
-        },
-        Op::SelectOutputs { x, out } => Step::SelectOutputs { x, out },
-    }
 }

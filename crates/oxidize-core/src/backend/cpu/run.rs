@@ -3,11 +3,12 @@
 use super::attention::AttentionWork;
 use super::cache::KvCache;
 use super::experts::ExpertWork;
-use super::lower::{Linear, NormStep, Projection, Step, lower};
+use super::lower::{Linear, Projection, Step, lower};
 use super::memory::Buffers;
 use super::pool::{MAX_MATRICES, Matrix, Pool};
+use crate::backend::reference::{magnitude_ratio, threshold};
 use crate::backend::{BackendError, Batch, Session, SessionConfig};
-use crate::graph::{NormKind, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
+use crate::graph::{NormKind, Op, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
 use crate::kv::BlockId;
 use crate::model::{Weight, Weights};
 use oxidize_kernels::{
@@ -36,6 +37,7 @@ pub(super) struct CpuSession {
 pub(super) struct Worker {
     pub(super) scratch: Scratch,
     pub(super) floats: Vec<f32>,
+    quantized: QuantizedRows,
 }
 
 /// Elements under which sharing out work costs more than it saves.
@@ -52,7 +54,7 @@ impl CpuSession {
         weights: &Weights,
         config: &SessionConfig,
     ) -> Result<CpuSession, BackendError> {
-        let steps = lower(plan);
+        let steps = lower(plan, config.max_context);
         let caches = plan.caches.iter().map(|info| KvCache::new(info, config));
         let pool = Pool::new(config.n_threads.unwrap_or_else(super::default_threads));
         Ok(CpuSession {
@@ -72,11 +74,9 @@ impl CpuSession {
     }
 
     fn step(&mut self, step: &Step, batch: &Batch<'_>) -> Result<(), BackendError> {
-        let kernels = self.kernels;
         match step {
-            Step::Embed { table, out } => self.embed(*table, *out, batch)?,
+            Step::Op(op) => return self.op(op, batch),
             Step::RopeTable { frequencies, out } => self.rope_table(frequencies, *out, batch),
-            Step::Norm(norm) => self.norm(norm),
             Step::Project { x, parts } => self.project(*x, parts),
             Step::GatedProject {
                 x,
@@ -84,10 +84,46 @@ impl CpuSession {
                 up,
                 activation,
                 out,
-            } => {
-                self.gated_project(*x, gate, up, *activation, *out);
+            } => self.gated_project(*x, gate, up, *activation, *out),
+        }
+        Ok(())
+    }
+
+    fn op(&mut self, op: &Op, batch: &Batch<'_>) -> Result<(), BackendError> {
+        let kernels = self.kernels;
+        match op {
+            Op::Embed { table, out } => self.embed(*table, *out, batch)?,
+            Op::EmbedPosition { table, offset, out } => {
+                self.embed_position(*table, *offset, *out, batch)?
             }
-            Step::Rope {
+            Op::RopeTable { rope, out } => {
+                let frequencies = rope.frequencies(self.config.max_context);
+                self.rope_table(&frequencies, *out, batch);
+            }
+            Op::Norm { .. } => self.norm(op),
+            Op::Linear {
+                x,
+                weight,
+                bias,
+                out,
+            } => {
+                let linear = Linear {
+                    weight: *weight,
+                    bias: *bias,
+                };
+                let residual = None;
+                let out = *out;
+                self.project(
+                    *x,
+                    &[Projection {
+                        linear,
+                        residual,
+                        out,
+                    }],
+                );
+            }
+            Op::HeadLinear { x, weight, out } => self.head_linear(*x, *weight, *out),
+            Op::Rope {
                 x,
                 table,
                 head_dim,
@@ -96,12 +132,24 @@ impl CpuSession {
             } => {
                 self.rope(*x, *table, *head_dim, *layout, *out);
             }
-            Step::StoreKv { layer, k, v } => self.store_kv(*layer, *k, *v),
-            Step::Attention { q, spec, out } => self.attend(spec, *q, *out, batch),
-            Step::Activate { x, activation, out } => {
+            Op::StoreKv { layer, k, v } => self.store_kv(*layer, *k, *v),
+            Op::Attention { q, spec, out } => self.attend(spec, *q, *out, batch),
+            Op::Activate { x, activation, out } => {
                 self.map(*x, *out, |x| kernels.activate(*activation, x));
             }
-            Step::Glu {
+            Op::Xielu { x, spec, out } => {
+                self.map(*x, *out, |x| x.iter_mut().for_each(|x| *x = spec.apply(*x)));
+            }
+            Op::Sparsify {
+                x,
+                deviations,
+                unbiased,
+                out,
+            } => self.map(*x, *out, |x| {
+                let cut = threshold(x, *deviations, *unbiased);
+                x.iter_mut().for_each(|x| *x = (*x - cut).max(0.0));
+            }),
+            Op::Glu {
                 gate,
                 up,
                 activation,
@@ -111,16 +159,47 @@ impl CpuSession {
                     kernels.glu(*activation, gate, up)
                 });
             }
-            Step::Add { a, b, out } => self.zip(*a, *b, *out, |a, b| kernels.add(a, b)),
-            Step::Scale { x, factor, out } => self.map(*x, *out, |x| kernels.scale(x, *factor)),
-            Step::Softcap { x, cap, out } => self.map(*x, *out, |x| kernels.softcap(x, *cap)),
-            Step::Experts {
+            Op::Add { a, b, out } => self.zip(*a, *b, *out, |a, b| kernels.add(a, b)),
+            Op::Scale { x, factor, out } => self.map(*x, *out, |x| kernels.scale(x, *factor)),
+            Op::ScaleBy { x, weight, out } => {
+                let weights = self.weights.clone();
+                let factors = weights.get(*weight).as_f32();
+                self.map(*x, *out, |x| kernels.mul(x, factors));
+            }
+            Op::Temperature { x, spec, out } => self.each_row(Some(*x), *out, |row, x| {
+                kernels.scale(x, spec.at(batch.positions[row]));
+            }),
+            Op::Clamp { x, limit, out } => self.map(*x, *out, |x| {
+                x.iter_mut().for_each(|x| *x = x.clamp(-limit, *limit));
+            }),
+            Op::WeightedSum {
+                terms,
+                weights,
+                offset,
+                out,
+            } => self.weighted_sum(terms, *weights, *offset, *out),
+            Op::MatchMagnitude { x, like, out } => self.zip(*x, *like, *out, |x, like| {
+                kernels.scale(x, magnitude_ratio(x, like));
+            }),
+            Op::Slice {
+                x,
+                group,
+                start,
+                len,
+                out,
+            } => self.gather(*out, *x, |x, out| {
+                let groups = x.chunks_exact(*group).zip(out.chunks_exact_mut(*len));
+                groups.for_each(|(x, out)| out.copy_from_slice(&x[*start..start + len]));
+            }),
+            Op::Concat { a, b, groups, out } => self.concat(*a, *b, *groups, *out),
+            Op::Softcap { x, cap, out } => self.map(*x, *out, |x| kernels.softcap(x, *cap)),
+            Op::Experts {
                 x,
                 router,
                 spec,
                 out,
             } => self.mix_experts(spec, *x, *router, *out),
-            Step::SelectOutputs { x, out } => {
+            Op::SelectOutputs { x, out } => {
                 let width = self.buffers.width(*x);
                 let mut taken = self.buffers.take(*out);
                 let x = self.buffers.get(*x);
@@ -151,6 +230,28 @@ impl CpuSession {
         Ok(())
     }
 
+    fn embed_position(
+        &mut self,
+        table: WeightId,
+        offset: usize,
+        out: ValueId,
+        batch: &Batch<'_>,
+    ) -> Result<(), BackendError> {
+        let table = self.weights.get(table);
+        for &position in batch.positions {
+            batch.check_position(position, offset, table.rows)?;
+        }
+        let mut taken = self.buffers.take(out);
+        let rows = taken.rows().chunks_exact_mut(table.cols);
+        for (row, &position) in rows.zip(batch.positions) {
+            table
+                .read_row(position as usize + offset, row)
+                .map_err(|e| BackendError::Malformed(e.to_string()))?;
+        }
+        self.buffers.put(taken);
+        Ok(())
+    }
+
     fn rope_table(&mut self, frequencies: &RopeFrequencies, out: ValueId, batch: &Batch<'_>) {
         let RopeFrequencies { radians, magnitude } = frequencies;
         self.each_row(None, out, |row, out| {
@@ -163,25 +264,128 @@ impl CpuSession {
         });
     }
 
-    fn norm(&mut self, norm: &NormStep) {
-        let (kernels, weights) = (self.kernels, self.weights.clone());
-        let weight = norm.weight.map(|id| weights.get(id).as_f32());
-        let bias = norm.bias.map(|id| weights.get(id).as_f32());
-        self.map(norm.x, norm.out, |x| {
-            for group in x.chunks_exact_mut(norm.width) {
-                match norm.kind {
+    fn norm(&mut self, op: &Op) {
+        let Op::Norm {
+            kind,
+            x,
+            weight,
+            bias,
+            epsilon,
+            width,
+            out,
+        } = op
+        else {
+            return;
+        };
+        let (kernels, weights, width) = (self.kernels, self.weights.clone(), *width);
+        // Groups share their weights, or take turns in those of a whole row.
+        let of_group = |id: &Option<WeightId>, group: usize| {
+            let all = id.map(|id| weights.get(id).as_f32());
+            all.map(|all| &all[group % (all.len() / width) * width..][..width])
+        };
+        self.map(*x, *out, |x| {
+            for (index, group) in x.chunks_exact_mut(width).enumerate() {
+                let (weight, bias) = (of_group(weight, index), of_group(bias, index));
+                match kind {
                     NormKind::Rms => {
-                        kernels.rms_norm_in_place(group, weight, norm.epsilon);
+                        kernels.rms_norm_in_place(group, weight, *epsilon);
                         if let Some(bias) = bias {
                             kernels.add(group, bias);
                         }
                     }
-                    NormKind::Layer => {
-                        kernels.layer_norm_in_place(group, weight, bias, norm.epsilon)
-                    }
+                    NormKind::Layer => kernels.layer_norm_in_place(group, weight, bias, *epsilon),
                 }
             }
         });
+    }
+
+    /// Each head on a thread of its own: gathered, multiplied, put back.
+    fn head_linear(&mut self, x: ValueId, weight: WeightId, out: ValueId) {
+        let weights = self.weights.clone();
+        let weight = weights.get(weight);
+        let (width, inputs) = (self.buffers.width(x), weight.cols);
+        let mut taken = self.buffers.take(out);
+        let (kernels, x) = (self.kernels, self.buffers.get(x));
+        let n_tokens = x.len() / width;
+        let cols = weight.rows * weight.n_experts;
+        let data = taken.rows();
+        let body = |_: usize, head: usize, out: TileMut<'_>, worker: &mut Worker| {
+            let Worker {
+                scratch,
+                floats,
+                quantized,
+            } = worker;
+            floats.clear();
+            for token in x.chunks_exact(width) {
+                floats.extend_from_slice(&token[head * inputs..(head + 1) * inputs]);
+            }
+            let acts = if weight.ty.is_quantized() {
+                quantized.resize(n_tokens, inputs);
+                kernels.quantize_rows(floats, quantized.rows_mut());
+                Activations::new(floats, quantized)
+            } else {
+                Activations::floats(floats, inputs)
+            };
+            let rows = weight_rows(weight, head);
+            kernels.matmul(rows, &acts, Epilogue::STORE, out, scratch);
+        };
+        let rows = 0..n_tokens;
+        self.pool.grid(
+            Matrix { data, cols },
+            &[rows],
+            weight.rows,
+            &mut self.workers,
+            body,
+        );
+        self.buffers.put(taken);
+    }
+
+    fn weighted_sum(&mut self, terms: &[ValueId], weights: ValueId, offset: usize, out: ValueId) {
+        let (width, n_weights) = (self.buffers.width(out), self.buffers.width(weights));
+        let mut taken = self.buffers.take(out);
+        let factors = self.buffers.get(weights);
+        for (row, out) in taken.rows().chunks_exact_mut(width).enumerate() {
+            out.fill(0.0);
+            for (i, &term) in terms.iter().enumerate() {
+                let term = &self.buffers.get(term)[row * width..(row + 1) * width];
+                let factor = factors[row * n_weights + offset + i];
+                self.kernels.add_scaled(out, term, factor);
+            }
+        }
+        self.buffers.put(taken);
+    }
+
+    /// Fills each row of `out` from a row of `x` that may be wider.
+    fn gather(&mut self, out: ValueId, x: ValueId, f: impl Fn(&[f32], &mut [f32]) + Sync) {
+        let x_width = self.buffers.width(x);
+        let width = self.buffers.width(out);
+        let mut taken = self.buffers.take(out);
+        let x = self.buffers.get(x);
+        let (pool, workers) = (&self.pool, &mut self.workers);
+        share_rows(pool, workers, None, taken.rows(), width, |row, out| {
+            f(&x[row * x_width..(row + 1) * x_width], out);
+        });
+        self.buffers.put(taken);
+    }
+
+    fn concat(&mut self, a: ValueId, b: ValueId, groups: usize, out: ValueId) {
+        let (a_len, b_len) = (
+            self.buffers.width(a) / groups,
+            self.buffers.width(b) / groups,
+        );
+        let width = self.buffers.width(out);
+        let mut taken = self.buffers.take(out);
+        let (a, b) = (self.buffers.get(a), self.buffers.get(b));
+        let (pool, workers) = (&self.pool, &mut self.workers);
+        share_rows(pool, workers, None, taken.rows(), width, |row, out| {
+            for (group, out) in out.chunks_exact_mut(a_len + b_len).enumerate() {
+                let index = row * groups + group;
+                let (first, second) = out.split_at_mut(a_len);
+                first.copy_from_slice(&a[index * a_len..(index + 1) * a_len]);
+                second.copy_from_slice(&b[index * b_len..(index + 1) * b_len]);
+            }
+        });
+        self.buffers.put(taken);
     }
 
     fn rope(
@@ -253,7 +457,7 @@ impl CpuSession {
         let weights = self.weights.clone();
         let mut taken: [_; MAX_MATRICES] =
             std::array::from_fn(|i| parts.get(i).map(|part| self.buffers.take(part.out)));
-        let list: [Option<(&Weight, Option<&[f32]>)>; MAX_MATRICES] =
+        let list: [Option<ExpertMatrix<'_>>; MAX_MATRICES] =
             std::array::from_fn(|i| parts.get(i).map(|part| resolve(&weights, &part.linear)));
         for (part, taken) in parts.iter().zip(taken.iter_mut().flatten()) {
             // The residual may still be elsewhere, if something else needs it later.
@@ -264,7 +468,7 @@ impl CpuSession {
         let quantize = list
             .iter()
             .flatten()
-            .any(|(weight, _)| weight.ty.is_quantized());
+            .any(|matrix| matrix.weight.ty.is_quantized());
         let input = self.buffers.get(x);
         let acts = activations(
             self.kernels,
@@ -278,7 +482,7 @@ impl CpuSession {
         let chunk = list
             .iter()
             .flatten()
-            .map(|(weight, _)| piece_rows(weight, self.pool.n_threads()))
+            .map(|matrix| piece_rows(matrix.weight, self.pool.n_threads()))
             .min();
         let kernels = self.kernels;
         let mut outputs = taken
@@ -300,7 +504,7 @@ impl CpuSession {
             chunk.unwrap_or(PIECE_ROWS),
             &mut self.workers,
             |index, rows, out, worker| {
-                let Some((weight, bias)) = list[index] else {
+                let Some(ExpertMatrix { weight, bias, .. }) = list[index] else {
                     return;
                 };
                 let bias = bias.map(|bias| &bias[rows.clone()]);
@@ -335,7 +539,7 @@ impl CpuSession {
         let (gate, up) = (resolve(&weights, gate), resolve(&weights, up));
         let mut taken = self.buffers.take(out);
         let input = self.buffers.get(x);
-        let quantize = gate.0.ty.is_quantized() || up.0.ty.is_quantized();
+        let quantize = gate.weight.ty.is_quantized() || up.weight.ty.is_quantized();
         let acts = activations(
             self.kernels,
             &self.pool,
@@ -347,16 +551,19 @@ impl CpuSession {
         );
         let hidden = Matrix {
             data: taken.rows(),
-            cols: gate.0.rows,
+            cols: gate.weight.rows,
         };
-        gated(
+        let glu = Glu {
+            activation,
+            limit: None,
+        };
+        half_layer(
             self.kernels,
             &self.pool,
             &mut self.workers,
-            gate,
+            Some(gate),
             up,
-            0,
-            activation,
+            glu,
             &acts,
             hidden,
         );
@@ -364,43 +571,83 @@ impl CpuSession {
     }
 }
 
-/// `out = activation(gate · x) · (up · x)` with one matrix of each stack.
-pub(super) fn gated(
+/// One matrix of a stack, or a matrix by itself, with its biases.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertMatrix<'a> {
+    pub(super) weight: &'a Weight,
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) expert: usize,
+}
+
+impl ExpertMatrix<'_> {
+    /// `out = rows of the matrix · acts + bias`.
+    pub(super) fn multiply(
+        &self,
+        kernels: &Kernels,
+        rows: std::ops::Range<usize>,
+        acts: &Activations<'_>,
+        out: TileMut<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let bias = self.bias.map(|bias| &bias[rows.clone()]);
+        let epilogue = Epilogue {
+            bias,
+            accumulate: false,
+        };
+        let rows = weight_rows(self.weight, self.expert).slice(rows);
+        kernels.matmul(rows, acts, epilogue, out, scratch);
+    }
+}
+
+/// How the halves of a gated unit meet.
+#[derive(Clone, Copy)]
+pub(super) struct Glu {
+    pub(super) activation: Activation,
+    pub(super) limit: Option<f32>,
+}
+
+impl Glu {
+    fn apply(self, kernels: &Kernels, gate: &mut [f32], up: &mut [f32]) {
+        if let Some(limit) = self.limit {
+            gate.iter_mut().for_each(|x| *x = x.min(limit));
+            up.iter_mut()
+                .for_each(|x| *x = x.clamp(-limit, limit) + 1.0);
+        }
+        kernels.glu(self.activation, gate, up);
+    }
+}
+
+/// `out = activation(gate · x) · (up · x)`, or `activation(up · x)` without a gate.
+pub(super) fn half_layer(
     kernels: &Kernels,
     pool: &Pool,
     workers: &mut [Worker],
-    gate: (&Weight, Option<&[f32]>),
-    up: (&Weight, Option<&[f32]>),
-    expert: usize,
-    activation: Activation,
+    gate: Option<ExpertMatrix<'_>>,
+    up: ExpertMatrix<'_>,
+    glu: Glu,
     acts: &Activations<'_>,
     out: Matrix<'_>,
 ) {
     // Both matrices are read for a piece, so it has half as many rows.
-    let chunk = (piece_rows(gate.0, pool.n_threads()) / 2).next_multiple_of(PIECE_ROWS);
+    let chunk = (piece_rows(up.weight, pool.n_threads()) / 2).next_multiple_of(PIECE_ROWS);
     pool.columns(&mut [out], chunk, workers, |_, rows, mut out, worker| {
         let width = rows.len();
-        let Worker { scratch, floats } = worker;
+        let Worker {
+            scratch, floats, ..
+        } = worker;
+        let Some(gate) = gate else {
+            up.multiply(kernels, rows, acts, out.reborrow(), scratch);
+            for token in 0..acts.rows() {
+                kernels.activate(glu.activation, out.row(token));
+            }
+            return;
+        };
         floats.resize((acts.rows() * width).max(floats.len()), 0.0);
         let product = &mut floats[..acts.rows() * width];
-        let mut half = |(weight, bias): (&Weight, Option<&[f32]>), out: TileMut<'_>| {
-            let bias = bias.map(|bias| &bias[rows.clone()]);
-            let epilogue = Epilogue {
-                bias,
-                accumulate: false,
-            };
-            kernels.matmul(
-                weight_rows(weight, expert).slice(rows.clone()),
-                acts,
-                epilogue,
-                out,
-                scratch,
-            );
-        };
-        half(gate, out.reborrow());
-        half(up, TileMut::new(product, width));
-        for (token, up) in product.chunks_exact(width).enumerate() {
-            kernels.glu(activation, out.row(token), up);
+        gate.multiply(kernels, rows.clone(), acts, out.reborrow(), scratch);
+        up.multiply(kernels, rows, acts, TileMut::new(product, width), scratch);
+        for (token, up) in product.chunks_exact_mut(width).enumerate() {
+            glu.apply(kernels, out.row(token), up);
         }
     });
 }
@@ -465,14 +712,12 @@ fn piece_rows(weight: &Weight, n_threads: usize) -> usize {
         .max(PIECE_ROWS)
 }
 
-pub(super) fn resolve<'a>(
-    weights: &'a Weights,
-    linear: &Linear,
-) -> (&'a Weight, Option<&'a [f32]>) {
-    (
-        weights.get(linear.weight),
-        linear.bias.map(|id| weights.get(id).as_f32()),
-    )
+fn resolve<'a>(weights: &'a Weights, linear: &Linear) -> ExpertMatrix<'a> {
+    ExpertMatrix {
+        weight: weights.get(linear.weight),
+        bias: linear.bias.map(|id| weights.get(id).as_f32()),
+        expert: 0,
+    }
 }
 
 /// One matrix of a weight, as the kernels take it.
@@ -506,31 +751,23 @@ impl Session for CpuSession {
             for block in [from, to] {
                 self.check_block(block)?;
             }
-            for cache in &mut self.caches {
-                cache.k.copy_block(from.0 as usize, to.0 as usize);
-                cache.v.copy_block(from.0 as usize, to.0 as usize);
+            for plane in self.caches.iter_mut().flat_map(KvCache::planes_mut) {
+                plane.copy_block(from.0 as usize, to.0 as usize);
             }
         }
         Ok(())
     }
 
     fn block_bytes(&self) -> usize {
-        self.caches
-            .iter()
-            .map(|cache| cache.k.block_len() + cache.v.block_len())
-            .sum()
+        let planes = self.caches.iter().flat_map(KvCache::planes);
+        planes.map(|plane| plane.block_len()).sum()
     }
 
     fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError> {
         self.check_block(block)?;
         out.clear();
-        for cache in &self.caches {
-            cache
-                .k
-                .block(block.0 as usize)
-                .for_each(|bytes| out.extend_from_slice(bytes));
-            cache
-                .v
+        for plane in self.caches.iter().flat_map(KvCache::planes) {
+            plane
                 .block(block.0 as usize)
                 .for_each(|bytes| out.extend_from_slice(bytes));
         }
@@ -547,12 +784,10 @@ impl Session for CpuSession {
             );
             return Err(BackendError::Malformed(what));
         }
-        for cache in &mut self.caches {
-            for plane in [&mut cache.k, &mut cache.v] {
-                let (head, rest) = bytes.split_at(plane.block_len());
-                plane.write_block(block.0 as usize, head);
-                bytes = rest;
-            }
+        for plane in self.caches.iter_mut().flat_map(KvCache::planes_mut) {
+            let (head, rest) = bytes.split_at(plane.block_len());
+            plane.write_block(block.0 as usize, head);
+            bytes = rest;
         }
         Ok(())
     }

@@ -1,0 +1,110 @@
+//! DeepSeek and others with latent attention, or with its kind of experts.
+
+use super::names::*;
+use super::{Arch, BASE, INTERLEAVED, MOE, Mixer, MoeSpec, PERMUTED, Scales};
+use crate::graph::{Gating, GroupScore};
+
+/// DeepSeek 1 with experts.
+pub(super) static DEEPSEEK: Arch = Arch {
+    name: "deepseek",
+    hf_classes: &["DeepseekForCausalLM"],
+    rope: PERMUTED,
+    moe: MoeSpec {
+        renormalize: false,
+        ..MOE
+    },
+    ..BASE
+};
+
+const LATENT_BASE: Arch = Arch {
+    mixer: Mixer::Mla,
+    rope: INTERLEAVED,
+    moe: MoeSpec {
+        renormalize: false,
+        ..MOE
+    },
+    ..BASE
+};
+
+/// DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash in GGUF files.
+pub(super) static DEEPSEEK2: Arch = Arch {
+    name: "deepseek2",
+    ..LATENT_BASE
+};
+
+/// DeepSeek V2: a group of experts counts as much as its best.
+pub(super) static DEEPSEEK_V2: Arch = Arch {
+    name: "deepseek2",
+    hf_classes: &["DeepseekV2ForCausalLM"],
+    moe: MoeSpec {
+        renormalize: false,
+        group_score: GroupScore::Best,
+        ..MOE
+    },
+    ..LATENT_BASE
+};
+
+/// DeepSeek V3, R1 and those built like it.
+pub(super) static DEEPSEEK_V3: Arch = Arch {
+    name: "deepseek2",
+    hf_classes: &[
+        "DeepseekV3ForCausalLM",
+        "KimiK2ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+    ],
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    ..LATENT_BASE
+};
+
+/// MiniCPM 3: latent attention, and MiniCPM's scales.
+pub(super) static MINICPM3: Arch = Arch {
+    name: "minicpm3",
+    hf_classes: &["MiniCPM3ForCausalLM"],
+    mixer: Mixer::Mla,
+    scales: Scales::MiniCpm,
+    ..BASE
+};
+
+/// dots.llm1: ordinary attention, DeepSeek's experts.
+pub(super) static DOTS1: Arch = Arch {
+    name: "dots1",
+    hf_classes: &["Dots1ForCausalLM"],
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    ..BASE
+};
+
+const BAILING_NAMES: &[(TensorRole, &str)] = &[
+    (TOKEN_EMBEDDING, "model.word_embeddings"),
+    (ATTN_QKV, "model.layers.{}.attention.query_key_value"),
+    (ATTN_Q_NORM, "model.layers.{}.attention.query_layernorm"),
+    (ATTN_K_NORM, "model.layers.{}.attention.key_layernorm"),
+    (ATTN_OUTPUT, "model.layers.{}.attention.dense"),
+    (FFN_SELECTION_BIAS, "model.layers.{}.mlp.gate.expert_bias"),
+];
+
+/// Ling 1.
+pub(super) static BAILINGMOE: Arch = Arch {
+    name: "bailingmoe",
+    hf_classes: &["BailingMoeForCausalLM"],
+    rope: PERMUTED,
+    hf_names: BAILING_NAMES,
+    ..BASE
+};
+
+/// Ling 2: norms on q and k, experts chosen with a bias.
+pub(super) static BAILINGMOE2: Arch = Arch {
+    name: "bailingmoe2",
+    hf_classes: &["BailingMoeV2ForCausalLM"],
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: BAILING_NAMES,
+    ..BASE
+};

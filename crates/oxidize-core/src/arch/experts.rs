@@ -1,0 +1,123 @@
+//! Families known by their experts.
+
+use super::names::*;
+use super::{ActivationRule, Arch, BASE, MOE, MoeSpec, RopeLayers, Scales, Windows, llama};
+use crate::graph::{Activation, Gating, NormKind};
+
+/// gpt-oss: sinks, every second layer windowed, experts with biases and a bounded gate.
+pub(super) static GPT_OSS: Arch = Arch {
+    name: "gpt-oss",
+    hf_classes: &["GptOssForCausalLM"],
+    windows: Windows::AllButEvery(2),
+    activation: ActivationRule::Always(Activation::GeluQuick),
+    glu_limit: Some(7.0),
+    moe: MoeSpec {
+        gating: Gating::SoftmaxChosen,
+        ..MOE
+    },
+    gguf_names: &[
+        (FFN_NORM, "blk.{}.post_attention_norm"),
+        (FFN_NORM, "blk.{}.ffn_norm"),
+        (ATTN_POST_NORM, ""),
+    ],
+    hf_names: &[
+        (FFN_ROUTER, "model.layers.{}.mlp.router"),
+        (FFN_DOWN_EXPERTS, "model.layers.{}.mlp.experts.down_proj"),
+    ],
+    hf_transposed: &[FFN_GATE_UP_EXPERTS, FFN_DOWN_EXPERTS],
+    hf_gate_up_alternate: true,
+    ..BASE
+};
+
+/// DBRX: a bound on q, k and v, layer norms.
+pub(super) static DBRX: Arch = Arch {
+    name: "dbrx",
+    hf_classes: &["DbrxForCausalLM"],
+    norm: NormKind::Layer,
+    gguf_names: &[(FFN_NORM, "blk.{}.attn_output_norm")],
+    hf_names: &[
+        (TOKEN_EMBEDDING, "transformer.wte"),
+        (OUTPUT_NORM, "transformer.norm_f"),
+        (ATTN_NORM, "transformer.blocks.{}.norm_attn_norm.norm_1"),
+        (ATTN_QKV, "transformer.blocks.{}.norm_attn_norm.attn.Wqkv"),
+        (
+            ATTN_OUTPUT,
+            "transformer.blocks.{}.norm_attn_norm.attn.out_proj",
+        ),
+        (FFN_NORM, "transformer.blocks.{}.norm_attn_norm.norm_2"),
+        (FFN_ROUTER, "transformer.blocks.{}.ffn.router.layer"),
+        (FFN_GATE_EXPERTS, "transformer.blocks.{}.ffn.experts.mlp.w1"),
+        (FFN_UP_EXPERTS, "transformer.blocks.{}.ffn.experts.mlp.v1"),
+        (FFN_DOWN_EXPERTS, "transformer.blocks.{}.ffn.experts.mlp.w2"),
+    ],
+    hf_transposed: &[FFN_DOWN_EXPERTS],
+    ..BASE
+};
+
+/// MiniMax M2: norms over all heads of q and of k, experts chosen with a bias.
+pub(super) static MINIMAX_M2: Arch = Arch {
+    name: "minimax-m2",
+    hf_classes: &["MiniMaxM2ForCausalLM"],
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: llama::BLOCK_SPARSE_NAMES,
+    ..BASE
+};
+
+/// AFMoE: gated attention, sandwich norms, full layers that do not turn.
+pub(super) static AFMOE: Arch = Arch {
+    name: "afmoe",
+    hf_classes: &["AfmoeForCausalLM"],
+    windows: Windows::AllButEvery(4),
+    rope_layers: RopeLayers::Windowed,
+    scales: Scales::SqrtWidth,
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: &[
+        (ATTN_POST_NORM, "model.layers.{}.post_attention_layernorm"),
+        (FFN_NORM, "model.layers.{}.pre_mlp_layernorm"),
+        (FFN_POST_NORM, "model.layers.{}.post_mlp_layernorm"),
+        (FFN_ROUTER, "model.layers.{}.mlp.router.gate"),
+        (FFN_SELECTION_BIAS, "model.layers.{}.mlp.expert_bias"),
+    ],
+    ..BASE
+};
+
+/// Exaone with experts.
+pub(super) static EXAONE_MOE: Arch = Arch {
+    name: "exaone-moe",
+    hf_classes: &["ExaoneMoeForCausalLM"],
+    windows: Windows::AllButEvery(4),
+    rope_layers: RopeLayers::Windowed,
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: &[(
+        FFN_SELECTION_BIAS,
+        "model.layers.{}.mlp.e_score_correction_bias",
+    )],
+    ..BASE
+};
+
+/// Hunyuan 3.
+pub(super) static HY_V3: Arch = Arch {
+    name: "hy_v3",
+    hf_classes: &["HYV3ForCausalLM"],
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: &[
+        (FFN_ROUTER, "model.layers.{}.mlp.router.gate"),
+        (FFN_SELECTION_BIAS, "model.layers.{}.mlp.expert_bias"),
+        (FFN_GATE_SHARED, "model.layers.{}.mlp.shared_mlp.gate_proj"),
+        (FFN_UP_SHARED, "model.layers.{}.mlp.shared_mlp.up_proj"),
+        (FFN_DOWN_SHARED, "model.layers.{}.mlp.shared_mlp.down_proj"),
+    ],
+    ..BASE
+};

@@ -1,0 +1,66 @@
+//! Granite and MiniCPM: Llama with scales on embeddings, residuals, scores and logits.
+
+use super::names::*;
+use super::{Arch, BASE, PERMUTED, Scales, Windows};
+
+/// Granite 3, dense.
+pub(super) static GRANITE: Arch = Arch {
+    name: "granite",
+    hf_classes: &["GraniteForCausalLM"],
+    rope: PERMUTED,
+    ..BASE
+};
+
+const GRANITE_EXPERTS: &[(TensorRole, &str)] = &[
+    (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router.layer"),
+    (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router"),
+    (
+        FFN_GATE_UP_EXPERTS,
+        "model.layers.{}.block_sparse_moe.input_linear",
+    ),
+    (
+        FFN_GATE_UP_EXPERTS,
+        "model.layers.{}.block_sparse_moe.experts.gate_up_proj",
+    ),
+    (
+        FFN_DOWN_EXPERTS,
+        "model.layers.{}.block_sparse_moe.output_linear",
+    ),
+    (
+        FFN_DOWN_EXPERTS,
+        "model.layers.{}.block_sparse_moe.experts.down_proj",
+    ),
+    (
+        FFN_GATE_UP_SHARED,
+        "model.layers.{}.shared_mlp.input_linear",
+    ),
+    (FFN_DOWN_SHARED, "model.layers.{}.shared_mlp.output_linear"),
+];
+
+/// Granite with experts, and in some models a shared one.
+pub(super) static GRANITEMOE: Arch = Arch {
+    name: "granitemoe",
+    hf_classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
+    rope: PERMUTED,
+    hf_names: GRANITE_EXPERTS,
+    ..BASE
+};
+
+/// Granite with experts, sinks and windows.
+pub(super) static GRANITE_SWA: Arch = Arch {
+    name: "granite_swa",
+    hf_classes: &["GraniteMoeSWAForCausalLM"],
+    rope: PERMUTED,
+    windows: Windows::AllButEvery(4),
+    hf_names: GRANITE_EXPERTS,
+    ..BASE
+};
+
+/// MiniCPM 1 and 2.
+pub(super) static MINICPM: Arch = Arch {
+    name: "minicpm",
+    hf_classes: &["MiniCPMForCausalLM"],
+    rope: PERMUTED,
+    scales: Scales::MiniCpm,
+    ..BASE
+};

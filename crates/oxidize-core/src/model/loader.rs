@@ -1,0 +1,756 @@
+//! Takes weights out of a file while the graph is built: finds them by role, checks their shapes,
+//! and cuts apart what a file keeps in one matrix.
+//!
+//! Rows are cut without a copy; only what has to be transposed or gathered is put in memory.
+
+use super::ModelError;
+use super::weights::{LinearWeights, NormWeights, Weights};
+use crate::arch::{Arch, QkvLayout, TensorRole, names::*};
+use crate::error::{Error, Result};
+use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
+use crate::graph::{ExpertWeights, NormKind, WeightId};
+use crate::io::SharedBytes;
+use oxidize_kernels::quant::{self, TensorType};
+
+/// Takes weights out of a file.
+pub struct WeightLoader<'a> {
+    file: &'a ModelFile,
+    arch: &'a Arch,
+    weights: Weights,
+}
+
+/// The widths of the matrices that make queries, keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvShape {
+    /// Width of what they read.
+    pub inputs: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Width of all queries.
+    pub q: usize,
+    /// Width of all keys.
+    pub k: usize,
+    /// Width of all values.
+    pub v: usize,
+}
+
+/// Rows of a matrix that belong together: `runs` runs of `len` rows, `stride` apart.
+#[derive(Clone, Copy)]
+struct Part {
+    start: usize,
+    len: usize,
+    stride: usize,
+    runs: usize,
+}
+
+impl Part {
+    fn range(start: usize, len: usize) -> Part {
+        Part {
+            start,
+            len,
+            stride: len,
+            runs: 1,
+        }
+    }
+
+    fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        (0..self.runs).map(move |run| {
+            let start = self.start + run * self.stride;
+            start..start + self.len
+        })
+    }
+
+    fn rows(self) -> usize {
+        self.len * self.runs
+    }
+}
+
+/// The bytes of a matrix or a stack of them, rows × cols each.
+struct Stored {
+    name: String,
+    ty: TensorType,
+    cols: usize,
+    bytes: TensorBytes,
+}
+
+impl<'a> WeightLoader<'a> {
+    /// A loader for `file`.
+    pub fn new(file: &'a ModelFile, arch: &'a Arch) -> WeightLoader<'a> {
+        WeightLoader {
+            file,
+            arch,
+            weights: Weights::default(),
+        }
+    }
+
+    /// What was loaded.
+    pub fn finish(self) -> Weights {
+        self.weights
+    }
+
+    /// Whether the file has this tensor.
+    pub fn has(&self, role: &TensorRole, layer: usize) -> bool {
+        self.find(role, layer, WEIGHT).is_some()
+    }
+
+    /// The shape of a tensor, rows first; empty where the file does not have it.
+    pub fn shape(&self, role: &TensorRole, layer: usize) -> Vec<usize> {
+        let info = self.find(role, layer, WEIGHT);
+        info.map(TensorInfo::dims).unwrap_or_default()
+    }
+
+    /// A table of embeddings; its rows are the vocabulary, or the positions.
+    pub fn embedding(&mut self, role: &TensorRole, width: usize) -> Result<LinearWeights> {
+        let info = self.required(role, 0)?;
+        let outputs = info.dims().first().copied().unwrap_or(0);
+        if outputs == 0 || outputs > 1 << 26 {
+            return Err(self.bad_shape(info, &[outputs.max(1), width]));
+        }
+        self.check_shape(info, &[outputs, width])?;
+        let bytes = self.file.data(info)?;
+        let weight = self
+            .weights
+            .push_matrix(&info.name, info.ty, outputs, width, vec![bytes], 1);
+        Ok(LinearWeights {
+            weight,
+            bias: None,
+            outputs,
+        })
+    }
+
+    /// A matrix, with its bias where the file has one.
+    pub fn linear(
+        &mut self,
+        role: &TensorRole,
+        layer: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<LinearWeights> {
+        let stored = self.matrix(role, layer, outputs, inputs)?;
+        let bias = self.bias(role, layer, outputs)?;
+        self.linear_part(&stored, bias.as_deref(), Part::range(0, outputs))
+    }
+
+    /// The same, or `None` where the file does not have it.
+    pub fn optional_linear(
+        &mut self,
+        role: &TensorRole,
+        layer: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Option<LinearWeights>> {
+        self.has(role, layer)
+            .then(|| self.linear(role, layer, inputs, outputs))
+            .transpose()
+    }
+
+    /// Queries, keys and values, from one matrix or from three; values only where there are any.
+    pub fn qkv(
+        &mut self,
+        layer: usize,
+        shape: QkvShape,
+    ) -> Result<(LinearWeights, LinearWeights, Option<LinearWeights>)> {
+        let QkvShape {
+            inputs,
+            n_kv_heads,
+            q,
+            k,
+            v,
+        } = shape;
+        if self.has(&ATTN_QKV, layer) {
+            let rows = q + k + v;
+            let stored = self.matrix(&ATTN_QKV, layer, rows, inputs)?;
+            let bias = self.bias(&ATTN_QKV, layer, rows)?;
+            let parts = if self.is_gguf() || self.arch.hf_qkv == QkvLayout::Concatenated {
+                [(0, q), (q, k), (q + k, v)].map(|(start, len)| Part::range(start, len))
+            } else {
+                let (q, k, v) = (q / n_kv_heads, k / n_kv_heads, v / n_kv_heads);
+                [(0, q), (q, k), (q + k, v)].map(|(start, len)| Part {
+                    start,
+                    len,
+                    stride: q + k + v,
+                    runs: n_kv_heads,
+                })
+            };
+            let mut part = |part| self.linear_part(&stored, bias.as_deref(), part);
+            return Ok((part(parts[0])?, part(parts[1])?, Some(part(parts[2])?)));
+        }
+        let v = match self.optional_linear(&ATTN_V, layer, inputs, v)? {
+            None if !self.arch.keys_as_values => return Err(self.missing(&ATTN_V, layer)),
+            v => v,
+        };
+        Ok((
+            self.linear(&ATTN_Q, layer, inputs, q)?,
+            self.linear(&ATTN_K, layer, inputs, k)?,
+            v,
+        ))
+    }
+
+    /// The gated and the other half of a feed-forward layer, from one matrix or from two; the
+    /// first only where the layer is gated.
+    pub fn gate_up(
+        &mut self,
+        [gate, up, both]: [&TensorRole; 3],
+        layer: usize,
+        inputs: usize,
+        n_ff: usize,
+    ) -> Result<(Option<LinearWeights>, LinearWeights)> {
+        if self.has(gate, layer) {
+            let gate = self.linear(gate, layer, inputs, n_ff)?;
+            return Ok((Some(gate), self.linear(up, layer, inputs, n_ff)?));
+        }
+        if self.shape(both, layer).first() != Some(&(2 * n_ff)) {
+            return Ok((None, self.linear(up, layer, inputs, n_ff)?));
+        }
+        let stored = self.matrix(both, layer, 2 * n_ff, inputs)?;
+        let bias = self.bias(both, layer, 2 * n_ff)?;
+        let [gate, up] = self.halves(n_ff);
+        let mut part = |part| self.linear_part(&stored, bias.as_deref(), part);
+        Ok((Some(part(gate)?), part(up)?))
+    }
+
+    /// The stacked matrices of all experts of a layer, with their biases where the file has them.
+    pub fn experts(
+        &mut self,
+        role: &TensorRole,
+        layer: usize,
+        n_experts: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<ExpertWeights> {
+        let names = role.names(self.arch, self.file.format(), layer);
+        let apart = names.iter().find(|name| {
+            let first = name.replace("{e}", "0");
+            name.contains("{e}") && self.lookup(&first, WEIGHT).is_some()
+        });
+        if let Some(name) = apart {
+            let weight = self.experts_apart(name, n_experts, inputs, outputs)?;
+            return Ok(ExpertWeights { weight, bias: None });
+        }
+        let stored = self.stack(role, layer, n_experts, outputs, inputs)?;
+        let pieces = vec![stored.bytes];
+        let weight =
+            self.weights
+                .push_matrix(&stored.name, stored.ty, outputs, inputs, pieces, n_experts);
+        let bias = self.expert_bias(role, layer, n_experts, outputs)?;
+        let bias = bias.map(|bias| self.weights.push_vector(&stored.name, bias));
+        Ok(ExpertWeights { weight, bias })
+    }
+
+    /// The gated and the other half of all experts, from one stack or from two; the first only where
+    /// they are gated.
+    pub fn expert_gate_up(
+        &mut self,
+        layer: usize,
+        n_experts: usize,
+        inputs: usize,
+        n_ff: usize,
+    ) -> Result<(Option<ExpertWeights>, ExpertWeights)> {
+        let both = &FFN_GATE_UP_EXPERTS;
+        if !self.has(both, layer) {
+            let up = self.experts(&FFN_UP_EXPERTS, layer, n_experts, inputs, n_ff)?;
+            let gated = self.has_experts(&FFN_GATE_EXPERTS, layer);
+            let gate = gated
+                .then(|| self.experts(&FFN_GATE_EXPERTS, layer, n_experts, inputs, n_ff))
+                .transpose()?;
+            return Ok((gate, up));
+        }
+        let stored = self.stack(both, layer, n_experts, 2 * n_ff, inputs)?;
+        let bias = self.expert_bias(both, layer, n_experts, 2 * n_ff)?;
+        let [gate, up] = self.halves(n_ff);
+        let mut half = |half: Part| -> Result<ExpertWeights> {
+            let of = |expert: usize| Part {
+                start: half.start + expert * 2 * n_ff,
+                ..half
+            };
+            let pieces = (0..n_experts).map(|expert| self.cut(&stored, of(expert)));
+            let pieces = pieces.collect::<Result<_>>()?;
+            let bias = bias.as_ref().map(|bias| {
+                let picked = (0..n_experts).flat_map(|expert| pick(bias, of(expert)));
+                self.weights.push_vector(&stored.name, picked.collect())
+            });
+            let weight =
+                self.weights
+                    .push_matrix(&stored.name, stored.ty, n_ff, inputs, pieces, n_experts);
+            Ok(ExpertWeights { weight, bias })
+        };
+        Ok((Some(half(gate)?), half(up)?))
+    }
+
+    /// Several matrices that a file keeps as a stack, or under numbered names.
+    pub fn numbered(
+        &mut self,
+        role: &TensorRole,
+        n: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Vec<LinearWeights>> {
+        let stack = self.experts(role, 0, n, inputs, outputs)?.weight;
+        let stack = self.weights.get(stack).clone();
+        Ok((0..n)
+            .map(|i| LinearWeights {
+                weight: self.weights.push_piece(&stack, i),
+                bias: None,
+                outputs,
+            })
+            .collect())
+    }
+
+    /// The matrices that turn compressed keys and values into heads: the keys' to be applied to
+    /// queries (heads × rank × dim), and the values' (heads × dim × rank).
+    pub fn latent_heads(
+        &mut self,
+        layer: usize,
+        n_heads: usize,
+        rank: usize,
+        (key_dim, value_dim): (usize, usize),
+    ) -> Result<(WeightId, WeightId)> {
+        if self.has(&ATTN_K_B, layer) {
+            let k = self.experts(&ATTN_K_B, layer, n_heads, key_dim, rank)?;
+            let v = self.experts(&ATTN_V_B, layer, n_heads, rank, value_dim)?;
+            return Ok((k.weight, v.weight));
+        }
+        let head = key_dim + value_dim;
+        let stored = self.matrix(&ATTN_KV_B, layer, n_heads * head, rank)?;
+        let (mut k, mut v) = (Vec::new(), Vec::new());
+        let mut k_ty = stored.ty;
+        for h in 0..n_heads {
+            let keys = Stored {
+                name: stored.name.clone(),
+                ty: stored.ty,
+                cols: rank,
+                bytes: self.cut(&stored, Part::range(h * head, key_dim))?,
+            };
+            let keys = self.transpose(&keys, 1, key_dim)?;
+            k_ty = keys.ty;
+            k.push(keys.bytes);
+            v.push(self.cut(&stored, Part::range(h * head + key_dim, value_dim))?);
+        }
+        let k = self
+            .weights
+            .push_matrix(&stored.name, k_ty, rank, key_dim, k, n_heads);
+        let v = self
+            .weights
+            .push_matrix(&stored.name, stored.ty, value_dim, rank, v, n_heads);
+        Ok((k, v))
+    }
+
+    /// A norm's weight, and its bias where the file has one.
+    pub fn norm(
+        &mut self,
+        role: &TensorRole,
+        layer: usize,
+        width: usize,
+        epsilon: f32,
+    ) -> Result<NormWeights> {
+        self.grouped_norm(role, layer, 1, width, epsilon)
+    }
+
+    /// The norm of heads: one for all, one for each, or one over all of them.
+    pub fn head_norm(
+        &mut self,
+        role: &TensorRole,
+        layer: usize,
+        (n_heads, dim): (usize, usize),
+        epsilon: f32,
+    ) -> Result<NormWeights> {
+        match *self.shape(role, layer).as_slice() {
+            [whole] if whole == n_heads * dim => self.grouped_norm(role, layer, 1, whole, epsilon),
+            [n, _] if n == n_heads && n > 1 => {
+                self.grouped_norm(role, layer, n_heads, dim, epsilon)
+            }
+            _ => self.grouped_norm(role, layer, 1, dim, epsilon),
+        }
+    }
+
+    /// A norm over groups of `width`, with weights for `groups` of them.
+    fn grouped_norm(
+        &mut self,
+        role: &TensorRole,
+        layer: usize,
+        groups: usize,
+        width: usize,
+        epsilon: f32,
+    ) -> Result<NormWeights> {
+        let mut norm = NormWeights::unweighted(self.arch.norm, width, epsilon);
+        if !self.arch.norm_weights {
+            return Ok(norm);
+        }
+        let info = self.required(role, layer)?;
+        let shape: &[usize] = if groups > 1 {
+            &[groups, width]
+        } else {
+            &[width]
+        };
+        let mut floats = self.floats(info, shape)?;
+        if !self.is_gguf() && self.arch.hf_norm_offset != 0.0 {
+            floats
+                .iter_mut()
+                .for_each(|x| *x += self.arch.hf_norm_offset);
+        }
+        norm.weight = Some(self.weights.push_vector(&info.name, floats));
+        if let Some(info) = self.find(role, layer, BIAS) {
+            let floats = self.floats(info, shape)?;
+            norm.bias = Some(self.weights.push_vector(&info.name, floats));
+        }
+        Ok(norm)
+    }
+
+    /// The elements of a small vector that the graph itself needs; `None` where there is none.
+    pub fn vector(&self, role: &TensorRole, layer: usize, len: usize) -> Result<Option<Vec<f32>>> {
+        self.find(role, layer, VECTOR)
+            .map(|info| self.floats(info, &[len]))
+            .transpose()
+    }
+
+    /// A vector as a weight; `None` where there is none.
+    pub fn vector_weight(
+        &mut self,
+        role: &TensorRole,
+        layer: usize,
+        len: usize,
+    ) -> Result<Option<WeightId>> {
+        let floats = self.vector(role, layer, len)?;
+        Ok(floats.map(|floats| self.weights.push_vector(role.gguf, floats)))
+    }
+
+    /// A vector that comes from no file.
+    pub fn constant(&mut self, name: &str, floats: Vec<f32>) -> WeightId {
+        self.weights.push_vector(name, floats)
+    }
+
+    /// The error for a tensor that the graph cannot do without.
+    pub fn missing(&self, role: &TensorRole, layer: usize) -> Error {
+        let names = role.names(self.arch, self.file.format(), layer);
+        let name = names.first().map_or(role.gguf, String::as_str);
+        self.missing_name(format!("{name}.weight"))
+    }
+
+    fn is_gguf(&self) -> bool {
+        matches!(self.file.format(), Format::Gguf { .. })
+    }
+
+    fn has_experts(&self, role: &TensorRole, layer: usize) -> bool {
+        let names = role.names(self.arch, self.file.format(), layer);
+        names
+            .iter()
+            .any(|name| self.lookup(&name.replace("{e}", "0"), WEIGHT).is_some())
+    }
+
+    fn required(&self, role: &TensorRole, layer: usize) -> Result<&'a TensorInfo> {
+        self.find(role, layer, WEIGHT)
+            .ok_or_else(|| self.missing(role, layer))
+    }
+
+    fn find(&self, role: &TensorRole, layer: usize, endings: &[&str]) -> Option<&'a TensorInfo> {
+        let names = role.names(self.arch, self.file.format(), layer);
+        names.iter().find_map(|name| self.lookup(name, endings))
+    }
+
+    /// A tensor by its name without ending.
+    fn lookup(&self, name: &str, endings: &[&str]) -> Option<&'a TensorInfo> {
+        let with_endings = |name: &str| {
+            let mut named = endings.iter().map(|ending| format!("{name}{ending}"));
+            named.find_map(|name| self.file.tensor(&name))
+        };
+        let found = with_endings(name);
+        if found.is_some() || self.is_gguf() {
+            return found;
+        }
+        // Models that also see pictures put the language model a level down, in either place; bare
+        // ones are saved without their head.
+        let (first, rest) = name.split_once('.')?;
+        with_endings(&format!("{first}.language_model.{rest}"))
+            .or_else(|| with_endings(&format!("language_model.{name}")))
+            .or_else(|| with_endings(rest))
+    }
+
+    fn matrix(&self, role: &TensorRole, layer: usize, rows: usize, cols: usize) -> Result<Stored> {
+        self.stack(role, layer, 1, rows, cols)
+    }
+
+    /// A stack of `n` matrices of rows × cols, transposed where the file keeps it so.
+    fn stack(
+        &self,
+        role: &TensorRole,
+        layer: usize,
+        n: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stored> {
+        let info = self.required(role, layer)?;
+        let transposed = !self.is_gguf() && self.arch.hf_transposed.contains(role);
+        let (stored_rows, stored_cols) = if transposed {
+            (cols, rows)
+        } else {
+            (rows, cols)
+        };
+        let shape = [n, stored_rows, stored_cols];
+        // Some files lay the matrices of a stack under each other.
+        let flat = [n * stored_rows, stored_cols];
+        if n == 1 || info.dims() == flat {
+            self.check_shape(info, &flat)?;
+        } else {
+            self.check_shape(info, &shape)?;
+        }
+        let stored = Stored {
+            name: info.name.clone(),
+            ty: info.ty,
+            cols: stored_cols,
+            bytes: self.file.data(info)?,
+        };
+        if transposed {
+            self.transpose(&stored, n, stored_rows)
+        } else {
+            Ok(stored)
+        }
+    }
+
+    fn experts_apart(
+        &mut self,
+        name: &str,
+        n_experts: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<WeightId> {
+        let mut pieces = Vec::with_capacity(n_experts);
+        let mut first: Option<&TensorInfo> = None;
+        for expert in 0..n_experts {
+            let name = name.replace("{e}", &expert.to_string());
+            let info = self
+                .lookup(&name, WEIGHT)
+                .ok_or_else(|| self.missing_name(format!("{name}.weight")))?;
+            self.check_shape(info, &[outputs, inputs])?;
+            let ty = first.get_or_insert(info).ty;
+            if info.ty != ty {
+                return Err(self.bad_type(info, &format!("the layer's other experts are {ty}")));
+            }
+            pieces.push(self.file.data(info)?);
+        }
+        let info = first.ok_or_else(|| self.missing_name(name.to_owned()))?;
+        Ok(self
+            .weights
+            .push_matrix(&info.name, info.ty, outputs, inputs, pieces, n_experts))
+    }
+
+    /// Where gate and up are in a matrix of both.
+    fn halves(&self, n_ff: usize) -> [Part; 2] {
+        if self.is_gguf() || !self.arch.hf_gate_up_alternate {
+            return [Part::range(0, n_ff), Part::range(n_ff, n_ff)];
+        }
+        [0, 1].map(|start| Part {
+            start,
+            len: 1,
+            stride: 2,
+            runs: n_ff,
+        })
+    }
+
+    fn bias(&self, role: &TensorRole, layer: usize, len: usize) -> Result<Option<Vec<f32>>> {
+        self.find(role, layer, BIAS)
+            .map(|info| self.floats(info, &[len]))
+            .transpose()
+    }
+
+    fn expert_bias(
+        &self,
+        role: &TensorRole,
+        layer: usize,
+        n_experts: usize,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>> {
+        self.find(role, layer, BIAS)
+            .map(|info| self.floats(info, &[n_experts, len]))
+            .transpose()
+    }
+
+    fn linear_part(
+        &mut self,
+        stored: &Stored,
+        bias: Option<&[f32]>,
+        part: Part,
+    ) -> Result<LinearWeights> {
+        let (outputs, pieces) = (part.rows(), vec![self.cut(stored, part)?]);
+        let (name, cols) = (&stored.name, stored.cols);
+        let weight = self
+            .weights
+            .push_matrix(name, stored.ty, outputs, cols, pieces, 1);
+        let bias = bias.map(|bias| {
+            let bias = pick(bias, part).collect();
+            self.weights.push_vector(name, bias)
+        });
+        Ok(LinearWeights {
+            weight,
+            bias,
+            outputs,
+        })
+    }
+
+    /// The bytes of some rows: a slice where they are neighbours, else gathered.
+    fn cut(&self, stored: &Stored, part: Part) -> Result<TensorBytes> {
+        let row = stored.cols / stored.ty.block_len() * stored.ty.block_bytes();
+        let outside = || {
+            let path = self.file.path().to_path_buf();
+            let name = stored.name.clone();
+            Error::NoTensor { path, name }
+        };
+        if part.runs == 1 {
+            let bytes = part.start * row..(part.start + part.len) * row;
+            return stored.bytes.slice(bytes).ok_or_else(outside);
+        }
+        let io = Error::io(self.file.path());
+        SharedBytes::build(part.rows() * row, |out| {
+            let runs = out.chunks_exact_mut((part.len * row).max(1));
+            for (out, rows) in runs.zip(part.ranges()) {
+                let bytes = stored.bytes.get(rows.start * row..rows.end * row);
+                let bytes = bytes.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+                out.copy_from_slice(bytes);
+            }
+            Ok::<_, std::io::Error>(())
+        })
+        .map_err(io)
+    }
+
+    /// Each of `n` matrices of `rows` rows transposed, in memory.
+    fn transpose(&self, stored: &Stored, n: usize, rows: usize) -> Result<Stored> {
+        let cols = stored.cols;
+        // Blocks of quantised types run along rows, so those are unpacked.
+        let (ty, bytes) = if stored.ty.is_quantized() {
+            (TensorType::F16, self.to_f16(stored, n * rows)?)
+        } else {
+            (stored.ty, stored.bytes.clone())
+        };
+        let size = ty.block_bytes();
+        let io = Error::io(self.file.path());
+        let transposed = SharedBytes::build(bytes.len(), |out| {
+            let matrix = rows * cols * size;
+            for (from, to) in bytes
+                .chunks_exact(matrix.max(1))
+                .zip(out.chunks_exact_mut(matrix.max(1)))
+            {
+                for row in 0..rows {
+                    for col in 0..cols {
+                        let element = &from[(row * cols + col) * size..][..size];
+                        to[(col * rows + row) * size..][..size].copy_from_slice(element);
+                    }
+                }
+            }
+            Ok::<_, std::io::Error>(())
+        });
+        Ok(Stored {
+            name: stored.name.clone(),
+            ty,
+            cols: rows,
+            bytes: transposed.map_err(io)?,
+        })
+    }
+
+    fn to_f16(&self, stored: &Stored, rows: usize) -> Result<TensorBytes> {
+        let row_bytes = stored.cols / stored.ty.block_len() * stored.ty.block_bytes();
+        let mut floats = vec![0.0; stored.cols];
+        let io = Error::io(self.file.path());
+        SharedBytes::build(2 * rows * stored.cols, |out| {
+            let row_pairs = stored.bytes.chunks_exact(row_bytes.max(1));
+            for (row, out) in row_pairs.zip(out.chunks_exact_mut(2 * stored.cols)) {
+                quant::dequantize(stored.ty, row, &mut floats)
+                    .and_then(|()| quant::quantize(TensorType::F16, &floats, out))
+                    .map_err(std::io::Error::other)?;
+            }
+            Ok::<_, std::io::Error>(())
+        })
+        .map_err(io)
+    }
+
+    /// The elements of a vector, as f32, whatever they are stored as: there are few.
+    fn floats(&self, info: &TensorInfo, shape: &[usize]) -> Result<Vec<f32>> {
+        self.check_shape(info, shape)?;
+        let bytes = self.file.data(info)?;
+        let mut floats = vec![0.0; shape.iter().product()];
+        quant::dequantize(info.ty, &bytes, &mut floats)
+            .map_err(|error| self.bad_type(info, &error.to_string()))?;
+        if let Some(at) = floats.iter().position(|x| !x.is_finite()) {
+            return Err(Error::from(ModelError::NotFinite {
+                file: self.file.path().to_path_buf(),
+                tensor: info.name.clone(),
+                element: at,
+            }));
+        }
+        Ok(floats)
+    }
+
+    /// The shape must be the one asked for, and a row whole blocks of a type that holds numbers.
+    fn check_shape(&self, info: &TensorInfo, expected: &[usize]) -> Result<()> {
+        let dims = info.dims();
+        // Trailing ones are not kept in GGUF, leading ones are noise.
+        let skip = dims.len().saturating_sub(expected.len());
+        let (noise, core) = dims.split_at(skip);
+        let scalar = dims.is_empty() && expected == [1];
+        if !scalar && (core != expected || noise.iter().any(|&d| d != 1)) {
+            return Err(self.bad_shape(info, expected));
+        }
+        let cols = expected.last().copied().unwrap_or(0);
+        if !cols.is_multiple_of(info.ty.block_len()) {
+            let block = info.ty.block_len();
+            return Err(self.bad_type(
+                info,
+                &format!("a row of {cols} is not whole blocks of {block}"),
+            ));
+        }
+        if matches!(
+            info.ty,
+            TensorType::Bool | TensorType::Q8_K | TensorType::Q8_1
+        ) {
+            return Err(self.bad_type(info, "weights are not stored so"));
+        }
+        Ok(())
+    }
+
+    fn bad_shape(&self, info: &TensorInfo, expected: &[usize]) -> Error {
+        Error::from(ModelError::TensorShape {
+            file: self.file.path().to_path_buf(),
+            tensor: info.name.clone(),
+            shape: info.dims(),
+            expected: expected.to_vec(),
+        })
+    }
+
+    fn bad_type(&self, info: &TensorInfo, problem: &str) -> Error {
+        Error::from(ModelError::TensorType {
+            file: self.file.path().to_path_buf(),
+            tensor: info.name.clone(),
+            ty: info.ty,
+            problem: problem.to_owned(),
+        })
+    }
+
+    fn missing_name(&self, tensor: String) -> Error {
+        Error::from(ModelError::MissingTensor {
+            file: self.file.path().to_path_buf(),
+            tensor,
+        })
+    }
+}
+
+/// Endings of a weight, of a bias, and of a vector that may be called either.
+const WEIGHT: &[&str] = &[".weight", ""];
+const BIAS: &[&str] = &[".bias", "_bias"];
+const VECTOR: &[&str] = &[".weight", "", ".bias"];
+
+/// The elements of a vector that belong to some rows.
+fn pick(vector: &[f32], part: Part) -> impl Iterator<Item = f32> {
+    part.ranges()
+        .flat_map(move |rows| vector[rows].iter().copied())
+}
+
+impl NormWeights {
+    /// A norm that only divides.
+    pub fn unweighted(kind: NormKind, width: usize, epsilon: f32) -> NormWeights {
+        NormWeights {
+            kind,
+            weight: None,
+            bias: None,
+            epsilon,
+            width,
+        }
+    }
+}
