@@ -347,7 +347,9 @@ fn head_of(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
     let kind = std::fs::metadata(path)?.file_type();
     if kind.is_file() {
-        std::fs::File::open(path)?.take(HEAD_BYTES).read_to_end(&mut head)?;
+        std::fs::File::open(path)?
+            .take(HEAD_BYTES)
+            .read_to_end(&mut head)?;
     } else if !kind.is_dir() {
         return Err(not_a_file());
     }

@@ -307,7 +307,9 @@ impl Facts<'_> {
                 let in_config = || {
                     const MAX_BYTES: u64 = 16 << 20;
                     let path = model.sidecar("tokenizer_config.json")?;
-                    path.metadata().ok().filter(|info| info.len() <= MAX_BYTES)?;
+                    path.metadata()
+                        .ok()
+                        .filter(|info| info.len() <= MAX_BYTES)?;
                     let config: Json = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
                     Some(!config.get("chat_template")?.is_null())
                 };
