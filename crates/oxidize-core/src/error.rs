@@ -40,7 +40,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong, and where.
-        error: GgufError,
+        error: Box<GgufError>,
     },
     /// A GGUF file cannot be written.
     #[error(transparent)]
@@ -51,7 +51,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong, and where.
-        error: SafetensorsError,
+        error: Box<SafetensorsError>,
     },
     /// A file asks for more than [`Limits`](crate::Limits) allows.
     #[error("{}: {place}: {limit}", path.display())]

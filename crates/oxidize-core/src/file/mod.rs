@@ -23,7 +23,7 @@ use oxidize_kernels::quant::dequantize;
 
 use crate::error::{Error, Result};
 use crate::gguf::{GgufLoader, Metadata};
-use crate::io::{SharedBytes, Source};
+use crate::io::{SharedBytes, Source, not_a_file};
 use crate::limits::LimitExceeded;
 use crate::names::sorted_without_duplicates;
 use crate::safetensors::{MlxTensor, SafetensorsLoader};
@@ -345,10 +345,13 @@ fn head_of(path: &Path) -> std::io::Result<Vec<u8>> {
     use std::io::Read;
     const HEAD_BYTES: u64 = 16;
     let mut head = Vec::new();
-    if !std::fs::metadata(path)?.is_dir() {
+    let kind = std::fs::metadata(path)?.file_type();
+    if kind.is_file() {
         std::fs::File::open(path)?
             .take(HEAD_BYTES)
             .read_to_end(&mut head)?;
+    } else if !kind.is_dir() {
+        return Err(not_a_file());
     }
     Ok(head)
 }

@@ -305,7 +305,11 @@ impl Facts<'_> {
             Facts::Gguf(model) => model.metadata().get("tokenizer.chat_template").is_some(),
             Facts::Config(_) => {
                 let in_config = || {
+                    const MAX_BYTES: u64 = 16 << 20;
                     let path = model.sidecar("tokenizer_config.json")?;
+                    path.metadata()
+                        .ok()
+                        .filter(|info| info.len() <= MAX_BYTES)?;
                     let config: Json = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
                     Some(!config.get("chat_template")?.is_null())
                 };

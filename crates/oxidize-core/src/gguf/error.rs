@@ -125,7 +125,10 @@ impl GgufError {
                 let place = format!("{} at byte {}", self.subject, self.offset);
                 Error::Limit { path, place, limit }
             }
-            _ => Error::Gguf { path, error: self },
+            _ => Error::Gguf {
+                path,
+                error: Box::new(self),
+            },
         }
     }
 }

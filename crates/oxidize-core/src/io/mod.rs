@@ -7,4 +7,5 @@ mod save;
 mod source;
 
 pub use save::save_atomically;
+pub(crate) use source::not_a_file;
 pub use source::{SharedBytes, Source};

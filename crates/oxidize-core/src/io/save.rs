@@ -14,11 +14,14 @@ pub fn save_atomically<E: From<Error>>(
     write: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
 ) -> Result<(), E> {
     let (file, temporary) = create_beside(path).map_err(Error::io(path))?;
-    let cleanup = RemoveOnDrop(&temporary);
+    let mut cleanup = RemoveOnDrop {
+        path: &temporary,
+        armed: true,
+    };
     let mut out = BufWriter::with_capacity(1 << 20, file);
     write(&mut out)?;
     finish(out, &temporary, path).map_err(Error::io(path))?;
-    std::mem::forget(cleanup);
+    cleanup.armed = false;
     Ok(())
 }
 
@@ -63,12 +66,17 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-struct RemoveOnDrop<'a>(&'a Path);
+struct RemoveOnDrop<'a> {
+    path: &'a Path,
+    armed: bool,
+}
 
 impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {
-        // Nothing can be done about a temporary file that will not go away.
-        let _ = fs::remove_file(self.0);
+        if self.armed {
+            // Nothing can be done about a temporary file that will not go away.
+            let _ = fs::remove_file(self.path);
+        }
     }
 }
 

@@ -26,15 +26,12 @@ pub enum Source {
 impl Source {
     /// Opens a file, mapped if `mmap` and the platform allow it.
     pub fn open(path: &Path, mmap: bool) -> io::Result<Source> {
-        let file = File::open(path)?;
-        let info = file.metadata()?;
-        if !info.is_file() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a regular file",
-            ));
+        // Asked before opening: to open a pipe would wait for a writer that may never come.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(not_a_file());
         }
-        let len = info.len();
+        let file = File::open(path)?;
+        let len = file.metadata()?.len();
         #[cfg(not(target_arch = "wasm32"))]
         // An empty range cannot be mapped on every system.
         if mmap && len > 0 {
@@ -96,6 +93,10 @@ impl Source {
             map.will_need();
         }
     }
+}
+
+pub(crate) fn not_a_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }
 
 /// A range of bytes that keeps the map or the buffer it lies in alive. Cloning is cheap.

@@ -70,7 +70,10 @@ impl SafetensorsError {
                     limit,
                 }
             }
-            _ => Error::Safetensors { path, error: self },
+            _ => Error::Safetensors {
+                path,
+                error: Box::new(self),
+            },
         }
     }
 }

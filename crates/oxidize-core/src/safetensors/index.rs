@@ -128,7 +128,6 @@ impl<'de> de::Visitor<'de> for WeightMap<'_> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

@@ -1,0 +1,5 @@
+//! Blocks of any bytes in any type, turned into floats.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oxidize_fuzz::dequantize_block(data));

@@ -1,0 +1,5 @@
+//! Any bytes, opened as a GGUF file.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oxidize_fuzz::gguf_raw(data));

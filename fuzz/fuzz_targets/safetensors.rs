@@ -1,0 +1,5 @@
+//! Any bytes, opened as a safetensors file and as its header.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oxidize_fuzz::safetensors(data));
