@@ -126,13 +126,15 @@ fn errors_name_the_type() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too slow; each format's own tests cover its code")]
 fn a_dot_of_rows_is_the_sum_over_blocks() {
+    const N: usize = 4096;
     let mut random = Random::new(6);
-    let source = random.normals(1024);
+    let source = random.normals(N);
     for ty in TensorType::all().filter(|ty| can_quantize(*ty)) {
         let activation = activation_type(ty);
-        let mut weights = vec![0; ty.bytes_for(1024).unwrap() as usize];
-        let mut activations = vec![0; activation.bytes_for(1024).unwrap() as usize];
+        let mut weights = vec![0; ty.bytes_for(N as u64).unwrap() as usize];
+        let mut activations = vec![0; activation.bytes_for(N as u64).unwrap() as usize];
         quantize(ty, &source, &mut weights).unwrap();
         quantize(activation, &source, &mut activations).unwrap();
         let norm: f32 = source.iter().map(|x| x * x).sum();
