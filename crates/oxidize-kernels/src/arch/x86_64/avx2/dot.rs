@@ -24,7 +24,7 @@ pub(crate) unsafe fn dot_row<F: Format, const VNNI: bool, const M: usize>(
     unsafe {
         let groups = acts.k / 32;
         let mut sums = Sums::<M> {
-            products: [_mm256_setzero_ps(); M],
+            products: [[_mm256_setzero_ps(); CHAINS]; M],
             mins: [_mm256_setzero_ps(); M],
         };
         let mut scales = Scales::ZERO;
@@ -47,12 +47,18 @@ pub(crate) unsafe fn dot_row<F: Format, const VNNI: bool, const M: usize>(
                 &mut sums,
             );
         }
-        std::array::from_fn(|t| horizontal_sum(_mm256_add_ps(sums.products[t], sums.mins[t])))
+        std::array::from_fn(|t| {
+            let [a, b] = sums.products[t];
+            horizontal_sum(_mm256_add_ps(_mm256_add_ps(a, b), sums.mins[t]))
+        })
     }
 }
 
+/// Independent sums of a token: one alone would wait for each addition to end.
+const CHAINS: usize = 2;
+
 struct Sums<const M: usize> {
-    products: [__m256; M],
+    products: [[__m256; CHAINS]; M],
     mins: [__m256; M],
 }
 
@@ -121,8 +127,8 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
                     let spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
                     _mm256_permutevar8x32_ps(_mm256_castpd_ps(pair), spread)
                 };
-                sums.products[t] =
-                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), scale, sums.products[t]);
+                let sum = &mut sums.products[t][g % CHAINS];
+                *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), scale, *sum);
             }
         }
     }

@@ -64,6 +64,46 @@ pub(crate) unsafe fn half_at(p: *const u8) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
+/// Eight half-precision numbers, `STRIDE` bytes apart.
+///
+/// # Safety
+/// Needs AVX2 and F16C, and two readable bytes at each place.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn halves_at<const STRIDE: usize>(p: *const u8) -> __m256 {
+    // SAFETY: the caller's bytes.
+    let half = |i: usize| unsafe { p.add(i * STRIDE).cast::<i16>().read_unaligned() };
+    let bits = _mm_setr_epi16(
+        half(0),
+        half(1),
+        half(2),
+        half(3),
+        half(4),
+        half(5),
+        half(6),
+        half(7),
+    );
+    _mm256_cvtph_ps(bits)
+}
+
+impl Scales {
+    /// Writes the first eight scales.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) fn set_scale8(&mut self, scale: __m256) {
+        // SAFETY: the array has 16 elements.
+        unsafe { _mm256_storeu_ps(self.scale.as_mut_ptr(), scale) }
+    }
+
+    /// Writes the first eight minima.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) fn set_min8(&mut self, min: __m256) {
+        // SAFETY: the array has 16 elements.
+        unsafe { _mm256_storeu_ps(self.min.as_mut_ptr(), min) }
+    }
+}
+
 /// 16 bytes of nibbles: low ones in the first half of the result, high ones in the second.
 ///
 /// # Safety

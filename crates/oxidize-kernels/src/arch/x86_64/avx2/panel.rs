@@ -28,7 +28,8 @@ pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *m
     // One cache line more, so that the panel can begin on one.
     let quants = grown(&mut scratch.bytes, k * ROWS + 64).as_mut_ptr();
     let quants = quants.wrapping_add(quants.align_offset(64));
-    let n = k / 16 * ROWS;
+    // Scales of whole chunks.
+    let n = k.next_multiple_of(CHUNK) / 16 * ROWS;
     let scales = grown(&mut scratch.scales, 2 * n + 16).as_mut_ptr();
     let scales = scales.wrapping_add(scales.align_offset(64));
     (quants, scales, scales.wrapping_add(n))
@@ -66,18 +67,30 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
                     &mut row_scales[r],
                 );
             }
-            for g in 0..in_chunk * 32 / F::GROUP {
-                let at = (c * per_chunk + g) * ROWS;
-                for r in 0..ROWS {
-                    let (scale, min) = (row_scales[r].scale[g], row_scales[r].min[g]);
-                    scales.add(at + r).write(scale);
-                    if F::MIN || UNSIGN && F::SIGNED {
-                        let shift = if UNSIGN && F::SIGNED {
-                            128.0 * scale
-                        } else {
-                            0.0
-                        };
-                        mins.add(at + r).write(min - shift);
+            // Past the end of a short chunk this writes too: into what is overwritten or not read.
+            for g in (0..per_chunk).step_by(8) {
+                for r in (0..ROWS).step_by(8) {
+                    let at = (c * per_chunk + g) * ROWS + r;
+                    let scale: [__m256i; 8] = std::array::from_fn(|i| {
+                        _mm256_load_si256(row_scales[r + i].scale.as_ptr().add(g).cast())
+                    });
+                    for (i, x) in transpose(scale).into_iter().enumerate() {
+                        _mm256_store_si256(scales.add(at + i * ROWS).cast(), x);
+                    }
+                    if !F::MIN && !(UNSIGN && F::SIGNED) {
+                        continue;
+                    }
+                    let min: [__m256i; 8] = std::array::from_fn(|i| {
+                        let row = &row_scales[r + i];
+                        let min = _mm256_load_ps(row.min.as_ptr().add(g));
+                        if !(UNSIGN && F::SIGNED) {
+                            return _mm256_castps_si256(min);
+                        }
+                        let scale = _mm256_castsi256_ps(scale[i]);
+                        _mm256_castps_si256(_mm256_fnmadd_ps(scale, _mm256_set1_ps(128.0), min))
+                    });
+                    for (i, x) in transpose(min).into_iter().enumerate() {
+                        _mm256_store_si256(mins.add(at + i * ROWS).cast(), x);
                     }
                 }
             }

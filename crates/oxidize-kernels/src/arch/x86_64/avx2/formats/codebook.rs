@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::format::{CHUNK, Format, Scales, half_at, nibbles};
+use super::super::format::{CHUNK, Format, Scales, half_at, halves_at, nibbles};
 use crate::quant::iq4_nl::LEVELS;
 use crate::quant::mxfp4::{E2M1_DOUBLED, MXFP4};
 use crate::quant::nvfp4;
@@ -20,9 +20,14 @@ unsafe impl Format for Iq4Nl {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, groups: usize, out: &mut Scales) {
-        for g in 0..groups {
-            // SAFETY: one of the caller's blocks.
-            out.scale[g] = unsafe { half_at(chunk.add(g * 18)) };
+        // SAFETY: the caller's blocks.
+        unsafe {
+            if groups == 8 {
+                return out.set_scale8(halves_at::<18>(chunk));
+            }
+            for g in 0..groups {
+                out.scale[g] = half_at(chunk.add(g * 18));
+            }
         }
     }
 
@@ -64,13 +69,7 @@ unsafe impl Format for Iq4Xs {
             _mm256_slli_epi32::<4>(_mm256_and_si256(high, _mm256_set1_epi32(3))),
         );
         let scale = _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32)));
-        // SAFETY: the array has 16 elements.
-        unsafe {
-            _mm256_storeu_ps(
-                out.scale.as_mut_ptr(),
-                _mm256_mul_ps(scale, _mm256_set1_ps(d)),
-            );
-        }
+        out.set_scale8(_mm256_mul_ps(scale, _mm256_set1_ps(d)));
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::format::{Format, Scales, half_at, spread_bits};
+use super::super::format::{Format, Scales, bytes32, half_at, spread_bits};
 use crate::quant::grids::{
     IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID, even_signs,
 };
@@ -40,10 +40,12 @@ unsafe impl Format for Iq2Xxs {
         // SAFETY: inside the caller's block.
         unsafe {
             let d = half_at(chunk) * 0.125;
-            for g in 0..8 {
-                let word = chunk.add(2 + 8 * g + 4).cast::<u32>().read_unaligned();
-                out.scale[g] = d * (2 * (word >> 28) + 1) as f32;
-            }
+            // The upper words of eight pairs.
+            let (a, b) = (bytes32(chunk.add(2)), bytes32(chunk.add(34)));
+            let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+            let words = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+            let words = _mm256_permute4x64_pd::<0b11_01_10_00>(words);
+            out.set_scale8(odd_scales(_mm256_castpd_si256(words), d));
         }
     }
 
@@ -134,10 +136,7 @@ unsafe impl Format for Iq3Xxs {
         // SAFETY: inside the caller's block.
         unsafe {
             let d = half_at(chunk) * 0.25;
-            for g in 0..8 {
-                let word = chunk.add(66 + 4 * g).cast::<u32>().read_unaligned();
-                out.scale[g] = d * (2 * (word >> 28) + 1) as f32;
-            }
+            out.set_scale8(odd_scales(bytes32(chunk.add(66)), d));
         }
     }
 
@@ -307,10 +306,27 @@ unsafe impl Format for Iq1M {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn nibble_scales(d: *const u8, nibbles: *const u8, out: &mut Scales) {
     // SAFETY: the caller's bytes.
-    let (d, nibbles) = unsafe { (half_at(d) * 0.125, nibbles.cast::<u64>().read_unaligned()) };
-    for g in 0..16 {
-        out.scale[g] = d * (2 * (nibbles >> (4 * g) & 15) + 1) as f32;
+    let (d, nibbles) = unsafe {
+        (
+            half_at(d) * 0.125,
+            nibbles.cast::<[i32; 2]>().read_unaligned(),
+        )
+    };
+    // Nibble g moved to the top of word g.
+    let shifts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+    for (half, nibbles) in nibbles.into_iter().enumerate() {
+        let words = _mm256_sllv_epi32(_mm256_set1_epi32(nibbles), shifts);
+        // SAFETY: the array has 16 elements.
+        unsafe { _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * half), odd_scales(words, d)) };
     }
+}
+
+/// `d · (2 · scale + 1)`, the scales being the upper four bits of eight words.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn odd_scales(words: __m256i, d: f32) -> __m256 {
+    let scales = _mm256_cvtepi32_ps(_mm256_srli_epi32::<28>(words));
+    _mm256_fmadd_ps(scales, _mm256_set1_ps(2.0 * d), _mm256_set1_ps(d))
 }
 
 /// Four times 7 sign bits as bytes of 1 or −1.

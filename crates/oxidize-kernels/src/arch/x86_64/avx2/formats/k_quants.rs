@@ -200,13 +200,8 @@ unsafe fn scales_and_mins(block: *const u8, out: &mut Scales) {
     let mins = u64::from(b & six) | u64::from(((c >> 4) & four) | ((b >> 2) & top)) << 32;
     let widen =
         |bytes: u64| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64)));
-    // SAFETY: both arrays have 16 elements.
-    unsafe {
-        let scale = _mm256_mul_ps(widen(scales), _mm256_set1_ps(d));
-        _mm256_storeu_ps(out.scale.as_mut_ptr(), scale);
-        let min = _mm256_mul_ps(widen(mins), _mm256_set1_ps(-dmin));
-        _mm256_storeu_ps(out.min.as_mut_ptr(), min);
-    }
+    out.set_scale8(_mm256_mul_ps(widen(scales), _mm256_set1_ps(d)));
+    out.set_min8(_mm256_mul_ps(widen(mins), _mm256_set1_ps(-dmin)));
 }
 
 /// Sixteen signed bytes times `d` as scales, and those times `offset` as minima.

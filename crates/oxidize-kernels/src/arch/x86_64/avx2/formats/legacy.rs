@@ -2,11 +2,21 @@
 
 use std::arch::x86_64::*;
 
-use super::super::format::{CHUNK, Format, Scales, bytes32, half_at, nibbles, spread_bits};
+use super::super::format::{
+    CHUNK, Format, Scales, bytes32, half_at, halves_at, nibbles, spread_bits,
+};
+
+/// Where the minimum of a block comes from.
+enum Min {
+    /// The level that stands for 0.
+    Offset(u8),
+    /// The half-precision number after the scale.
+    Stored,
+}
 
 macro_rules! legacy {
     ($name:ident, bytes $bytes:literal, bits $bits:literal, signed $signed:literal,
-     min |$block:ident, $scale:ident| $min:expr, quants |$p:ident| $quants:expr) => {
+     min $min:expr, quants |$p:ident| $quants:expr) => {
         pub(crate) struct $name;
 
         // SAFETY: reads only inside the blocks that the caller answers for.
@@ -20,13 +30,28 @@ macro_rules! legacy {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn scales(chunk: *const u8, groups: usize, out: &mut Scales) {
-                for g in 0..groups {
-                    // SAFETY: one of the blocks that the caller answers for.
-                    unsafe {
-                        let $block = chunk.add(g * $bytes);
-                        let $scale = half_at($block);
-                        out.scale[g] = $scale;
-                        out.min[g] = $min;
+                // SAFETY: the blocks that the caller answers for.
+                unsafe {
+                    if groups == 8 {
+                        let scale = halves_at::<$bytes>(chunk);
+                        out.set_scale8(scale);
+                        match $min {
+                            Min::Offset(0) => {}
+                            Min::Offset(offset) => {
+                                let offset = _mm256_set1_ps(-(offset as f32));
+                                out.set_min8(_mm256_mul_ps(scale, offset));
+                            }
+                            Min::Stored => out.set_min8(halves_at::<$bytes>(chunk.add(2))),
+                        }
+                        return;
+                    }
+                    for g in 0..groups {
+                        let block = chunk.add(g * $bytes);
+                        out.scale[g] = half_at(block);
+                        out.min[g] = match $min {
+                            Min::Offset(offset) => -(offset as f32) * out.scale[g],
+                            Min::Stored => half_at(block.add(2)),
+                        };
                     }
                 }
             }
@@ -45,23 +70,23 @@ macro_rules! legacy {
 }
 
 legacy!(Q4_0, bytes 18, bits 4, signed false,
-    min |block, scale| -8.0 * scale,
+    min Min::Offset(8),
     quants |p| nibbles(p.add(2)));
 
 legacy!(Q4_1, bytes 20, bits 4, signed false,
-    min |block, scale| half_at(block.add(2)),
+    min Min::Stored,
     quants |p| nibbles(p.add(4)));
 
 legacy!(Q5_0, bytes 22, bits 5, signed false,
-    min |block, scale| -16.0 * scale,
+    min Min::Offset(16),
     quants |p| with_fifth_bits(p.add(2), nibbles(p.add(6))));
 
 legacy!(Q5_1, bytes 24, bits 5, signed false,
-    min |block, scale| half_at(block.add(2)),
+    min Min::Stored,
     quants |p| with_fifth_bits(p.add(4), nibbles(p.add(8))));
 
 legacy!(Q8_0, bytes 34, bits 8, signed true,
-    min |block, scale| 0.0,
+    min Min::Offset(0),
     quants |p| bytes32(p.add(2)));
 
 /// Adds the fifth bits, four bytes of them, to 32 nibbles.
