@@ -282,6 +282,7 @@ impl Reader<'_> {
         let scores = self.scores(tokens.len())?;
         let mut spec = VocabSpec::new(
             ModelSpec::Unigram {
+                pre: None,
                 scores,
                 byte_fallback: false,
             },

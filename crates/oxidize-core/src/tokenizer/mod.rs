@@ -12,17 +12,22 @@
     allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)
 )]
 
+mod base64;
 mod bpe;
 mod byte_level;
 mod error;
 mod gguf;
+mod huggingface;
 mod merge;
 mod normalize;
 mod pretokenize;
 mod rwkv;
+mod sentencepiece;
+mod sidecar;
 mod spec;
 mod special;
 mod stream;
+mod tiktoken;
 mod trie;
 mod unicode;
 mod unicode_table;
@@ -31,9 +36,10 @@ mod vocab;
 mod wordpiece;
 
 use std::borrow::Cow;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::file::ModelFile;
+use crate::file::{Format, ModelFile, OpenOptions};
 
 pub use error::TokenizerError;
 pub use normalize::{Charsmap, Normalize};
@@ -126,10 +132,31 @@ pub struct DecodeOptions {
 impl Tokenizer {
     /// The tokenizer of a model: from GGUF metadata, or from the files beside its weights.
     pub fn from_file(file: &ModelFile) -> crate::Result<Tokenizer> {
-        gguf::spec(file.metadata())
-            .and_then(Tokenizer::new)
+        let spec = match file.format() {
+            Format::Gguf { .. } => gguf::spec(file.metadata()),
+            _ => sidecar::spec(file),
+        };
+        spec.and_then(Tokenizer::new)
             .map_err(|error| crate::Error::Tokenizer {
                 path: file.path().to_path_buf(),
+                error,
+            })
+    }
+
+    /// The tokenizer in a directory, in a tokenizer file (`tokenizer.json`, `tokenizer.model`, a
+    /// tiktoken file, `tekken.json`, …) or in a GGUF file: no weights are needed.
+    pub fn open(path: impl AsRef<Path>) -> crate::Result<Tokenizer> {
+        let path = path.as_ref();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "gguf")
+        {
+            return Tokenizer::from_file(&ModelFile::open(path, &OpenOptions::default())?);
+        }
+        sidecar::spec_at(path)
+            .and_then(Tokenizer::new)
+            .map_err(|error| crate::Error::Tokenizer {
+                path: path.to_path_buf(),
                 error,
             })
     }
@@ -400,11 +427,12 @@ fn model(spec: ModelSpec, vocab: &Vocab, ids: &SpecialIds) -> Result<Model> {
             },
         )),
         ModelSpec::Unigram {
+            pre,
             scores,
             byte_fallback,
         } => {
             let bytes = fallback(byte_fallback, true).bytes;
-            Model::Unigram(Unigram::new(vocab, scores, ids.unk, bytes)?)
+            Model::Unigram(Unigram::new(vocab, pre, scores, ids.unk, bytes)?)
         }
         ModelSpec::WordPiece {
             marker,

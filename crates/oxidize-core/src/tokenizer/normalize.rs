@@ -46,6 +46,10 @@ pub enum Normalize {
     },
     /// SentencePiece's compiled map.
     Charsmap(Charsmap),
+    /// Runs of two or more spaces become one string.
+    SqueezeSpaces(String),
+    /// Every word, as white space separates them, gets this before it; the white space goes.
+    MarkWords(String),
     /// Runs of spaces become one; those at the ends go.
     CollapseSpaces,
     /// BERT's cleaning.
@@ -107,6 +111,12 @@ impl Normalize {
                 rest.to_owned().into()
             }
             Normalize::Charsmap(map) => map.apply(&text).into(),
+            Normalize::SqueezeSpaces(to) => squeeze_spaces(&text, to).into(),
+            Normalize::MarkWords(mark) => text
+                .split_whitespace()
+                .flat_map(|word| [mark, word])
+                .collect::<String>()
+                .into(),
             Normalize::CollapseSpaces => collapse_spaces(&text).into(),
             Normalize::Bert {
                 clean,
@@ -122,6 +132,25 @@ fn strip_accents(text: &str) -> String {
     text.chars()
         .filter(|&c| !Class::of(c).is(Class::MARK))
         .collect()
+}
+
+fn squeeze_spaces(text: &str, to: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut spaces = 0;
+    for c in text.chars().map(Some).chain([None]) {
+        if c == Some(' ') {
+            spaces += 1;
+            continue;
+        }
+        match spaces {
+            0 => {}
+            1 => out.push(' '),
+            _ => out.push_str(to),
+        }
+        spaces = 0;
+        out.extend(c);
+    }
+    out
 }
 
 fn collapse_spaces(text: &str) -> String {

@@ -1,9 +1,13 @@
 //! RWKV's world tokenizer: the longest token at each place, over bytes. Its vocabulary spells
 //! bytes with escapes, as Python's `repr` does.
 
-use super::TokenId;
+use std::path::Path;
+
+use super::error::{Result, TokenizerError};
+use super::spec::{ModelSpec, VocabSpec};
 use super::trie::Trie;
-use super::vocab::Vocab;
+use super::vocab::{StringTable, Vocab};
+use super::{MOST_TOKENS, TokenId, TokenKind};
 
 #[derive(Debug)]
 pub(super) struct Rwkv {
@@ -59,6 +63,101 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
                 }
             }
             other => out.push(other),
+        }
+    }
+    out
+}
+
+/// The vocabulary of `rwkv_vocab_v20230424.txt`: lines of id, Python literal and length in bytes.
+pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
+    // Nothing is token 0: it ends a text.
+    let mut tokens = StringTable::from_iter(["<|endoftext|>"]);
+    let mut offset = 0;
+    for line in bytes.split(|&byte| byte == b'\n') {
+        if !line.trim_ascii().is_empty() {
+            let (id, token) = parse_line(line).ok_or_else(|| TokenizerError::Format {
+                path: path.to_path_buf(),
+                offset,
+                problem: "not an id, a Python literal and a length".into(),
+            })?;
+            if id >= MOST_TOKENS {
+                return Err(TokenizerError::Limit {
+                    what: "the largest token id",
+                    limit: MOST_TOKENS as u64,
+                    asked: id as u64,
+                });
+            }
+            // Lines are in order; a gap, of which there is one, is filled.
+            while tokens.len() < id {
+                tokens.push("")?;
+            }
+            tokens.push(escape(&token))?;
+        }
+        offset += line.len() + 1;
+    }
+    let mut spec = VocabSpec::new(ModelSpec::Rwkv, tokens);
+    spec.kinds = vec![TokenKind::Control];
+    spec.special.eos = Some(0);
+    Ok(spec)
+}
+
+fn parse_line(line: &[u8]) -> Option<(usize, Vec<u8>)> {
+    let line = std::str::from_utf8(line).ok()?.trim_end();
+    let (id, rest) = line.split_once(' ')?;
+    let (literal, len) = rest.rsplit_once(' ')?;
+    let token = match literal.strip_prefix('b') {
+        Some(bytes) => unescape(unquote(bytes)?.as_bytes()),
+        None => unescape_text(unquote(literal)?)?,
+    };
+    (token.len() == len.parse::<usize>().ok()?).then_some((id.parse().ok()?, token))
+}
+
+fn unquote(literal: &str) -> Option<&str> {
+    let quote = literal.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
+    literal.strip_prefix(quote)?.strip_suffix(quote)
+}
+
+/// As [`unescape`] for a string, where `\xe9` is a character and not a byte.
+fn unescape_text(text: &str) -> Option<Vec<u8>> {
+    let mut out = String::new();
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        let digits = match rest.next()? {
+            'x' => 2,
+            'u' => 4,
+            'U' => 8,
+            escaped => {
+                out.push(match escaped {
+                    't' => '\t',
+                    'n' => '\n',
+                    'r' => '\r',
+                    other => other,
+                });
+                continue;
+            }
+        };
+        let code: String = rest.by_ref().take(digits).collect();
+        out.push(
+            u32::from_str_radix(&code, 16)
+                .ok()
+                .and_then(char::from_u32)?,
+        );
+    }
+    Some(out.into_bytes())
+}
+
+/// Spells bytes so that [`unescape`] gives them back.
+fn escape(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    for &byte in bytes {
+        match byte {
+            b'\\' => out.extend(b"\\\\"),
+            b' '..=b'~' => out.push(byte),
+            _ => out.extend(format!("\\x{byte:02x}").bytes()),
         }
     }
     out

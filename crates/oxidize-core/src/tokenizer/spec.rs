@@ -79,6 +79,8 @@ pub enum ModelSpec {
     },
     /// The most likely cut, by the score of each token.
     Unigram {
+        /// What cuts the text, if anything.
+        pre: Option<PreTokenizer>,
         /// The logarithm of each token's probability.
         scores: Vec<f32>,
         /// Whether bytes stand in for characters that are no token.

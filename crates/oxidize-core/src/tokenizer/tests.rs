@@ -220,6 +220,7 @@ fn strange_vocabularies_are_errors_or_do_something_sensible() {
     assert_eq!(tokenizer.decode(&tokenizer.encode("aaaaa", PLAIN)), "aaaaa");
     let mut spec = VocabSpec::new(
         ModelSpec::Unigram {
+            pre: None,
             scores: vec![f32::NAN],
             byte_fallback: false,
         },
@@ -238,6 +239,7 @@ fn unigram_takes_the_likeliest_cut() {
     let tokens = table(&["<unk>", "▁", "a", "b", "ab", "▁ab"]);
     let mut spec = VocabSpec::new(
         ModelSpec::Unigram {
+            pre: None,
             scores,
             byte_fallback: false,
         },

@@ -2,12 +2,14 @@
 //! likely one, found by dynamic programming over its bytes (Kudo 2018, arXiv:1804.10959).
 
 use super::error::{Result, TokenizerError};
+use super::pretokenize::PreTokenizer;
 use super::trie::Trie;
 use super::vocab::Vocab;
 use super::{TokenId, TokenKind};
 
 #[derive(Debug)]
 pub(super) struct Unigram {
+    pre: Option<PreTokenizer>,
     trie: Trie,
     scores: Vec<f32>,
     unknown: TokenId,
@@ -31,6 +33,7 @@ pub(super) struct Step {
 impl Unigram {
     pub(super) fn new(
         vocab: &Vocab,
+        pre: Option<PreTokenizer>,
         scores: Vec<f32>,
         unknown: Option<TokenId>,
         bytes: Option<Box<[TokenId; 256]>>,
@@ -60,6 +63,7 @@ impl Unigram {
             )
         });
         Ok(Unigram {
+            pre,
             trie: Trie::new(text.map(|id| (vocab.text(id), id))),
             scores,
             unknown,
@@ -70,6 +74,19 @@ impl Unigram {
 
     /// Appends the tokens of `text`, which is normalised.
     pub(super) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        steps: &mut Vec<Step>,
+        out: &mut Vec<TokenId>,
+    ) {
+        match &self.pre {
+            Some(pre) => pre.split(text, |piece| self.encode_piece(vocab, piece, steps, out)),
+            None => self.encode_piece(vocab, text, steps, out),
+        }
+    }
+
+    fn encode_piece(
         &self,
         vocab: &Vocab,
         text: &str,

@@ -3,6 +3,7 @@
 //! engine: `words` holds the rules that tile a text, `runs` those that isolate parts of it.
 
 mod names;
+mod regex;
 mod runs;
 mod words;
 
@@ -49,12 +50,30 @@ pub(crate) enum Rule {
     Punctuation {
         back_quote: bool,
     },
+    /// One character that is punctuation, in ASCII's sense or Unicode's
+    PunctuationAlone,
     Bloom,
     Chameleon,
     /// `\S+`; white space is dropped
     Words,
-    /// One character a piece
-    Characters,
+    /// Cuts before each of this character, or after it
+    Character {
+        c: char,
+        place: Place,
+    },
+}
+
+/// What becomes of the character that a text is cut at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It ends the piece before it.
+    Before,
+    /// It begins the piece after it.
+    After,
+    /// It is a piece.
+    Alone,
+    /// It goes.
+    Dropped,
 }
 
 impl PreTokenizer {
@@ -63,6 +82,11 @@ impl PreTokenizer {
         names::rules(name).map(|rules| PreTokenizer {
             rules: rules.to_vec(),
         })
+    }
+
+    /// The rule that cuts as a regex of `tokenizer.json` does, if it is known.
+    pub(super) fn rule_of_regex(pattern: &str) -> Option<Rule> {
+        regex::rule(pattern)
     }
 
     /// The pieces are those of `rules`, one after another.
@@ -100,6 +124,19 @@ fn split_dyn<'t>(rules: &[Rule], text: &'t str, mut each: &mut dyn FnMut(&'t str
 }
 
 impl Rule {
+    /// Whether no text lies between matches.
+    pub(super) fn covers_everything(self) -> bool {
+        matches!(
+            self,
+            Rule::Gpt2
+                | Rule::Cl100k(_)
+                | Rule::O200k(_)
+                | Rule::ExaoneMoe
+                | Rule::Jais2
+                | Rule::Lines
+        )
+    }
+
     #[inline]
     fn split<'t>(self, text: &'t str, each: &mut impl FnMut(&'t str)) {
         use Rule::*;
@@ -113,7 +150,25 @@ impl Rule {
                 tile(text, each, |text, pos| state.next(text, pos));
             }
             Lines => tile(text, each, runs::lines),
-            Characters => tile(text, each, |text, pos| pos + class_at(text, pos).1),
+            Character { c, place } => {
+                let mut start = 0;
+                for (at, found) in text.match_indices(c) {
+                    let after = at + found.len();
+                    match place {
+                        Place::Before => emit(text, &mut start, after, each),
+                        Place::After => emit(text, &mut start, at, each),
+                        Place::Alone => {
+                            emit(text, &mut start, at, each);
+                            emit(text, &mut start, after, each);
+                        }
+                        Place::Dropped => {
+                            emit(text, &mut start, at, each);
+                            start = after;
+                        }
+                    }
+                }
+                emit(text, &mut start, text.len(), each);
+            }
             DeepSeekV3 => isolate(text, each, words::deepseek_v3),
             Numbers { limit } => isolate(text, each, |text, pos| {
                 let end = skip_at_most(text, pos, Class::NUMBER, limit);
@@ -140,6 +195,11 @@ impl Rule {
                     runs::punctuation(text, pos, back_quote)
                 });
             }
+            PunctuationAlone => isolate(text, each, |text, pos| {
+                let c = char_at(text, pos)?;
+                let found = c.is_ascii_punctuation() || Class::of(c).is(Class::PUNCTUATION);
+                found.then_some(pos + c.len_utf8())
+            }),
             Bloom => isolate(text, each, runs::bloom),
             Chameleon => isolate(text, each, runs::chameleon),
             Threes(threes) => {

@@ -12,7 +12,7 @@ const DIGITS_GPT2: &[Rule] = &[Numbers { limit: 1 }, Gpt2];
 const LLAMA3: &[Rule] = &[Cl100k(Cl100k::LLAMA3)];
 const QWEN2: &[Rule] = &[Cl100k(Cl100k::QWEN2)];
 const GPT4O: &[Rule] = &[O200k(O200k::GPT4O)];
-const DEEPSEEK3: &[Rule] = &[Numbers { limit: 3 }, Ranges(&[CJK_KANA]), DeepSeekV3];
+const DEEPSEEK3: &[Rule] = &[Numbers { limit: 3 }, Ranges(CJK_KANA_ONLY), DeepSeekV3];
 
 /// The rules of the pre-tokenizer `name`.
 pub(super) fn rules(name: &str) -> Option<&'static [Rule]> {
@@ -75,14 +75,14 @@ pub(super) fn rules(name: &str) -> Option<&'static [Rule]> {
             SpacedRanges(DEEPSEEK_LETTERS),
             SpacedRanges(DEEPSEEK_PUNCTUATION),
             TrailingSpace,
-            Ranges(&[DEEPSEEK_CJK]),
+            Ranges(DEEPSEEK_CJK_ONLY),
             Numbers { limit: NO_LIMIT },
         ],
         "deepseek-coder" => &[
             Newline,
             SpacedLetters,
             SpacedPunctuation,
-            Ranges(&[DEEPSEEK_CJK]),
+            Ranges(DEEPSEEK_CJK_ONLY),
             Numbers { limit: 1 },
         ],
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => DEEPSEEK3,
@@ -103,6 +103,8 @@ pub(super) fn rules(name: &str) -> Option<&'static [Rule]> {
 const CJK_KANA: Ranges = &[('\u{3040}', '\u{30ff}'), ('一', '龥')];
 /// `[一-龥ࠀ-一가-퟿]`
 const DEEPSEEK_CJK: Ranges = &[('\u{800}', '龥'), ('가', '\u{d7ff}')];
+pub(super) const CJK_KANA_ONLY: &[Ranges] = &[CJK_KANA];
+pub(super) const DEEPSEEK_CJK_ONLY: &[Ranges] = &[DEEPSEEK_CJK];
 /// `[가-힣ㄱ-ㆎ]`
 const HANGUL: Ranges = &[('ㄱ', 'ㆎ'), ('가', '힣')];
 /// `[！…“”‘’—：；，、-〿︰-﹏]`
@@ -120,7 +122,7 @@ const CJK_PUNCTUATION: Ranges = &[
 /// `[ㄅ-ㄯ]`
 const BOPOMOFO: Ranges = &[('ㄅ', 'ㄯ')];
 /// `[!-/:-~！-／：-～‘-‟　-。]`
-const DEEPSEEK_PUNCTUATION: Ranges = &[
+pub(super) const DEEPSEEK_PUNCTUATION: Ranges = &[
     ('!', '/'),
     (':', '~'),
     ('‘', '‟'),
@@ -145,7 +147,7 @@ const AFMOE_ASIAN: Ranges = &[
     ('･', 'ﾟ'),
 ];
 /// The cased letters of Unicode as DeepSeek's first tokenizer listed them.
-const DEEPSEEK_LETTERS: Ranges = &[
+pub(super) const DEEPSEEK_LETTERS: Ranges = &[
     ('\u{41}', '\u{5a}'),
     ('\u{61}', '\u{7a}'),
     ('\u{b5}', '\u{b5}'),

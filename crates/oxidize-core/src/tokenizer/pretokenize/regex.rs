@@ -1,0 +1,280 @@
+//! Recognises the regexes of `tokenizer.json`: each is one of a few families, spelled in a few
+//! ways, and becomes the hand-written rule of its family. Nothing here matches text.
+
+use super::names;
+use super::runs::Threes;
+use super::{Cl100k, O200k, Rule, Tail};
+
+/// The rule that cuts as `pattern` does, if it is known.
+pub(super) fn rule(pattern: &str) -> Option<Rule> {
+    let pattern = canonical(pattern);
+    let alternatives = alternatives(&pattern);
+    let alternatives: Vec<&str> = alternatives.iter().map(String::as_str).collect();
+    single(&pattern)
+        .or_else(|| gpt2(&alternatives))
+        .or_else(|| cl100k(&alternatives))
+        .or_else(|| o200k(&alternatives))
+}
+
+/// The pattern without differences that do not matter: literal newlines, possessive quantifiers
+/// (no alternative of these families needs backtracking into them), and ways to write `'s|'t|…`.
+fn canonical(pattern: &str) -> String {
+    let mut text = pattern.replace('\r', r"\r").replace('\n', r"\n");
+    for (from, to) in [
+        ("(?:\\r\\n|\\r|\\n)", "[\\r\\n]"),
+        ("?+", "?"),
+        ("++", "+"),
+        ("*+", "*"),
+        ("'(?i:[sdmt]|ll|ve|re)", FOLDED),
+        ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", FOLDED),
+        ("(?i:'s|'t|'re|'ve|'m|'d|'ll)", FOLDED),
+        (
+            "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+            FOLDED,
+        ),
+        ("(?:'s|'t|'re|'ve|'m|'ll|'d)", EXACT),
+        ("'s|'t|'re|'ve|'m|'ll|'d", EXACT),
+        ("'(?:[sdmt]|ll|ve|re)", EXACT),
+    ] {
+        text = text.replace(from, to);
+    }
+    text
+}
+
+/// Stands for `'s|'t|'re|'ve|'m|'ll|'d` in a canonical pattern.
+const EXACT: &str = "«'s»";
+/// The same, whatever the case.
+const FOLDED: &str = "«'S»";
+
+/// Splits at bars outside brackets and parentheses.
+fn alternatives(pattern: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let (mut class, mut group, mut escaped) = (false, 0_usize, false);
+    for c in pattern.chars() {
+        match c {
+            _ if escaped => {}
+            '[' => class = true,
+            ']' => class = false,
+            '(' if !class => group += 1,
+            ')' if !class => group = group.saturating_sub(1),
+            '|' if !class && group == 0 => {
+                parts.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        escaped = c == '\\' && !escaped;
+        if let Some(part) = parts.last_mut() {
+            part.push(c);
+        }
+    }
+    parts
+}
+
+fn gpt2(alternatives: &[&str]) -> Option<Rule> {
+    let known = [
+        EXACT,
+        r" ?\p{L}+",
+        r" ?\p{N}+",
+        r" ?[^\s\p{L}\p{N}]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ];
+    (alternatives == known).then_some(Rule::Gpt2)
+}
+
+fn cl100k(alternatives: &[&str]) -> Option<Rule> {
+    let [
+        FOLDED,
+        letters,
+        numbers,
+        others,
+        newlines,
+        r"\s+(?!\S)",
+        r"\s+",
+    ] = alternatives
+    else {
+        return None;
+    };
+    let marks = match *letters {
+        r"[^\r\n\p{L}\p{N}]?\p{L}+" => false,
+        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+" => true,
+        _ => return None,
+    };
+    let (others_have_marks, tail) = tail(others)?;
+    let known = is_newlines(newlines) && others_have_marks != marks;
+    known.then_some(Rule::Cl100k(Cl100k {
+        digits: digits(numbers)?,
+        marks,
+        tail,
+    }))
+}
+
+fn o200k(alternatives: &[&str]) -> Option<Rule> {
+    let (han, alternatives) = match alternatives {
+        [r"[\p{Han}]+" | r"\p{Han}+", rest @ ..] => (true, rest),
+        all => (false, all),
+    };
+    let [
+        lower,
+        upper,
+        numbers,
+        others,
+        newlines,
+        r"\s+(?!\S)",
+        r"\s+",
+    ] = alternatives
+    else {
+        return None;
+    };
+    let suffix = format!("{FOLDED}?");
+    let (lower, contractions) = match lower.strip_suffix(suffix.as_str()) {
+        Some(lower) => (lower, true),
+        None => (*lower, false),
+    };
+    let upper = match contractions {
+        true => upper.strip_suffix(suffix.as_str())?,
+        false => upper,
+    };
+    // The letters of one case and those of none; Kimi takes the Han characters out.
+    let (uncased, without) = match han {
+        true => (r"\p{Lm}\p{Lo}\p{M}", r"&&[^\p{Han}]"),
+        false => (r"\p{Lm}\p{Lo}\p{M}", ""),
+    };
+    let lead = r"[^\r\n\p{L}\p{N}]?";
+    let big = format!(r"[\p{{Lu}}\p{{Lt}}{uncased}{without}]");
+    let small = format!(r"[\p{{Ll}}{uncased}{without}]");
+    let known =
+        lower == format!("{lead}{big}*{small}+") && upper == format!("{lead}{big}+{small}*");
+    let (others_have_marks, tail) = tail(others)?;
+    (known && others_have_marks && is_newlines(newlines)).then_some(Rule::O200k(O200k {
+        digits: digits(numbers)?,
+        contractions,
+        han,
+        tail,
+    }))
+}
+
+/// `\p{N}` and how many of it.
+fn digits(pattern: &str) -> Option<usize> {
+    Some(match pattern.strip_prefix(r"\p{N}")? {
+        "" | "{1}" | "{1,1}" => 1,
+        "{1,2}" => 2,
+        "{1,3}" => 3,
+        "+" => usize::MAX,
+        _ => return None,
+    })
+}
+
+/// Whether a run of other characters may hold marks, and what may end it.
+fn tail(pattern: &str) -> Option<(bool, Tail)> {
+    let classes = [
+        (r" ?[^\s\p{L}\p{N}]+", true),
+        (r" ?[^\s\p{L}\p{M}\p{N}]+", false),
+        (r" ?[^\s\p{L}\p{N}\r\n]+", true),
+    ];
+    let (rest, marks) = classes
+        .iter()
+        .find_map(|(class, marks)| pattern.strip_prefix(class).map(|rest| (rest, *marks)))?;
+    let tail = match rest {
+        "" => Tail::Nothing,
+        r"[\r\n]*" => Tail::Newlines,
+        r"[\r\n/]*" => Tail::NewlinesAndSlashes,
+        r"[\r\n/]?" => Tail::OneNewlineOrSlash,
+        _ => return None,
+    };
+    Some((marks, tail))
+}
+
+/// The two are the same: `\s*` takes every newline but the last.
+fn is_newlines(pattern: &str) -> bool {
+    matches!(pattern, r"\s*[\r\n]+" | r"\s*[\r\n]")
+}
+
+/// Patterns that are rules by themselves.
+fn single(pattern: &str) -> Option<Rule> {
+    Some(match pattern {
+        r"\p{N}" | r"\d" => Rule::Numbers { limit: 1 },
+        r"\p{N}{1,3}" => Rule::Numbers { limit: 3 },
+        r"\p{N}+" => Rule::Numbers { limit: usize::MAX },
+        r"[0-9][0-9][0-9]" => Rule::AsciiTriple,
+        r"[\r\n]" => Rule::Newline,
+        r"\s+$" => Rule::TrailingSpace,
+        r"\s?\p{L}+" => Rule::SpacedLetters,
+        r"\s?\p{P}+" => Rule::SpacedPunctuation,
+        r"[^\n]+|[\n]+" | r"[^\n]+|\n+" => Rule::Lines,
+        r"\d{1,3}(?=(?:\d{3})*\b)" => Rule::Threes(Threes::WordBoundary),
+        r"(?=(\d{3})+(?!\d))" => Rule::Threes(Threes::Cuts),
+        " ?[^(\\s|[.,!?…。，、।۔،])]+" | " ?[^(\\s|.,!?…。，、।۔،)]+" => {
+            Rule::Bloom
+        }
+        "[一-龥\u{3040}-ゟ゠-ヿ]+" => Rule::Ranges(names::CJK_KANA_ONLY),
+        "[一-龥\u{800}-一가-\u{d7ff}]+" => Rule::Ranges(names::DEEPSEEK_CJK_ONLY),
+        "\\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+" => {
+            Rule::SpacedRanges(names::DEEPSEEK_PUNCTUATION)
+        }
+        _ if pattern.starts_with(r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿ") => {
+            Rule::SpacedRanges(names::DEEPSEEK_LETTERS)
+        }
+        _ if pattern.starts_with(DEEPSEEK_V3) => Rule::DeepSeekV3,
+        _ => return None,
+    })
+}
+
+const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spellings_of_a_family_are_one_rule() {
+        for (digits, pattern) in [
+            (
+                3,
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            ),
+            (
+                1,
+                "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+            ),
+            (
+                3,
+                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s*[\r\n]|\s+(?!\S)|\s+",
+            ),
+        ] {
+            match rule(pattern) {
+                Some(Rule::Cl100k(rule)) => {
+                    assert_eq!(
+                        (rule.digits, rule.marks, rule.tail),
+                        (digits, false, Tail::Newlines)
+                    );
+                }
+                other => panic!("{other:?} for {pattern}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_small_difference_is_another_rule_or_none() {
+        let marks = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+        assert!(matches!(
+            rule(marks),
+            Some(Rule::Cl100k(Cl100k { marks: true, .. }))
+        ));
+        assert!(rule(&marks.replace(r"\p{M}\p{N}", r"\p{N}")).is_none());
+        assert!(rule(&marks.replace(r"\s+(?!\S)|", "")).is_none());
+        assert!(rule("a+b").is_none());
+        assert!(rule("((((((").is_none());
+        let tekken = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+        assert!(matches!(
+            rule(tekken),
+            Some(Rule::O200k(O200k {
+                digits: 1,
+                contractions: false,
+                han: false,
+                ..
+            }))
+        ));
+    }
+}

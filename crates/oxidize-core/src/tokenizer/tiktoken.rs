@@ -1,0 +1,329 @@
+//! Reads the vocabularies of tiktoken (`qwen.tiktoken`, Meta's `tokenizer.model`, Kimi's
+//! `tiktoken.model`: lines of base64 and rank) and Mistral's `tekken.json`. Ranks are ids, and the
+//! lower id merges first. The files have no special tokens and no splitting rule: who made them
+//! is known by their size.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::error::{Result, TokenizerError};
+use super::normalize::Normalize;
+use super::pretokenize::PreTokenizer;
+use super::spec::{ModelSpec, TokenId, TokenKind, VocabSpec};
+use super::vocab::StringTable;
+use super::{MOST_TOKENS, base64, byte_level};
+
+/// Whether a file looks like tiktoken's: base64, a space, a number.
+pub(super) fn is_tiktoken(bytes: &[u8]) -> bool {
+    let line = bytes
+        .split(|&byte| byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    line.len() < 256 && parse_line(line).is_some()
+}
+
+/// The vocabulary in `bytes`, the contents of the file at `path`.
+pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
+    let mut entries = Vec::new();
+    let mut offset = 0;
+    for line in bytes.split(|&byte| byte == b'\n') {
+        if !line.trim_ascii().is_empty() {
+            entries.push(parse_line(line).ok_or_else(|| TokenizerError::Format {
+                path: path.to_path_buf(),
+                offset,
+                problem: "not base64, a space and a rank".into(),
+            })?);
+        }
+        offset += line.len() + 1;
+    }
+    let family = Family::of_size(entries.len());
+    let mut tokens = by_rank(entries)?;
+    let first_special = tokens.len();
+    for name in family.special_tokens() {
+        tokens.push(name)?;
+    }
+    let mut spec = byte_bpe(tokens, family.pre_tokenizer())?;
+    spec.kinds = vec![TokenKind::Normal; first_special];
+    spec.kinds.resize(spec.tokens.len(), TokenKind::Control);
+    let id = |at: usize| {
+        (first_special + at < spec.tokens.len()).then_some((first_special + at) as TokenId)
+    };
+    match family {
+        Family::Qwen => {
+            spec.normalizers.push(Normalize::Nfc);
+            spec.special.eos = id(0);
+            spec.special.pad = id(0);
+        }
+        Family::Llama3 | Family::Llama4 => {
+            spec.special.bos = id(0);
+            spec.special.eos = id(1);
+            spec.prefix.extend(id(0));
+        }
+        Family::Kimi | Family::Other(_) => {}
+    }
+    Ok(spec)
+}
+
+/// Who made a file of tiktoken's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Qwen,
+    Llama3,
+    Llama4,
+    Kimi,
+    /// A vocabulary of OpenAI's, with the name of its rule.
+    Other(&'static str),
+}
+
+impl Family {
+    fn of_size(tokens: usize) -> Family {
+        match tokens {
+            151_643 => Family::Qwen,
+            128_000 => Family::Llama3,
+            200_000 => Family::Llama4,
+            163_584 => Family::Kimi,
+            0..100_000 => Family::Other("gpt-2"),
+            100_000..150_000 => Family::Other("llama3"),
+            _ => Family::Other("gpt-4o"),
+        }
+    }
+
+    fn pre_tokenizer(self) -> &'static str {
+        match self {
+            Family::Qwen => "qwen2",
+            Family::Llama3 => "llama3",
+            Family::Llama4 => "llama4",
+            Family::Kimi => "kimi-k2",
+            Family::Other(name) => name,
+        }
+    }
+
+    fn special_tokens(self) -> Vec<String> {
+        let fixed = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let mut names: Vec<String> = match self {
+            Family::Qwen => fixed(&["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
+            Family::Llama3 => fixed(LLAMA3_SPECIAL),
+            // The rest comes from `tokenizer_config.json`.
+            Family::Llama4 => fixed(&["<|begin_of_text|>", "<|end_of_text|>"]),
+            Family::Kimi | Family::Other(_) => Vec::new(),
+        };
+        match self {
+            Family::Qwen => names.extend((0..205).map(|i| format!("<|extra_{i}|>"))),
+            Family::Llama3 => {
+                let left = 256 - names.len();
+                names.extend((2..2 + left).map(|i| format!("<|reserved_special_token_{i}|>")));
+            }
+            _ => {}
+        }
+        names
+    }
+}
+
+const LLAMA3_SPECIAL: &[&str] = &[
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|reserved_special_token_0|>",
+    "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>",
+    "<|step_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|image|>",
+];
+
+/// The vocabulary of a `tekken.json`.
+pub(super) fn tekken(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
+    let file: Tekken = serde_json::from_slice(bytes).map_err(|error| TokenizerError::Format {
+        path: path.to_path_buf(),
+        offset: 0,
+        problem: error.to_string(),
+    })?;
+    let config = file.config;
+    let specials = config.default_num_special_tokens;
+    let words = config.default_vocab_size.saturating_sub(specials);
+    if config.default_vocab_size > MOST_TOKENS || specials > config.default_vocab_size {
+        return Err(TokenizerError::invalid(
+            "tekken.json: config",
+            "sizes out of range",
+        ));
+    }
+    let mut tokens = StringTable::default();
+    for id in 0..specials {
+        let given = file
+            .special_tokens
+            .iter()
+            .flatten()
+            .find(|token| token.rank == id);
+        match (given, TEKKEN_SPECIAL.get(id)) {
+            (Some(token), _) => tokens.push(&token.token_str)?,
+            (None, Some(name)) if file.special_tokens.is_none() => tokens.push(name)?,
+            _ => tokens.push(format!("<SPECIAL_{id}>"))?,
+        }
+    }
+    let entries = file
+        .vocab
+        .iter()
+        .filter(|token| token.rank < words)
+        .map(|token| {
+            let bytes = base64::decode(token.token_bytes.as_bytes());
+            bytes.map(|bytes| (bytes, token.rank))
+        });
+    let entries: Option<Vec<_>> = entries.collect();
+    let entries =
+        entries.ok_or_else(|| TokenizerError::invalid("tekken.json: vocab", "not base64"))?;
+    for text in by_rank(entries)?.iter() {
+        tokens.push(text)?;
+    }
+    let rule = PreTokenizer::rule_of_regex(&config.pattern).ok_or_else(|| {
+        TokenizerError::Unsupported {
+            part: "pattern",
+            what: config.pattern.clone(),
+        }
+    })?;
+    let mut spec = VocabSpec::new(
+        ModelSpec::ByteBpe {
+            pre: PreTokenizer::of(vec![rule]),
+            merges: StringTable::default(),
+            ignore_merges: true,
+            unknown: None,
+        },
+        tokens,
+    );
+    spec.kinds = vec![TokenKind::Control; specials];
+    spec.special.unk = Some(0);
+    spec.special.bos = Some(1);
+    spec.special.eos = Some(2);
+    spec.prefix = vec![1];
+    Ok(spec)
+}
+
+#[derive(Deserialize)]
+struct Tekken {
+    config: TekkenConfig,
+    vocab: Vec<TekkenToken>,
+    special_tokens: Option<Vec<TekkenSpecial>>,
+}
+
+#[derive(Deserialize)]
+struct TekkenConfig {
+    pattern: String,
+    default_vocab_size: usize,
+    default_num_special_tokens: usize,
+}
+
+#[derive(Deserialize)]
+struct TekkenToken {
+    rank: usize,
+    token_bytes: String,
+}
+
+#[derive(Deserialize)]
+struct TekkenSpecial {
+    rank: usize,
+    token_str: String,
+}
+
+/// What files without a list of special tokens mean.
+const TEKKEN_SPECIAL: &[&str] = &[
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+];
+
+fn byte_bpe(tokens: StringTable, pre: &str) -> Result<VocabSpec> {
+    let pre = PreTokenizer::named(pre)
+        .ok_or_else(|| TokenizerError::UnknownPreTokenizer(pre.to_owned()))?;
+    let merges = StringTable::default();
+    Ok(VocabSpec::new(
+        ModelSpec::ByteBpe {
+            pre,
+            merges,
+            ignore_merges: true,
+            unknown: None,
+        },
+        tokens,
+    ))
+}
+
+fn parse_line(line: &[u8]) -> Option<(Vec<u8>, usize)> {
+    let line = line.trim_ascii();
+    let space = line.iter().position(|&byte| byte == b' ')?;
+    let (token, rank) = line.split_at_checked(space)?;
+    let rank = std::str::from_utf8(rank.trim_ascii()).ok()?.parse().ok()?;
+    Some((base64::decode(token)?, rank))
+}
+
+/// The spelling of each token, in the order of the ranks; ranks that are missing are empty.
+fn by_rank(entries: Vec<(Vec<u8>, usize)>) -> Result<StringTable> {
+    let count = entries
+        .iter()
+        .map(|(_, rank)| rank.saturating_add(1))
+        .max()
+        .unwrap_or(0);
+    if count > MOST_TOKENS {
+        return Err(TokenizerError::Limit {
+            what: "the largest rank",
+            limit: MOST_TOKENS as u64,
+            asked: count as u64,
+        });
+    }
+    let mut places = vec![Vec::new(); count];
+    for (bytes, rank) in entries {
+        if let Some(place) = places.get_mut(rank) {
+            *place = bytes;
+        }
+    }
+    let mut table = StringTable::default();
+    for bytes in places {
+        table.push(byte_level::encode(&bytes))?;
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::{EncodeOptions, Tokenizer};
+
+    #[test]
+    fn ranks_are_ids_and_merge_in_order() {
+        // a, b, c, bc, ab, abc
+        let file = b"YQ== 0\nYg== 1\nYw== 2\nYmM= 3\nYWI= 4\nYWJj 5\n";
+        assert!(is_tiktoken(file));
+        assert!(!is_tiktoken(b"\x0a\x0e\x0a\x05<unk>"));
+        let tokenizer = Tokenizer::new(spec(file, Path::new("t")).unwrap()).unwrap();
+        assert_eq!(tokenizer.encode("abc", EncodeOptions::PLAIN), [5]);
+        assert_eq!(tokenizer.encode("aabcb", EncodeOptions::PLAIN), [0, 5, 1]);
+        assert_eq!(tokenizer.encode("abb", EncodeOptions::PLAIN), [4, 1]);
+    }
+
+    #[test]
+    fn broken_files_are_errors() {
+        let error = spec(b"YQ== 0\nYg==1\n", Path::new("t")).unwrap_err();
+        assert!(error.to_string().contains("byte 7"), "{error}");
+        let huge = spec(b"YQ== 99999999999\n", Path::new("t"));
+        assert!(matches!(huge, Err(TokenizerError::Limit { .. })));
+        assert!(tekken(b"{}", Path::new("t")).is_err());
+    }
+}
