@@ -36,7 +36,8 @@ impl KvCache {
         block_size: usize,
     ) -> PagedKv<'a> {
         PagedKv {
-            ty: self.k.ty,
+            k_ty: self.k.ty,
+            v_ty: self.v.ty,
             k: self.k.head(head),
             v: self.v.head(head),
             table,
