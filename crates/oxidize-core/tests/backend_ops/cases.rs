@@ -13,15 +13,15 @@ macro_rules! kinds {
     ($($name:ident,)*) => {
         /// The kinds of ops.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Kind {
+        pub(crate) enum Kind {
             $($name,)*
         }
 
         /// Every kind.
-        pub const ALL: &[Kind] = &[$(Kind::$name,)*];
+        pub(crate) const ALL: &[Kind] = &[$(Kind::$name,)*];
 
         /// The kind of an op.
-        pub fn kind(op: &Op) -> Kind {
+        pub(crate) fn kind(op: &Op) -> Kind {
             match op {
                 $(Op::$name { .. } => Kind::$name,)*
             }
@@ -61,12 +61,12 @@ const ACTIVATIONS: [Activation; 8] = [
 const FLOATS: f64 = 1e-11;
 
 /// The error of a product with weights of this type: quantised ones meet 8-bit activations.
-pub fn product_bound(ty: TensorType) -> f64 {
+pub(crate) fn product_bound(ty: TensorType) -> f64 {
     if ty.is_quantized() { 1e-4 } else { FLOATS }
 }
 
 /// The error of attention over a cache of this type. Queries may be rounded as keys are.
-pub fn cache_bound(ty: KvType) -> f64 {
+pub(crate) fn cache_bound(ty: KvType) -> f64 {
     match ty {
         KvType::F32 => 1e-10,
         KvType::F16 => 1e-6,
@@ -75,7 +75,7 @@ pub fn cache_bound(ty: KvType) -> f64 {
 }
 
 /// A plan with an op of this kind: its result, and how far that may be off.
-pub fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
+pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
     let width = net.random.within(1..=130);
     match kind {
         Kind::Embed => {
@@ -183,15 +183,15 @@ pub fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
 }
 
 /// Heads of an attention.
-pub struct HeadShape {
-    pub n_heads: usize,
-    pub n_kv_heads: usize,
-    pub key_dim: usize,
-    pub value_dim: usize,
+pub(crate) struct HeadShape {
+    pub(crate) n_heads: usize,
+    pub(crate) n_kv_heads: usize,
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
 }
 
 /// Random queries, keys and values, stored and attended to.
-pub fn attention(
+pub(crate) fn attention(
     net: &mut Net,
     shape: &HeadShape,
     window: Option<usize>,

@@ -9,8 +9,8 @@ use oxidize_core::kv::BlockId;
 use oxidize_kernels::{Isa, Kernels};
 
 /// Sequences, and the batches they come in.
-pub struct Feed {
-    pub config: SessionConfig,
+pub(crate) struct Feed {
+    pub(crate) config: SessionConfig,
     /// Tokens and blocks of each sequence.
     sequences: Vec<(Vec<u32>, Vec<BlockId>)>,
     /// For each batch, how many tokens of each sequence, and the outputs.
@@ -19,12 +19,12 @@ pub struct Feed {
 
 impl Feed {
     /// One batch of one sequence.
-    pub fn prompt(random: &mut Random, n_tokens: usize) -> Feed {
+    pub(crate) fn prompt(random: &mut Random, n_tokens: usize) -> Feed {
         Feed::new(random, &[n_tokens], |_, left| left)
     }
 
     /// A few sequences, side by side, in batches of up to 70 tokens.
-    pub fn random(random: &mut Random) -> Feed {
+    pub(crate) fn random(random: &mut Random) -> Feed {
         let lengths: Vec<usize> = (0..random.within(1..=4))
             .map(|_| random.within(1..=60))
             .collect();
@@ -36,7 +36,7 @@ impl Feed {
     }
 
     /// Sequences whose prompts come at once, and then some tokens one by one.
-    pub fn long(random: &mut Random, lengths: &[usize]) -> Feed {
+    pub(crate) fn long(random: &mut Random, lengths: &[usize]) -> Feed {
         Feed::new(random, lengths, |_, left| {
             if left > 4 { left - 4 } else { left.min(1) }
         })
@@ -131,7 +131,7 @@ impl Feed {
 }
 
 /// Runs a plan on the reference and on the CPU with every instruction set there is.
-pub fn compare(net: &Net, feed: &Feed, bound: f64, what: &str) {
+pub(crate) fn compare(net: &Net, feed: &Feed, bound: f64, what: &str) {
     let want = feed.run(net, &Reference);
     assert!(want.iter().all(|x| x.is_finite()), "{what}");
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
@@ -139,14 +139,20 @@ pub fn compare(net: &Net, feed: &Feed, bound: f64, what: &str) {
         assert_eq!(got.len(), want.len(), "{what}");
         let error = normalized_error(&got, &want);
         let isa = kernels.isa();
-        assert!(error <= bound, "{isa}: error {error:e} over {bound:e}: {what}");
+        assert!(
+            error <= bound,
+            "{isa}: error {error:e} over {bound:e}: {what}"
+        );
     }
 }
 
 /// ‖got − want‖² ÷ ‖want‖².
 fn normalized_error(got: &[f32], want: &[f32]) -> f64 {
     let square = |x: f64| x * x;
-    let differences = got.iter().zip(want).map(|(&a, &b)| f64::from(a) - f64::from(b));
+    let differences = got
+        .iter()
+        .zip(want)
+        .map(|(&a, &b)| f64::from(a) - f64::from(b));
     let error: f64 = differences.map(square).sum();
     let size: f64 = want.iter().map(|&x| square(f64::from(x))).sum();
     if error == 0.0 { 0.0 } else { error / size }

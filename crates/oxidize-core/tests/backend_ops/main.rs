@@ -42,7 +42,12 @@ fn products_of_every_type() {
             let outputs = net.random.within(1..=50);
             net.plan.result = Some(net.linear(x, ty, outputs));
             let feed = Feed::prompt(&mut net.random, m);
-            compare(&net, &feed, cases::product_bound(ty), &format!("{ty}, {m} tokens"));
+            compare(
+                &net,
+                &feed,
+                cases::product_bound(ty),
+                &format!("{ty}, {m} tokens"),
+            );
         }
     }
 }
@@ -92,7 +97,12 @@ fn attention_of_mixed_cache_types() {
             let mut feed = Feed::random(&mut net.random);
             (feed.config.key_type, feed.config.value_type) = (key_type, value_type);
             let bound = cases::cache_bound(key_type).max(cases::cache_bound(value_type));
-            compare(&net, &feed, bound, &format!("{key_type:?} and {value_type:?}"));
+            compare(
+                &net,
+                &feed,
+                bound,
+                &format!("{key_type:?} and {value_type:?}"),
+            );
         }
     }
 }
@@ -126,7 +136,12 @@ fn random_plans() {
         let result = random_plan(&mut net);
         net.plan.result = Some(result);
         let feed = Feed::random(&mut net.random);
-        compare(&net, &feed, 1e-8, &format!("plan {seed}: {:#?}", net.plan.ops));
+        compare(
+            &net,
+            &feed,
+            1e-8,
+            &format!("plan {seed}: {:#?}", net.plan.ops),
+        );
     }
 }
 
@@ -190,7 +205,11 @@ fn random_plan(net: &mut Net) -> ValueId {
                 if net.random.chance(0.3) {
                     values.push(up);
                 }
-                let (gate, up) = if net.random.chance(0.3) { (up, gate) } else { (gate, up) };
+                let (gate, up) = if net.random.chance(0.3) {
+                    (up, gate)
+                } else {
+                    (gate, up)
+                };
                 let out = net.like(gate);
                 net.push(Op::Glu {
                     gate,
@@ -221,7 +240,11 @@ fn random_plan(net: &mut Net) -> ValueId {
             }
             7 => {
                 let out = net.like(x);
-                net.push(Op::Add { a: x, b: other, out })
+                net.push(Op::Add {
+                    a: x,
+                    b: other,
+                    out,
+                })
             }
             8 => {
                 let out = net.like(x);
@@ -358,9 +381,22 @@ fn bad_batches_are_refused() {
         let error = run(&[1, vocab], &[0, 1], &[0], &[1]).unwrap_err();
         assert!(matches!(error, BackendError::TokenOutOfRange { token, .. } if token == vocab));
         let error = run(&[1; 5], &[0, 1, 2, 3, 4], &[0, 1], &[]).unwrap_err();
-        assert!(matches!(error, BackendError::BatchTooLarge { what: "tokens", asked: 5, limit: 4 }));
+        assert!(matches!(
+            error,
+            BackendError::BatchTooLarge {
+                what: "tokens",
+                asked: 5,
+                limit: 4
+            }
+        ));
         let error = run(&[1; 3], &[0, 1, 2], &[0], &[0, 1, 2]).unwrap_err();
-        assert!(matches!(error, BackendError::BatchTooLarge { what: "outputs", .. }));
+        assert!(matches!(
+            error,
+            BackendError::BatchTooLarge {
+                what: "outputs",
+                ..
+            }
+        ));
         let malformed = [
             run(&[], &[], &[], &[]),
             run(&[1, 2], &[0], &[0], &[]),
@@ -371,7 +407,10 @@ fn bad_batches_are_refused() {
             run(&[1, 2], &[0, 1], &[0], &[2]),
         ];
         for result in malformed {
-            assert!(matches!(result, Err(BackendError::Malformed(_))), "{result:?}");
+            assert!(
+                matches!(result, Err(BackendError::Malformed(_))),
+                "{result:?}"
+            );
         }
         run(&[1, 2], &[0, 1], &[3], &[1]).unwrap();
         assert!(session.output(0).unwrap().iter().all(|x| x.is_finite()));
@@ -395,7 +434,14 @@ fn heads_that_do_not_fit_the_cache_type_are_refused() {
         config.key_type = key;
         let result = Cpu::default().compile(&net.plan, &net.weights, &config);
         let error = result.err().expect("a head of 20 is no whole block");
-        assert!(matches!(error, BackendError::KvType { dim: 20, block: 32, .. }));
+        assert!(matches!(
+            error,
+            BackendError::KvType {
+                dim: 20,
+                block: 32,
+                ..
+            }
+        ));
         assert!(error.to_string().contains("20"), "{error}");
     }
 }

@@ -6,17 +6,17 @@ use oxidize_core::model::Weights;
 use oxidize_kernels::quant;
 
 /// Tokens that the plans know.
-pub const VOCAB: usize = 97;
+pub(crate) const VOCAB: usize = 97;
 
 /// A plan under construction, with its weights.
-pub struct Net {
-    pub plan: Plan,
-    pub weights: Weights,
-    pub random: Random,
+pub(crate) struct Net {
+    pub(crate) plan: Plan,
+    pub(crate) weights: Weights,
+    pub(crate) random: Random,
 }
 
 impl Net {
-    pub fn new(seed: u64) -> Net {
+    pub(crate) fn new(seed: u64) -> Net {
         Net {
             plan: Plan::default(),
             weights: Weights::default(),
@@ -24,18 +24,18 @@ impl Net {
         }
     }
 
-    pub fn value(&mut self, rows: Rows, width: usize) -> ValueId {
+    pub(crate) fn value(&mut self, rows: Rows, width: usize) -> ValueId {
         self.plan.values.push(ValueInfo { rows, width });
         ValueId(self.plan.values.len() as u32 - 1)
     }
 
-    pub fn like(&mut self, x: ValueId) -> ValueId {
+    pub(crate) fn like(&mut self, x: ValueId) -> ValueId {
         let info = self.plan.value(x);
         self.value(info.rows, info.width)
     }
 
     /// Adds an op, and gives the value it writes; its input where it writes none.
-    pub fn push(&mut self, op: Op) -> ValueId {
+    pub(crate) fn push(&mut self, op: Op) -> ValueId {
         let value = op
             .output()
             .or(op.inputs().first().copied())
@@ -46,36 +46,43 @@ impl Net {
 
     /// A random row of `width` numbers for each token of the vocabulary: how random input comes
     /// into a plan, whose only input is tokens.
-    pub fn input(&mut self, width: usize) -> ValueId {
+    pub(crate) fn input(&mut self, width: usize) -> ValueId {
         let table = self.matrix(TensorType::F32, VOCAB, width);
         let out = self.value(Rows::Tokens, width);
         self.push(Op::Embed { table, out })
     }
 
-    pub fn vector(&mut self, len: usize) -> WeightId {
+    pub(crate) fn vector(&mut self, len: usize) -> WeightId {
         let floats = self.random.floats(len, 1.0);
         self.weights.push_vector("vector", floats)
     }
 
-    pub fn maybe_vector(&mut self, len: usize) -> Option<WeightId> {
+    pub(crate) fn maybe_vector(&mut self, len: usize) -> Option<WeightId> {
         self.random.chance(0.5).then(|| self.vector(len))
     }
 
-    pub fn matrix(&mut self, ty: TensorType, rows: usize, cols: usize) -> WeightId {
+    pub(crate) fn matrix(&mut self, ty: TensorType, rows: usize, cols: usize) -> WeightId {
         self.stack(ty, rows, cols, 1)
     }
 
     /// Matrices of several experts, in one piece or in a piece each.
-    pub fn stack(&mut self, ty: TensorType, rows: usize, cols: usize, n: usize) -> WeightId {
-        let pieces = if n > 1 && self.random.chance(0.5) { n } else { 1 };
+    pub(crate) fn stack(&mut self, ty: TensorType, rows: usize, cols: usize, n: usize) -> WeightId {
+        let pieces = if n > 1 && self.random.chance(0.5) {
+            n
+        } else {
+            1
+        };
         let bytes = (0..pieces)
-            .map(|_| self.random.weights(ty, rows * cols * n / pieces, cols).into())
+            .map(|_| {
+                self.random
+                    .weights(ty, rows * cols * n / pieces, cols)
+                    .into()
+            })
             .collect();
-        self.weights
-            .push_matrix("matrix", ty, rows, cols, bytes, n)
+        self.weights.push_matrix("matrix", ty, rows, cols, bytes, n)
     }
 
-    pub fn linear(&mut self, x: ValueId, ty: TensorType, outputs: usize) -> ValueId {
+    pub(crate) fn linear(&mut self, x: ValueId, ty: TensorType, outputs: usize) -> ValueId {
         let info = self.plan.value(x);
         let weight = self.matrix(ty, outputs, info.width);
         let bias = self.maybe_vector(outputs);
@@ -90,20 +97,20 @@ impl Net {
 }
 
 /// The types that a weight may be stored as; the loader refuses the others.
-pub fn weight_types() -> impl Iterator<Item = TensorType> {
+pub(crate) fn weight_types() -> impl Iterator<Item = TensorType> {
     use TensorType::{Bool, Q8_1, Q8_K};
     TensorType::all().filter(|ty| !matches!(ty, Bool | Q8_1 | Q8_K))
 }
 
 /// SplitMix64.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -111,24 +118,24 @@ impl Random {
     }
 
     /// One of the numbers of a range.
-    pub fn within(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
+    pub(crate) fn within(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
         range.start() + self.bits() as usize % (range.end() - range.start() + 1)
     }
 
-    pub fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.within(0..=list.len() - 1)]
     }
 
-    pub fn chance(&mut self, p: f64) -> bool {
+    pub(crate) fn chance(&mut self, p: f64) -> bool {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64 <= p
     }
 
     /// Uniform in ±`scale`.
-    pub fn float(&mut self, scale: f32) -> f32 {
+    pub(crate) fn float(&mut self, scale: f32) -> f32 {
         ((self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
     }
 
-    pub fn floats(&mut self, n: usize, scale: f32) -> Vec<f32> {
+    pub(crate) fn floats(&mut self, n: usize, scale: f32) -> Vec<f32> {
         (0..n).map(|_| self.float(scale)).collect()
     }
 
