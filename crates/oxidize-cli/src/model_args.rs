@@ -14,15 +14,18 @@ use oxidize_core::model::Model;
 
 use crate::style;
 
-/// Context where none is asked for: enough for a conversation, little enough to be had at once.
-pub(crate) const DEFAULT_CONTEXT: usize = 4096;
-
 /// Which model, and how it is run.
 #[derive(Args, Clone)]
 pub(crate) struct ModelArgs {
-    /// Most tokens of context, prompt and answer together; 0 is the model's own limit
-    #[arg(short = 'c', long = "ctx-size", value_name = "N", default_value_t = DEFAULT_CONTEXT, env = "OXIDIZE_CTX_SIZE")]
-    pub(crate) ctx_size: usize,
+    /// Most tokens of context, prompt and answer together; 0 is the model's own limit [default: the
+    /// model's limit, at most 4096]
+    #[arg(
+        short = 'c',
+        long = "ctx-size",
+        value_name = "N",
+        env = "OXIDIZE_CTX_SIZE"
+    )]
+    pub(crate) ctx_size: Option<usize>,
     /// Threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
     pub(crate) threads: Option<usize>,
@@ -82,10 +85,18 @@ impl ModelArgs {
         Ok(model?)
     }
 
+    /// The context that was asked for, if one was.
+    pub(crate) fn context(&self, model: &Model) -> Option<usize> {
+        self.ctx_size.map(|n_ctx| match n_ctx {
+            0 => model.hparams().n_ctx_train,
+            n_ctx => n_ctx,
+        })
+    }
+
     /// The engine settings that the arguments ask for.
-    pub(crate) fn config(&self) -> EngineConfig {
+    pub(crate) fn config(&self, model: &Model) -> EngineConfig {
         EngineConfig {
-            n_ctx: (self.ctx_size > 0).then_some(self.ctx_size),
+            n_ctx: self.context(model),
             max_batch_tokens: self.batch_size.max(1),
             max_sequences: 1,
             key_type: self.cache_type_k,
@@ -98,11 +109,8 @@ impl ModelArgs {
 
     /// Starts an engine on the processor.
     pub(crate) fn engine(&self, model: Model) -> anyhow::Result<EngineHandle> {
-        Ok(Engine::start(
-            model,
-            Arc::new(Cpu::default()),
-            &self.config(),
-        )?)
+        let config = self.config(&model);
+        Ok(Engine::start(model, Arc::new(Cpu::default()), &config)?)
     }
 }
 

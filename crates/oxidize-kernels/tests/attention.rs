@@ -56,7 +56,8 @@ impl Cache {
             self.ty.row_bytes(self.v_dim).unwrap(),
         );
         PagedKv {
-            ty: self.ty,
+            k_ty: self.ty,
+            v_ty: self.ty,
             k: &self.k,
             v: &self.v,
             table: &self.table,

@@ -132,7 +132,7 @@ impl Bench {
 
     fn model_args(&self, threads: usize) -> ModelArgs {
         ModelArgs {
-            ctx_size: 0,
+            ctx_size: None,
             threads: Some(threads),
             batch_size: self.batch_size,
             cache_type_k: self.cache_type_k,

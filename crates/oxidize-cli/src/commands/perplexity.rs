@@ -32,11 +32,7 @@ pub(crate) struct Perplexity {
 }
 
 impl Perplexity {
-    pub(crate) fn run(mut self) -> anyhow::Result<()> {
-        // Scoring whole contexts is done with 512 tokens unless asked otherwise.
-        if self.model_args.ctx_size == crate::model_args::DEFAULT_CONTEXT {
-            self.model_args.ctx_size = 512;
-        }
+    pub(crate) fn run(self) -> anyhow::Result<()> {
         let text =
             std::fs::read_to_string(&self.file).with_context(|| self.file.display().to_string())?;
         let model = self.model_args.load(&find_model(self.model)?)?;
@@ -46,10 +42,8 @@ impl Perplexity {
             parse_special: false,
         };
         let tokens = tokenizer.encode(&text, options);
-        let n_ctx = match self.model_args.ctx_size {
-            0 => model.hparams().n_ctx_train,
-            n_ctx => n_ctx,
-        };
+        // llama.cpp scores contexts of 512 tokens unless told otherwise.
+        let n_ctx = self.model_args.context(&model).unwrap_or(512);
         anyhow::ensure!(
             tokens.len() >= 2 * n_ctx,
             "{}: {} tokens, at least {} are needed for a context of {n_ctx}",

@@ -127,6 +127,7 @@ impl Session for ReferenceSession {
     }
 
     fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError> {
+        self.check_block(block)?;
         out.clear();
         for cache in &self.caches {
             for (data, dim) in [
@@ -142,6 +143,7 @@ impl Session for ReferenceSession {
     }
 
     fn write_block(&mut self, block: BlockId, mut bytes: &[u8]) -> Result<(), BackendError> {
+        self.check_block(block)?;
         if bytes.len() != self.block_bytes() {
             return Err(malformed("a block of another size"));
         }
@@ -168,6 +170,13 @@ fn malformed(what: &str) -> BackendError {
 }
 
 impl ReferenceSession {
+    fn check_block(&self, block: BlockId) -> Result<(), BackendError> {
+        if (block.0 as usize) < self.config.n_blocks {
+            return Ok(());
+        }
+        Err(malformed("no such block"))
+    }
+
     fn value(&self, id: ValueId) -> &[f32] {
         &self.values[id.0 as usize]
     }

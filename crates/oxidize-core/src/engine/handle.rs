@@ -47,7 +47,10 @@ pub(super) struct Mailbox {
 #[derive(Default)]
 struct Mail {
     commands: Vec<Command>,
+    /// Nobody can send any more.
     closed: bool,
+    /// Nobody receives any more.
+    ended: bool,
     stats: Stats,
 }
 
@@ -57,7 +60,13 @@ impl Mailbox {
     }
 
     fn send(&self, command: Command) {
-        self.lock().commands.push(command);
+        let mut mail = self.lock();
+        if mail.ended {
+            drop(mail);
+            return command.refuse();
+        }
+        mail.commands.push(command);
+        drop(mail);
         self.ready.notify_one();
     }
 
@@ -78,6 +87,24 @@ impl Mailbox {
 
     pub(super) fn report(&self, stats: Stats) {
         self.lock().stats = stats;
+    }
+
+    /// Says that the engine is gone, to those whose requests it has not taken yet too.
+    pub(super) fn end(&self) {
+        let mut mail = self.lock();
+        mail.ended = true;
+        let commands = std::mem::take(&mut mail.commands);
+        drop(mail);
+        commands.into_iter().for_each(Command::refuse);
+    }
+}
+
+impl Command {
+    /// Ends a request that no engine will serve.
+    fn refuse(self) {
+        if let Command::Submit(submission) = self {
+            submission.channel.fail(EngineError::Stopped);
+        }
     }
 }
 

@@ -22,7 +22,8 @@ use worker::Worker;
 /// How an engine is laid out.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Most tokens of a request, prompt and answer together; the model's own limit where `None`.
+    /// Most tokens of a request, prompt and answer together; the model's own limit, but at most
+    /// [`DEFAULT_CONTEXT`], where `None`.
     pub n_ctx: Option<usize>,
     /// Tokens that the KV cache holds for all requests together; one full context where `None`.
     pub cache_tokens: Option<usize>,
@@ -45,7 +46,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> EngineConfig {
         EngineConfig {
-            n_ctx: Some(4096),
+            n_ctx: None,
             cache_tokens: None,
             max_batch_tokens: 512,
             max_sequences: 8,
@@ -58,6 +59,9 @@ impl Default for EngineConfig {
     }
 }
 
+/// Context where none is asked for: enough for a conversation, little enough to be had at once.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
 /// Positions in a block of the KV cache.
 const BLOCK_SIZE: usize = 32;
 
@@ -65,9 +69,7 @@ impl EngineConfig {
     /// The context a request of `model` may have.
     pub fn context(&self, model: &Model) -> usize {
         let trained = model.hparams().n_ctx_train;
-        self.n_ctx
-            .map_or(trained, |n_ctx| n_ctx.min(trained))
-            .max(1)
+        self.n_ctx.unwrap_or(trained.min(DEFAULT_CONTEXT))
     }
 
     /// The session that these settings ask for.
@@ -97,6 +99,10 @@ impl Engine {
         backend: Arc<dyn Backend>,
         config: &EngineConfig,
     ) -> Result<EngineHandle> {
+        let (asked, limit) = (config.context(&model), model.hparams().n_ctx_train);
+        if asked > limit {
+            return Err(EngineError::ContextTooLong { asked, limit }.into());
+        }
         let session_config = config.session(&model);
         if config.check_memory {
             MemoryPlan::new(&model, &session_config).check(&model)?;

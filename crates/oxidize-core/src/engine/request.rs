@@ -95,6 +95,14 @@ pub enum EngineError {
     /// The scheduler cannot work with these settings.
     #[error(transparent)]
     Config(ConfigError),
+    /// The context is longer than the model can make use of.
+    #[error("a context of {asked} tokens was asked for, the model was trained on {limit}")]
+    ContextTooLong {
+        /// Tokens that were asked for.
+        asked: usize,
+        /// Tokens that the model was trained on.
+        limit: usize,
+    },
     /// The system refused a thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),

@@ -64,12 +64,15 @@ impl Worker {
         })
     }
 
-    /// Works until nobody can send any more requests.
+    /// Works until nobody can send any more requests, or the model cannot be run any more.
     pub(super) fn run(mut self) {
         while let Some(commands) = self.mailbox.receive(self.scheduler.is_idle()) {
             commands.into_iter().for_each(|command| self.obey(command));
-            if let Some(step) = self.scheduler.plan() {
-                self.step(step);
+            if let Some(step) = self.scheduler.plan()
+                && let Err(error) = self.step(step)
+            {
+                tracing::error!(%error, "the engine could not be restarted");
+                return;
             }
             self.mailbox.report(self.scheduler.stats());
         }
@@ -126,7 +129,8 @@ impl Worker {
         self.active.insert(id, active);
     }
 
-    fn step(&mut self, step: Step) {
+    /// Computes a step and samples from it; an error is the end of the engine.
+    fn step(&mut self, step: Step) -> Result<()> {
         let now = Instant::now();
         for part in &step.sequences {
             if let Some(active) = self.active.get_mut(&part.id) {
@@ -136,7 +140,10 @@ impl Worker {
         let result = catch_unwind(AssertUnwindSafe(|| self.compute(&step)));
         match result {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return self.fail_step(step, &error.to_string()),
+            Ok(Err(error)) => {
+                self.fail_step(step, &error.to_string());
+                return Ok(());
+            }
             Err(panic) => {
                 self.fail_step(step, &panic_message(panic.as_ref()));
                 return self.restart();
@@ -144,14 +151,19 @@ impl Worker {
         }
         let mut sampled = Vec::new();
         for part in step.sequences.iter().filter(|part| part.samples) {
-            match self.sample(part) {
-                Ok(choice) => sampled.extend(choice),
-                Err(error) => self.fail(part.id, error),
+            match catch_unwind(AssertUnwindSafe(|| self.sample(part))) {
+                Ok(Ok(choice)) => sampled.extend(choice),
+                Ok(Err(error)) => self.fail(part.id, error),
+                Err(panic) => {
+                    let problem = panic_message(panic.as_ref());
+                    self.fail(part.id, EngineError::Internal(problem));
+                }
             }
         }
         for event in self.scheduler.commit(step, &sampled) {
             self.tell(event);
         }
+        Ok(())
     }
 
     fn compute(&mut self, step: &Step) -> Result<()> {
@@ -182,8 +194,9 @@ impl Worker {
             return Ok(None);
         };
         let logits = self.session.output(output)?;
-        let choice = catch_unwind(AssertUnwindSafe(|| active.sampler.sample(logits, None)))
-            .map_err(|panic| EngineError::Internal(panic_message(panic.as_ref())))?
+        let choice = active
+            .sampler
+            .sample(logits, None)
             .map_err(EngineError::Sampling)?;
         active.sampler.accept(choice.token);
         active.first_token.get_or_insert_with(Instant::now);
@@ -248,21 +261,29 @@ impl Worker {
         }
     }
 
-    /// A panic may have left the session half done: it is made anew, and with it the cache.
-    fn restart(&mut self) {
-        let waiting: Vec<SeqId> = self.active.keys().copied().collect();
-        for id in waiting {
-            self.fail(
-                id,
-                EngineError::Internal("the engine was restarted after a fault".into()),
-            );
+    /// A panic may have left the session half done: it is made anew, and with it the cache. Requests
+    /// that had something in the cache end; those that had not begun go on.
+    fn restart(&mut self) -> Result<()> {
+        let begun = self.active.iter().filter(|(_, a)| a.started.is_some());
+        let begun: Vec<SeqId> = begun.map(|(&id, _)| id).collect();
+        for id in begun {
+            let problem = "the engine was restarted after a fault";
+            self.fail(id, EngineError::Internal(problem.into()));
         }
         self.scheduler.clear_prefix_cache();
-        if let Ok(session) = self
+        self.session = self
             .model
-            .session(self.backend.as_ref(), &self.session_config)
-        {
-            self.session = session;
+            .session(self.backend.as_ref(), &self.session_config)?;
+        Ok(())
+    }
+}
+
+/// However the thread ends, nobody waits for it in vain.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.mailbox.end();
+        for active in std::mem::take(&mut self.active).into_values() {
+            active.channel.fail(EngineError::Stopped);
         }
     }
 }
@@ -270,14 +291,8 @@ impl Worker {
 impl Active {
     fn finish(mut self) {
         let stop = self.stops.push(self.decoder.finish());
-        let stopped = self
-            .ended
-            .is_some_and(|reason| matches!(reason, FinishReason::StopString(_)));
-        let text = if stopped {
-            String::new()
-        } else {
-            stop.text + &self.stops.finish()
-        };
+        self.ended = self.ended.or(stop.stopped_by.map(FinishReason::StopString));
+        let text = stop.text + &self.stops.finish();
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
         let first_token = self.first_token.unwrap_or(now);

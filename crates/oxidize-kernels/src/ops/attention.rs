@@ -51,8 +51,10 @@ impl KvType {
 /// byte `b · block_stride` of its slice; its rows are `row_stride` bytes apart.
 #[derive(Clone, Copy)]
 pub struct PagedKv<'a> {
-    /// How both keys and values are stored.
-    pub ty: KvType,
+    /// How keys are stored.
+    pub k_ty: KvType,
+    /// How values are stored.
+    pub v_ty: KvType,
     /// Keys, from the first row of block 0 of this head on.
     pub k: &'a [u8],
     /// Values, likewise.
@@ -84,7 +86,7 @@ impl PagedKv<'_> {
     pub(crate) fn key(&self, position: usize) -> &[u8] {
         let start = self.table[position / self.block_size] as usize * self.k_block_stride
             + position % self.block_size * self.k_row_stride;
-        &self.k[start..][..row_bytes(self.ty, self.k_dim)]
+        &self.k[start..][..row_bytes(self.k_ty, self.k_dim)]
     }
 
     /// The stored value of a position; panics as [`PagedKv::key`] does.
@@ -92,32 +94,36 @@ impl PagedKv<'_> {
     pub(crate) fn value(&self, position: usize) -> &[u8] {
         let start = self.table[position / self.block_size] as usize * self.v_block_stride
             + position % self.block_size * self.v_row_stride;
-        &self.v[start..][..row_bytes(self.ty, self.v_dim)]
+        &self.v[start..][..row_bytes(self.v_ty, self.v_dim)]
     }
 
     /// Checks that every position below `end` can be reached.
     pub(crate) fn check(&self, end: usize) {
         assert!(self.block_size > 0 && self.k_dim > 0 && self.v_dim > 0);
         assert!(
-            self.ty.row_bytes(self.k_dim).is_some(),
+            self.k_ty.row_bytes(self.k_dim).is_some(),
             "keys of {} elements",
             self.k_dim
         );
         assert!(
-            self.ty.row_bytes(self.v_dim).is_some(),
+            self.v_ty.row_bytes(self.v_dim).is_some(),
             "values of {} elements",
             self.v_dim
         );
         let blocks = &self.table[..end.div_ceil(self.block_size)];
         for (i, &block) in blocks.iter().enumerate() {
             let last = (end - i * self.block_size).min(self.block_size) - 1;
-            let reaches = |slice: &[u8], block_stride: usize, row_stride: usize, dim: usize| {
+            let reaches = |slice: &[u8], block_stride: usize, row_stride: usize, row: usize| {
                 let start = (block as usize).checked_mul(block_stride)?;
-                let end = start + last * row_stride + row_bytes(self.ty, dim);
+                let end = start + last * row_stride + row;
                 (end <= slice.len()).then_some(())
             };
-            let inside = reaches(self.k, self.k_block_stride, self.k_row_stride, self.k_dim).and(
-                reaches(self.v, self.v_block_stride, self.v_row_stride, self.v_dim),
+            let (k_row, v_row) = (
+                row_bytes(self.k_ty, self.k_dim),
+                row_bytes(self.v_ty, self.v_dim),
+            );
+            let inside = reaches(self.k, self.k_block_stride, self.k_row_stride, k_row).and(
+                reaches(self.v, self.v_block_stride, self.v_row_stride, v_row),
             );
             assert!(inside.is_some(), "block {block} lies outside the cache");
         }
@@ -236,7 +242,7 @@ pub(crate) fn attention_part(
     scratch: &mut Scratch,
 ) {
     let kv = &args.kv;
-    let ty = kv.ty.tensor_type();
+    let (k_ty, v_ty) = (kv.k_ty.tensor_type(), kv.v_ty.tensor_type());
     let (key_row, value_row) = scratch.floats(kv.k_dim + kv.v_dim).split_at_mut(kv.k_dim);
     for record in part.chunks_exact_mut(kv.v_dim + 2) {
         record.fill(0.0);
@@ -250,8 +256,8 @@ pub(crate) fn attention_part(
         {
             continue;
         }
-        dequantize(ty, kv.key(key), key_row);
-        dequantize(ty, kv.value(key), value_row);
+        dequantize(k_ty, kv.key(key), key_row);
+        dequantize(v_ty, kv.value(key), value_row);
         let mut records = part.chunks_exact_mut(kv.v_dim + 2);
         for (token, visible) in args.visible.iter().enumerate() {
             for (head, record) in records.by_ref().take(args.heads).enumerate() {
@@ -327,7 +333,8 @@ mod tests {
         let bytes = |x: [f32; 4]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let (k, v) = (bytes([3.0, 0.0, 1.0, 2.0]), bytes([30.0, 0.0, 10.0, 20.0]));
         let kv = PagedKv {
-            ty: KvType::F32,
+            k_ty: KvType::F32,
+            v_ty: KvType::F32,
             k: &k,
             v: &v,
             table: &[1, 0],

@@ -56,7 +56,8 @@ impl KvCache {
     ) -> PagedKv<'a> {
         let v = self.v.as_ref().unwrap_or(&self.k);
         PagedKv {
-            ty: self.k.ty,
+            k_ty: self.k.ty,
+            v_ty: self.v.ty,
             k: self.k.head(head),
             v: v.head(head),
             table,

@@ -109,7 +109,11 @@ fn assign(plan: &Plan, steps: &[Step]) -> Vec<usize> {
     let mut n_slots = 0;
     let mut free: Vec<usize> = Vec::new();
     for (index, step) in steps.iter().enumerate() {
-        let mut over = step.overwrites().filter(|input| dies(input, index));
+        // An input that is read twice, as in x + x, is still needed while it would be written over.
+        let once = |input: &ValueId| step.inputs().iter().filter(|&i| i == input).count() == 1;
+        let mut over = step
+            .overwrites()
+            .filter(|input| dies(input, index) && once(input));
         for output in step.outputs() {
             slots[output.0 as usize] = match over.take() {
                 Some(input) => slots[input.0 as usize],

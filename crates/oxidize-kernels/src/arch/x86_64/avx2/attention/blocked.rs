@@ -135,7 +135,7 @@ unsafe fn pack_keys<const R: usize>(
     chunk: Range<usize>,
     panels: &mut [f32],
 ) {
-    let (ty, dim) = (args.kv.ty, args.kv.k_dim);
+    let (ty, dim) = (args.kv.k_ty, args.kv.k_dim);
     for first in (0..chunk.len()).step_by(8) {
         let n = 8.min(chunk.len() - first);
         let mut rows = [std::ptr::null(); 8];
@@ -181,7 +181,7 @@ unsafe fn pack_values<const R: usize>(
     chunk: Range<usize>,
     panels: &mut [f32],
 ) {
-    let (ty, dim) = (args.kv.ty, args.kv.v_dim);
+    let (ty, dim) = (args.kv.v_ty, args.kv.v_dim);
     for (i, position) in chunk.enumerate() {
         let row = args.kv.value(position).as_ptr();
         let base = panels.as_mut_ptr();

@@ -62,10 +62,10 @@ pub(crate) unsafe fn attention<const R: usize, const T: usize>(
         if args.tokens() * args.heads >= BLOCKED_QUERIES {
             blocked::run::<R, T>(args, keys, part, scratch, multiply);
         } else {
-            match kv.ty {
-                KvType::F32 => stream::run::<F32>(args, keys, part, scratch),
-                KvType::F16 => stream::run::<F16>(args, keys, part, scratch),
-                KvType::Q8_0 | KvType::Q4_0 => stream::run_converted(args, keys, part, scratch),
+            match (kv.k_ty, kv.v_ty) {
+                (KvType::F32, KvType::F32) => stream::run::<F32>(args, keys, part, scratch),
+                (KvType::F16, KvType::F16) => stream::run::<F16>(args, keys, part, scratch),
+                _ => stream::run_converted(args, keys, part, scratch),
             }
         }
     }

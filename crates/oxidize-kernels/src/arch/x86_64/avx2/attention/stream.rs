@@ -33,7 +33,7 @@ pub(super) unsafe fn run<F: FloatFormat>(
     });
 }
 
-/// The same for a quantised cache: each chunk becomes floats first.
+/// The same for a quantised cache, or one of mixed types: each chunk becomes floats first.
 ///
 /// # Safety
 /// Needs AVX2, FMA and F16C; the arguments have been checked.
@@ -44,7 +44,8 @@ pub(super) unsafe fn run_converted(
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let (k_dim, v_dim, ty) = (args.kv.k_dim, args.kv.v_dim, args.kv.ty);
+    let (k_dim, v_dim) = (args.kv.k_dim, args.kv.v_dim);
+    let (k_ty, v_ty) = (args.kv.k_ty, args.kv.v_ty);
     let mut converted = std::mem::take(&mut scratch.scales);
     let weights = scores_buffer(args, scratch);
     let (k_rows, v_rows) =
@@ -58,10 +59,10 @@ pub(super) unsafe fn run_converted(
             let (k, v) = (args.kv.key(position), args.kv.value(position));
             // SAFETY: the rows are the cache's, and `put` stays inside the buffers' rows.
             unsafe {
-                convert(ty, k.as_ptr(), k_dim, |i, x| {
+                convert(k_ty, k.as_ptr(), k_dim, |i, x| {
                     _mm256_storeu_ps(k_row.as_mut_ptr().add(i), x);
                 });
-                convert(ty, v.as_ptr(), v_dim, |i, x| {
+                convert(v_ty, v.as_ptr(), v_dim, |i, x| {
                     _mm256_storeu_ps(v_row.as_mut_ptr().add(i), x);
                 });
             }

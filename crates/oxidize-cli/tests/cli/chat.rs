@@ -1,0 +1,103 @@
+//! `oxidize chat` through a pipe.
+
+use super::{model, oxidize_with, text_file};
+
+fn chat(input: &str) -> super::Outcome {
+    oxidize_with(&["chat", &model(), "-n", "8", "--temp", "0"], input)
+}
+
+#[test]
+fn a_conversation_is_saved_and_loaded() {
+    let (_folder, path) = text_file("");
+    let outcome = chat(&format!(
+        "/system Be brief.\nHello\nAnd more\n/save {path}\n"
+    ));
+    assert!(outcome.stderr.contains("tok/s"));
+    let answers = outcome.ok();
+    let saved: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let roles: Vec<&str> = saved
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["role"].as_str().unwrap())
+        .collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(saved[0]["content"], "Be brief.");
+    assert_eq!(saved[3]["content"], "And more");
+    assert!(answers.contains(saved[2]["content"].as_str().unwrap()));
+
+    // Who loads it goes on from there, and says what would have been said.
+    let further = chat("/system Be brief.\nHello\nAnd more\nAnd on\n").ok();
+    let loaded = chat(&format!("/load {path}\nAnd on\n")).ok();
+    assert!(further.ends_with(&loaded), "{further:?} and {loaded:?}");
+    // Who clears it begins anew.
+    let cleared = chat(&format!("/load {path}\n/clear\nHello\n")).ok();
+    assert!(answers.starts_with(&cleared), "{answers:?} and {cleared:?}");
+}
+
+#[test]
+fn commands_are_obeyed() {
+    let help = chat("/help\n").ok();
+    for command in [
+        "/help", "/clear", "/system", "/set", "/save", "/load", "/quit",
+    ] {
+        assert!(help.contains(command), "{command}");
+    }
+    assert_eq!(
+        chat("/system\n/system Be brief.\n/system\n").ok(),
+        "(none)\nBe brief.\n"
+    );
+    let settings = chat("/set temp 0.5\n/set top-k 7\n/set seed 9\n/set n 3\n/set\n").ok();
+    for line in ["temp 0.5", "top-k 7", "seed 9", "n 3"] {
+        assert!(settings.lines().any(|l| l == line), "{line}: {settings}");
+    }
+    // Nothing after /quit is read.
+    let outcome = chat("/quit\n/system\n");
+    assert_eq!((outcome.stdout.as_str(), outcome.code), ("", Some(0)));
+}
+
+#[test]
+fn mistakes_do_not_end_the_conversation() {
+    let outcome = chat(
+        "/nonsense\n/set\n/set bogus 1\n/set temp warm\n/set temp -3\n/load no/such.json\n/save\n/system still here\n/system\n",
+    );
+    for problem in [
+        "/nonsense",
+        "bogus",
+        "warm",
+        "temperature",
+        "no/such.json",
+        "/save FILE",
+    ] {
+        assert!(
+            outcome.stderr.contains(problem),
+            "{problem}: {}",
+            outcome.stderr
+        );
+    }
+    assert!(outcome.ok().ends_with("still here\n"));
+
+    // A question that does not fit is taken back, and the next one is answered.
+    let long = "word ".repeat(400);
+    let outcome = chat(&format!("{long}\nHello\n"));
+    assert!(
+        outcome.stderr.contains("the limit is 256"),
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(outcome.ok(), chat("Hello\n").ok());
+}
+
+#[test]
+fn input_may_have_several_lines() {
+    let (_folder, path) = text_file("");
+    chat(&format!(
+        "one\\\ntwo\n\"\"\"\nthree\n\nfour\n\"\"\"\n/save {path}\n"
+    ))
+    .ok();
+    let saved: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(saved[0]["content"], "one\ntwo");
+    assert_eq!(saved[2]["content"], "three\n\nfour");
+}

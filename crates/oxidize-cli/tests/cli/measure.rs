@@ -1,0 +1,164 @@
+//! `oxidize bench`, `logits` and `perplexity`.
+
+use super::{fixture, model, oxidize, text_file};
+use oxidize_core::file::{ModelFile, OpenOptions};
+
+#[test]
+fn bench_prints_every_test_in_every_form() {
+    let model = model();
+    let args = [
+        "bench", "-m", &model, "-p", "16", "-n", "4", "-d", "0,40", "-t", "2", "-r", "3",
+    ];
+    let report = oxidize(&[args.as_slice(), &["--json"]].concat()).json();
+    let tests: Vec<&str> = report
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["test"].as_str().unwrap())
+        .collect();
+    assert_eq!(tests, ["pp16", "tg4", "pp16 @ d40", "tg4 @ d40"]);
+    for m in report.as_array().unwrap() {
+        assert_eq!(m["samples"].as_array().unwrap().len(), 3);
+        assert!(m["tokens_per_second"].as_f64().unwrap() > 0.0);
+        assert!(m["stddev"].as_f64().unwrap() >= 0.0);
+        assert_eq!(
+            (&m["threads"], &m["model"]),
+            (&2.into(), &"model.gguf".into())
+        );
+        assert!(m["size"].as_u64().unwrap() > 100_000);
+    }
+    let lines = oxidize(&[args.as_slice(), &["-o", "jsonl"]].concat()).ok();
+    assert_eq!(lines.lines().count(), 4);
+    for line in lines.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap();
+    }
+    let csv = oxidize(&[args.as_slice(), &["-o", "csv"]].concat()).ok();
+    let columns = |line: &str| line.split(',').count();
+    assert_eq!(csv.lines().count(), 5);
+    assert!(
+        csv.lines()
+            .all(|line| columns(line) == columns(csv.lines().next().unwrap()))
+    );
+    let table = oxidize(&args).ok();
+    assert_eq!(table.lines().count(), 6);
+    assert!(
+        table.contains("±") && table.lines().all(|line| line.starts_with('|')),
+        "{table}"
+    );
+    let error = oxidize(&["bench", "-m", &model, "-r", "0"]).error();
+    assert!(error.contains("repetitions"), "{error}");
+}
+
+/// PyTorch's input and logits of the tiny model.
+fn reference(i: usize) -> (Vec<u32>, Vec<f32>) {
+    let file = ModelFile::open(fixture("ref.safetensors"), &OpenOptions::default()).unwrap();
+    let read = |name: String| {
+        let bytes = file.data(file.tensor(&name).unwrap()).unwrap();
+        bytes.as_chunks::<4>().0.to_vec()
+    };
+    (
+        read(format!("tokens_{i}"))
+            .into_iter()
+            .map(u32::from_le_bytes)
+            .collect(),
+        read(format!("logits_{i}"))
+            .into_iter()
+            .map(f32::from_le_bytes)
+            .collect(),
+    )
+}
+
+/// The logits that the program writes for these tokens.
+fn logits(tokens: &[u32], extra: &[&str]) -> Vec<f32> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("logits.npy");
+    let list: Vec<String> = tokens.iter().map(u32::to_string).collect();
+    let (model, list, out) = (model(), list.join(","), path.to_string_lossy());
+    let args = ["logits", "-m", &model, "--tokens", &list, "-o", &out];
+    oxidize(&[args.as_slice(), extra].concat()).ok();
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(bytes.starts_with(b"\x93NUMPY\x01\x00"));
+    let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    let text = String::from_utf8_lossy(&bytes[10..header]);
+    let shape = format!("({}, 320)", tokens.len());
+    assert!(
+        header.is_multiple_of(64) && text.contains("<f4") && text.contains(&shape),
+        "{text}"
+    );
+    let floats = bytes[header..].as_chunks::<4>().0;
+    floats.iter().copied().map(f32::from_le_bytes).collect()
+}
+
+#[test]
+fn logits_are_pytorchs() {
+    for i in 0..2 {
+        let (tokens, want) = reference(i);
+        for extra in [&[][..], &["-b", "3"], &["--reference"]] {
+            let got = logits(&tokens, &[&["-ctk", "f32", "-ctv", "f32"], extra].concat());
+            assert_eq!(got.len(), want.len());
+            let mean = want.iter().sum::<f32>() / want.len() as f32;
+            let norm = |list: &mut dyn Iterator<Item = f32>| {
+                list.map(|x| f64::from(x * x)).sum::<f64>().sqrt()
+            };
+            let error = norm(&mut got.iter().zip(&want).map(|(a, b)| a - b));
+            let ratio = error / norm(&mut want.iter().map(|x| x - mean));
+            assert!(ratio < 1e-4, "input {i}, {extra:?}: {ratio:e}");
+        }
+    }
+    let error = oxidize(&["logits", "-m", &model(), "--tokens", "1,400", "-o", "x.npy"]).error();
+    assert!(error.contains("token 400"), "{error}");
+    let many = vec!["7"; 257].join(",");
+    let error = oxidize(&["logits", "-m", &model(), "--tokens", &many, "-o", "x.npy"]).error();
+    assert!(error.contains("257") && error.contains("256"), "{error}");
+}
+
+/// The second half of each chunk is scored, from logits that see the whole chunk.
+#[test]
+fn perplexity_is_what_the_logits_say() {
+    let (_folder, path) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let model = model();
+    let n_ctx = 64;
+    let args = [
+        "perplexity",
+        "-m",
+        &model,
+        "-f",
+        &path,
+        "-c",
+        "64",
+        "--chunks",
+        "2",
+    ];
+    let report = oxidize(&[args.as_slice(), &["--json"]].concat()).json();
+    assert_eq!(
+        (&report["chunks"], &report["n_ctx"]),
+        (&2.into(), &n_ctx.into())
+    );
+    assert_eq!(report["tokens"], 2 * (n_ctx / 2 - 1));
+
+    let text = std::fs::read_to_string(&path).unwrap();
+    let tokens = oxidize(&["tokenize", "-m", &model, "--json", &text]).json();
+    let tokens: Vec<u32> = serde_json::from_value(tokens["tokens"].clone()).unwrap();
+    let (mut sum, mut n) = (0.0, 0);
+    for chunk in tokens.chunks(n_ctx).take(2) {
+        let rows = logits(chunk, &[]);
+        for at in n_ctx / 2..n_ctx - 1 {
+            let row = &rows[at * 320..(at + 1) * 320];
+            let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+            sum += total.ln() - f64::from(row[chunk[at + 1] as usize]);
+            n += 1;
+        }
+    }
+    let expected = (sum / f64::from(n)).exp();
+    let got = report["perplexity"].as_f64().unwrap();
+    assert!((got / expected - 1.0).abs() < 1e-4, "{got} and {expected}");
+    assert!(report["stderr"].as_f64().unwrap() > 0.0);
+    let text = oxidize(&args).ok();
+    assert!(text.contains("2 chunks of 64"), "{text}");
+
+    let (_folder, path) = text_file("too short");
+    let error = oxidize(&["perplexity", "-m", &model, "-f", &path, "-c", "64"]).error();
+    assert!(error.contains("at least 128 are needed"), "{error}");
+    let error = oxidize(&["perplexity", "-m", &model, "-f", "no/such.txt"]).error();
+    assert!(error.contains("no/such.txt"), "{error}");
+}

@@ -1,0 +1,173 @@
+//! `oxidize run`.
+
+use super::{model, oxidize, oxidize_with, text_file};
+
+/// Eight tokens of the most likely answer.
+const SHORT: [&str; 4] = ["-n", "8", "--temp", "0"];
+
+fn run(args: &[&str]) -> super::Outcome {
+    oxidize(&[&["run"], args, &SHORT].concat())
+}
+
+#[test]
+fn the_prompt_may_come_in_four_ways() {
+    let model = model();
+    let outcome = run(&[&model, "Hello there"]);
+    assert!(outcome.stderr.contains("tok/s"), "{}", outcome.stderr);
+    let answer = outcome.ok();
+    assert!(answer.len() > 1 && answer.ends_with('\n'), "{answer:?}");
+    assert_eq!(run(&[&model, "-p", "Hello there"]).ok(), answer);
+    assert_eq!(run(&["-m", &model, "Hello there"]).ok(), answer);
+    let (_folder, path) = text_file("Hello there");
+    assert_eq!(run(&[&model, "-f", &path]).ok(), answer);
+    let args = [&["run", &model], SHORT.as_slice()].concat();
+    assert_eq!(oxidize_with(&args, "Hello there").ok(), answer);
+    assert_ne!(run(&[&model, "Goodbye"]).ok(), answer);
+}
+
+#[test]
+fn json_has_the_tokens_and_the_timings() {
+    let model = model();
+    let plain = run(&[&model, "Hello"]).ok();
+    let report = run(&[&model, "Hello", "--json"]).json();
+    let text = report["text"].as_str().unwrap();
+    assert_eq!(text.trim_end_matches('\n'), plain.trim_end_matches('\n'));
+    assert_eq!(report["tokens"].as_array().unwrap().len(), 8);
+    assert_eq!(report["finish_reason"], "length");
+    // The chat template: <|im_start|> is token 3, <|im_end|> is 4.
+    let prompt: Vec<u64> = serde_json::from_value(report["prompt_tokens"].clone()).unwrap();
+    assert_eq!(prompt.iter().filter(|&&token| token == 3).count(), 2);
+    assert_eq!(prompt.iter().filter(|&&token| token == 4).count(), 1);
+    let timings = &report["timings"];
+    assert_eq!(timings["prompt_n"].as_u64(), Some(prompt.len() as u64));
+    assert_eq!(timings["predicted_n"].as_u64(), Some(8));
+    for name in [
+        "prompt_ms",
+        "prompt_per_second",
+        "predicted_ms",
+        "predicted_per_second",
+    ] {
+        assert!(timings[name].as_f64().unwrap() > 0.0, "{name}: {timings}");
+    }
+
+    let raw = run(&[&model, "Hello", "--json", "--raw"]).json();
+    let raw: Vec<u64> = serde_json::from_value(raw["prompt_tokens"].clone()).unwrap();
+    assert!(raw.len() < prompt.len() && !raw.contains(&3), "{raw:?}");
+    let system = run(&[&model, "Hello", "--json", "-sys", "Be kind."]).json();
+    assert!(system["prompt_tokens"].as_array().unwrap().len() > prompt.len());
+}
+
+#[test]
+fn a_seed_makes_a_run_repeatable() {
+    let model = model();
+    let ask = |seed: &str| {
+        let args = [
+            "run", &model, "Hello", "-n", "24", "--temp", "1.5", "-s", seed,
+        ];
+        oxidize(&args).ok()
+    };
+    assert_eq!(ask("5"), ask("5"));
+    assert_ne!(ask("5"), ask("6"));
+}
+
+#[test]
+fn answers_stop_where_they_are_told() {
+    let model = model();
+    let args = ["run", &model, "Hello", "--temp", "0", "--json", "-n", "24"];
+    let whole = oxidize(&args).json();
+    let text = whole["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(4).take(3).collect();
+    let stopped = oxidize(&[args.as_slice(), &["-r", &stop]].concat()).json();
+    assert_eq!(stopped["finish_reason"], "stop_string");
+    assert_eq!(
+        stopped["text"].as_str().unwrap(),
+        text.split_once(&stop).unwrap().0
+    );
+    // A bias that makes the end of text certain, and one that is told to go on.
+    let ended = oxidize(&[args.as_slice(), &["--logit-bias", "0=1000"]].concat()).json();
+    assert_eq!(
+        (&ended["finish_reason"], &ended["text"]),
+        (&"stop".into(), &"".into())
+    );
+    let on =
+        oxidize(&[args.as_slice(), &["--logit-bias", "0=1000", "--ignore-eos"]].concat()).json();
+    assert_eq!(on["finish_reason"], "length");
+}
+
+#[test]
+fn the_cache_may_be_kept_in_other_types() {
+    let model = model();
+    let exact = run(&[&model, "Hello", "-ctk", "f32", "-ctv", "f32"]).ok();
+    assert_eq!(
+        run(&[&model, "Hello", "-ctk", "f16", "-ctv", "f32"]).ok(),
+        exact
+    );
+    let error = run(&[&model, "Hello", "-ctk", "q8_0"]).error();
+    assert!(
+        error.contains("heads of 16 elements") && error.contains("Q8_0"),
+        "{error}"
+    );
+    let outcome = run(&[&model, "Hello", "-ctk", "q3_0"]);
+    assert_eq!(outcome.code, Some(2));
+    assert!(
+        outcome
+            .stderr
+            .contains("known types are f32, f16, q8_0, q4_0"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_line() {
+    let model = model();
+    let error = run(&["no/such.gguf", "Hello"]).error();
+    assert!(error.contains("no/such.gguf: no such file"), "{error}");
+    let error = run(&["no-such-model", "Hello"]).error();
+    assert!(error.contains("no-such-model"), "{error}");
+    let error = oxidize(&["run"]).error();
+    assert!(error.contains("prompt"), "{error}");
+    let error = oxidize_with(&["run", "-p", "Hello"], "").error();
+    assert!(error.contains("no model was named"), "{error}");
+    let error = run(&[&model, "-p", ""]).error();
+    assert!(error.contains("the prompt is empty"), "{error}");
+    let error = oxidize(&["run", &model, "Hello", "--temp", "-1"]).stderr;
+    assert!(error.contains("temp"), "{error}");
+    let error = oxidize(&["run", &model, "Hello", "--top-p", "2"]).error();
+    assert!(error.contains("top_p is 2"), "{error}");
+    let error = run(&[&model, "Hello", "-c", "8"]).error();
+    assert!(error.contains("the limit is 8"), "{error}");
+    let error = run(&[&model, "Hello", "-c", "100000"]).error();
+    assert!(error.contains("100000") && error.contains("256"), "{error}");
+    let (_folder, path) = text_file("This is no model.");
+    let error = run(&[&path, "Hello"]).error();
+    assert!(error.contains("not a model file"), "{error}");
+    let error = run(&[&model, "-f", "no/such.txt"]).error();
+    assert!(error.contains("no/such.txt"), "{error}");
+    let error = run(&[&model, "Hello", "--chat-template", "no-such-template"]).error();
+    assert!(error.contains("no-such-template"), "{error}");
+    let error = run(&[&model, "Hello", "--chat-template", "{% for %}"]).error();
+    assert!(error.contains("template"), "{error}");
+}
+
+#[test]
+fn threads_and_batches_do_not_change_the_answer() {
+    let model = model();
+    let answer = run(&[&model, "Hello there, how are you?"]).ok();
+    for (threads, batch) in [("1", "512"), ("3", "7"), ("2", "1")] {
+        let other = run(&[
+            &model,
+            "Hello there, how are you?",
+            "-t",
+            threads,
+            "-b",
+            batch,
+        ])
+        .ok();
+        assert_eq!(other, answer, "{threads} threads, batches of {batch}");
+    }
+    assert_eq!(
+        run(&[&model, "Hello there, how are you?", "--no-mmap"]).ok(),
+        answer
+    );
+}

@@ -1,0 +1,44 @@
+//! `oxidize tokenize`.
+
+use super::{model, oxidize, oxidize_with};
+
+#[test]
+fn text_becomes_tokens_and_text_again() {
+    let model = model();
+    for text in ["Hello, world!", "naïve 日本 🦀\n\ttabs", " leading"] {
+        let report = oxidize(&["tokenize", "-m", &model, "--json", text]).json();
+        let tokens: Vec<u32> = serde_json::from_value(report["tokens"].clone()).unwrap();
+        assert_eq!(report["pieces"].as_array().unwrap().len(), tokens.len());
+        assert_eq!(
+            oxidize_with(&["tokenize", "-m", &model, "--json"], text).json(),
+            report
+        );
+        let list: Vec<String> = tokens.iter().map(u32::to_string).collect();
+        let back = oxidize(&["tokenize", "-m", &model, "--decode", &list.join(",")]).ok();
+        assert_eq!(back, format!("{text}\n"));
+    }
+    let plain = oxidize(&["tokenize", "-m", &model, "Hi"]).ok();
+    assert!(plain.lines().all(|line| line.contains('"')), "{plain}");
+}
+
+#[test]
+fn control_tokens_are_text_only_if_told_so() {
+    let model = model();
+    let count = |extra: &[&str]| {
+        let args = [&["tokenize", "-m", &model, "--json", "<|im_start|>"], extra].concat();
+        oxidize(&args).json()["tokens"].as_array().unwrap().len()
+    };
+    assert_eq!(count(&[]), 1);
+    assert!(count(&["--no-parse-special"]) > 1);
+    let shown = oxidize(&["tokenize", "-m", &model, "--decode", "3"]).ok();
+    assert_eq!(shown, "<|im_start|>\n");
+}
+
+#[test]
+fn a_token_out_of_range_is_named() {
+    let error = oxidize(&["tokenize", "-m", &model(), "--decode", "5,320"]).error();
+    assert!(
+        error.contains("token 320") && error.contains("320 tokens"),
+        "{error}"
+    );
+}

@@ -1,0 +1,447 @@
+//! Every op of a plan, over random shapes and types, on the CPU backend with each instruction set
+//! of this machine against the reference backend; then random plans, which the CPU fuses and whose
+//! values share buffers.
+
+mod cases;
+mod feed;
+mod net;
+
+use cases::{ALL, build, kind};
+use feed::{Feed, compare};
+use net::{Net, Random, VOCAB, weight_types};
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::reference::Reference;
+use oxidize_core::backend::{Backend, BackendError, Batch, KvType, SeqSlice};
+use oxidize_core::file::TensorType;
+use oxidize_core::graph::{Activation, NormKind, Op, RopeFrequencies, RopeLayout, Rows, ValueId};
+use oxidize_core::kv::BlockId;
+
+/// A plan of one op and what feeds it.
+#[test]
+fn every_op() {
+    for &wanted in ALL {
+        for seed in 0..12 {
+            let mut net = Net::new(seed);
+            let (result, bound) = build(wanted, &mut net);
+            net.plan.result = Some(result);
+            assert!(net.plan.ops.iter().any(|op| kind(op) == wanted));
+            let feed = Feed::random(&mut net.random);
+            compare(&net, &feed, bound, &format!("{wanted:?}, seed {seed}"));
+        }
+    }
+}
+
+/// Every type of weight, for one token, a few and many.
+#[test]
+fn products_of_every_type() {
+    for (i, ty) in weight_types().enumerate() {
+        for m in [1, 7, 70] {
+            let mut net = Net::new(i as u64);
+            let width = net.random.within(1..=3) * ty.block_len().max(8);
+            let x = net.input(width);
+            let outputs = net.random.within(1..=50);
+            net.plan.result = Some(net.linear(x, ty, outputs));
+            let feed = Feed::prompt(&mut net.random, m);
+            compare(
+                &net,
+                &feed,
+                cases::product_bound(ty),
+                &format!("{ty}, {m} tokens"),
+            );
+        }
+    }
+}
+
+/// The shapes of attention that differ in how the CPU goes about them.
+#[test]
+fn attention_of_every_cache_type() {
+    for ty in KvType::ALL {
+        for (n_heads, n_kv_heads, head_dim) in
+            [(4, 4, 64), (6, 2, 32), (8, 1, 96), (3, 3, 128), (2, 1, 20)]
+        {
+            if ty.row_bytes(head_dim).is_none() {
+                continue;
+            }
+            for window in [None, Some(5)] {
+                let mut net = Net::new(head_dim as u64);
+                let shape = cases::HeadShape {
+                    n_heads,
+                    n_kv_heads,
+                    key_dim: head_dim,
+                    value_dim: head_dim,
+                };
+                let softcap = window.map(|_| 3.0);
+                net.plan.result = Some(cases::attention(&mut net, &shape, window, softcap));
+                let mut feed = Feed::random(&mut net.random);
+                (feed.config.key_type, feed.config.value_type) = (ty, ty);
+                let what = format!("{ty:?}, {n_heads}/{n_kv_heads} of {head_dim}, {window:?}");
+                compare(&net, &feed, cases::cache_bound(ty), &what);
+            }
+        }
+    }
+}
+
+/// Keys and values may be kept differently.
+#[test]
+fn attention_of_mixed_cache_types() {
+    for key_type in KvType::ALL {
+        for value_type in KvType::ALL {
+            let mut net = Net::new(5);
+            let shape = cases::HeadShape {
+                n_heads: 4,
+                n_kv_heads: 2,
+                key_dim: 64,
+                value_dim: 32,
+            };
+            net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+            let mut feed = Feed::random(&mut net.random);
+            (feed.config.key_type, feed.config.value_type) = (key_type, value_type);
+            let bound = cases::cache_bound(key_type).max(cases::cache_bound(value_type));
+            compare(
+                &net,
+                &feed,
+                bound,
+                &format!("{key_type:?} and {value_type:?}"),
+            );
+        }
+    }
+}
+
+/// Long enough that the CPU shares the keys of one token out over threads.
+#[test]
+fn attention_over_a_long_context() {
+    for (seed, window) in [None, Some(700), Some(40)].into_iter().enumerate() {
+        for n_threads in [1, 2, 4] {
+            let mut net = Net::new(seed as u64);
+            let shape = cases::HeadShape {
+                n_heads: 4,
+                n_kv_heads: 2,
+                key_dim: 32,
+                value_dim: 32,
+            };
+            net.plan.result = Some(cases::attention(&mut net, &shape, window, None));
+            let mut feed = Feed::long(&mut net.random, &[1100, 530, 40]);
+            feed.config.n_threads = Some(n_threads);
+            let what = format!("window {window:?}, {n_threads} threads");
+            compare(&net, &feed, cases::cache_bound(feed.config.key_type), &what);
+        }
+    }
+}
+
+/// Whatever the CPU fuses and wherever it puts values, the result is the same.
+#[test]
+fn random_plans() {
+    for seed in 0..150 {
+        let mut net = Net::new(1000 + seed);
+        let result = random_plan(&mut net);
+        net.plan.result = Some(result);
+        let feed = Feed::random(&mut net.random);
+        compare(
+            &net,
+            &feed,
+            1e-8,
+            &format!("plan {seed}: {:#?}", net.plan.ops),
+        );
+    }
+}
+
+/// Ops on values that are picked at random, old ones too, so that some live long and some are never
+/// used; projections often come in the groups that are fused.
+fn random_plan(net: &mut Net) -> ValueId {
+    let (head_dim, n_heads) = (2 * net.random.within(1..=8), net.random.within(1..=4));
+    let width = head_dim * n_heads;
+    let wide = width * net.random.within(1..=2) + head_dim;
+    let radians = net.random.floats(head_dim / 2, 1.0);
+    let table = net.value(Rows::Tokens, head_dim);
+    let mut values = vec![net.input(width)];
+    net.push(Op::RopeTable {
+        frequencies: RopeFrequencies {
+            radians,
+            magnitude: 1.0,
+        },
+        out: table,
+    });
+    for _ in 0..net.random.within(3..=25) {
+        let recent = values.len().saturating_sub(3);
+        let from = if net.random.chance(0.7) { recent } else { 0 };
+        let x = values[net.random.within(from..=values.len() - 1)];
+        let info = net.plan.value(x);
+        let same: Vec<ValueId> = values
+            .iter()
+            .copied()
+            .filter(|&v| net.plan.value(v) == info)
+            .collect();
+        let other = net.random.pick(&same);
+        let added = match net.random.within(0..=9) {
+            0 => {
+                let out = net.like(x);
+                let weight = net.maybe_vector(info.width);
+                let kind = net.random.pick(&[NormKind::Rms, NormKind::Layer]);
+                net.push(Op::Norm {
+                    kind,
+                    x,
+                    weight,
+                    bias: None,
+                    epsilon: 1e-5,
+                    width: info.width,
+                    out,
+                })
+            }
+            1 | 2 => {
+                let outputs = net.random.pick(&[width, wide]);
+                net.linear(x, TensorType::F32, outputs)
+            }
+            3 => {
+                // Queries, keys and values, or more than one step can hold.
+                for _ in 0..net.random.within(2..=6) {
+                    let value = net.linear(x, TensorType::F32, width);
+                    values.push(value);
+                }
+                *values.last().unwrap()
+            }
+            4 => {
+                let gate = net.linear(x, TensorType::F32, wide);
+                let up = net.linear(x, TensorType::F32, wide);
+                if net.random.chance(0.3) {
+                    values.push(up);
+                }
+                let (gate, up) = if net.random.chance(0.3) {
+                    (up, gate)
+                } else {
+                    (gate, up)
+                };
+                let out = net.like(gate);
+                net.push(Op::Glu {
+                    gate,
+                    up,
+                    activation: Activation::Silu,
+                    out,
+                })
+            }
+            5 | 6 => {
+                // A residual, sometimes the wrong way round, sometimes with a product used twice.
+                let product = net.linear(x, TensorType::F32, width);
+                if net.random.chance(0.2) {
+                    values.push(product);
+                }
+                let first: Vec<ValueId> = values
+                    .iter()
+                    .copied()
+                    .filter(|&v| net.plan.value(v) == net.plan.value(product))
+                    .collect();
+                let residual = net.random.pick(&first);
+                let (a, b) = if net.random.chance(0.8) {
+                    (residual, product)
+                } else {
+                    (product, residual)
+                };
+                let out = net.like(product);
+                net.push(Op::Add { a, b, out })
+            }
+            7 => {
+                let out = net.like(x);
+                net.push(Op::Add {
+                    a: x,
+                    b: other,
+                    out,
+                })
+            }
+            8 => {
+                let out = net.like(x);
+                let activation = net.random.pick(&[Activation::GeluErf, Activation::Tanh]);
+                net.push(Op::Activate { x, activation, out })
+            }
+            _ if info.rows == Rows::Tokens && info.width.is_multiple_of(head_dim) => {
+                let out = net.like(x);
+                let layout = net
+                    .random
+                    .pick(&[RopeLayout::Halves, RopeLayout::Interleaved]);
+                net.push(Op::Rope {
+                    x,
+                    table,
+                    head_dim,
+                    layout,
+                    out,
+                })
+            }
+            _ => {
+                let out = net.like(x);
+                net.push(Op::Scale {
+                    x,
+                    factor: 0.7,
+                    out,
+                })
+            }
+        };
+        values.push(added);
+    }
+    let last = values[values.len() - 1];
+    let width = net.plan.value(last).width;
+    let chosen = net.value(Rows::Outputs, width);
+    net.push(Op::SelectOutputs {
+        x: last,
+        out: chosen,
+    });
+    net.linear(chosen, TensorType::F32, VOCAB)
+}
+
+/// A sequence goes on in copies of its blocks, and in blocks that were taken out and put back.
+#[test]
+fn blocks_are_copied_and_carried() {
+    let backends: [Box<dyn Backend>; 2] = [Box::new(Reference), Box::<Cpu>::default()];
+    for backend in backends {
+        for ty in KvType::ALL {
+            let mut net = Net::new(9);
+            let shape = cases::HeadShape {
+                n_heads: 4,
+                n_kv_heads: 2,
+                key_dim: 32,
+                value_dim: 64,
+            };
+            net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+            let mut feed = Feed::prompt(&mut net.random, 20);
+            let config = &mut feed.config;
+            (config.key_type, config.value_type) = (ty, ty);
+            (config.block_size, config.n_blocks, config.max_tokens) = (8, 12, 32);
+            let mut session = backend.compile(&net.plan, &net.weights, config).unwrap();
+            let blocks = |list: [u32; 3]| list.map(BlockId);
+            let mut go = |session: &mut dyn oxidize_core::backend::Session,
+                          tokens: std::ops::Range<u32>,
+                          blocks: &[BlockId]| {
+                let positions: Vec<u32> = tokens.clone().collect();
+                let sequences = [SeqSlice {
+                    n_tokens: tokens.len(),
+                    blocks,
+                }];
+                let batch = Batch {
+                    tokens: &positions,
+                    positions: &positions,
+                    sequences: &sequences,
+                    outputs: &[],
+                };
+                session.run(&batch).unwrap();
+                session.output(tokens.len() - 1).unwrap().to_vec()
+            };
+            go(session.as_mut(), 0..18, &blocks([5, 0, 7]));
+            let plain = go(session.as_mut(), 18..19, &blocks([5, 0, 7]));
+
+            let moves = [(5, 1), (0, 3), (7, 9)].map(|(a, b)| (BlockId(a), BlockId(b)));
+            session.copy_blocks(&moves).unwrap();
+            assert_eq!(go(session.as_mut(), 18..19, &blocks([1, 3, 9])), plain);
+
+            let mut fresh = backend.compile(&net.plan, &net.weights, config).unwrap();
+            let mut bytes = Vec::new();
+            for (from, to) in [(5, 11), (0, 2), (7, 4)] {
+                session.read_block(BlockId(from), &mut bytes).unwrap();
+                assert_eq!(bytes.len(), session.block_bytes());
+                fresh.write_block(BlockId(to), &bytes).unwrap();
+            }
+            assert_eq!(go(fresh.as_mut(), 18..19, &blocks([11, 2, 4])), plain);
+
+            assert!(session.read_block(BlockId(12), &mut bytes).is_err());
+            assert!(fresh.write_block(BlockId(0), &bytes[1..]).is_err());
+            assert!(fresh.copy_blocks(&[(BlockId(0), BlockId(12))]).is_err());
+        }
+    }
+}
+
+/// What a batch gets wrong is said, and the session goes on.
+#[test]
+fn bad_batches_are_refused() {
+    let backends: [Box<dyn Backend>; 2] = [Box::new(Reference), Box::<Cpu>::default()];
+    for backend in backends {
+        let mut net = Net::new(3);
+        let shape = cases::HeadShape {
+            n_heads: 2,
+            n_kv_heads: 1,
+            key_dim: 32,
+            value_dim: 32,
+        };
+        let attended = cases::attention(&mut net, &shape, None, None);
+        let out = net.value(Rows::Outputs, 64);
+        net.plan.result = Some(net.push(Op::SelectOutputs { x: attended, out }));
+        let mut config = Feed::prompt(&mut net.random, 4).config;
+        (config.block_size, config.n_blocks) = (4, 4);
+        (config.max_tokens, config.max_outputs) = (4, 2);
+        let mut session = backend.compile(&net.plan, &net.weights, &config).unwrap();
+        let mut run = |tokens: &[u32], positions: &[u32], blocks: &[u32], outputs: &[u32]| {
+            let blocks: Vec<BlockId> = blocks.iter().copied().map(BlockId).collect();
+            let sequences = [SeqSlice {
+                n_tokens: tokens.len(),
+                blocks: &blocks,
+            }];
+            session.run(&Batch {
+                tokens,
+                positions,
+                sequences: &sequences,
+                outputs,
+            })
+        };
+        let vocab = VOCAB as u32;
+        let error = run(&[1, vocab], &[0, 1], &[0], &[1]).unwrap_err();
+        assert!(matches!(error, BackendError::TokenOutOfRange { token, .. } if token == vocab));
+        let error = run(&[1; 5], &[0, 1, 2, 3, 4], &[0, 1], &[]).unwrap_err();
+        assert!(matches!(
+            error,
+            BackendError::BatchTooLarge {
+                what: "tokens",
+                asked: 5,
+                limit: 4
+            }
+        ));
+        let error = run(&[1; 3], &[0, 1, 2], &[0], &[0, 1, 2]).unwrap_err();
+        assert!(matches!(
+            error,
+            BackendError::BatchTooLarge {
+                what: "outputs",
+                ..
+            }
+        ));
+        let malformed = [
+            run(&[], &[], &[], &[]),
+            run(&[1, 2], &[0], &[0], &[]),
+            run(&[1], &[4], &[0], &[]),
+            run(&[1], &[u32::MAX], &[0], &[]),
+            run(&[1], &[0], &[4], &[]),
+            run(&[1, 2], &[0, 1], &[0], &[1, 0]),
+            run(&[1, 2], &[0, 1], &[0], &[2]),
+        ];
+        for result in malformed {
+            assert!(
+                matches!(result, Err(BackendError::Malformed(_))),
+                "{result:?}"
+            );
+        }
+        run(&[1, 2], &[0, 1], &[3], &[1]).unwrap();
+        assert!(session.output(0).unwrap().iter().all(|x| x.is_finite()));
+        assert!(session.output(1).is_err());
+    }
+}
+
+/// Heads that a cache type cannot hold in whole blocks.
+#[test]
+fn heads_that_do_not_fit_the_cache_type_are_refused() {
+    for key in [KvType::Q8_0, KvType::Q4_0] {
+        let mut net = Net::new(1);
+        let shape = cases::HeadShape {
+            n_heads: 2,
+            n_kv_heads: 2,
+            key_dim: 20,
+            value_dim: 32,
+        };
+        net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+        let mut config = Feed::prompt(&mut Random::new(0), 4).config;
+        config.key_type = key;
+        let result = Cpu::default().compile(&net.plan, &net.weights, &config);
+        let error = result.err().expect("a head of 20 is no whole block");
+        assert!(matches!(
+            error,
+            BackendError::KvType {
+                dim: 20,
+                block: 32,
+                ..
+            }
+        ));
+        assert!(error.to_string().contains("20"), "{error}");
+    }
+}

@@ -1,0 +1,689 @@
+//! The engine on a tiny real model: what requests get, alone and in a crowd, and what happens when
+//! something is wrong with them, with their clients, or with the backend.
+
+mod tampered;
+#[path = "../tiny/mod.rs"]
+mod tiny;
+
+use oxidize_core::Error;
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::{Backend, KvType};
+use oxidize_core::engine::{
+    Engine, EngineConfig, EngineError, EngineHandle, Event, FinishReason, Finished, Request, Token,
+    TokenStream,
+};
+use oxidize_core::sampling::{SamplingError, SamplingParams};
+use oxidize_core::scheduler::{Stats, SubmitError};
+use oxidize_core::tokenizer::DecodeOptions;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tampered::{FAIL, NAN_OUTPUT, PANIC, PANIC_OUTPUT, Tampered};
+
+/// Positions in a block of the engine's cache.
+const BLOCK: usize = 32;
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_batch_tokens: 64,
+        cache_tokens: Some(2048),
+        n_threads: Some(2),
+        ..EngineConfig::default()
+    }
+}
+
+fn start(config: &EngineConfig) -> EngineHandle {
+    Engine::start(tiny::model(), Arc::new(Cpu::default()), config).unwrap()
+}
+
+/// Tokens of plain text, different for each seed.
+fn prompt(seed: u32, len: usize) -> Vec<u32> {
+    let token = |i: u32| 5 + (i * i * 31 + i * 7 + seed * 101) % 315;
+    (0..len as u32).map(token).collect()
+}
+
+/// Greedy, with log probabilities, and on past an end of text: a random model has nothing to say.
+fn greedy(tokens: Vec<u32>, max_tokens: usize) -> Request {
+    Request {
+        tokens,
+        sampling: SamplingParams {
+            n_probs: Some(2),
+            ..SamplingParams::greedy()
+        },
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..Request::default()
+    }
+}
+
+/// An answer, read to its end.
+struct Answer {
+    tokens: Vec<Token>,
+    text: String,
+    finished: Finished,
+}
+
+impl Answer {
+    fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.id).collect()
+    }
+}
+
+fn read(stream: TokenStream) -> Result<Answer, Error> {
+    let (mut tokens, mut text) = (Vec::new(), String::new());
+    for event in stream {
+        match event? {
+            Event::Token(token) => {
+                text.push_str(&token.text);
+                tokens.push(token);
+            }
+            Event::Finished(finished) => {
+                text.push_str(&finished.text);
+                return Ok(Answer {
+                    tokens,
+                    text,
+                    finished,
+                });
+            }
+        }
+    }
+    panic!("the stream ended without saying why");
+}
+
+fn ask(engine: &EngineHandle, request: Request) -> Result<Answer, Error> {
+    read(engine.submit(request)?)
+}
+
+/// Polls the engine's books until they are as expected.
+fn wait_until(engine: &EngineHandle, what: &str, until: impl Fn(&Stats) -> bool) -> Stats {
+    let start = Instant::now();
+    loop {
+        let stats = engine.stats();
+        if until(&stats) {
+            return stats;
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{what}: {stats:?}"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn the_first_token_is_pytorchs() {
+    let engine = start(&EngineConfig {
+        key_type: KvType::F32,
+        value_type: KvType::F32,
+        ..config()
+    });
+    for case in tiny::references() {
+        let n_vocab = case.logits.len() / case.tokens.len();
+        let last = &case.logits[case.logits.len() - n_vocab..];
+        let best = (0..n_vocab).max_by(|&a, &b| last[a].total_cmp(&last[b]));
+        let sum: f64 = last.iter().map(|&x| f64::from(x).exp()).sum();
+        let answer = ask(&engine, greedy(case.tokens, 1)).unwrap();
+        assert_eq!(Some(answer.tokens[0].id as usize), best);
+        let logprob = f64::from(last[best.unwrap()]) - sum.ln();
+        let ours = f64::from(answer.tokens[0].logprob.unwrap());
+        assert!((ours - logprob).abs() < 1e-4, "{ours} and {logprob}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens() {
+    let engine = start(&config());
+    let request = |seed| Request {
+        sampling: SamplingParams {
+            temperature: 1.5,
+            seed,
+            ..SamplingParams::default()
+        },
+        ..greedy(prompt(1, 10), 40)
+    };
+    let first = ask(&engine, request(Some(7))).unwrap();
+    assert_eq!(first.tokens.len(), 40);
+    assert_eq!(ask(&engine, request(Some(7))).unwrap().ids(), first.ids());
+    assert_ne!(ask(&engine, request(Some(8))).unwrap().ids(), first.ids());
+    // A seed that was drawn is told, and gives the answer again.
+    let drawn = ask(&engine, request(None)).unwrap();
+    let again = ask(&engine, request(Some(drawn.finished.seed))).unwrap();
+    assert_eq!(again.ids(), drawn.ids());
+    // Another engine with as many threads says the same.
+    let other = start(&config());
+    assert_eq!(ask(&other, request(Some(7))).unwrap().ids(), first.ids());
+}
+
+/// Solo answers of several requests, each from an engine that has seen nothing else.
+fn solo_answers(requests: &[Request]) -> Vec<Answer> {
+    let solo = |request: &Request| ask(&start(&config()), request.clone()).unwrap();
+    requests.iter().map(solo).collect()
+}
+
+/// The tokens must be the same. Log probabilities may differ in their last digits: a product of one
+/// token and one of many add up in different orders, and so do prompts that are cut differently.
+fn assert_same(crowd: &Answer, solo: &Answer, what: &str) {
+    assert_eq!(crowd.ids(), solo.ids(), "{what}");
+    assert_eq!(crowd.text, solo.text, "{what}");
+    for (a, b) in crowd.tokens.iter().zip(&solo.tokens) {
+        let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
+        assert!((a - b).abs() < 1e-3, "{what}: {a} and {b}");
+    }
+}
+
+#[test]
+fn a_crowd_does_not_change_an_answer() {
+    let requests: Vec<Request> = (0..12)
+        .map(|i| greedy(prompt(i, 1 + 17 * i as usize % 130), 20 + i as usize))
+        .collect();
+    let solo = solo_answers(&requests);
+    // Eight at a time, in steps of 48 tokens: prompts are cut, and run beside others' answers.
+    let backend = Tampered::gated();
+    let settings = EngineConfig {
+        max_batch_tokens: 48,
+        ..config()
+    };
+    let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
+    backend.allow(1);
+    let streams: Vec<TokenStream> = requests
+        .iter()
+        .map(|request| engine.submit(request.clone()).unwrap())
+        .collect();
+    backend.allow(12);
+    let stats = wait_until(&engine, "some steps", |stats| stats.steps >= 10);
+    assert_eq!((stats.running, stats.queued), (8, 4));
+    backend.allow_all();
+    for (i, (stream, solo)) in streams.into_iter().zip(&solo).enumerate() {
+        let answer = read(stream).unwrap();
+        assert_same(&answer, solo, &format!("request {i}"));
+    }
+    let stats = wait_until(&engine, "the end", |stats| stats.finished == 12);
+    assert_eq!((stats.running, stats.queued, stats.used_blocks), (0, 0, 0));
+    assert_eq!(stats.preemptions, 0);
+}
+
+/// The cache holds less than the requests need: some give way, begin again, and say the same.
+#[test]
+fn preempted_requests_say_the_same() {
+    let requests: Vec<Request> = (0..5)
+        .map(|i| greedy(prompt(i, 20 + 5 * i as usize), 100))
+        .collect();
+    let solo = solo_answers(&requests);
+    let engine = start(&EngineConfig {
+        cache_tokens: Some(8 * BLOCK),
+        ..config()
+    });
+    let streams: Vec<TokenStream> = requests
+        .iter()
+        .map(|request| engine.submit(request.clone()).unwrap())
+        .collect();
+    for (i, (stream, solo)) in streams.into_iter().zip(&solo).enumerate() {
+        assert_same(&read(stream).unwrap(), solo, &format!("request {i}"));
+    }
+    let stats = wait_until(&engine, "the end", |stats| stats.finished == 5);
+    assert!(stats.preemptions > 0);
+}
+
+#[test]
+fn a_prompt_is_not_computed_twice() {
+    let engine = start(&config());
+    let request = greedy(prompt(3, 100), 10);
+    let first = ask(&engine, request.clone()).unwrap();
+    assert_eq!(first.finished.cached_tokens, 0);
+    let before = wait_until(&engine, "the first", |stats| stats.finished == 1);
+    let second = ask(&engine, request.clone()).unwrap();
+    assert_eq!(second.finished.cached_tokens, 3 * BLOCK);
+    assert_same(&second, &first, "again");
+    let after = wait_until(&engine, "the second", |stats| stats.finished == 2);
+    // What is left of the prompt, and all generated tokens but the last, which nothing follows.
+    assert_eq!(after.computed_tokens - before.computed_tokens, 4 + 9);
+
+    // Who has another salt cannot tell.
+    let apart = Request {
+        salt: 1,
+        ..request.clone()
+    };
+    let apart = ask(&engine, apart).unwrap();
+    assert_eq!(apart.finished.cached_tokens, 0);
+    assert_same(&apart, &first, "apart");
+
+    // A prompt of whole blocks: its last token is computed for its logits.
+    let whole = greedy(prompt(4, 2 * BLOCK), 5);
+    let first = ask(&engine, whole.clone()).unwrap();
+    let second = ask(&engine, whole).unwrap();
+    assert!(second.finished.cached_tokens >= BLOCK);
+    assert!(second.finished.cached_tokens < 2 * BLOCK);
+    assert_same(&second, &first, "whole blocks");
+}
+
+#[test]
+fn a_conversation_goes_on_without_computing_it_again() {
+    let engine = start(&config());
+    let mut tokens = prompt(5, 40);
+    let mut known = 0;
+    for turn in 0..4 {
+        let request = greedy(tokens.clone(), 24);
+        let answer = ask(&engine, request.clone()).unwrap();
+        // Every full block of the earlier turns was found, those of the answers too.
+        assert_eq!(answer.finished.cached_tokens, known / BLOCK * BLOCK);
+        let fresh = ask(&start(&config()), request).unwrap();
+        assert_same(&answer, &fresh, &format!("turn {turn}"));
+        tokens.extend(answer.ids());
+        // The last token of an answer is never computed: nothing follows it.
+        known = tokens.len() - 1;
+        tokens.extend(prompt(turn + 60, 8));
+    }
+    assert!(known > 4 * BLOCK);
+}
+
+#[test]
+fn a_client_that_leaves_makes_room_in_one_step() {
+    let backend = Tampered::gated();
+    let settings = EngineConfig {
+        max_sequences: 2,
+        ..config()
+    };
+    backend.allow(0);
+    let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
+    let kept = greedy(prompt(1, 30), 120);
+    let solo = ask(&start(&config()), kept.clone()).unwrap();
+    let leaving = engine.submit(greedy(prompt(2, 30), 200)).unwrap();
+    let staying = engine.submit(kept).unwrap();
+    let waiting = engine.submit(greedy(prompt(3, 30), 10)).unwrap();
+    backend.allow(5);
+    let stats = wait_until(&engine, "five steps", |stats| stats.steps == 5);
+    assert_eq!((stats.running, stats.queued), (2, 1));
+    drop(leaving);
+    // The step that was planned already, and the one after it.
+    backend.allow(2);
+    let stats = wait_until(&engine, "two steps", |stats| stats.steps == 7);
+    assert_eq!((stats.cancelled, stats.running, stats.queued), (1, 2, 0));
+    backend.allow_all();
+    assert_eq!(read(waiting).unwrap().tokens.len(), 10);
+    assert_same(&read(staying).unwrap(), &solo, "who stayed");
+    let stats = wait_until(&engine, "the end", |stats| stats.finished == 2);
+    assert_eq!((stats.running, stats.used_blocks), (0, 0));
+}
+
+#[test]
+fn a_queue_has_an_end() {
+    let backend = Tampered::gated();
+    let settings = EngineConfig {
+        max_sequences: 1,
+        max_queue: 2,
+        ..config()
+    };
+    let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
+    backend.allow(1);
+    let first = engine.submit(greedy(prompt(0, 10), 20)).unwrap();
+    wait_until(&engine, "the first runs", |stats| stats.running == 1);
+    let streams: Vec<TokenStream> = (1..6)
+        .map(|i| engine.submit(greedy(prompt(i, 10), 5)).unwrap())
+        .collect();
+    backend.allow_all();
+    let full = |result: &Result<Answer, Error>| {
+        matches!(
+            result,
+            Err(Error::Engine(EngineError::Submit(SubmitError::QueueFull {
+                limit: 2
+            })))
+        )
+    };
+    let results: Vec<_> = streams.into_iter().map(read).collect();
+    assert!(results[..2].iter().all(Result::is_ok));
+    assert!(results[2..].iter().all(full));
+    assert_eq!(read(first).unwrap().tokens.len(), 20);
+}
+
+#[test]
+fn bad_requests_are_named() {
+    let engine = start(&config());
+    let fail = |request: Request| match ask(&engine, request) {
+        Ok(_) => panic!("a bad request was answered"),
+        Err(Error::Engine(error)) => error,
+        Err(error) => panic!("{error}"),
+    };
+    let with = |sampling: SamplingParams| Request {
+        sampling,
+        ..greedy(prompt(0, 4), 4)
+    };
+    let error = fail(greedy(Vec::new(), 4));
+    assert!(matches!(error, EngineError::Submit(SubmitError::Empty)));
+    let error = fail(greedy(vec![5, 320], 4));
+    assert!(matches!(
+        error,
+        EngineError::TokenOutOfRange {
+            token: 320,
+            n_vocab: 320
+        }
+    ));
+    assert!(error.to_string().contains("320"), "{error}");
+    // The model's context is 256.
+    let error = fail(greedy(prompt(0, 256), 4));
+    let expected = SubmitError::TooLong {
+        asked: 257,
+        limit: 256,
+    };
+    assert!(
+        matches!(&error, EngineError::Submit(e) if *e == expected),
+        "{error}"
+    );
+    for (name, params) in [
+        (
+            "temperature",
+            SamplingParams {
+                temperature: -1.0,
+                ..SamplingParams::default()
+            },
+        ),
+        (
+            "temperature",
+            SamplingParams {
+                temperature: f32::NAN,
+                ..SamplingParams::default()
+            },
+        ),
+        (
+            "top_p",
+            SamplingParams {
+                top_p: 1.5,
+                ..SamplingParams::default()
+            },
+        ),
+        (
+            "min_p",
+            SamplingParams {
+                min_p: f32::INFINITY,
+                ..SamplingParams::default()
+            },
+        ),
+        (
+            "stop",
+            SamplingParams {
+                stop: vec![String::new()],
+                ..SamplingParams::default()
+            },
+        ),
+        (
+            "logit_bias",
+            SamplingParams {
+                logit_bias: vec![(320, 1.0)],
+                ..SamplingParams::default()
+            },
+        ),
+    ] {
+        let error = fail(with(params));
+        assert!(matches!(error, EngineError::Sampling(_)), "{error}");
+        assert!(error.to_string().contains(name), "{name}: {error}");
+    }
+    let bans = (0..320).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let error = fail(with(SamplingParams {
+        logit_bias: bans,
+        ..SamplingParams::default()
+    }));
+    assert!(
+        matches!(error, EngineError::Sampling(SamplingError::NoCandidate)),
+        "{error}"
+    );
+    // None of it harmed the engine.
+    assert_eq!(
+        ask(&engine, greedy(prompt(0, 4), 4)).unwrap().tokens.len(),
+        4
+    );
+}
+
+#[test]
+fn bad_settings_are_named() {
+    let start = |config: EngineConfig| {
+        Engine::start(tiny::model(), Arc::new(Cpu::default()), &config)
+            .err()
+            .expect("these settings cannot work")
+            .to_string()
+    };
+    let error = start(EngineConfig {
+        max_batch_tokens: 0,
+        ..config()
+    });
+    assert!(error.contains("max_batch_tokens"), "{error}");
+    let error = start(EngineConfig {
+        max_sequences: 0,
+        ..config()
+    });
+    assert!(error.contains("max_sequences"), "{error}");
+    // Heads of 16 are half a block of 8-bit keys.
+    let error = start(EngineConfig {
+        key_type: KvType::Q8_0,
+        ..config()
+    });
+    assert!(error.contains("16") && error.contains("Q8_0"), "{error}");
+    let error = start(EngineConfig {
+        cache_tokens: Some(1 << 50),
+        ..config()
+    });
+    assert!(
+        error.contains("memory") || error.contains("allocate"),
+        "{error}"
+    );
+}
+
+#[test]
+fn answers_end_where_they_should() {
+    let engine = start(&config());
+    let request = greedy(prompt(8, 12), 30);
+    let plain = ask(&engine, request.clone()).unwrap();
+    assert_eq!(plain.finished.reason, FinishReason::Length);
+    assert_eq!(
+        (
+            plain.finished.prompt_tokens,
+            plain.finished.generated_tokens
+        ),
+        (12, 30)
+    );
+    let tokenizer = tiny::model().tokenizer().unwrap().clone();
+    assert_eq!(
+        plain.text,
+        tokenizer.decode_with(&plain.ids(), DecodeOptions::default())
+    );
+
+    for n in [0, 1, 7] {
+        let answer = ask(&engine, greedy(prompt(8, 12), n)).unwrap();
+        assert_eq!(answer.ids(), plain.ids()[..n]);
+        assert_eq!(answer.finished.reason, FinishReason::Length);
+    }
+    // Without a limit the context is one: a prompt of 12 leaves 244.
+    let endless = ask(
+        &engine,
+        Request {
+            max_tokens: None,
+            ..request.clone()
+        },
+    )
+    .unwrap();
+    assert_eq!(endless.tokens.len(), 256 - 12);
+
+    // A stop string in the middle: what comes before it is all there is.
+    let middle: String = plain
+        .text
+        .chars()
+        .skip(plain.text.chars().count() / 2)
+        .take(4)
+        .collect();
+    let stops = vec!["never to be seen".to_owned(), middle.clone()];
+    let sampling = SamplingParams {
+        stop: stops,
+        ..request.sampling.clone()
+    };
+    let stopped = ask(
+        &engine,
+        Request {
+            sampling,
+            ..request.clone()
+        },
+    )
+    .unwrap();
+    assert_eq!(stopped.finished.reason, FinishReason::StopString(1));
+    let (before, _) = plain.text.split_once(&middle).unwrap();
+    assert_eq!(stopped.text, before);
+    assert!(stopped.tokens.len() < plain.tokens.len());
+
+    // The end-of-text token, made certain by a bias.
+    let sampling = SamplingParams {
+        logit_bias: vec![(0, 1000.0)],
+        ..request.sampling.clone()
+    };
+    let ending = Request {
+        sampling,
+        ignore_eos: false,
+        ..request
+    };
+    let ended = ask(&engine, ending.clone()).unwrap();
+    assert_eq!(ended.finished.reason, FinishReason::EndOfText);
+    assert_eq!((ended.tokens.len(), ended.text.as_str()), (0, ""));
+    let going_on = ask(
+        &engine,
+        Request {
+            ignore_eos: true,
+            ..ending
+        },
+    )
+    .unwrap();
+    assert_eq!(going_on.ids(), [0; 30]);
+    assert_eq!(going_on.finished.reason, FinishReason::Length);
+}
+
+#[test]
+fn streams_can_be_awaited() {
+    let engine = start(&config());
+    let expected = ask(&engine, greedy(prompt(2, 20), 25)).unwrap();
+    let mut streams: Vec<TokenStream> = (0..3)
+        .map(|_| engine.submit(greedy(prompt(2, 20), 25)).unwrap())
+        .collect();
+    for stream in &mut streams {
+        let ids = block_on(async {
+            let mut ids = Vec::new();
+            while let Some(event) = next(stream).await {
+                match event.unwrap() {
+                    Event::Token(token) => ids.push(token.id),
+                    Event::Finished(finished) => assert_eq!(finished.generated_tokens, 25),
+                }
+            }
+            ids
+        });
+        assert_eq!(ids, expected.ids());
+    }
+}
+
+async fn next(stream: &mut TokenStream) -> Option<Result<Event, Error>> {
+    use futures_core::Stream;
+    std::future::poll_fn(|context| std::pin::Pin::new(&mut *stream).poll_next(context)).await
+}
+
+/// The smallest executor there is: a waker that unparks this thread.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        std::thread::park();
+    }
+}
+
+#[test]
+fn the_engine_ends_with_its_last_handle_and_stream() {
+    let backend: Arc<dyn Backend> = Arc::new(Cpu::default());
+    let engine = Engine::start(tiny::model(), backend.clone(), &config()).unwrap();
+    let other = engine.clone();
+    drop(engine);
+    let stream = other.submit(greedy(prompt(1, 10), 20)).unwrap();
+    drop(other);
+    // The stream keeps the engine alive, and its end lets it go.
+    assert_eq!(read(stream).unwrap().tokens.len(), 20);
+    let start = Instant::now();
+    while Arc::strong_count(&backend) > 1 {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "the engine runs on"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A request whose prompt ends in `token`, and which says none of the troublesome tokens itself.
+fn ending_in(token: u32, n: usize) -> Request {
+    let mut tokens: Vec<u32> = prompt(1, 20).iter().map(|t| 5 + t % 200).collect();
+    tokens.push(token);
+    let mut request = greedy(tokens, n);
+    request.sampling.logit_bias = (PANIC..=NAN_OUTPUT)
+        .map(|t| (t, f32::NEG_INFINITY))
+        .collect();
+    request
+}
+
+#[test]
+fn a_fault_ends_one_request() {
+    let engine = Engine::start(tiny::model(), Tampered::faulty(), &config()).unwrap();
+    let expected = ask(&engine, ending_in(7, 200)).unwrap();
+    for (fault, named) in [(NAN_OUTPUT, "logit"), (PANIC_OUTPUT, "deliberate fault")] {
+        let mut beside = engine.submit(ending_in(7, 200)).unwrap();
+        beside.next();
+        let error = ask(&engine, ending_in(fault, 5)).err().unwrap();
+        assert!(error.to_string().contains(named), "{error}");
+        // The other one never noticed.
+        assert_eq!(read(beside).unwrap().ids(), expected.ids()[1..]);
+    }
+    let stats = wait_until(&engine, "the end", |stats| stats.running == 0);
+    assert_eq!(stats.used_blocks, 0);
+}
+
+#[test]
+fn a_fault_of_the_backend_ends_its_step() {
+    for (fault, named) in [(FAIL, "a deliberate error"), (PANIC, "a deliberate fault")] {
+        let settings = EngineConfig {
+            max_sequences: 1,
+            ..config()
+        };
+        let backend = Tampered::faulty();
+        let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
+        let expected = ask(&engine, ending_in(7, 10)).unwrap();
+        backend.allow(0);
+        let bad = engine.submit(ending_in(fault, 5)).unwrap();
+        let waiting = engine.submit(ending_in(7, 10)).unwrap();
+        backend.allow_all();
+        let error = read(bad).err().unwrap();
+        assert!(
+            matches!(&error, Error::Engine(EngineError::Internal(_))),
+            "{error}"
+        );
+        assert!(error.to_string().contains(named), "{error}");
+        // Whoever waited is served by a session without the fault's traces.
+        assert_eq!(read(waiting).unwrap().ids(), expected.ids());
+    }
+}
+
+#[test]
+fn an_engine_that_cannot_go_on_says_so() {
+    let settings = EngineConfig {
+        max_sequences: 1,
+        ..config()
+    };
+    let backend = Tampered::faulty();
+    backend.break_for_good();
+    let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
+    backend.allow(0);
+    let bad = engine.submit(ending_in(PANIC, 5)).unwrap();
+    let waiting = engine.submit(ending_in(7, 5)).unwrap();
+    backend.allow_all();
+    assert!(read(bad).is_err());
+    let stopped =
+        |result: Result<Answer, Error>| matches!(result, Err(Error::Engine(EngineError::Stopped)));
+    assert!(stopped(read(waiting)));
+    assert!(stopped(ask(&engine, ending_in(7, 5))));
+}

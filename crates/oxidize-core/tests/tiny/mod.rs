@@ -1,0 +1,42 @@
+//! The tiny model that is checked in: Llama's shape, two layers of 64, a byte-level vocabulary of
+//! 320 tokens, a context of 256, random weights; and PyTorch's logits for two inputs.
+
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::model::Model;
+use std::path::PathBuf;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny")
+}
+
+/// The model.
+pub(crate) fn model() -> Model {
+    Model::load(folder().join("model.gguf"), &OpenOptions::default()).unwrap()
+}
+
+/// An input, and the logits at each of its positions.
+pub(crate) struct Reference {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) logits: Vec<f32>,
+}
+
+/// What PyTorch computes.
+pub(crate) fn references() -> Vec<Reference> {
+    let file = ModelFile::open(folder().join("ref.safetensors"), &OpenOptions::default()).unwrap();
+    let read = |name: String| {
+        let bytes = file.data(file.tensor(&name).unwrap()).unwrap();
+        bytes.as_chunks::<4>().0.to_vec()
+    };
+    (0..2)
+        .map(|i| Reference {
+            tokens: read(format!("tokens_{i}"))
+                .into_iter()
+                .map(u32::from_le_bytes)
+                .collect(),
+            logits: read(format!("logits_{i}"))
+                .into_iter()
+                .map(f32::from_le_bytes)
+                .collect(),
+        })
+        .collect()
+}
