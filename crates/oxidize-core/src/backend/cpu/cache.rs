@@ -57,7 +57,7 @@ impl KvCache {
         let v = self.v.as_ref().unwrap_or(&self.k);
         PagedKv {
             k_ty: self.k.ty,
-            v_ty: self.v.ty,
+            v_ty: v.ty,
             k: self.k.head(head),
             v: v.head(head),
             table,
