@@ -4,11 +4,43 @@ use super::names::*;
 use super::{Arch, BASE, INTERLEAVED, MOE, MoeSpec};
 use crate::graph::Gating;
 
-/// ChatGLM 3 and GLM 4 of 2024, under the names of both of its lives.
+/// ChatGLM 3 and GLM 4 of 2024.
 pub(super) static CHATGLM: Arch = Arch {
     name: "chatglm",
     hf_classes: &["GlmForCausalLM"],
     rope: INTERLEAVED,
+    ..BASE
+};
+
+/// The same as its authors published it.
+pub(super) static CHATGLM_HF: Arch = Arch {
+    name: "chatglm",
+    hf_classes: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
+    rope: INTERLEAVED,
+    hf_rotary_share: 0.5,
+    hf_names: &[
+        (TOKEN_EMBEDDING, "transformer.embedding.word_embeddings"),
+        (OUTPUT_NORM, "transformer.encoder.final_layernorm"),
+        (OUTPUT, "transformer.output_layer"),
+        (ATTN_NORM, "transformer.encoder.layers.{}.input_layernorm"),
+        (
+            ATTN_QKV,
+            "transformer.encoder.layers.{}.self_attention.query_key_value",
+        ),
+        (
+            ATTN_OUTPUT,
+            "transformer.encoder.layers.{}.self_attention.dense",
+        ),
+        (
+            FFN_NORM,
+            "transformer.encoder.layers.{}.post_attention_layernorm",
+        ),
+        (
+            FFN_GATE_UP,
+            "transformer.encoder.layers.{}.mlp.dense_h_to_4h",
+        ),
+        (FFN_DOWN, "transformer.encoder.layers.{}.mlp.dense_4h_to_h"),
+    ],
     ..BASE
 };
 

@@ -208,6 +208,16 @@ pub(super) static STABLELM: Arch = Arch {
     name: "stablelm",
     hf_classes: &["StableLmForCausalLM", "StableLMEpochForCausalLM"],
     norm: NormKind::Layer,
+    hf_names: &[
+        (
+            ATTN_Q_NORM,
+            "model.layers.{}.self_attn.q_layernorm.norms.{e}",
+        ),
+        (
+            ATTN_K_NORM,
+            "model.layers.{}.self_attn.k_layernorm.norms.{e}",
+        ),
+    ],
     ..BASE
 };
 

@@ -298,7 +298,7 @@ impl Source<'_> {
         let n_kv_heads = self.kv_heads(count, &n_heads)?;
         let n_ff = self
             .per_layer(&FF, count, 0, MAX_FF)?
-            .unwrap_or_else(|| vec![4 * n_embd; n_layers]);
+            .unwrap_or_else(|| vec![arch.default_ff.of(n_embd); n_layers]);
         let windows = self.windows(arch, count)?;
         let most_heads = n_heads.iter().copied().max().unwrap_or(0);
         if most_heads == 0 {
@@ -312,14 +312,15 @@ impl Source<'_> {
         let double = self.flag(&key("", &["use_double_wide_mlp"]))?;
         let mut layers: Vec<LayerParams> = Vec::with_capacity(n_layers);
         for i in 0..n_layers {
-            let own = self.own_config(i);
+            let own = self.own_config(i, n_embd);
             let windowed = windows[i].is_some();
             let (key_dim, value_dim) = match own.head_dim {
                 Some(dim) => (dim, dim),
                 None if windowed => dims.windowed,
                 None => dims.full,
             };
-            let (heads, kv_heads) = (n_heads[i], own.n_kv_heads.unwrap_or(n_kv_heads[i]));
+            let heads = own.n_heads.unwrap_or(n_heads[i]);
+            let kv_heads = own.n_kv_heads.unwrap_or(n_kv_heads[i]);
             if kv_heads > 0 && (heads == 0 || !heads.is_multiple_of(kv_heads)) {
                 let problem = format!("{kv_heads} does not divide the {heads} heads of layer {i}");
                 return Err(self.bad(&KV_HEADS, problem));
@@ -335,7 +336,7 @@ impl Source<'_> {
                     .find(alike)
                     .ok_or_else(|| self.bad(&shared, format!("none is left for layer {i}")))?
             };
-            let mut n_ff = n_ff[i];
+            let mut n_ff = own.n_ff.unwrap_or(n_ff[i]);
             if arch.ff_counts_both {
                 n_ff /= 2;
             }
@@ -507,20 +508,41 @@ impl Source<'_> {
             .collect())
     }
 
-    /// What a layer's own part of the configuration says (Gemma 4).
-    fn own_config(&self, layer: usize) -> OwnConfig {
-        let own = self
-            .config
-            .and_then(|config| config.get("per_layer_config")?.get(layer.to_string()));
-        let count = |name: &str, max: usize| {
-            let number = own.and_then(|own| own.get(name)?.as_u64());
+    /// What a layer's own part of the configuration says (Gemma 4, Deci).
+    fn own_config(&self, layer: usize, n_embd: usize) -> OwnConfig {
+        let Some(config) = self.config else {
+            return OwnConfig::default();
+        };
+        let count = |value: Option<&Value>, max: usize| {
+            let number = value.and_then(Value::as_u64);
             number
                 .and_then(|n| usize::try_from(n).ok())
                 .filter(|n| (1..=max).contains(n))
         };
+        if let Some(own) = config
+            .get("per_layer_config")
+            .and_then(|all| all.get(layer.to_string()))
+        {
+            return OwnConfig {
+                head_dim: count(own.get("head_dim"), MAX_WIDTH),
+                n_kv_heads: count(own.get("num_key_value_heads"), MAX_HEADS),
+                ..OwnConfig::default()
+            };
+        }
+        let Some(own) = config.get("block_configs").and_then(|all| all.get(layer)) else {
+            return OwnConfig::default();
+        };
+        let part = |half: &str, name: &str| own.get(half).and_then(|half| half.get(name));
+        let linear = part("attention", "replace_with_linear").and_then(Value::as_bool);
+        let in_group = count(part("attention", "n_heads_in_group"), MAX_HEADS);
+        let all_heads = count(config.get("num_attention_heads"), MAX_HEADS).unwrap_or(0);
+        let multiple = part("ffn", "ffn_mult").and_then(Value::as_f64);
+        let width = |multiple: f64| (2.0 * multiple * n_embd as f64 / 3.0) as usize;
         OwnConfig {
-            head_dim: count("head_dim", MAX_WIDTH),
-            n_kv_heads: count("num_key_value_heads", MAX_HEADS),
+            head_dim: None,
+            n_heads: (in_group.is_none() && linear != Some(true)).then_some(0),
+            n_kv_heads: Some(in_group.map_or(0, |n| all_heads / n)),
+            n_ff: Some(multiple.map_or(0, |m| width(m).min(MAX_FF).next_multiple_of(256))),
         }
     }
 
@@ -953,7 +975,10 @@ struct HeadDims {
 }
 
 /// What one layer has of its own.
+#[derive(Default)]
 struct OwnConfig {
     head_dim: Option<usize>,
+    n_heads: Option<usize>,
     n_kv_heads: Option<usize>,
+    n_ff: Option<usize>,
 }

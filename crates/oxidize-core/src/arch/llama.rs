@@ -2,8 +2,8 @@
 
 use super::names::*;
 use super::{
-    ActivationRule, Alibi, Arch, BASE, INTERLEAVED, MOE, MoeSpec, PERMUTED, QkNorm, QkvLayout,
-    RopeLayers, TemperatureRule, WindowKind, Windows,
+    ActivationRule, Alibi, Arch, BASE, DefaultFf, INTERLEAVED, MOE, MoeSpec, PERMUTED, QkNorm,
+    QkvLayout, RopeLayers, TemperatureRule, WindowKind, Windows,
 };
 use crate::graph::{Activation, Gating, NormKind};
 
@@ -244,11 +244,13 @@ pub(super) static REFACT: Arch = Arch {
     hf_classes: &["GPTRefactForCausalLM"],
     alibi: Alibi::Always(8.0),
     rope_layers: RopeLayers::None,
+    default_ff: DefaultFf::TwoThirds,
     hf_names: &[
         (TOKEN_EMBEDDING, "transformer.wte"),
         (OUTPUT_NORM, "transformer.ln_f"),
         (ATTN_NORM, "transformer.h.{}.ln_1"),
         (ATTN_Q, "transformer.h.{}.attn.q"),
+        (ATTN_KV, "transformer.h.{}.attn.kv"),
         (FFN_NORM, "transformer.h.{}.ln_2"),
         (ATTN_OUTPUT, "transformer.h.{}.attn.c_proj"),
         (FFN_GATE_UP, "transformer.h.{}.mlp.gate_up_proj"),

@@ -52,6 +52,8 @@ pub struct Arch {
     pub rope_layers: RopeLayers,
     /// Whether scores fall with distance instead.
     pub alibi: Alibi,
+    /// The share of a head that turns, where a `config.json` does not say.
+    pub hf_rotary_share: f32,
     /// Rows before position 0 in a table of learned positions.
     pub position_offset: usize,
 
@@ -80,6 +82,8 @@ pub struct Arch {
     pub activation: ActivationRule,
     /// gpt-oss: the bound on both halves of a gated unit.
     pub glu_limit: Option<f32>,
+    /// Width of the feed-forward layers, where the file does not say.
+    pub default_ff: DefaultFf,
     /// Whether the feed-forward length of the file counts both halves (Qwen 1).
     pub ff_counts_both: bool,
     /// What the router does, where there are experts and the file does not say.
@@ -234,6 +238,24 @@ pub enum ActivationRule {
     Xielu,
 }
 
+/// How wide feed-forward layers are by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultFf {
+    /// Four times the stream.
+    Quadruple,
+    /// Two thirds of that, rounded up to a multiple of 256.
+    TwoThirds,
+}
+
+impl DefaultFf {
+    fn of(self, n_embd: usize) -> usize {
+        match self {
+            DefaultFf::Quadruple => 4 * n_embd,
+            DefaultFf::TwoThirds => (8 * n_embd / 3).next_multiple_of(256),
+        }
+    }
+}
+
 /// How values are scaled along the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
@@ -272,6 +294,7 @@ const BASE: Arch = Arch {
     rope: HALVES,
     rope_layers: RopeLayers::All,
     alibi: Alibi::IfGiven,
+    hf_rotary_share: 1.0,
     position_offset: 0,
     mixer: Mixer::Attention,
     windows: Windows::Never,
@@ -285,6 +308,7 @@ const BASE: Arch = Arch {
     hf_qkv: QkvLayout::Concatenated,
     activation: ActivationRule::Named(Activation::Silu),
     glu_limit: None,
+    default_ff: DefaultFf::Quadruple,
     ff_counts_both: false,
     moe: MOE,
     unbiased_sparsity: false,
@@ -350,6 +374,7 @@ pub static ARCHS: &[&Arch] = &[
     &gemma::GEMMA3N_HF,
     &gemma::GEMMA4,
     &glm::CHATGLM,
+    &glm::CHATGLM_HF,
     &glm::GLM4,
     &glm::GLM4MOE,
     &phi::PHI2,

@@ -49,6 +49,8 @@ roles! {
     ATTN_K = "blk.{}.attn_k", "model.layers.{}.self_attn.k_proj";
     /// Values.
     ATTN_V = "blk.{}.attn_v", "model.layers.{}.self_attn.v_proj";
+    /// Keys and values in one matrix.
+    ATTN_KV = "", "";
     /// Norm of each query head.
     ATTN_Q_NORM = "blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_norm";
     /// Norm of each key head.

@@ -42,7 +42,7 @@ impl Source<'_> {
         dims: &[usize],
     ) -> Result<(Vec<Rope>, f32), ModelError> {
         match self.config {
-            Some(config) => self.config_ropes(config, dims),
+            Some(config) => self.config_ropes(arch, config, dims),
             None => self.gguf_ropes(arch, dims),
         }
     }
@@ -127,23 +127,28 @@ impl Source<'_> {
         Ok((ropes, query_magnitude))
     }
 
-    fn config_ropes(&self, config: &Value, dims: &[usize]) -> Result<(Vec<Rope>, f32), ModelError> {
+    fn config_ropes(
+        &self,
+        arch: &Arch,
+        config: &Value,
+        dims: &[usize],
+    ) -> Result<(Vec<Rope>, f32), ModelError> {
         let (width, windowed_width) = (dims[0], dims[dims.len() - 1]);
         let empty = Value::Object(serde_json::Map::new());
         let object = |name: &str| config.get(name).filter(|value| value.is_object());
         let parameters = object("rope_parameters").or_else(|| object("rope_scaling"));
         let parameters = parameters.unwrap_or(&empty);
         if let Some(full) = parameters.get("full_attention") {
-            let (full, query_magnitude) = self.config_rope(config, full, width)?;
+            let (full, query_magnitude) = self.config_rope(arch, config, full, width)?;
             let windowed = parameters
                 .get("sliding_attention")
-                .map(|windowed| self.config_rope(config, windowed, windowed_width))
+                .map(|windowed| self.config_rope(arch, config, windowed, windowed_width))
                 .transpose()?;
             let windowed = windowed.map(|(rope, _)| rope);
             let ropes = [Some(full), windowed].into_iter().flatten().collect();
             return Ok((ropes, query_magnitude));
         }
-        let (full, query_magnitude) = self.config_rope(config, parameters, width)?;
+        let (full, query_magnitude) = self.config_rope(arch, config, parameters, width)?;
         let windowed = self
             .positive(&key("", &["rope_local_base_freq", "swa_rope_theta"]))?
             .map(|base| Rope {
@@ -160,6 +165,7 @@ impl Source<'_> {
     /// One rotary embedding from the object that describes it, with the top level as fallback.
     fn config_rope(
         &self,
+        arch: &Arch,
         config: &Value,
         rope: &Value,
         width: usize,
@@ -205,7 +211,7 @@ impl Source<'_> {
         let mut dims = match (share, number("rotary_dim")?) {
             (Some(share), _) => (width as f32 * share) as usize,
             (None, Some(dims)) => (dims as usize).min(width),
-            (None, None) => width,
+            (None, None) => (width as f32 * arch.hf_rotary_share) as usize,
         };
         let (mut magnitude, mut query_magnitude) = (1.0, 1.0);
         let mut factors = RopeFactors::None;
@@ -280,6 +286,7 @@ impl Source<'_> {
             Some(base) => base,
             None => number("rotary_emb_base")?.unwrap_or(10_000.0),
         };
+        let base = base * number("rope_ratio")?.unwrap_or(1.0);
         let rope = Rope {
             dims,
             base,

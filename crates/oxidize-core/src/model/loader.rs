@@ -4,6 +4,7 @@
 //! Rows are cut without a copy; only what has to be transposed or gathered is put in memory.
 
 use super::ModelError;
+use super::mxfp4;
 use super::weights::{LinearWeights, NormWeights, Weights};
 use crate::arch::{Arch, QkvLayout, TensorRole, names::*};
 use crate::error::{Error, Result};
@@ -11,12 +12,16 @@ use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
 use crate::graph::{ExpertWeights, NormKind, WeightId};
 use crate::io::SharedBytes;
 use oxidize_kernels::quant::{self, TensorType};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// Takes weights out of a file.
 pub struct WeightLoader<'a> {
     file: &'a ModelFile,
     arch: &'a Arch,
     weights: Weights,
+    /// The names of tensors that were taken.
+    used: RefCell<BTreeSet<&'a str>>,
 }
 
 /// The widths of the matrices that make queries, keys and values.
@@ -80,17 +85,28 @@ impl<'a> WeightLoader<'a> {
             file,
             arch,
             weights: Weights::default(),
+            used: RefCell::default(),
         }
     }
 
-    /// What was loaded.
-    pub fn finish(self) -> Weights {
-        self.weights
+    /// What was loaded, and the names of the tensors that were not.
+    pub fn finish(self) -> (Weights, Vec<String>) {
+        // Tables that the graph computes for itself.
+        const COMPUTED: [&str; 4] = [".inv_freq", ".attn.bias", ".masked_bias", ".attention.bias"];
+        let used = self.used.into_inner();
+        let tensors = self.file.tensors().iter().map(|tensor| &tensor.name);
+        let unused = tensors
+            .filter(|name| !used.contains(name.as_str()))
+            .filter(|name| !COMPUTED.iter().any(|ending| name.ends_with(ending)));
+        (self.weights, unused.cloned().collect())
     }
 
-    /// Whether the file has this tensor.
+    /// Whether the file has this tensor, or the first of those that make it up.
     pub fn has(&self, role: &TensorRole, layer: usize) -> bool {
-        self.find(role, layer, WEIGHT).is_some()
+        let names = role.names(self.arch, self.file.format(), layer);
+        names
+            .iter()
+            .any(|name| self.lookup(&name.replace("{e}", "0"), WEIGHT).is_some())
     }
 
     /// The shape of a tensor, rows first; empty where the file does not have it.
@@ -107,7 +123,7 @@ impl<'a> WeightLoader<'a> {
             return Err(self.bad_shape(info, &[outputs.max(1), width]));
         }
         self.check_shape(info, &[outputs, width])?;
-        let bytes = self.file.data(info)?;
+        let bytes = self.data(info)?;
         let weight = self
             .weights
             .push_matrix(&info.name, info.ty, outputs, width, vec![bytes], 1);
@@ -174,6 +190,14 @@ impl<'a> WeightLoader<'a> {
             };
             let mut part = |part| self.linear_part(&stored, bias.as_deref(), part);
             return Ok((part(parts[0])?, part(parts[1])?, Some(part(parts[2])?)));
+        }
+        if self.has(&ATTN_KV, layer) {
+            let stored = self.matrix(&ATTN_KV, layer, k + v, inputs)?;
+            let bias = self.bias(&ATTN_KV, layer, k + v)?;
+            let queries = self.linear(&ATTN_Q, layer, inputs, q)?;
+            let mut part =
+                |start, len| self.linear_part(&stored, bias.as_deref(), Part::range(start, len));
+            return Ok((queries, part(0, k)?, Some(part(k, v)?)));
         }
         let v = match self.optional_linear(&ATTN_V, layer, inputs, v)? {
             None if !self.arch.keys_as_values => return Err(self.missing(&ATTN_V, layer)),
@@ -249,7 +273,7 @@ impl<'a> WeightLoader<'a> {
         let both = &FFN_GATE_UP_EXPERTS;
         if !self.has(both, layer) {
             let up = self.experts(&FFN_UP_EXPERTS, layer, n_experts, inputs, n_ff)?;
-            let gated = self.has_experts(&FFN_GATE_EXPERTS, layer);
+            let gated = self.has(&FFN_GATE_EXPERTS, layer);
             let gate = gated
                 .then(|| self.experts(&FFN_GATE_EXPERTS, layer, n_experts, inputs, n_ff))
                 .transpose()?;
@@ -354,6 +378,10 @@ impl<'a> WeightLoader<'a> {
         (n_heads, dim): (usize, usize),
         epsilon: f32,
     ) -> Result<NormWeights> {
+        let names = role.names(self.arch, self.file.format(), layer);
+        if let Some(name) = names.iter().find(|name| name.contains("{e}")) {
+            return self.head_norms_apart(name, n_heads, dim, epsilon);
+        }
         match *self.shape(role, layer).as_slice() {
             [whole] if whole == n_heads * dim => self.grouped_norm(role, layer, 1, whole, epsilon),
             [n, _] if n == n_heads && n > 1 => {
@@ -361,6 +389,26 @@ impl<'a> WeightLoader<'a> {
             }
             _ => self.grouped_norm(role, layer, 1, dim, epsilon),
         }
+    }
+
+    /// The norms of heads that each have a tensor of their own.
+    fn head_norms_apart(
+        &mut self,
+        name: &str,
+        n_heads: usize,
+        dim: usize,
+        epsilon: f32,
+    ) -> Result<NormWeights> {
+        let mut all = Vec::new();
+        for head in 0..n_heads {
+            let name = name.replace("{e}", &head.to_string());
+            let info = self.lookup(&name, WEIGHT);
+            let info = info.ok_or_else(|| self.missing_name(format!("{name}.weight")))?;
+            all.extend(self.floats(info, &[dim])?);
+        }
+        let mut norm = NormWeights::unweighted(self.arch.norm, dim, epsilon);
+        norm.weight = Some(self.weights.push_vector(name, all));
+        Ok(norm)
     }
 
     /// A norm over groups of `width`, with weights for `groups` of them.
@@ -430,13 +478,6 @@ impl<'a> WeightLoader<'a> {
         matches!(self.file.format(), Format::Gguf { .. })
     }
 
-    fn has_experts(&self, role: &TensorRole, layer: usize) -> bool {
-        let names = role.names(self.arch, self.file.format(), layer);
-        names
-            .iter()
-            .any(|name| self.lookup(&name.replace("{e}", "0"), WEIGHT).is_some())
-    }
-
     fn required(&self, role: &TensorRole, layer: usize) -> Result<&'a TensorInfo> {
         self.find(role, layer, WEIGHT)
             .ok_or_else(|| self.missing(role, layer))
@@ -479,6 +520,9 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
     ) -> Result<Stored> {
         let info = self.required(role, layer)?;
+        if info.name.ends_with(PACKED) {
+            return self.packed_stack(info, n, rows, cols);
+        }
         let transposed = !self.is_gguf() && self.arch.hf_transposed.contains(role);
         let (stored_rows, stored_cols) = if transposed {
             (cols, rows)
@@ -497,13 +541,54 @@ impl<'a> WeightLoader<'a> {
             name: info.name.clone(),
             ty: info.ty,
             cols: stored_cols,
-            bytes: self.file.data(info)?,
+            bytes: self.data(info)?,
         };
         if transposed {
             self.transpose(&stored, n, stored_rows)
         } else {
             Ok(stored)
         }
+    }
+
+    /// A stack whose nibbles and scales are two tensors.
+    fn packed_stack(
+        &self,
+        nibbles: &'a TensorInfo,
+        n: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stored> {
+        let blocks = cols / mxfp4::BLOCK;
+        let name = nibbles.name.trim_end_matches(PACKED);
+        let scales_name = format!("{name}_scales");
+        let scales = self
+            .file
+            .tensor(&scales_name)
+            .ok_or_else(|| self.missing_name(scales_name))?;
+        self.check_shape(nibbles, &[n, rows, blocks, mxfp4::BLOCK / 2])?;
+        self.check_shape(scales, &[n, rows, blocks])?;
+        if [nibbles.ty, scales.ty] != [TensorType::U8; 2] || !cols.is_multiple_of(mxfp4::BLOCK) {
+            return Err(self.bad_type(nibbles, "packed weights are bytes, and whole blocks"));
+        }
+        let (nibble_bytes, scale_bytes) = (self.data(nibbles)?, self.data(scales)?);
+        let ty = TensorType::MXFP4;
+        let io = Error::io(self.file.path());
+        let bytes = SharedBytes::build(scale_bytes.len() * ty.block_bytes(), |out| {
+            mxfp4::pack(&nibble_bytes, &scale_bytes, out);
+            Ok::<_, std::io::Error>(())
+        });
+        Ok(Stored {
+            name: name.to_owned(),
+            ty,
+            cols,
+            bytes: bytes.map_err(io)?,
+        })
+    }
+
+    /// The bytes of a tensor, which then counts as used.
+    fn data(&self, info: &'a TensorInfo) -> Result<TensorBytes> {
+        self.used.borrow_mut().insert(&info.name);
+        self.file.data(info)
     }
 
     fn experts_apart(
@@ -525,7 +610,7 @@ impl<'a> WeightLoader<'a> {
             if info.ty != ty {
                 return Err(self.bad_type(info, &format!("the layer's other experts are {ty}")));
             }
-            pieces.push(self.file.data(info)?);
+            pieces.push(self.data(info)?);
         }
         let info = first.ok_or_else(|| self.missing_name(name.to_owned()))?;
         Ok(self
@@ -662,9 +747,9 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// The elements of a vector, as f32, whatever they are stored as: there are few.
-    fn floats(&self, info: &TensorInfo, shape: &[usize]) -> Result<Vec<f32>> {
+    fn floats(&self, info: &'a TensorInfo, shape: &[usize]) -> Result<Vec<f32>> {
         self.check_shape(info, shape)?;
-        let bytes = self.file.data(info)?;
+        let bytes = self.data(info)?;
         let mut floats = vec![0.0; shape.iter().product()];
         quant::dequantize(info.ty, &bytes, &mut floats)
             .map_err(|error| self.bad_type(info, &error.to_string()))?;
@@ -731,8 +816,10 @@ impl<'a> WeightLoader<'a> {
     }
 }
 
+/// The ending of the nibbles of packed weights.
+const PACKED: &str = "_blocks";
 /// Endings of a weight, of a bias, and of a vector that may be called either.
-const WEIGHT: &[&str] = &[".weight", ""];
+const WEIGHT: &[&str] = &[".weight", "", PACKED];
 const BIAS: &[&str] = &[".bias", "_bias"];
 const VECTOR: &[&str] = &[".weight", "", ".bias"];
 

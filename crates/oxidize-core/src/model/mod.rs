@@ -5,6 +5,7 @@
 mod error;
 mod loader;
 mod memory;
+mod mxfp4;
 mod text;
 mod weights;
 
@@ -34,6 +35,7 @@ struct Inner {
     plan: Plan,
     weights: Weights,
     n_vocab: usize,
+    unused: Vec<String>,
     tokenizer: OnceLock<Tokenizer>,
 }
 
@@ -49,7 +51,11 @@ impl Model {
         let hparams = Hparams::read(&file, arch)?;
         let mut loader = WeightLoader::new(&file, arch);
         let plan = decoder::build(arch, &hparams, &mut loader)?;
-        let weights = loader.finish();
+        let (weights, unused) = loader.finish();
+        if let Some(first) = unused.first() {
+            let n = unused.len();
+            tracing::warn!("{n} tensors are not part of the text model, such as {first}");
+        }
         let n_vocab = plan.result.map_or(0, |result| plan.value(result).width);
         let tokenizer = OnceLock::new();
         Ok(Model(Arc::new(Inner {
@@ -59,6 +65,7 @@ impl Model {
             plan,
             weights,
             n_vocab,
+            unused,
             tokenizer,
         })))
     }
@@ -86,6 +93,11 @@ impl Model {
     /// What it computes with.
     pub fn weights(&self) -> &Weights {
         &self.0.weights
+    }
+
+    /// Tensors of the file that the plan does not use.
+    pub fn unused_tensors(&self) -> &[String] {
+        &self.0.unused
     }
 
     /// Width of the logits.
