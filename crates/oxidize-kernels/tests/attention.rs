@@ -223,7 +223,7 @@ fn the_reference_is_the_formula() {
     let mut random = Random::new(23);
     let cache = Cache::new(&mut random, KvType::F32, 20, 8, 8);
     let q = random.floats(8);
-    let visible = [0..20];
+    let visible = vec![0..20; 1];
     let args = AttentionArgs {
         q: &q,
         q_stride: 8,
@@ -274,7 +274,7 @@ fn the_reference_is_the_formula() {
 fn a_block_outside_the_cache_is_refused() {
     let mut cache = Cache::new(&mut Random::new(24), KvType::F32, 20, 8, 8);
     cache.table[1] = 1000;
-    let visible = [0..20];
+    let visible = vec![0..20; 1];
     let args = AttentionArgs {
         q: &[0.0; 8],
         q_stride: 8,

@@ -49,6 +49,7 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
 ) -> Panel {
     let (k, last) = (weight.k(), weight.rows() - 1);
     let (quants, scales, mins) = reserve(scratch, k);
+    let shifted = UNSIGN && F::SIGNED;
     let per_chunk = CHUNK / F::GROUP;
     let base = weight.data().as_ptr();
     let groups = k / 32;
@@ -77,13 +78,13 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
                     for (i, x) in transpose(scale).into_iter().enumerate() {
                         _mm256_store_si256(scales.add(at + i * ROWS).cast(), x);
                     }
-                    if !F::MIN && !(UNSIGN && F::SIGNED) {
+                    if !F::MIN && !shifted {
                         continue;
                     }
                     let min: [__m256i; 8] = std::array::from_fn(|i| {
                         let row = &row_scales[r + i];
                         let min = _mm256_load_ps(row.min.as_ptr().add(g));
-                        if !(UNSIGN && F::SIGNED) {
+                        if !shifted {
                             return _mm256_castps_si256(min);
                         }
                         let scale = _mm256_castsi256_ps(scale[i]);
@@ -100,7 +101,7 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
                     let mut block: [__m256i; 8] = std::array::from_fn(|r| {
                         F::quants(rows[8 * half + r].add(c * F::CHUNK_BYTES), g)
                     });
-                    if UNSIGN && F::SIGNED {
+                    if shifted {
                         block = block.map(|x| _mm256_xor_si256(x, _mm256_set1_epi8(-128)));
                     }
                     for (step, x) in transpose(block).into_iter().enumerate() {

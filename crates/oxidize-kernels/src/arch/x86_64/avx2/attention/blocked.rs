@@ -38,8 +38,11 @@ pub(super) unsafe fn run<const R: usize, const T: usize>(
         // SAFETY: the buffers have the sizes that the functions want; queries and records are
         // those of the arguments.
         unsafe {
-            pack_keys::<R>(args, chunk.clone(), k_panels);
-            pack_values::<R>(args, chunk.clone(), v_panels);
+            let mut rows = [(std::ptr::null(), std::ptr::null()); CHUNK];
+            let rows = &mut rows[..chunk.len()];
+            args.kv.rows(chunk.start, rows);
+            pack_keys::<R>(args, rows, k_panels);
+            pack_values::<R>(args, rows, v_panels);
             for first in (0..queries).step_by(T) {
                 let n = T.min(queries - first);
                 let tokens = first / args.heads..=(first + n - 1) / args.heads;
@@ -125,23 +128,20 @@ impl<const T: usize> Tile<'_, T> {
     }
 }
 
-/// The chunk's keys as panels `[k_dim][R]`; past the last key, zeros.
+/// The chunk's keys as panels `[k_dim][R]`; past the last key, anything.
 ///
 /// # Safety
 /// Needs AVX2 and F16C; `panels` has `CHUNK · k_dim` elements, and `CHUNK` is a multiple of `R`.
 #[inline(always)]
 unsafe fn pack_keys<const R: usize>(
     args: &AttentionArgs<'_>,
-    chunk: Range<usize>,
+    rows: &[(*const u8, *const u8)],
     panels: &mut [f32],
 ) {
     let (ty, dim) = (args.kv.k_ty, args.kv.k_dim);
-    for first in (0..chunk.len()).step_by(8) {
-        let n = 8.min(chunk.len() - first);
-        let mut rows = [std::ptr::null(); 8];
-        for (i, row) in rows.iter_mut().enumerate() {
-            *row = args.kv.key(chunk.start + first + i.min(n - 1)).as_ptr();
-        }
+    for first in (0..rows.len()).step_by(8) {
+        let last = rows.len() - 1;
+        let keys: [*const u8; 8] = std::array::from_fn(|i| rows[(first + i).min(last)].0);
         // Eight keys, eight elements at a time, transposed.
         let panel = panels[first / R * dim * R..].as_mut_ptr();
         for d in (0..dim).step_by(32) {
@@ -150,7 +150,7 @@ unsafe fn pack_keys<const R: usize>(
             // SAFETY: the rows are the cache's, a piece of which begins at a whole block; the panel
             // has a place for each of the eight keys.
             unsafe {
-                for (row, block) in rows.iter().zip(&mut block) {
+                for (row, block) in keys.iter().zip(&mut block) {
                     let piece = row.add(crate::ops::attention::row_bytes(ty, d));
                     convert(ty, piece, width, |i, x| {
                         _mm256_storeu_ps(block.as_mut_ptr().add(i), x);
@@ -178,12 +178,11 @@ unsafe fn pack_keys<const R: usize>(
 #[inline(always)]
 unsafe fn pack_values<const R: usize>(
     args: &AttentionArgs<'_>,
-    chunk: Range<usize>,
+    rows: &[(*const u8, *const u8)],
     panels: &mut [f32],
 ) {
     let (ty, dim) = (args.kv.v_ty, args.kv.v_dim);
-    for (i, position) in chunk.enumerate() {
-        let row = args.kv.value(position).as_ptr();
+    for (i, &(_, row)) in rows.iter().enumerate() {
         let base = panels.as_mut_ptr();
         // SAFETY: the row is the cache's, and each eight elements have their place in a panel.
         unsafe {

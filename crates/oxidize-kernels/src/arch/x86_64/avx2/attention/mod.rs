@@ -20,7 +20,7 @@ use crate::ops::matmul::Scratch;
 const CHUNK: usize = 64;
 
 /// From so many queries on, converting a chunk first is faster.
-const BLOCKED_QUERIES: usize = 12;
+const BLOCKED_QUERIES: usize = 24;
 
 /// See [`crate::Kernels::attention_part`].
 ///

@@ -22,14 +22,11 @@ pub(super) unsafe fn run<F: FloatFormat>(
 ) {
     let weights = scores_buffer(args, scratch);
     for_each_chunk(args, keys, |chunk| {
-        let (mut k, mut v) = ([std::ptr::null(); CHUNK], [std::ptr::null(); CHUNK]);
-        for (i, position) in chunk.clone().enumerate() {
-            k[i] = args.kv.key(position).as_ptr();
-            v[i] = args.kv.value(position).as_ptr();
-        }
-        let n = chunk.len();
+        let mut rows = [(std::ptr::null(), std::ptr::null()); CHUNK];
+        let rows = &mut rows[..chunk.len()];
+        args.kv.rows(chunk.start, rows);
         // SAFETY: the rows are the cache's, of the dimensions it has.
-        unsafe { step::<F>(args, chunk, &k[..n], &v[..n], part, weights) };
+        unsafe { step::<F>(args, chunk, rows, part, weights) };
     });
 }
 
@@ -51,29 +48,23 @@ pub(super) unsafe fn run_converted(
     let (k_rows, v_rows) =
         grown(&mut converted, CHUNK * (k_dim + v_dim)).split_at_mut(CHUNK * k_dim);
     for_each_chunk(args, keys, |chunk| {
-        let n = chunk.len();
-        let rows = k_rows
+        let mut rows = [(std::ptr::null(), std::ptr::null()); CHUNK];
+        let rows = &mut rows[..chunk.len()];
+        args.kv.rows(chunk.start, rows);
+        let buffers = k_rows
             .chunks_exact_mut(k_dim)
             .zip(v_rows.chunks_exact_mut(v_dim));
-        for (position, (k_row, v_row)) in chunk.clone().zip(rows) {
-            let (k, v) = (args.kv.key(position), args.kv.value(position));
+        for ((k, v), (k_row, v_row)) in rows.iter_mut().zip(buffers) {
+            let (k_out, v_out) = (k_row.as_mut_ptr(), v_row.as_mut_ptr());
             // SAFETY: the rows are the cache's, and `put` stays inside the buffers' rows.
             unsafe {
-                convert(k_ty, k.as_ptr(), k_dim, |i, x| {
-                    _mm256_storeu_ps(k_row.as_mut_ptr().add(i), x);
-                });
-                convert(v_ty, v.as_ptr(), v_dim, |i, x| {
-                    _mm256_storeu_ps(v_row.as_mut_ptr().add(i), x);
-                });
+                convert(k_ty, *k, k_dim, |i, x| _mm256_storeu_ps(k_out.add(i), x));
+                convert(v_ty, *v, v_dim, |i, x| _mm256_storeu_ps(v_out.add(i), x));
             }
-        }
-        let (mut k, mut v) = ([std::ptr::null(); CHUNK], [std::ptr::null(); CHUNK]);
-        for i in 0..n {
-            k[i] = k_rows[i * k_dim..].as_ptr().cast();
-            v[i] = v_rows[i * v_dim..].as_ptr().cast();
+            (*k, *v) = (k_out.cast_const().cast(), v_out.cast_const().cast());
         }
         // SAFETY: the rows are those just converted.
-        unsafe { step::<F32>(args, chunk, &k[..n], &v[..n], part, weights) };
+        unsafe { step::<F32>(args, chunk, rows, part, weights) };
     });
     scratch.scales = converted;
 }
@@ -86,14 +77,13 @@ fn scores_buffer<'a>(args: &AttentionArgs<'_>, scratch: &'a mut Scratch) -> &'a 
 /// One chunk: scores, weights, weighted values.
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; `k` and `v` point to a row of `F` for each key of the chunk.
+/// Needs AVX2, FMA and F16C; `rows` has a key and a value of `F` for each position of the chunk.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn step<F: FloatFormat>(
     args: &AttentionArgs<'_>,
     chunk: Range<usize>,
-    k: &[*const u8],
-    v: &[*const u8],
+    rows: &[(*const u8, *const u8)],
     part: &mut [f32],
     weights: &mut [[f32; CHUNK]],
 ) {
@@ -109,10 +99,10 @@ unsafe fn step<F: FloatFormat>(
             });
             let weights = &mut weights[first..];
             match queries - first {
-                1 => scores::<F, 1>(q, args.kv.k_dim, k, weights),
-                2 => scores::<F, 2>(q, args.kv.k_dim, k, weights),
-                3 => scores::<F, 3>(q, args.kv.k_dim, k, weights),
-                _ => scores::<F, 4>(q, args.kv.k_dim, k, weights),
+                1 => scores::<F, 1>(q, args.kv.k_dim, rows, weights),
+                2 => scores::<F, 2>(q, args.kv.k_dim, rows, weights),
+                3 => scores::<F, 3>(q, args.kv.k_dim, rows, weights),
+                _ => scores::<F, 4>(q, args.kv.k_dim, rows, weights),
             }
         }
         let mut shrink = [1.0; super::BLOCKED_QUERIES];
@@ -133,10 +123,10 @@ unsafe fn step<F: FloatFormat>(
             });
             let (weights, shrink) = (&weights[first..], &shrink[first..]);
             match queries - first {
-                1 => values::<F, 1>(acc, v_dim, v, weights, shrink),
-                2 => values::<F, 2>(acc, v_dim, v, weights, shrink),
-                3 => values::<F, 3>(acc, v_dim, v, weights, shrink),
-                _ => values::<F, 4>(acc, v_dim, v, weights, shrink),
+                1 => values::<F, 1>(acc, v_dim, rows, weights, shrink),
+                2 => values::<F, 2>(acc, v_dim, rows, weights, shrink),
+                3 => values::<F, 3>(acc, v_dim, rows, weights, shrink),
+                _ => values::<F, 4>(acc, v_dim, rows, weights, shrink),
             }
         }
     }
@@ -151,34 +141,75 @@ unsafe fn step<F: FloatFormat>(
 unsafe fn scores<F: FloatFormat, const N: usize>(
     q: [*const f32; 4],
     dim: usize,
-    keys: &[*const u8],
+    rows: &[(*const u8, *const u8)],
     out: &mut [[f32; CHUNK]],
 ) {
+    let out = &mut out[..N];
     // SAFETY: as the caller says.
     unsafe {
-        for (i, &key) in keys.iter().enumerate() {
-            let mut sums = [_mm256_setzero_ps(); N];
-            for d in (0..dim).step_by(8) {
-                let k = F::load(key.add(d * F::BYTES));
-                for n in 0..N {
-                    sums[n] = _mm256_fmadd_ps(k, _mm256_loadu_ps(q[n].add(d)), sums[n]);
-                }
-            }
-            if N == 4 {
-                let pair = |a: usize| _mm256_hadd_ps(sums[a % N], sums[(a + 1) % N]);
-                let all = _mm256_hadd_ps(pair(0), pair(2));
-                let all = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
-                let mut four = [0.0; 4];
-                _mm_storeu_ps(four.as_mut_ptr(), all);
-                for n in 0..N {
-                    out[n][i] = four[n];
-                }
-            } else {
-                for n in 0..N {
-                    out[n][i] = horizontal_sum(sums[n]);
+        // Two keys share the loads of the queries.
+        let (pairs, rest) = rows.as_chunks::<2>();
+        for (i, &[(a, _), (b, _)]) in pairs.iter().enumerate() {
+            let sums = products::<F, N, 2>(q, dim, [a, b]);
+            for (j, sums) in sums.into_iter().enumerate() {
+                for (out, sum) in out.iter_mut().zip(lane_sums(sums)) {
+                    out[2 * i + j] = sum;
                 }
             }
         }
+        if let &[(last, _)] = rest {
+            let [sums] = products::<F, N, 1>(q, dim, [last]);
+            for (out, sum) in out.iter_mut().zip(lane_sums(sums)) {
+                out[rows.len() - 1] = sum;
+            }
+        }
+    }
+}
+
+/// Products of `N` queries with `K` keys, still in eight lanes.
+///
+/// # Safety
+/// As [`scores`].
+#[inline(always)]
+unsafe fn products<F: FloatFormat, const N: usize, const K: usize>(
+    q: [*const f32; 4],
+    dim: usize,
+    keys: [*const u8; K],
+) -> [[__m256; N]; K] {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); N]; K];
+        for d in (0..dim).step_by(8) {
+            let k = keys.map(|key| F::load(key.add(d * F::BYTES)));
+            for n in 0..N {
+                let q = _mm256_loadu_ps(q[n].add(d));
+                for i in 0..K {
+                    sums[i][n] = _mm256_fmadd_ps(k[i], q, sums[i][n]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// The sums over the lanes of up to four vectors.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+unsafe fn lane_sums<const N: usize>(x: [__m256; N]) -> [f32; 4] {
+    // SAFETY: the caller has the instructions; the array has four elements.
+    unsafe {
+        let mut out = [0.0; 4];
+        if N == 1 {
+            out[0] = horizontal_sum(x[0]);
+            return out;
+        }
+        let pair = |a: usize| _mm256_hadd_ps(x[a % N], x[(a + 1) % N]);
+        let all = _mm256_hadd_ps(pair(0), pair(2));
+        let all = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+        _mm_storeu_ps(out.as_mut_ptr(), all);
+        out
     }
 }
 
@@ -191,7 +222,7 @@ unsafe fn scores<F: FloatFormat, const N: usize>(
 unsafe fn values<F: FloatFormat, const N: usize>(
     acc: [*mut f32; 4],
     dim: usize,
-    values: &[*const u8],
+    rows: &[(*const u8, *const u8)],
     weights: &[[f32; CHUNK]],
     shrink: &[f32],
 ) {
@@ -208,7 +239,7 @@ unsafe fn values<F: FloatFormat, const N: usize>(
                     sums[n][w] = _mm256_mul_ps(old, _mm256_set1_ps(shrink[n]));
                 }
             }
-            for (i, &value) in values.iter().enumerate() {
+            for (i, &(_, value)) in rows.iter().enumerate() {
                 let mut v = [_mm256_setzero_ps(); WIDTH];
                 for w in 0..width {
                     v[w] = F::load(value.add((d + 8 * w) * F::BYTES));
