@@ -10,11 +10,18 @@ use super::select::MassSelect;
 /// Above this the bounded buffer of [`Candidates::retain_top`] would outgrow the cache.
 const SMALL_TOP: usize = 1024;
 
+/// Logits looked at together where most are not wanted.
+const CHUNK: usize = 16;
+/// Tokens whose logit is this far below the largest have less than 0.04% of its probability.
+const NEAR: f32 = 8.0;
+/// A draw skips this many weights at a time by their sum.
+const DRAW_CHUNK: usize = 256;
+
 /// Candidate tokens: parallel arrays of token ids and logits.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     logits: Vec<f32>,
-    /// Valid only once the list has been narrowed; before that a position is its token id.
+    /// Valid only once the list has been narrowed; before that a position is its token id. May be longer than the list.
     ids: Vec<u32>,
     whole_vocabulary: bool,
     sorted: bool,
@@ -76,7 +83,10 @@ impl Candidates {
         let position = if self.whole_vocabulary {
             token as usize
         } else {
-            self.ids.iter().position(|&id| id == token)?
+            self.ids
+                .iter()
+                .take(self.logits.len())
+                .position(|&id| id == token)?
         };
         self.logits.get_mut(position)
     }
@@ -121,9 +131,11 @@ impl Candidates {
         if self.sorted {
             self.truncate(k);
         } else if k > SMALL_TOP {
+            // Every token weighs the same, so that mass is a count.
             self.weights.clear();
             self.weights.resize(self.logits.len(), 1.0);
-            self.retain_first_mass(k as f64, descending);
+            let smallest = -self.max();
+            self.retain_first_mass(k as f64, smallest, |logit| -logit);
         } else {
             self.retain_top_buffered(k);
         }
@@ -131,7 +143,6 @@ impl Candidates {
 
     /// Top-k for small k: one pass that looks closely only at what beats the k-th best so far.
     fn retain_top_buffered(&mut self, k: usize) {
-        const CHUNK: usize = 16;
         let capacity = (4 * k).max(64);
         let by_rank = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         let mut threshold = f32::NEG_INFINITY;
@@ -175,7 +186,10 @@ impl Candidates {
             let keep = self.logits.partition_point(|&logit| logit >= threshold);
             self.truncate(keep);
         } else {
-            self.retain_positions(|_, logit, _| logit >= threshold);
+            self.retain_chunks(
+                |chunk| max_of(chunk) >= threshold,
+                |_, logit| logit >= threshold,
+            );
         }
     }
 
@@ -193,35 +207,42 @@ impl Candidates {
             }
             return;
         }
-        self.retain_first_mass(p * total, descending);
+        // Most of a vocabulary is unlikely: where the tokens near the maximum hold the mass alone, the others go first.
+        let near: f64 = self.weights.chunks(256).map(near_sum).sum();
+        let max = self.max();
+        if near >= p * total {
+            self.retain_at_least(max - NEAR);
+            self.weigh();
+        }
+        self.retain_first_mass(p * total, -max, |logit| -logit);
     }
 
     /// Keeps the tokens that come first by `distance(logit)` (not negative, smallest first) until they
     /// hold at least the share `p` of the probability. Needs the weights of [`Candidates::weigh`].
     pub fn retain_nearest_mass(&mut self, p: f64, total: f64, distance: impl Fn(f32) -> f32) {
-        // The bits of a float that is not negative order as the float does.
-        self.retain_first_mass(p * total, |logit| distance(logit).max(0.0).to_bits());
+        self.retain_first_mass(p * total, 0.0, distance);
     }
 
-    /// Keeps the tokens with the smallest keys until their weights reach `target`.
-    fn retain_first_mass(&mut self, target: f64, key: impl Fn(f32) -> u32) {
+    /// Keeps the tokens with the smallest keys until their weights reach `target`. No key is below `smallest`.
+    fn retain_first_mass(&mut self, target: f64, smallest: f32, key: impl Fn(f32) -> f32) {
         let mut select = std::mem::take(&mut self.select);
-        select.clear();
-        select.extend(
-            self.logits
-                .iter()
-                .zip(&self.weights)
-                .map(|(&logit, &weight)| (key(logit), weight)),
-        );
-        let cut = select.cut(target);
-        self.retain_positions(|position, _, ties| cut.keeps(position, ties));
+        let cut = select.cut(&self.logits, &self.weights, target, smallest, &key);
         self.select = select;
+        let mut ties = 0;
+        self.retain_chunks(
+            |chunk| {
+                chunk
+                    .iter()
+                    .fold(false, |any, &logit| any | cut.may_keep(key(logit)))
+            },
+            |_, logit| cut.keeps(key(logit), &mut ties),
+        );
     }
 
     /// Removes the tokens for whose position and weight (of the last [`Candidates::weigh`]) `remove` holds.
     pub fn remove_where(&mut self, mut remove: impl FnMut(usize, f32) -> bool) {
         let weights = std::mem::take(&mut self.weights);
-        self.retain_positions(|position, _, _| !remove(position, weights[position]));
+        self.retain_positions(|position, _| !remove(position, weights[position]));
         self.weights = weights;
     }
 
@@ -260,7 +281,6 @@ impl Candidates {
             self.whole_vocabulary = false;
         }
         self.logits.truncate(n);
-        self.ids.truncate(n);
     }
 
     /// Draws a token by its probability. `None` when every token is ruled out.
@@ -270,50 +290,78 @@ impl Candidates {
             return None;
         }
         let mut left = rng.next_f64() * total;
-        let mut last_possible = None;
-        for (position, &weight) in self.weights.iter().enumerate() {
-            if weight > 0.0 {
-                last_possible = Some(position);
-                left -= f64::from(weight);
-                if left < 0.0 {
-                    break;
-                }
+        let mut start = 0;
+        for chunk in self.weights.chunks(DRAW_CHUNK) {
+            let sum = sum_of(chunk);
+            if left < sum {
+                break;
             }
+            left -= sum;
+            start += chunk.len();
         }
-        last_possible.map(|position| self.id(position))
+        let rest = self.weights.get(start..).unwrap_or(&[]);
+        let drawn = rest.iter().position(|&weight| {
+            left -= f64::from(weight);
+            left < 0.0
+        });
+        // Rounding may carry the draw past the end: then the last possible token is meant.
+        let last = || self.weights.iter().rposition(|&weight| weight > 0.0);
+        drawn
+            .map(|offset| start + offset)
+            .or_else(last)
+            .map(|position| self.id(position))
     }
 
-    /// Narrows the list in place, keeping its order. `keep` also gets a counter for ties to use.
-    fn retain_positions(&mut self, mut keep: impl FnMut(usize, f32, &mut usize) -> bool) {
-        if self.whole_vocabulary {
-            let n = self.logits.len() as u32;
-            self.ids.clear();
-            self.ids.extend(0..n);
-            self.whole_vocabulary = false;
+    /// Narrows the list in place, keeping its order.
+    fn retain_positions(&mut self, keep: impl FnMut(usize, f32) -> bool) {
+        self.retain_chunks(|_| true, keep);
+    }
+
+    /// The same, looking only into those chunks of logits for which `look` holds.
+    fn retain_chunks(
+        &mut self,
+        look: impl Fn(&[f32]) -> bool,
+        mut keep: impl FnMut(usize, f32) -> bool,
+    ) {
+        let n = self.logits.len();
+        if self.ids.len() < n {
+            self.ids.resize(n, 0);
         }
         let mut kept = 0;
-        let mut ties = 0;
-        for position in 0..self.logits.len() {
-            // Writes first and counts after: no branch to mispredict.
-            let logit = self.logits[position];
-            self.logits[kept] = logit;
-            self.ids[kept] = self.ids[position];
-            kept += usize::from(keep(position, logit, &mut ties));
+        for start in (0..n).step_by(CHUNK) {
+            let end = n.min(start + CHUNK);
+            if !look(&self.logits[start..end]) {
+                continue;
+            }
+            for position in start..end {
+                // Writes first and counts after: no branch to mispredict.
+                let logit = self.logits[position];
+                self.ids[kept] = if self.whole_vocabulary {
+                    position as u32
+                } else {
+                    self.ids[position]
+                };
+                self.logits[kept] = logit;
+                kept += usize::from(keep(position, logit));
+            }
         }
+        self.whole_vocabulary = false;
         self.logits.truncate(kept);
-        self.ids.truncate(kept);
     }
 }
 
-/// An unsigned key that is smaller for a larger logit.
-fn descending(logit: f32) -> u32 {
-    let bits = logit.to_bits();
-    // Negative floats order backwards by their bits; see IEEE 754 totalOrder.
-    if bits >> 31 == 1 {
-        bits
-    } else {
-        !(bits | 0x8000_0000)
+/// The sum of the weights of tokens near the maximum.
+fn near_sum(weights: &[f32]) -> f64 {
+    // exp(−NEAR)
+    const LEAST: f32 = 3.354_626_3e-4;
+    let near = weights
+        .iter()
+        .map(|&weight| if weight >= LEAST { weight } else { 0.0 });
+    let mut lanes = [0.0f32; 8];
+    for (i, weight) in near.enumerate() {
+        lanes[i % 8] += weight;
     }
+    lanes.iter().map(|&lane| f64::from(lane)).sum()
 }
 
 /// Refuses logits that no distribution can be made of, naming the first such token.
@@ -384,14 +432,6 @@ mod tests {
         let mut candidates = Candidates::default();
         candidates.load(logits).unwrap();
         candidates
-    }
-
-    #[test]
-    fn descending_orders_like_logits() {
-        let values = [f32::NEG_INFINITY, -3.5, -0.0, 0.0, 1e-20, 2.0, 1e30];
-        for pair in values.windows(2) {
-            assert!(descending(pair[1]) < descending(pair[0]), "{pair:?}");
-        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Log probabilities for the client: those of the model itself, before penalties, truncation and temperature.
 
 use super::Candidates;
-use super::candidates::max_of;
+use super::candidates::{max_of, sum_of};
 use super::exp::exp;
 
 /// The logarithm of the sum of the exponentials, by which a logit becomes a log probability.
@@ -10,10 +10,14 @@ pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
     if max == f32::NEG_INFINITY {
         return max;
     }
-    let sum: f64 = logits
-        .chunks(1024)
-        .map(|chunk| f64::from(chunk.iter().map(|&logit| exp(logit - max)).sum::<f32>()))
-        .sum();
+    let mut weights = [0.0f32; 1024];
+    let mut sum = 0.0;
+    for chunk in logits.chunks(weights.len()) {
+        for (weight, &logit) in weights.iter_mut().zip(chunk) {
+            *weight = exp(logit - max);
+        }
+        sum += sum_of(&weights[..chunk.len()]);
+    }
     max + sum.ln() as f32
 }
 

@@ -1,95 +1,179 @@
-//! Selection by mass: which keys come first until their weights reach a target, without sorting.
+//! Selection by mass: which keys come first until their weights reach a target, without sorting them all.
 //! Top-p and typical sampling over a whole vocabulary rest on it, and top-k for a large k.
 
-/// Digits of the key, from the most significant: shift and width.
-const DIGITS: [(u32, u32); 3] = [(21, 11), (10, 11), (0, 10)];
+/// Buckets of a histogram over the keys.
+const BUCKETS: usize = 2048;
+/// Histograms filled in turn, so that one addition need not wait for the last one to the same bucket.
+const LANES: usize = 4;
+/// The first histogram spans this much above the smallest key: of the keys in use, differences of logits, what is
+/// further away has a weight of e⁻³⁰ at most.
+const FIRST_SPAN: f32 = 30.0;
+/// A bucket as small as this is sorted instead of divided again.
+const SORTED: usize = 2048;
 
-/// Keys with weights, and the scratch memory to find the cut.
+/// Scratch memory to find a cut.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MassSelect {
-    keys: Vec<u32>,
-    weights: Vec<f32>,
     histogram: Vec<f64>,
+    /// The bucket of each item.
+    buckets: Vec<u16>,
+    /// Positions still in question.
+    open: Vec<u32>,
 }
 
-impl MassSelect {
-    pub(crate) fn clear(&mut self) {
-        self.keys.clear();
-        self.weights.clear();
-    }
-
-    pub(crate) fn extend(&mut self, items: impl Iterator<Item = (u32, f32)>) {
-        for (key, weight) in items {
-            self.keys.push(key);
-            self.weights.push(weight);
-        }
-    }
-
-    /// The cut after which the smallest keys weigh at least `target` together, and not more than needed.
-    ///
-    /// A radix selection: a histogram of weights over the leading digit of the keys tells in which
-    /// digit the target falls; the next pass looks inside that digit alone.
-    pub(crate) fn cut(&mut self, target: f64) -> Cut<'_> {
-        let mut prefix = 0u32;
-        let mut mask = 0u32;
-        let mut before = 0.0f64;
-        for (shift, width) in DIGITS {
-            let digits = 1usize << width;
-            self.histogram.clear();
-            self.histogram.resize(digits, 0.0);
-            for (&key, &weight) in self.keys.iter().zip(&self.weights) {
-                if key & mask == prefix {
-                    self.histogram[(key >> shift) as usize & (digits - 1)] += f64::from(weight);
-                }
-            }
-            // Rounding may leave the target just out of reach: then the last digit that holds weight is the one.
-            let mut chosen = 0;
-            let mut chosen_before = before;
-            let mut sum = before;
-            for (digit, &mass) in self.histogram.iter().enumerate() {
-                if mass > 0.0 {
-                    chosen = digit;
-                    chosen_before = sum;
-                    sum += mass;
-                    if sum >= target {
-                        break;
-                    }
-                }
-            }
-            before = chosen_before;
-            prefix |= (chosen as u32) << shift;
-            mask |= ((digits - 1) as u32) << shift;
-        }
-        // Candidates with equal keys need not have equal weights of 0 before them: take ties one by one.
-        let mut ties = 0;
-        for (&key, &weight) in self.keys.iter().zip(&self.weights) {
-            if key == prefix && before < target {
-                before += f64::from(weight);
-                ties += 1;
-            }
-        }
-        Cut {
-            keys: &self.keys,
-            threshold: prefix,
-            ties: ties.max(1),
-        }
-    }
-}
-
-/// Where a [`MassSelect`] ends.
-pub(crate) struct Cut<'a> {
-    keys: &'a [u32],
-    threshold: u32,
+/// Where a selection ends: smaller keys are in, and so many of those equal to the threshold, the first ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Cut {
+    threshold: f32,
     ties: usize,
 }
 
-impl Cut<'_> {
-    /// True when the item at `position` is kept. To be asked in order; `ties_seen` starts at 0.
-    pub(crate) fn keeps(&self, position: usize, ties_seen: &mut usize) -> bool {
-        let key = self.keys[position];
+impl MassSelect {
+    /// The cut after which the items with the smallest keys weigh at least `target` together, and not more than needed.
+    /// No key is below `smallest`. Items without weight are never needed. Equal keys count in their order.
+    pub(crate) fn cut(
+        &mut self,
+        items: &[f32],
+        weights: &[f32],
+        target: f64,
+        smallest: f32,
+        key: impl Fn(f32) -> f32,
+    ) -> Cut {
+        // The histogram tells in which bucket the target falls; only that bucket is looked at further.
+        let range = Range {
+            low: smallest,
+            span: FIRST_SPAN,
+        };
+        self.buckets.clear();
+        self.buckets
+            .extend(items.iter().map(|&item| range.bucket(key(item))));
+        let mut reached = self.fill(|i| weights[i], target);
+        self.open.clear();
+        for (start, chunk) in self.buckets.chunks(32).enumerate() {
+            if chunk.contains(&reached.bucket) {
+                let inside = (0u32..)
+                    .zip(chunk)
+                    .filter(|&(_, &bucket)| bucket == reached.bucket);
+                self.open.extend(inside.map(|(i, _)| start as u32 * 32 + i));
+            }
+        }
+        self.open.retain(|&i| weights[i as usize] > 0.0);
+
+        let mut open = std::mem::take(&mut self.open);
+        let key_at = |&i: &u32| key(items[i as usize]);
+        while open.len() > SORTED {
+            let low = open.iter().map(key_at).fold(f32::INFINITY, f32::min);
+            let high = open.iter().map(key_at).fold(f32::NEG_INFINITY, f32::max);
+            if low == high {
+                break;
+            }
+            let range = Range {
+                low,
+                span: high - low,
+            };
+            self.buckets.clear();
+            self.buckets
+                .extend(open.iter().map(|i| range.bucket(key_at(i))));
+            let inner = self.fill(|i| weights[open[i] as usize], target - reached.mass);
+            reached = Reached {
+                bucket: inner.bucket,
+                mass: reached.mass + inner.mass,
+            };
+            open.retain(|i| range.bucket(key_at(i)) == inner.bucket);
+        }
+        open.sort_unstable_by(|a, b| key_at(a).total_cmp(&key_at(b)).then(a.cmp(b)));
+
+        let mut mass = reached.mass;
+        let mut cut = Cut {
+            threshold: smallest,
+            ties: 0,
+        };
+        for i in &open {
+            let key = key_at(i);
+            cut = Cut {
+                threshold: key,
+                ties: if key == cut.threshold {
+                    cut.ties + 1
+                } else {
+                    1
+                },
+            };
+            mass += f64::from(weights[*i as usize]);
+            if mass >= target {
+                break;
+            }
+        }
+        self.open = open;
+        cut
+    }
+
+    /// Adds up the weights by bucket and returns the bucket in which they reach the target: where rounding leaves
+    /// the target just out of reach, the last one that holds any.
+    fn fill(&mut self, weight: impl Fn(usize) -> f32, target: f64) -> Reached {
+        self.histogram.clear();
+        self.histogram.resize(BUCKETS * LANES, 0.0);
+        for (start, buckets) in self.buckets.chunks(LANES).enumerate() {
+            for (lane, &bucket) in buckets.iter().enumerate() {
+                self.histogram[bucket as usize * LANES + lane] +=
+                    f64::from(weight(start * LANES + lane));
+            }
+        }
+        let mut reached = Reached {
+            bucket: 0,
+            mass: 0.0,
+        };
+        let mut sum = 0.0;
+        for (bucket, lanes) in (0..).zip(self.histogram.chunks_exact(LANES)) {
+            let mass: f64 = lanes.iter().sum();
+            if mass > 0.0 {
+                reached = Reached { bucket, mass: sum };
+                sum += mass;
+                if sum >= target {
+                    break;
+                }
+            }
+        }
+        reached
+    }
+}
+
+impl Cut {
+    /// False when an item with this key is certainly not kept.
+    pub(crate) fn may_keep(&self, key: f32) -> bool {
+        key <= self.threshold
+    }
+
+    /// True when an item with this key is kept. To be asked in order; `ties_seen` starts at 0.
+    pub(crate) fn keeps(&self, key: f32, ties_seen: &mut usize) -> bool {
         let tie = key == self.threshold;
         *ties_seen += usize::from(tie);
-        key < self.threshold || (tie && *ties_seen <= self.ties)
+        (key < self.threshold) | (tie & (*ties_seen <= self.ties))
+    }
+}
+
+/// A bucket, and the weight of all before it.
+#[derive(Debug, Clone, Copy)]
+struct Reached {
+    bucket: u16,
+    mass: f64,
+}
+
+/// The keys a histogram spans; what lies beyond falls into its last bucket.
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    low: f32,
+    span: f32,
+}
+
+impl Range {
+    /// Rises with the key. Made of additions and bit operations alone, so that it vectorises.
+    fn bucket(self, key: f32) -> u16 {
+        // Adding 2²³ leaves a whole number in the low bits.
+        const ROUND: f32 = 8_388_608.0;
+        const LAST: f32 = (BUCKETS - 1) as f32;
+        let place = (key - self.low) * (LAST / self.span);
+        let place = if place < LAST { place } else { LAST };
+        (place + ROUND).to_bits() as u16 & (BUCKETS - 1) as u16
     }
 }
 
@@ -101,39 +185,48 @@ mod tests {
     #[test]
     fn cut_is_the_shortest_sorted_prefix_that_reaches_the_target() {
         let mut rng = Rng::new(3);
-        for round in 0..200 {
-            let n = 1 + (rng.next_u64() % 300) as usize;
-            let spread = [u64::from(u32::MAX), 1000, 3][round % 3];
+        let mut select = MassSelect::default();
+        for round in 0..400 {
+            let n = 1 + (rng.next_u64() % [300, 9000][round % 2]) as usize;
+            // Wide and narrow spreads, many ties, and clusters far from the smallest key.
+            let key = |bits: u64| match round % 5 {
+                0 => (bits % 1_000_000) as f32 / 50_000.0,
+                1 => (bits % 3) as f32,
+                2 => {
+                    if bits.is_multiple_of(50) {
+                        0.0
+                    } else {
+                        20.0 + (bits % 1000) as f32 * 1e-5
+                    }
+                }
+                3 => (bits % 100_000) as f32,
+                _ => -5.0,
+            };
+            let keys: Vec<f32> = (0..n).map(|_| key(rng.next_u64() >> 8)).collect();
             // Weights are multiples of 1/64, so that sums are exact in any order.
-            let items: Vec<(u32, f32)> = (0..n)
-                .map(|_| {
-                    (
-                        (rng.next_u64() % spread) as u32,
-                        (1 + rng.next_u64() % 64) as f32 / 64.0,
-                    )
-                })
+            let weights: Vec<f32> = (0..n)
+                .map(|_| (1 + rng.next_u64() % 64) as f32 / 64.0)
                 .collect();
-            let total: f64 = items.iter().map(|item| f64::from(item.1)).sum();
+            let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
             let target = rng.next_f64() * total;
 
             let mut order: Vec<usize> = (0..n).collect();
-            order.sort_by_key(|&i| (items[i].0, i));
+            order.sort_by(|&a, &b| keys[a].total_cmp(&keys[b]).then(a.cmp(&b)));
             let mut mass = 0.0;
             let mut want = Vec::new();
             for i in order {
                 want.push(i);
-                mass += f64::from(items[i].1);
+                mass += f64::from(weights[i]);
                 if mass >= target {
                     break;
                 }
             }
             want.sort_unstable();
 
-            let mut select = MassSelect::default();
-            select.extend(items.iter().copied());
-            let cut = select.cut(target);
+            let smallest = keys.iter().copied().fold(f32::INFINITY, f32::min);
+            let cut = select.cut(&keys, &weights, target, smallest, |key| key);
             let mut ties = 0;
-            let got: Vec<usize> = (0..n).filter(|&i| cut.keeps(i, &mut ties)).collect();
+            let got: Vec<usize> = (0..n).filter(|&i| cut.keeps(keys[i], &mut ties)).collect();
             assert_eq!(got, want, "round {round}");
         }
     }

@@ -67,17 +67,16 @@ impl Stage for Dynamic {
 pub(super) fn entropy(candidates: &Candidates, total: f64) -> f64 {
     let max = candidates.max();
     // With p = w / Z and ln w = logit − max:  −Σ p ln p = ln Z − Σ w · ln w / Z.
-    let weighted: f64 = candidates
+    let mut lanes = [0.0f64; 8];
+    for (weights, logits) in candidates
         .weights()
-        .iter()
-        .zip(candidates.logits())
-        .map(|(&weight, &logit)| {
-            if weight > 0.0 {
-                f64::from(weight) * f64::from(logit - max)
-            } else {
-                0.0
-            }
-        })
-        .sum();
-    total.ln() - weighted / total
+        .chunks(8)
+        .zip(candidates.logits().chunks(8))
+    {
+        for ((lane, &weight), &logit) in lanes.iter_mut().zip(weights).zip(logits) {
+            // A banned token has the weight 0, which must not meet −∞.
+            *lane += f64::from(weight * (logit - max).max(-1e4));
+        }
+    }
+    total.ln() - lanes.iter().sum::<f64>() / total
 }
