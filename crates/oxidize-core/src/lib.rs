@@ -22,6 +22,7 @@ mod names;
 pub mod safetensors;
 pub mod sampling;
 pub mod scheduler;
+pub mod synth;
 pub mod tokenizer;
 
 pub use error::{Error, Result};

@@ -7,6 +7,7 @@ mod inspect;
 mod logits;
 mod perplexity;
 mod run;
+mod synth;
 mod tokenize;
 
 macro_rules! verbs {
@@ -36,4 +37,5 @@ verbs! {
     Perplexity(perplexity::Perplexity),
     Logits(logits::Logits),
     Tokenize(tokenize::Tokenize),
+    Synth(synth::Synth),
 }
