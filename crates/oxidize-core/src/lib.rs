@@ -8,6 +8,7 @@
 pub mod arch;
 pub mod backend;
 pub mod chat;
+pub mod embedding;
 pub mod engine;
 pub mod error;
 pub mod file;

@@ -3,6 +3,7 @@
 
 mod bench;
 mod chat;
+mod embed;
 mod inspect;
 mod logits;
 mod perplexity;
@@ -37,5 +38,6 @@ verbs! {
     Perplexity(perplexity::Perplexity),
     Logits(logits::Logits),
     Tokenize(tokenize::Tokenize),
+    Embed(embed::Embed),
     Synth(synth::Synth),
 }
