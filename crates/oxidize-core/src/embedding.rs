@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
-use crate::engine::EngineError;
+use crate::engine::{DEFAULT_CONTEXT, EngineError};
 use crate::error::Result;
 use crate::kv::BlockId;
 use crate::model::Model;
@@ -54,7 +54,7 @@ impl Pooling {
 /// How an embedder is laid out.
 #[derive(Clone, Debug)]
 pub struct EmbedderConfig {
-    /// Most tokens of a text; the model's own limit where `None`.
+    /// Most tokens of a text; the model's own limit, but at most [`DEFAULT_CONTEXT`], where `None`.
     pub n_ctx: Option<usize>,
     /// Most tokens in a step.
     pub max_batch_tokens: usize,
@@ -82,7 +82,10 @@ impl Embedder {
     /// Prepares `backend` to make embeddings with `model`.
     pub fn new(model: &Model, backend: &dyn Backend, config: &EmbedderConfig) -> Result<Embedder> {
         let trained = model.hparams().n_ctx_train;
-        let n_ctx = config.n_ctx.map_or(trained, |n| n.min(trained)).max(1);
+        let n_ctx = config
+            .n_ctx
+            .unwrap_or(DEFAULT_CONTEXT)
+            .clamp(1, trained.max(1));
         let max_tokens = config.max_batch_tokens.max(1);
         let room = SessionConfig::for_context(n_ctx.max(max_tokens));
         let session_config = SessionConfig {

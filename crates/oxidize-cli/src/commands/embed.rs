@@ -68,7 +68,7 @@ impl Embed {
             .map(|text| tokenizer.encode(text, EncodeOptions::default()))
             .collect();
         let config = EmbedderConfig {
-            n_ctx: (self.args.ctx_size > 0).then_some(self.args.ctx_size),
+            n_ctx: self.args.context(&model),
             max_batch_tokens: self.args.batch_size,
             pooling: self.pooling.map(Pooling::from),
             normalize: self.normalize,
