@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 NIGHTLY ?= +nightly
+PYTHON ?= python3
 # Seconds that `make fuzz-smoke` gives each target.
 FUZZ_SECONDS ?= 60
 # What `make demo` asks.
@@ -15,7 +16,7 @@ PORTABLE := -p oxidize-kernels -p oxidize-core
 ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models bench lint docs coverage fuzz-smoke fuzz-replay deny miri \
+.PHONY: help setup demo test test-models bench bench-peers lint docs coverage fuzz-smoke fuzz-replay deny miri \
 	check-targets clean
 
 help: ## list these commands
@@ -38,6 +39,11 @@ test-models: ## run all tests, those on larger models too (another 1.7 GB)
 
 bench: setup ## run the benchmarks
 	$(CARGO) bench --workspace
+
+# Peers are found by LLAMA_BENCH and IK_LLAMA_BENCH, on PATH, or as Python packages; PEER_FLAGS goes to the script.
+bench-peers: ## measure speed, memory and start-up beside other engines
+	$(CARGO) build --release -p oxidize-cli
+	$(PYTHON) scripts/bench_peers.py --contention $(PEER_FLAGS)
 
 lint: ## check formatting, and clippy without warnings
 	$(CARGO) fmt --all --check

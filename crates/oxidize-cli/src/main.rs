@@ -1,5 +1,6 @@
 //! The `oxidize` command: parses the command line and runs one verb of [`commands`].
 
+mod bandwidth;
 mod commands;
 mod conversation;
 mod evaluate;

@@ -114,7 +114,7 @@ impl ModelArgs {
     }
 }
 
-fn bar_style() -> indicatif::ProgressStyle {
+pub(crate) fn bar_style() -> indicatif::ProgressStyle {
     indicatif::ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}")
         .unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
 }

@@ -11,6 +11,7 @@ use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
 use crate::model::ModelError;
 use crate::safetensors::SafetensorsError;
+use crate::synth::SynthesisError;
 use crate::tokenizer::TokenizerError;
 
 /// A result whose error is [`Error`].
@@ -85,6 +86,9 @@ pub enum Error {
     /// A chat template is wrong, or a conversation does not fit it.
     #[error(transparent)]
     Chat(#[from] ChatError),
+    /// A random model of these dimensions or types cannot be.
+    #[error(transparent)]
+    Synthesis(#[from] SynthesisError),
     /// The engine could not serve a request.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -8,6 +8,7 @@
 pub mod arch;
 pub mod backend;
 pub mod chat;
+pub mod embedding;
 pub mod engine;
 pub mod error;
 pub mod file;
@@ -22,6 +23,7 @@ mod names;
 pub mod safetensors;
 pub mod sampling;
 pub mod scheduler;
+pub mod synth;
 pub mod tokenizer;
 
 pub use error::{Error, Result};

@@ -8,6 +8,7 @@ use oxidize_core::backend::cpu::{Cpu, default_threads};
 use oxidize_core::model::Model;
 use serde::Serialize;
 
+use crate::bandwidth::{self, Bandwidth};
 use crate::evaluate::Evaluator;
 use crate::model_args::{ModelArgs, find_model};
 
@@ -65,6 +66,9 @@ pub(crate) struct Bench {
     /// The same as `--output json`
     #[arg(long)]
     json: bool,
+    /// Measure how fast the threads read memory, instead of a model
+    #[arg(long, conflicts_with = "model")]
+    bandwidth: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -94,6 +98,9 @@ struct Measurement {
 impl Bench {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         anyhow::ensure!(self.repetitions > 0, "--repetitions must be at least 1");
+        if self.bandwidth {
+            return self.run_bandwidth();
+        }
         let models: Vec<PathBuf> = if self.model.is_empty() {
             vec![find_model(None)?]
         } else {
@@ -103,11 +110,7 @@ impl Bench {
                 .collect::<Result<_, _>>()?
         };
         let output = if self.json { Output::Json } else { self.output };
-        let threads = if self.threads.is_empty() {
-            vec![default_threads()]
-        } else {
-            self.threads.clone()
-        };
+        let threads = self.threads();
         let mut printer = Printer {
             output,
             lines: 0,
@@ -128,6 +131,31 @@ impl Bench {
             }
         }
         printer.finish()
+    }
+
+    fn threads(&self) -> Vec<usize> {
+        if self.threads.is_empty() {
+            vec![default_threads()]
+        } else {
+            self.threads.clone()
+        }
+    }
+
+    fn run_bandwidth(&self) -> anyhow::Result<()> {
+        let measured = self.threads().into_iter().map(bandwidth::measure);
+        if self.json || self.output == Output::Json {
+            let measured: Vec<Bandwidth> = measured.collect();
+            println!("{}", serde_json::to_string_pretty(&measured)?);
+        } else {
+            for Bandwidth {
+                threads,
+                gigabytes_per_second,
+            } in measured
+            {
+                println!("{threads} threads read {gigabytes_per_second:.1} GB/s");
+            }
+        }
+        Ok(())
     }
 
     fn model_args(&self, threads: usize) -> ModelArgs {

@@ -3,10 +3,12 @@
 
 mod bench;
 mod chat;
+mod embed;
 mod inspect;
 mod logits;
 mod perplexity;
 mod run;
+mod synth;
 mod tokenize;
 
 macro_rules! verbs {
@@ -36,4 +38,6 @@ verbs! {
     Perplexity(perplexity::Perplexity),
     Logits(logits::Logits),
     Tokenize(tokenize::Tokenize),
+    Embed(embed::Embed),
+    Synth(synth::Synth),
 }

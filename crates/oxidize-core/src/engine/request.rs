@@ -120,6 +120,14 @@ pub enum EngineError {
         /// One past the last.
         n_vocab: usize,
     },
+    /// A text that an embedding is wanted of is empty or does not fit.
+    #[error("a text of {tokens} tokens, at least 1 and at most {n_ctx} have an embedding")]
+    TextLength {
+        /// Its tokens.
+        tokens: usize,
+        /// How many fit.
+        n_ctx: usize,
+    },
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,

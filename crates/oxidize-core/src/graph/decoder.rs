@@ -56,7 +56,7 @@ pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Resul
     let mut logits = g.linear(x, &output.unwrap_or(embedding));
     logits = g.scale(logits, hp.logit_scale);
     logits = g.softcap(logits, hp.logit_softcap);
-    Ok(g.finish(logits))
+    Ok(g.finish(x, logits))
 }
 
 /// The cosines and sines of each rotary embedding that some layer uses.

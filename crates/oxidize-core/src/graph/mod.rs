@@ -83,9 +83,29 @@ pub struct Plan {
     pub layers: Vec<std::ops::Range<usize>>,
     /// The value that `Session::logits` gives out.
     pub result: Option<ValueId>,
+    /// The value that the result is made of at the very end: what embeddings are taken from.
+    pub hidden: Option<ValueId>,
 }
 
 impl Plan {
+    /// The plan that ends with the hidden states instead of going on to logits.
+    pub fn for_embeddings(&self) -> Option<Plan> {
+        let hidden = self.hidden?;
+        let makes_hidden = |op: &Op| op.output() == Some(hidden);
+        let n_ops = self.ops.iter().rposition(makes_hidden)? + 1;
+        let ops = self.ops[..n_ops].to_vec();
+        let used = ops
+            .iter()
+            .flat_map(|op| op.inputs().into_iter().chain(op.output()));
+        let n_values = used.map(|value| value.0 as usize + 1).max()?;
+        Some(Plan {
+            ops,
+            values: self.values[..n_values].to_vec(),
+            result: Some(hidden),
+            ..self.clone()
+        })
+    }
+
     /// The shape of `value`.
     pub fn value(&self, value: ValueId) -> ValueInfo {
         self.values[value.0 as usize]
@@ -332,7 +352,8 @@ impl Builder {
         Ok(out)
     }
 
-    pub(crate) fn finish(mut self, result: ValueId) -> Plan {
+    pub(crate) fn finish(mut self, hidden: ValueId, result: ValueId) -> Plan {
+        self.plan.hidden = Some(hidden);
         self.plan.result = Some(result);
         self.plan
     }

@@ -7,6 +7,12 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// The model has nothing that embeddings could be taken from.
+    #[error("{file}: the model has no hidden states to make embeddings of", file = file.display())]
+    NoHiddenStates {
+        /// The model.
+        file: PathBuf,
+    },
     /// No descriptor has this name.
     #[error("{file}: architecture {name:?} is not supported; the nearest that are: {nearest}", file = file.display())]
     UnknownArchitecture {

@@ -111,14 +111,36 @@ impl Model {
         backend: &dyn Backend,
         config: &SessionConfig,
     ) -> Result<Box<dyn Session>> {
-        if let Some(op) = self.0.plan.ops.iter().find(|op| !backend.supports(op)) {
+        self.compile(&self.0.plan, backend, config)
+    }
+
+    /// Prepares `backend` to give out hidden states instead of logits.
+    pub fn embedding_session(
+        &self,
+        backend: &dyn Backend,
+        config: &SessionConfig,
+    ) -> Result<Box<dyn Session>> {
+        let plan = self.0.plan.for_embeddings();
+        let plan = plan.ok_or_else(|| ModelError::NoHiddenStates {
+            file: self.file().path().to_path_buf(),
+        })?;
+        self.compile(&plan, backend, config)
+    }
+
+    fn compile(
+        &self,
+        plan: &Plan,
+        backend: &dyn Backend,
+        config: &SessionConfig,
+    ) -> Result<Box<dyn Session>> {
+        if let Some(op) = plan.ops.iter().find(|op| !backend.supports(op)) {
             return Err(crate::backend::BackendError::Unsupported {
                 backend: backend.name(),
                 op: format!("{op:?}"),
             }
             .into());
         }
-        Ok(backend.compile(&self.0.plan, &self.0.weights, config)?)
+        Ok(backend.compile(plan, &self.0.weights, config)?)
     }
 
     /// The first weight with an element that is no number, for explaining why logits are none.

@@ -1,0 +1,442 @@
+//! Embeddings: one vector for a text, pooled from the hidden states that a model has of its tokens.
+//!
+//! [`Embedder`] packs several texts into each batch of a [`Session`]; a text that is longer than a
+//! batch goes through it in pieces.
+
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::ops::Range;
+
+use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
+use crate::engine::{DEFAULT_CONTEXT, EngineError};
+use crate::error::Result;
+use crate::kv::BlockId;
+use crate::model::Model;
+
+/// Makes embeddings of token sequences.
+pub struct Embedder {
+    session: Box<dyn Session>,
+    config: SessionConfig,
+    pooling: Pooling,
+    normalize: bool,
+    n_ctx: usize,
+    n_vocab: usize,
+}
+
+/// How the hidden states of a text's tokens become its embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// One embedding for each token.
+    None,
+    /// Their mean.
+    Mean,
+    /// That of the first token, which models like BERT train to stand for the text.
+    Cls,
+    /// That of the last token, the only one that has seen all of the text in a decoder.
+    Last,
+}
+
+impl Pooling {
+    /// What the model's file asks for.
+    pub fn of(model: &Model) -> Option<Pooling> {
+        let key = format!("{}.pooling_type", model.arch().name);
+        match model.file().metadata().i64(&key)? {
+            0 => Some(Pooling::None),
+            1 => Some(Pooling::Mean),
+            2 => Some(Pooling::Cls),
+            3 => Some(Pooling::Last),
+            _ => None,
+        }
+    }
+}
+
+/// How an embedder is laid out.
+#[derive(Clone, Debug)]
+pub struct EmbedderConfig {
+    /// Most tokens of a text; the model's own limit, but at most [`DEFAULT_CONTEXT`], where `None`.
+    pub n_ctx: Option<usize>,
+    /// Most tokens in a step.
+    pub max_batch_tokens: usize,
+    /// How tokens become a text; what the model's file says where `None`, else their mean.
+    pub pooling: Option<Pooling>,
+    /// Scales embeddings to length one.
+    pub normalize: bool,
+    /// Threads; all cores where `None`.
+    pub n_threads: Option<usize>,
+}
+
+impl Default for EmbedderConfig {
+    fn default() -> EmbedderConfig {
+        EmbedderConfig {
+            n_ctx: None,
+            max_batch_tokens: 512,
+            pooling: None,
+            normalize: false,
+            n_threads: None,
+        }
+    }
+}
+
+impl Embedder {
+    /// Prepares `backend` to make embeddings with `model`.
+    pub fn new(model: &Model, backend: &dyn Backend, config: &EmbedderConfig) -> Result<Embedder> {
+        let trained = model.hparams().n_ctx_train;
+        let n_ctx = config
+            .n_ctx
+            .unwrap_or(DEFAULT_CONTEXT)
+            .clamp(1, trained.max(1));
+        let max_tokens = config.max_batch_tokens.max(1);
+        let room = SessionConfig::for_context(n_ctx.max(max_tokens));
+        let session_config = SessionConfig {
+            // Each text of a batch starts a block of its own, and may be a single token.
+            n_blocks: room.n_blocks.max(max_tokens),
+            max_tokens,
+            max_outputs: max_tokens,
+            n_threads: config.n_threads,
+            ..room
+        };
+        Ok(Embedder {
+            session: model.embedding_session(backend, &session_config)?,
+            config: session_config,
+            pooling: config
+                .pooling
+                .or_else(|| Pooling::of(model))
+                .unwrap_or(Pooling::Mean),
+            normalize: config.normalize,
+            n_ctx,
+            n_vocab: model.n_vocab(),
+        })
+    }
+
+    /// The embeddings of each text: one, or with [`Pooling::None`] one for each of its tokens.
+    pub fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
+        texts.iter().try_for_each(|tokens| self.check(tokens))?;
+        let mut pools: Vec<Pool> = texts
+            .iter()
+            .map(|tokens| Pool::new(self.pooling, tokens.len()))
+            .collect();
+        for step in steps(texts, self.config.max_tokens) {
+            self.run(texts, &step, &mut pools)?;
+        }
+        Ok(pools
+            .into_iter()
+            .map(|pool| pool.finish(self.normalize))
+            .collect())
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        if tokens.is_empty() || tokens.len() > self.n_ctx {
+            return Err(EngineError::TextLength {
+                tokens: tokens.len(),
+                n_ctx: self.n_ctx,
+            });
+        }
+        let n_vocab = self.n_vocab;
+        match tokens.iter().find(|&&token| token as usize >= n_vocab) {
+            Some(&token) => Err(EngineError::TokenOutOfRange { token, n_vocab }),
+            None => Ok(()),
+        }
+    }
+
+    fn run(&mut self, texts: &[Vec<u32>], step: &[Piece], pools: &mut [Pool]) -> Result<()> {
+        let mut tokens = Vec::with_capacity(self.config.max_tokens);
+        let mut positions = Vec::with_capacity(self.config.max_tokens);
+        let mut outputs = Vec::new();
+        // Which text each output is of.
+        let mut owners = Vec::new();
+        let mut blocks: Vec<Range<u32>> = Vec::with_capacity(step.len());
+        for piece in step {
+            let Some((text, pool)) = texts.get(piece.text).zip(pools.get(piece.text)) else {
+                continue;
+            };
+            for position in piece.positions.clone() {
+                if pool.wants(position) {
+                    outputs.push(tokens.len() as u32);
+                    owners.push(piece.text);
+                }
+                tokens.extend(text.get(position));
+                positions.push(position as u32);
+            }
+            let n_blocks = piece.positions.end.div_ceil(self.config.block_size) as u32;
+            let first = blocks.last().map_or(0, |blocks| blocks.end);
+            blocks.push(first..first + n_blocks);
+        }
+        let ids: Vec<BlockId> = (0..self.config.n_blocks as u32).map(BlockId).collect();
+        let sequences: Vec<SeqSlice<'_>> = step
+            .iter()
+            .zip(&blocks)
+            .map(|(piece, blocks)| SeqSlice {
+                n_tokens: piece.positions.len(),
+                blocks: ids
+                    .get(blocks.start as usize..blocks.end as usize)
+                    .unwrap_or_default(),
+            })
+            .collect();
+        self.session.run(&Batch {
+            tokens: &tokens,
+            positions: &positions,
+            sequences: &sequences,
+            outputs: &outputs,
+        })?;
+        for (output, owner) in owners.into_iter().enumerate() {
+            if let Some(pool) = pools.get_mut(owner) {
+                pool.add(self.session.output(output)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A part of a text that is computed in one step.
+#[derive(Debug, PartialEq)]
+struct Piece {
+    text: usize,
+    positions: Range<usize>,
+}
+
+/// Shares texts out over steps of at most `max_tokens`: as many whole ones as fit; one that does
+/// not fit alone is cut, and shares its steps with no other, so that its blocks stay its own.
+fn steps(texts: &[Vec<u32>], max_tokens: usize) -> Vec<Vec<Piece>> {
+    let mut steps: Vec<Vec<Piece>> = Vec::new();
+    let mut room = 0;
+    for (text, len) in texts.iter().map(Vec::len).enumerate() {
+        if len <= room {
+            room -= len;
+            if let Some(step) = steps.last_mut() {
+                step.push(Piece {
+                    text,
+                    positions: 0..len,
+                });
+            }
+            continue;
+        }
+        for start in (0..len).step_by(max_tokens) {
+            let positions = start..len.min(start + max_tokens);
+            steps.push(vec![Piece { text, positions }]);
+        }
+        room = max_tokens.saturating_sub(len);
+    }
+    steps
+}
+
+/// The embedding of a text in the making.
+struct Pool {
+    pooling: Pooling,
+    n_tokens: usize,
+    rows: Vec<Vec<f32>>,
+}
+
+impl Pool {
+    fn new(pooling: Pooling, n_tokens: usize) -> Pool {
+        Pool {
+            pooling,
+            n_tokens,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Whether the hidden state of the token at `position` is needed.
+    fn wants(&self, position: usize) -> bool {
+        match self.pooling {
+            Pooling::None | Pooling::Mean => true,
+            Pooling::Cls => position == 0,
+            Pooling::Last => position + 1 == self.n_tokens,
+        }
+    }
+
+    fn add(&mut self, hidden: &[f32]) {
+        match (self.pooling, self.rows.first_mut()) {
+            (Pooling::Mean, Some(sum)) => {
+                sum.iter_mut().zip(hidden).for_each(|(sum, x)| *sum += x);
+            }
+            _ => self.rows.push(hidden.to_vec()),
+        }
+    }
+
+    fn finish(mut self, normalize: bool) -> Vec<Vec<f32>> {
+        for row in &mut self.rows {
+            let scale = if normalize {
+                let length = row
+                    .iter()
+                    .map(|x| f64::from(*x).powi(2))
+                    .sum::<f64>()
+                    .sqrt();
+                if length > 0.0 { 1.0 / length } else { 0.0 }
+            } else if self.pooling == Pooling::Mean {
+                1.0 / self.n_tokens as f64
+            } else {
+                continue;
+            };
+            row.iter_mut().for_each(|x| *x *= scale as f32);
+        }
+        self.rows
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::Cpu;
+    use crate::backend::reference::Reference;
+    use crate::file::{ModelFile, OpenOptions};
+    use crate::synth::{Mix, Shape, Synthesis};
+
+    fn model() -> Model {
+        let synthesis = Synthesis {
+            shape: Shape::named("tiny").unwrap(),
+            mix: Mix::named("F32").unwrap(),
+            seed: 7,
+        };
+        let mut bytes = Vec::new();
+        synthesis.write(&mut bytes, |_, _| {}).unwrap();
+        Model::from_file(ModelFile::from_bytes(bytes, &OpenOptions::default()).unwrap()).unwrap()
+    }
+
+    fn texts() -> Vec<Vec<u32>> {
+        let text = |n: u32| (0..n).map(|i| 300 + (i * i + n) % 700).collect();
+        [3, 40, 1, 19].map(text).to_vec()
+    }
+
+    fn config(pooling: Pooling, max_batch_tokens: usize) -> EmbedderConfig {
+        EmbedderConfig {
+            pooling: Some(pooling),
+            max_batch_tokens,
+            n_threads: Some(2),
+            ..EmbedderConfig::default()
+        }
+    }
+
+    fn assert_near(a: &[f32], b: &[f32]) {
+        assert_eq!(a.len(), b.len());
+        let spread = a.iter().fold(0f32, |most, x| most.max(x.abs()));
+        for (a, b) in a.iter().zip(b) {
+            assert!((a - b).abs() < 2e-3 * spread, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_text_has_one_embedding_whatever_it_is_batched_with() {
+        let model = model();
+        for pooling in [Pooling::None, Pooling::Mean, Pooling::Cls, Pooling::Last] {
+            let embed = |backend: &dyn Backend, max_tokens| {
+                let mut embedder =
+                    Embedder::new(&model, backend, &config(pooling, max_tokens)).unwrap();
+                embedder.embed(&texts()).unwrap()
+            };
+            let expected = embed(&Reference, 512);
+            for max_tokens in [512, 45, 16] {
+                let got = embed(&Cpu::default(), max_tokens);
+                for ((got, expected), tokens) in got.iter().zip(&expected).zip(texts()) {
+                    let n = if pooling == Pooling::None {
+                        tokens.len()
+                    } else {
+                        1
+                    };
+                    assert_eq!(got.len(), n);
+                    got.iter()
+                        .zip(expected)
+                        .for_each(|(a, b)| assert_near(a, b));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pooled_embeddings_follow_from_those_of_the_tokens() {
+        let model = model();
+        let embed = |pooling, normalize| {
+            let config = EmbedderConfig {
+                normalize,
+                ..config(pooling, 64)
+            };
+            let mut embedder = Embedder::new(&model, &Cpu::default(), &config).unwrap();
+            embedder.embed(&texts()[1..2]).unwrap().remove(0)
+        };
+        let tokens = embed(Pooling::None, false);
+        assert_near(&embed(Pooling::Cls, false)[0], &tokens[0]);
+        assert_near(&embed(Pooling::Last, false)[0], &tokens[39]);
+        let mean: Vec<f32> = (0..tokens[0].len())
+            .map(|i| tokens.iter().map(|token| token[i]).sum::<f32>() / 40.0)
+            .collect();
+        assert_near(&embed(Pooling::Mean, false)[0], &mean);
+        let unit = embed(Pooling::Mean, true);
+        let length: f32 = unit[0].iter().map(|x| x * x).sum();
+        assert!((length - 1.0).abs() < 1e-5);
+        let scale = unit[0][0] / mean[0];
+        let scaled: Vec<f32> = mean.iter().map(|x| x * scale).collect();
+        assert_near(&unit[0], &scaled);
+    }
+
+    #[test]
+    fn hidden_states_times_the_output_matrix_are_the_logits() {
+        let model = model();
+        let tokens = texts().remove(1);
+        let last = EmbedderConfig {
+            pooling: Some(Pooling::Last),
+            ..EmbedderConfig::default()
+        };
+        let mut embedder = Embedder::new(&model, &Cpu::default(), &last).unwrap();
+        let hidden = embedder.embed(std::slice::from_ref(&tokens)).unwrap();
+        let config = SessionConfig::for_context(64);
+        let mut session = model.session(&Cpu::default(), &config).unwrap();
+        let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+        let sequences = [SeqSlice {
+            n_tokens: tokens.len(),
+            blocks: &[BlockId(0), BlockId(1)],
+        }];
+        let batch = Batch {
+            tokens: &tokens,
+            positions: &positions,
+            sequences: &sequences,
+            outputs: &[tokens.len() as u32 - 1],
+        };
+        session.run(&batch).unwrap();
+        let file = model.file();
+        let mut output = Vec::new();
+        file.for_each_f32::<crate::Error>(file.tensor("token_embd.weight").unwrap(), |floats| {
+            output.extend_from_slice(floats);
+            Ok(())
+        })
+        .unwrap();
+        let logits: Vec<f32> = output
+            .chunks(256)
+            .map(|row| row.iter().zip(&hidden[0][0]).map(|(a, b)| a * b).sum())
+            .collect();
+        assert_near(session.output(0).unwrap(), &logits);
+    }
+
+    #[test]
+    fn bad_texts_are_refused() {
+        let model = model();
+        let config = EmbedderConfig {
+            n_ctx: Some(8),
+            ..EmbedderConfig::default()
+        };
+        let mut embedder = Embedder::new(&model, &Cpu::default(), &config).unwrap();
+        for text in [vec![], vec![300; 9], vec![1024]] {
+            assert!(embedder.embed(&[text]).is_err());
+        }
+        assert!(embedder.embed(&[vec![300; 8]]).is_ok());
+    }
+
+    #[test]
+    fn whole_texts_share_steps_and_long_ones_do_not() {
+        let texts = [5, 4, 2, 25, 3].map(|n| vec![0; n]);
+        let steps = steps(&texts, 10);
+        let shape: Vec<Vec<(usize, Range<usize>)>> = steps
+            .into_iter()
+            .map(|step| step.into_iter().map(|p| (p.text, p.positions)).collect())
+            .collect();
+        let expected = vec![
+            vec![(0, 0..5), (1, 0..4)],
+            vec![(2, 0..2)],
+            vec![(3, 0..10)],
+            vec![(3, 10..20)],
+            vec![(3, 20..25)],
+            vec![(4, 0..3)],
+        ];
+        assert_eq!(shape, expected);
+    }
+}

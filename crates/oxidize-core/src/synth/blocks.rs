@@ -1,0 +1,123 @@
+//! Random weights in any format, fast: a tile of them is made once and dealt out in pieces.
+
+use std::io::{self, Write};
+
+use half::f16;
+use oxidize_kernels::quant::{self, TensorType};
+
+/// Standard deviation of the weights: activations neither vanish nor explode over the layers.
+const DEVIATION: f32 = 0.02;
+/// Weights in a tile.
+const TILE: usize = 1 << 18;
+/// Weights in a piece: rows are put together from pieces, so that hardly any two are the same.
+const PIECE: usize = 1024;
+/// Pieces start at any multiple of this many weights: whole blocks of every format.
+const STEP: usize = 256;
+
+/// A quarter of a million normally distributed weights.
+pub(super) struct Tile {
+    bytes: Vec<u8>,
+    piece_bytes: usize,
+    step_bytes: usize,
+}
+
+impl Tile {
+    pub(super) fn new(ty: TensorType, random: &mut Random) -> Tile {
+        let bytes_of = |elements: usize| elements / ty.block_len() * ty.block_bytes();
+        let mut bytes = vec![0; bytes_of(TILE)];
+        let floats: Vec<f32> = (0..TILE).map(|_| DEVIATION * random.normal()).collect();
+        if quant::quantize(ty, &floats, &mut bytes).is_err() {
+            random_blocks(ty, random, &mut bytes);
+        }
+        Tile {
+            bytes,
+            piece_bytes: bytes_of(PIECE),
+            step_bytes: bytes_of(STEP),
+        }
+    }
+
+    /// Writes `n` bytes of whole blocks; `progress` hears of them.
+    pub(super) fn write(
+        &self,
+        n: u64,
+        random: &mut Random,
+        out: &mut dyn Write,
+        mut progress: impl FnMut(u64),
+    ) -> io::Result<()> {
+        const REPORT: usize = 1 << 14;
+        let steps = (self.bytes.len() - self.piece_bytes) / self.step_bytes + 1;
+        let mut left = n;
+        for piece in 1.. {
+            let start = random.below(steps) * self.step_bytes;
+            let len = left.min(self.piece_bytes as u64);
+            out.write_all(&self.bytes[start..start + len as usize])?;
+            left -= len;
+            if left == 0 {
+                break;
+            }
+            if piece % REPORT == 0 {
+                progress(n - left);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of a format that has no quantiser: any bits are a block, only its scale must be right.
+fn random_blocks(ty: TensorType, random: &mut Random, bytes: &mut [u8]) {
+    bytes.fill_with(|| random.next() as u8);
+    let mut set_scales = |scale: f32| {
+        for block in bytes.chunks_exact_mut(ty.block_bytes()) {
+            set_scale(ty, block, f16::from_f32(scale));
+        }
+        let mut floats = vec![0.0; bytes.len() / ty.block_bytes() * ty.block_len()];
+        // The lengths fit: both are whole blocks.
+        let converted = quant::dequantize(ty, bytes, &mut floats);
+        debug_assert!(converted.is_ok());
+        let squares: f32 = floats.iter().map(|x| x * x).sum();
+        (squares / floats.len() as f32).sqrt()
+    };
+    // Weights are proportional to the scale.
+    let deviation = set_scales(1.0);
+    set_scales(DEVIATION / deviation);
+}
+
+fn set_scale(ty: TensorType, block: &mut [u8], scale: f16) {
+    if ty == TensorType::IQ1_M {
+        // Spread over the top nibbles of the last four 16-bit fields.
+        let at = block.len() - 8;
+        for (i, field) in block[at..].chunks_exact_mut(2).enumerate() {
+            let nibble = (scale.to_bits() >> (4 * i)) as u8 & 0xf;
+            field[1] = field[1] & 0xf | nibble << 4;
+        }
+    } else {
+        block[..2].copy_from_slice(&scale.to_le_bytes());
+    }
+}
+
+/// SplitMix64: small, seeded, the same everywhere.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (u128::from(self.next()) * n as u128 >> 64) as usize
+    }
+
+    /// Normally distributed, nearly: the sum of four uniform numbers, from one draw.
+    fn normal(&mut self) -> f32 {
+        let bits = self.next();
+        let sum: f32 = (0..4).map(|i| (bits >> (16 * i) & 0xffff) as f32).sum();
+        (sum / 65536.0 - 2.0) * 3f32.sqrt()
+    }
+}

@@ -1,0 +1,468 @@
+#!/usr/bin/env python3
+"""Measure oxidize beside other engines, on the same files and threads, and print one table.
+
+    bench_peers.py --oxidize target/release/oxidize [--llama-bench PATH] [--ik-llama-bench PATH]
+
+Engines take turns, several rounds, and the best of each counts: what disturbs a run only ever makes
+it slower. Beside the speeds stands the limit that memory sets to generation: the machine's measured
+read bandwidth over the bytes a token reads. Also measured: how soon a model answers, how much
+memory it takes at most, and how much speed is left when another process takes a core.
+
+Peers are a `llama-bench` (LLAMA_BENCH, or on PATH) and one of ik_llama.cpp (IK_LLAMA_BENCH); where
+there is no llama-bench, the xllamacpp and mistralrs packages, if this Python has them. Files are
+made by `oxidize synth`, and whatever models the test cache has are measured, too. Needs only Python.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import bench_plot
+
+
+class BenchError(Exception):
+    """Something the user has to know about; printed without a traceback."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every engine is asked to do."""
+
+    threads: int
+    prompt: int
+    generate: int
+    repetitions: int
+    priority: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that has ended well."""
+
+    output: str
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass
+class Measured:
+    """The best of an engine on a file so far."""
+
+    prompt: float = 0.0
+    generate: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass
+class Row:
+    """All that is known about a file."""
+
+    file: Path
+    bytes: int
+    bytes_per_token: int
+    engines: dict[str, Measured] = field(default_factory=dict)
+    startup_seconds: float | None = None
+    run_peak_bytes: int | None = None
+    run_allowed_bytes: int | None = None
+    contention: dict[str, float] = field(default_factory=dict)
+
+
+def run(command: list[str], settings: Settings) -> Finished:
+    """Runs a command; its peak memory is what the kernel counted for it alone."""
+
+    def raise_priority() -> None:
+        # A session of its own is a scheduling group of its own on Linux, whose priority counts.
+        os.setsid()
+        Path("/proc/self/autogroup").write_text("-20")
+
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=raise_priority if settings.priority else None,
+    )
+    output, errors = "", ""
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        # Errors are few: they cannot fill their pipe while the output is read.
+        output, errors = process.stdout.read(), process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode != 0:
+        last = errors.strip().splitlines()[-1:] or ["no message"]
+        raise BenchError(f"{command[0]} failed with {process.returncode}: {last[0]}")
+    scale = 1 if sys.platform == "darwin" else 1024
+    return Finished(output, time.monotonic() - start, usage.ru_maxrss * scale)
+
+
+class Engine:
+    """An engine that can be measured."""
+
+    name: str
+
+    def measure(self, model: Path, settings: Settings) -> Measured:
+        """Prompt and generation speed in tokens a second; a test of 0 tokens is left out."""
+        raise NotImplementedError
+
+
+@dataclass
+class Oxidize(Engine):
+    """This engine."""
+
+    program: str
+    name: str = "oxidize"
+
+    def measure(self, model: Path, settings: Settings) -> Measured:
+        command = [self.program, "bench", "-m", str(model), "--json", *bench_flags(settings)]
+        finished = run(command, settings)
+        tests = json.loads(finished.output)
+        best = lambda key: max((max(t["samples"]) for t in tests if t[key] > 0), default=0.0)
+        return Measured(best("n_prompt"), best("n_gen"), finished.peak_bytes)
+
+    def bandwidth(self, settings: Settings) -> float:
+        command = [self.program, "bench", "--bandwidth", "--json", "-t", str(settings.threads)]
+        return json.loads(run(command, settings).output)[0]["gigabytes_per_second"]
+
+    def answer(self, model: Path, settings: Settings) -> Finished:
+        """One token after a short prompt, in a process of its own."""
+        return run(
+            [self.program, "run", str(model), "Hello there", "--raw", "-n", "1"]
+            + ["-c", str(CONTEXT), "-t", str(settings.threads)],
+            settings,
+        )
+
+    def inspect(self, model: Path) -> dict:
+        command = [self.program, "inspect", "--json", str(model)]
+        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+@dataclass
+class LlamaBench(Engine):
+    """llama.cpp, or a fork that kept its benchmark."""
+
+    program: str
+    name: str
+
+    def measure(self, model: Path, settings: Settings) -> Measured:
+        command = [self.program, "-m", str(model), "-o", "json", *bench_flags(settings)]
+        finished = run(command, settings)
+        tests = json.loads(finished.output)
+        best = lambda key: max((max(t["samples_ts"]) for t in tests if t[key] > 0), default=0.0)
+        return Measured(best("n_prompt"), best("n_gen"), finished.peak_bytes)
+
+
+@dataclass
+class Package(Engine):
+    """An engine that is a Python package: the script below runs in a Python of its own."""
+
+    name: str
+    script: str
+
+    def measure(self, model: Path, settings: Settings) -> Measured:
+        numbers = [settings.threads, settings.prompt, settings.generate]
+        arguments = [str(model.resolve()), *map(str, numbers)]
+        finished = run([sys.executable, "-c", self.script, *arguments], settings)
+        speeds = json.loads(finished.output.splitlines()[-1])
+        return Measured(speeds["prompt"], speeds["generate"], finished.peak_bytes)
+
+
+def bench_flags(settings: Settings) -> list[str]:
+    """The flags that all benchmarks of llama.cpp's kind share."""
+    flags = {"-t": settings.threads, "-p": settings.prompt, "-n": settings.generate}
+    flags["-r"] = settings.repetitions
+    return [str(word) for pair in flags.items() for word in pair]
+
+
+XLLAMACPP = """
+import json, sys
+import xllamacpp as x
+model, threads, prompt, generate = sys.argv[1], *map(int, sys.argv[2:])
+params = x.CommonParams()
+params.model.path = model
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+params.n_ctx, params.n_parallel, params.n_gpu_layers = prompt + generate + 64, 1, 0
+params.warmup = True
+server = x.Server(params)
+timings = []
+def complete(n_prompt, n_predict):
+    request = {"prompt": [1 + i * 7919 % 20000 for i in range(n_prompt)], "n_predict": n_predict,
+               "ignore_eos": True, "cache_prompt": False, "temperature": 0}
+    answer = server.handle_completions(json.dumps(request))
+    answer = json.loads(answer) if isinstance(answer, (str, bytes)) else answer
+    return answer["timings"]
+speeds = {"prompt": 0.0, "generate": 0.0}
+if prompt:
+    speeds["prompt"] = complete(prompt, 1)["prompt_per_second"]
+if generate:
+    speeds["generate"] = complete(8, generate)["predicted_per_second"]
+print(json.dumps(speeds))
+"""
+
+MISTRALRS = """
+import json, os, sys
+model, threads, prompt, generate = sys.argv[1], *map(int, sys.argv[2:])
+os.environ["RAYON_NUM_THREADS"] = str(threads)
+from mistralrs import CompletionRequest, Runner, Which
+runner = Runner(which=Which.GGUF(quantized_model_id=os.path.dirname(model),
+                                 quantized_filename=os.path.basename(model)))
+def complete(n_prompt, n_predict):
+    request = CompletionRequest(prompt="ba " * n_prompt, model="default", max_tokens=n_predict,
+                                temperature=0.0)
+    return runner.send_completion_request(request).usage
+speeds = {"prompt": 0.0, "generate": 0.0}
+if prompt:
+    speeds["prompt"] = complete(prompt, 1).avg_prompt_tok_per_sec
+if generate:
+    speeds["generate"] = complete(8, generate).avg_compl_tok_per_sec
+print(json.dumps(speeds))
+"""
+
+
+def find_peers(options: argparse.Namespace) -> list[Engine]:
+    """Every engine to compare with that is here."""
+    peers: list[Engine] = []
+    llama_bench = options.llama_bench or shutil.which("llama-bench")
+    if llama_bench:
+        peers.append(LlamaBench(llama_bench, "llama.cpp"))
+    if options.ik_llama_bench:
+        peers.append(LlamaBench(options.ik_llama_bench, "ik_llama.cpp"))
+    if not llama_bench:
+        packages = {"xllamacpp": XLLAMACPP, "mistralrs": MISTRALRS}
+        here = (name for name in packages if importlib.util.find_spec(name))
+        peers.extend(Package(name, packages[name]) for name in here)
+    return peers
+
+
+# Tokens of context that `answer` asks for, and so the size of its KV cache.
+CONTEXT = 4096
+# What a process may take beside the file and its KV cache.
+ALLOWANCE = 200 << 20
+
+
+def describe(file: Path, info: dict) -> Row:
+    """What a file's header says about the bytes that matter."""
+    tensors = {tensor["name"]: tensor for tensor in info["tensors"]}
+    read = sum(tensor["bytes"] for tensor in info["tensors"])
+    # Of a table of embeddings, a token reads a row, unless it also makes the logits.
+    if "output.weight" in tensors and "token_embd.weight" in tensors:
+        read -= tensors["token_embd.weight"]["bytes"]
+    row = Row(file, info["bytes"], read)
+    metadata, arch = info["metadata"], info["architecture"]
+    number = lambda key, otherwise=None: metadata.get(f"{arch}.{key}", otherwise)
+    heads, width = number("attention.head_count"), number("embedding_length")
+    if isinstance(heads, int) and isinstance(width, int):
+        key = number("attention.key_length", width // heads)
+        value = number("attention.value_length", width // heads)
+        context = min(CONTEXT, number("context_length", CONTEXT))
+        slots = context * number("attention.head_count_kv", heads) * number("block_count")
+        row.run_allowed_bytes = row.bytes + 2 * slots * (key + value) + ALLOWANCE
+    return row
+
+
+def make_files(oxidize: Oxidize, options: argparse.Namespace, folder: Path) -> list[Path]:
+    """The synthetic files that were asked for, made where they are missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for shape in options.shapes:
+        for kind in options.types:
+            file = folder / f"{shape}-{kind}.gguf"
+            if not file.exists():
+                print(f"making {file}", file=sys.stderr)
+                command = [oxidize.program, "synth", "-o", str(file)]
+                subprocess.run([*command, "--shape", shape, "--type", kind], check=True)
+            files.append(file)
+    return files
+
+
+def cached_models() -> list[Path]:
+    """The real models that the tests use, as far as they are here."""
+    cache = os.environ.get("OXIDIZE_TEST_CACHE") or Path.home() / ".cache" / "oxidize"
+    return sorted((Path(cache) / "models").glob("*.gguf"))
+
+
+@contextmanager
+def busy_core(settings: Settings) -> Iterator[None]:
+    """Keeps the first core busy, at the priority of what is measured."""
+    pin = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    if settings.priority:
+        pin += "os.setsid()\nopen('/proc/self/autogroup', 'w').write('-20')\n"
+    process = subprocess.Popen([sys.executable, "-c", pin + "while True: pass"])
+    try:
+        time.sleep(0.3)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure_row(
+    row: Row, oxidize: Oxidize, peers: list[Engine], settings: Settings, options: argparse.Namespace
+) -> None:
+    """Fills in a row, the engines taking turns."""
+    engines = [oxidize, *peers]
+    for turn in range(options.rounds):
+        for engine in engines:
+            print(f"{row.file.name}: {engine.name}, round {turn + 1}", file=sys.stderr)
+            try:
+                measured = engine.measure(row.file, settings)
+            except BenchError as error:
+                print(f"  {error}", file=sys.stderr)
+                continue
+            best = row.engines.setdefault(engine.name, Measured())
+            best.prompt = max(best.prompt, measured.prompt)
+            best.generate = max(best.generate, measured.generate)
+            best.peak_bytes = max(best.peak_bytes, measured.peak_bytes)
+    answers = [oxidize.answer(row.file, settings) for _ in range(3)]
+    row.startup_seconds = min(answer.seconds for answer in answers)
+    row.run_peak_bytes = max(answer.peak_bytes for answer in answers)
+    if options.contention:
+        decode = Settings(settings.threads, 0, settings.generate, 1, settings.priority)
+        with busy_core(settings):
+            for engine in engines:
+                quiet = row.engines.get(engine.name, Measured()).generate
+                if quiet > 0:
+                    print(f"{row.file.name}: {engine.name}, a core busy", file=sys.stderr)
+                    busy = max(engine.measure(row.file, decode).generate for _ in range(2))
+                    row.contention[engine.name] = busy / quiet
+
+
+def table(rows: list[Row], engines: list[str], settings: Settings, bandwidth: float) -> str:
+    """The result as Markdown."""
+    peers = engines[1:]
+    head = ["model", "test", "oxidize t/s"]
+    head += [column for peer in peers for column in (f"{peer} t/s", "ratio")]
+    head += ["memory allows", "of it"]
+    lines = [head, ["---", "---"] + ["--:"] * (len(head) - 2)]
+    for row in rows:
+        limit = bandwidth * 1e9 / row.bytes_per_token
+        tests = [("prompt", settings.prompt), ("generate", settings.generate)]
+        for test, tokens in tests:
+            speed = lambda engine: getattr(row.engines.get(engine, Measured()), test)
+            ours = speed("oxidize")
+            if tokens == 0 or ours == 0:
+                continue
+            cells = [row.file.stem, f"{'pp' if test == 'prompt' else 'tg'}{tokens}", f"{ours:.1f}"]
+            for peer in peers:
+                theirs = speed(peer)
+                cells += [f"{theirs:.1f}", f"{ours / theirs:.2f} ×"] if theirs else ["–", "–"]
+            is_decode = test == "generate"
+            cells += [f"{limit:.1f}", f"{ours / limit:.0%}"] if is_decode else ["", ""]
+            lines.append(cells)
+    return markdown(lines)
+
+
+def footprint(rows: list[Row], engines: list[str]) -> str:
+    """Start-up, memory and contention as Markdown."""
+    head = ["model", "answers after", "peak memory", "file + KV + 200 MiB"]
+    busy = [engine for engine in engines if any(engine in row.contention for row in rows)]
+    head += [f"{engine}, a core busy" for engine in busy]
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1)]
+    mib = lambda n: "–" if n is None else f"{n / (1 << 20):.0f} MiB"
+    for row in rows:
+        seconds = "–" if row.startup_seconds is None else f"{row.startup_seconds:.2f} s"
+        cells = [row.file.stem, seconds, mib(row.run_peak_bytes), mib(row.run_allowed_bytes)]
+        share = lambda engine: row.contention.get(engine)
+        cells += ["–" if share(e) is None else f"{share(e):.0%}" for e in busy]
+        lines.append(cells)
+    return markdown(lines)
+
+
+def markdown(lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def processor() -> str:
+    """What the machine calls its processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def as_json(rows: list[Row], machine: dict, settings: Settings) -> str:
+    def plain(value: object) -> object:
+        return str(value) if isinstance(value, Path) else vars(value)
+
+    data = {"machine": machine, "settings": vars(settings), "results": rows}
+    return json.dumps(data, default=plain, indent=2) + "\n"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words = lambda text: [word for word in text.split(",") if word]
+    parser.add_argument("--oxidize", default="target/release/oxidize", help="our program")
+    parser.add_argument("--llama-bench", default=os.environ.get("LLAMA_BENCH"))
+    parser.add_argument("--ik-llama-bench", default=os.environ.get("IK_LLAMA_BENCH"))
+    parser.add_argument("--shapes", type=words, default=["1b"], help="of synthetic files")
+    parser.add_argument("--types", type=words, default=["Q4_K_M", "Q8_0", "Q4_0", "F16"])
+    parser.add_argument("-m", "--model", action="append", type=Path, help="instead of the cache's")
+    parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
+    parser.add_argument("-p", "--prompt", type=int, default=512, help="tokens; 0 leaves it out")
+    parser.add_argument("-n", "--generate", type=int, default=64, help="tokens; 0 leaves it out")
+    parser.add_argument("-r", "--repetitions", type=int, default=2, help="in each process")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine")
+    parser.add_argument("--contention", action="store_true", help="measure with a core taken, too")
+    parser.add_argument(
+        "--priority", action="store_true", help="run at the highest priority (Linux, root)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("target/bench-peers"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    settings = Settings(
+        options.threads, options.prompt, options.generate, options.repetitions, options.priority
+    )
+    oxidize = Oxidize(options.oxidize)
+    peers = find_peers(options)
+    if not peers:
+        print("no peer found: set LLAMA_BENCH, or install xllamacpp", file=sys.stderr)
+    files = make_files(oxidize, options, options.out / "models")
+    files += cached_models() if options.model is None else options.model
+    engines = [oxidize.name, *(peer.name for peer in peers)]
+    bandwidth = max(oxidize.bandwidth(settings) for _ in range(options.rounds))
+    machine = {"processor": processor(), "bandwidth_gb_s": bandwidth, "load": os.getloadavg()}
+    rows: list[Row] = []
+    for file in files:
+        row = describe(file, oxidize.inspect(file))
+        measure_row(row, oxidize, peers, settings, options)
+        rows.append(row)
+        # After each file, so that an interrupted run leaves what it has.
+        (options.out / "results.json").write_text(as_json(rows, machine, settings))
+    print(f"{machine['processor']}, {settings.threads} threads, reading {bandwidth:.1f} GB/s;", end=" ")
+    print(f"load {machine['load'][0]:.1f}\n")
+    print(table(rows, engines, settings, bandwidth))
+    print()
+    print(footprint(rows, engines))
+    svg = bench_plot.draw(rows, engines, settings, bandwidth)
+    (options.out / "peers.svg").write_text(svg)
+    print(f"\n{options.out}/results.json and peers.svg written", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BenchError, subprocess.CalledProcessError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,63 @@
+"""The plot of bench_peers.py: speeds of all engines as bars, an SVG without dependencies."""
+
+from html import escape
+
+COLOURS = ["#d9480f", "#868e96", "#4dabf7", "#69db7c", "#b197fc"]
+LABEL_WIDTH, BAR_WIDTH, BAR_HEIGHT, GAP, TOP = 250, 430, 13, 14, 56
+
+
+def draw(rows: list, engines: list[str], settings: object, bandwidth: float) -> str:
+    """Two groups of bars a file, prompt and generation, each scaled to its fastest engine; a tick
+    marks what memory bandwidth allows generation."""
+    groups = []
+    for row in rows:
+        for test, tokens in [("prompt", settings.prompt), ("generate", settings.generate)]:
+            speeds = [
+                (name, getattr(row.engines[name], test))
+                for name in engines
+                if name in row.engines and getattr(row.engines[name], test) > 0
+            ]
+            if tokens and speeds:
+                limit = bandwidth * 1e9 / row.bytes_per_token if test == "generate" else None
+                kind = "prompt" if test == "prompt" else "generation"
+                groups.append((f"{row.file.stem}, {kind}", speeds, limit))
+    heights = [len(speeds) * BAR_HEIGHT + GAP for _, speeds, _ in groups]
+    width, height = LABEL_WIDTH + BAR_WIDTH + 120, TOP + sum(heights)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="8" y="20" font-weight="bold">Tokens per second, {settings.threads} threads; '
+        f"the line is what {bandwidth:.1f} GB/s of memory allow</text>",
+    ]
+    x = 8
+    for name, colour in zip(engines, COLOURS):
+        parts.append(f'<rect x="{x}" y="31" width="11" height="11" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 16}" y="41">{escape(name)}</text>')
+        x += 36 + 8 * len(name)
+    y = TOP
+    for (label, speeds, limit), group_height in zip(groups, heights):
+        scale = BAR_WIDTH / max([speed for _, speed in speeds] + [limit or 0.0])
+        bars = len(speeds) * BAR_HEIGHT
+        middle = y + bars / 2 + 4
+        parts.append(
+            f'<text x="{LABEL_WIDTH - 8}" y="{middle:.0f}" text-anchor="end">{escape(label)}</text>'
+        )
+        for index, (name, speed) in enumerate(speeds):
+            at, colour = y + index * BAR_HEIGHT, COLOURS[engines.index(name) % len(COLOURS)]
+            length = speed * scale
+            parts.append(
+                f'<rect x="{LABEL_WIDTH}" y="{at}" width="{length:.1f}" '
+                f'height="{BAR_HEIGHT - 1}" fill="{colour}"/>'
+            )
+            parts.append(
+                f'<text x="{LABEL_WIDTH + length + 6:.1f}" y="{at + 10}" font-size="10">'
+                f"{speed:.1f}</text>"
+            )
+        if limit:
+            x = LABEL_WIDTH + limit * scale
+            parts.append(
+                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 2}" y2="{y + bars + 1}" stroke="#212529"/>'
+            )
+        y += group_height
+    return "\n".join([*parts, "</svg>", ""])
