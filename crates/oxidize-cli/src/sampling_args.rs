@@ -8,7 +8,12 @@ use oxidize_core::sampling::{SamplerKind, SamplingParams};
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Temperature; 0 always takes the most likely token [default: 0.8]
-    #[arg(long = "temp", visible_alias = "temperature", value_name = "T")]
+    #[arg(
+        long = "temp",
+        visible_alias = "temperature",
+        value_name = "T",
+        allow_negative_numbers = true
+    )]
     temp: Option<f32>,
     /// Keep the K most likely tokens; 0 is off [default: 40]
     #[arg(long, value_name = "K")]

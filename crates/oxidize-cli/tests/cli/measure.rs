@@ -80,7 +80,7 @@ fn logits(tokens: &[u32], extra: &[&str]) -> Vec<f32> {
     assert!(bytes.starts_with(b"\x93NUMPY\x01\x00"));
     let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
     let text = String::from_utf8_lossy(&bytes[10..header]);
-    let shape = format!("({}, 320)", tokens.len());
+    let shape = format!("({},320,)", tokens.len());
     assert!(
         header.is_multiple_of(64) && text.contains("<f4") && text.contains(&shape),
         "{text}"

@@ -131,8 +131,8 @@ fn what_is_wrong_is_said_in_one_line() {
     assert!(error.contains("no model was named"), "{error}");
     let error = run(&[&model, "-p", ""]).error();
     assert!(error.contains("the prompt is empty"), "{error}");
-    let error = oxidize(&["run", &model, "Hello", "--temp", "-1"]).stderr;
-    assert!(error.contains("temp"), "{error}");
+    let error = oxidize(&["run", &model, "Hello", "--temp", "-1"]).error();
+    assert!(error.contains("temperature is -1"), "{error}");
     let error = oxidize(&["run", &model, "Hello", "--top-p", "2"]).error();
     assert!(error.contains("top_p is 2"), "{error}");
     let error = run(&[&model, "Hello", "-c", "8"]).error();
