@@ -13,7 +13,7 @@ use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, BackendError, Batch, KvType, SeqSlice};
 use oxidize_core::file::TensorType;
-use oxidize_core::graph::{Activation, NormKind, Op, RopeFrequencies, RopeLayout, Rows, ValueId};
+use oxidize_core::graph::{Activation, NormKind, Op, RopeLayout, Rows, ValueId, Window};
 use oxidize_core::kv::BlockId;
 
 /// A plan of one op and what feeds it.
@@ -62,7 +62,7 @@ fn attention_of_every_cache_type() {
             if ty.row_bytes(head_dim).is_none() {
                 continue;
             }
-            for window in [None, Some(5)] {
+            for window in [None, Some(Window::Sliding(5))] {
                 let mut net = Net::new(head_dim as u64);
                 let shape = cases::HeadShape {
                     n_heads,
@@ -110,7 +110,13 @@ fn attention_of_mixed_cache_types() {
 /// Long enough that the CPU shares the keys of one token out over threads.
 #[test]
 fn attention_over_a_long_context() {
-    for (seed, window) in [None, Some(700), Some(40)].into_iter().enumerate() {
+    let windows = [
+        None,
+        Some(Window::Sliding(700)),
+        Some(Window::Sliding(40)),
+        Some(Window::Chunk(300)),
+    ];
+    for (seed, window) in windows.into_iter().enumerate() {
         for n_threads in [1, 2, 4] {
             let mut net = Net::new(seed as u64);
             let shape = cases::HeadShape {
@@ -151,16 +157,8 @@ fn random_plan(net: &mut Net) -> ValueId {
     let (head_dim, n_heads) = (2 * net.random.within(1..=8), net.random.within(1..=4));
     let width = head_dim * n_heads;
     let wide = width * net.random.within(1..=2) + head_dim;
-    let radians = net.random.floats(head_dim / 2, 1.0);
-    let table = net.value(Rows::Tokens, head_dim);
     let mut values = vec![net.input(width)];
-    net.push(Op::RopeTable {
-        frequencies: RopeFrequencies {
-            radians,
-            magnitude: 1.0,
-        },
-        out: table,
-    });
+    let table = cases::rope_table(net, head_dim / 2);
     for _ in 0..net.random.within(3..=25) {
         let recent = values.len().saturating_sub(3);
         let from = if net.random.chance(0.7) { recent } else { 0 };
@@ -305,7 +303,7 @@ fn blocks_are_copied_and_carried() {
             (config.block_size, config.n_blocks, config.max_tokens) = (8, 12, 32);
             let mut session = backend.compile(&net.plan, &net.weights, config).unwrap();
             let blocks = |list: [u32; 3]| list.map(BlockId);
-            let mut go = |session: &mut dyn oxidize_core::backend::Session,
+            let go = |session: &mut dyn oxidize_core::backend::Session,
                           tokens: std::ops::Range<u32>,
                           blocks: &[BlockId]| {
                 let positions: Vec<u32> = tokens.clone().collect();
