@@ -3,13 +3,23 @@
 
 use std::path::{Path, PathBuf};
 
-use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_core::tokenizer::{DecodeOptions, EncodeOptions, TokenId, Tokenizer};
+use oxidize_core::tokenizer::{EncodeOptions, TokenId, Tokenizer};
+use serde::Deserialize;
+
+/// Special tokens in the text, but none around it.
+const PARSED: EncodeOptions = EncodeOptions {
+    add_special: false,
+    parse_special: true,
+};
 
 fn load(path: &Path) -> Tokenizer {
-    let file =
-        ModelFile::open(path, &OpenOptions::default()).unwrap_or_else(|error| panic!("{error}"));
-    Tokenizer::from_file(&file).unwrap_or_else(|error| panic!("{error}"))
+    Tokenizer::open(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn shared() -> PathBuf {
+    std::env::var_os("OXIDIZE_SHARED")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"))
 }
 
 fn cache(folder: &str) -> PathBuf {
@@ -76,4 +86,106 @@ fn llama_cpp_vectors() {
         wrong.join("\n")
     );
     assert!(checked > 600, "only {checked} vectors");
+}
+
+#[derive(Deserialize)]
+struct Vector {
+    text: String,
+    ids: Vec<TokenId>,
+    ids_no_special: Option<Vec<TokenId>>,
+}
+
+/// Small tokenizers of every kind, with the tokens that `tokenizers` and `sentencepiece` give.
+#[test]
+fn vectors_of_the_reference_libraries() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tokenizers");
+    for (name, file) in [
+        ("bpe", "bpe.tokenizer.json"),
+        ("rob", "rob.tokenizer.json"),
+        ("wpm", "wpm.tokenizer.json"),
+        ("spm", "spm.model"),
+        ("ugm", "ugm.model"),
+        ("xlmr", "xlmr.model"),
+    ] {
+        let tokenizer = load(&folder.join(file));
+        let vectors = std::fs::read(folder.join(format!("{name}.vectors.json"))).unwrap();
+        let vectors: Vec<Vector> = serde_json::from_slice(&vectors).unwrap();
+        assert!(!vectors.is_empty());
+        for Vector {
+            text,
+            ids,
+            ids_no_special,
+        } in vectors
+        {
+            match ids_no_special {
+                Some(plain) => {
+                    assert_eq!(tokenizer.encode(&text, PARSED), plain, "{name}: {text:?}");
+                    let all = tokenizer.encode(&text, EncodeOptions::default());
+                    assert_eq!(all, ids, "{name}: {text:?}");
+                }
+                // SentencePiece knows no special tokens in a text and adds none.
+                None => {
+                    let tokens = tokenizer.encode(&text, EncodeOptions::PLAIN);
+                    assert_eq!(tokens, ids, "{name}: {text:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The GGUF file of a golden model was made from the directory it lies in: both have to give the
+/// same tokens.
+#[test]
+fn gguf_and_directory_agree() {
+    let texts = [
+        "Hello world!",
+        " leading space",
+        "  two  spaces\tand\n\nlines \n",
+        "naïve café — “quotes” …",
+        "你好，世界 привет 12345",
+        "don't I'LL 🚀 x",
+        "",
+    ];
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(shared().join("golden"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| path.join("model.gguf").is_file())
+        // The converter writes that no Gemma puts a space first; the `tokenizer.model` that these
+        // were given says otherwise.
+        .filter(|path| !path.to_string_lossy().contains("gemma"))
+        .collect();
+    folders.sort();
+    if folders.is_empty() {
+        eprintln!("SKIPPED: no golden models in {}", shared().display());
+        return;
+    }
+    let mut wrong = Vec::new();
+    let mut compared = 0;
+    for folder in folders {
+        // Some have weights only.
+        let Ok(directory) = Tokenizer::open(&folder) else {
+            continue;
+        };
+        let gguf = load(&folder.join("model.gguf"));
+        compared += 1;
+        for text in texts {
+            for options in [EncodeOptions::PLAIN, PARSED] {
+                let (a, b) = (directory.encode(text, options), gguf.encode(text, options));
+                if a != b {
+                    wrong.push(format!(
+                        "{}: {text:?} {options:?}\n  {a:?}\n  {b:?}",
+                        folder.display()
+                    ));
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} differences:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+    assert!(compared > 20, "only {compared} models compared");
 }

@@ -18,17 +18,19 @@ pub(super) fn spec(metadata: &Metadata) -> Result<VocabSpec> {
         .ok_or_else(|| TokenizerError::Missing("tokenizer.ggml.model".into()))?;
     let tokens = reader.tokens()?;
     let kinds = reader.kinds(tokens.len())?;
-    let mut spec = match model {
+    let (mut spec, around) = match model {
         "gpt2" | "gemma4" | "whitespace" => reader.bpe(model, tokens)?,
         "llama" => reader.sentencepiece(tokens)?,
         "t5" => reader.unigram(tokens)?,
         "bert" => reader.wordpiece(tokens),
-        "rwkv" => VocabSpec::new(ModelSpec::Rwkv, tokens),
+        "rwkv" => (VocabSpec::new(ModelSpec::Rwkv, tokens), Around::default()),
         other => return Err(TokenizerError::UnknownModel(other.into())),
     };
     spec.kinds = kinds;
-    reader.read_special(&mut spec);
-    reader.read_strip(&mut spec);
+    spec.correct_kinds = true;
+    reader.read_ids(&mut spec);
+    reader.set_around(&mut spec, around);
+    reader.set_strip(&mut spec);
     Ok(spec)
 }
 
@@ -150,7 +152,7 @@ impl Reader<'_> {
         Ok(Some(merges))
     }
 
-    fn bpe(&self, model: &str, tokens: StringTable) -> Result<VocabSpec> {
+    fn bpe(&self, model: &str, tokens: StringTable) -> Result<(VocabSpec, Around)> {
         let name = match self.metadata.str("tokenizer.ggml.pre") {
             _ if model == "gemma4" => "gemma4",
             Some(name) => name,
@@ -167,87 +169,47 @@ impl Reader<'_> {
             None if name == "kimi-k2" => StringTable::default(),
             None => return Err(TokenizerError::Missing("tokenizer.ggml.merges".into())),
         };
-        let raw = matches!(
-            name,
-            "gemma4" | "granite-embed-multi-311m" | "sarvam-moe" | "whitespace"
-        );
-        let ignore_merges = matches!(
-            name,
-            "llama3"
-                | "llama-v3"
-                | "llama-bpe"
-                | "falcon3"
-                | "falcon-h1"
-                | "pixtral"
-                | "midm-2.0"
-                | "lfm2"
-                | "jina-v5-nano"
-                | "minicpm5"
-                | "youtu"
-                | "tekken"
-                | "granite-embed-multi-97m"
-        );
-        let adds_bos = matches!(
-            name,
-            "llama3"
-                | "llama-v3"
-                | "llama-bpe"
-                | "falcon3"
-                | "falcon-h1"
-                | "pixtral"
-                | "midm-2.0"
-                | "lfm2"
-                | "jina-v5-nano"
-                | "tekken"
-                | "chameleon"
-                | "gemma4"
-        );
-        let mut spec = if raw {
-            let order = CharMerges::Pairs(merges);
-            let mut spec = VocabSpec::new(
-                ModelSpec::CharBpe {
-                    pre: Some(pre),
-                    order,
-                    ignore_merges,
-                    fuse_unknown: true,
-                    byte_fallback: true,
-                },
-                tokens,
-            );
-            if name == "whitespace" {
-                if self.flag("normalizer.lowercase") == Some(true) {
-                    spec.normalizers.push(Normalize::Lowercase);
-                }
-            } else {
-                spec.normalizers.push(escape_spaces());
+        let ignore_merges = WHOLE_WORDS.contains(&name);
+        let model_spec = if OVER_CHARACTERS.contains(&name) {
+            ModelSpec::CharBpe {
+                pre: Some(pre),
+                order: CharMerges::Pairs(merges),
+                ignore_merges,
+                fuse_unknown: true,
+                byte_fallback: true,
             }
-            spec
         } else {
-            VocabSpec::new(
-                ModelSpec::ByteBpe {
-                    pre,
-                    merges,
-                    ignore_merges,
-                    unknown: None,
-                },
-                tokens,
-            )
+            ModelSpec::ByteBpe {
+                pre,
+                merges,
+                ignore_merges,
+                unknown: None,
+            }
         };
-        let defaults = if model == "gpt2" { Some(11) } else { None };
-        spec.special.bos = defaults.filter(|_| !matches!(name, "chatglm-bpe" | "glm4"));
-        spec.special.eos = defaults;
+        let mut spec = VocabSpec::new(model_spec, tokens);
+        spec.normalizers.extend(match name {
+            "whitespace" => {
+                (self.flag("normalizer.lowercase") == Some(true)).then_some(Normalize::Lowercase)
+            }
+            // Not in the file, but in the tokenizers that it was made from.
+            "qwen2" | "command-r" => Some(Normalize::Nfc),
+            _ if OVER_CHARACTERS.contains(&name) => Some(escape_spaces()),
+            _ => None,
+        });
+        let default = (model == "gpt2").then_some(11);
+        spec.special.bos = default.filter(|_| !matches!(name, "chatglm-bpe" | "glm4"));
+        spec.special.eos = default;
         let around = Around {
-            bos: adds_bos,
+            bos: BOS_FIRST.contains(&name),
             // Files of Gemma 4 say no, and mean yes.
             always_bos: matches!(name, "gemma4" | "granite-embed-multi-311m"),
             eos: false,
             sep: matches!(name, "jina-v1-en" | "jina-v2-code" | "roberta-bpe"),
         };
-        self.read_around(&mut spec, around);
-        Ok(spec)
+        Ok((spec, around))
     }
 
-    fn sentencepiece(&self, tokens: StringTable) -> Result<VocabSpec> {
+    fn sentencepiece(&self, tokens: StringTable) -> Result<(VocabSpec, Around)> {
         let scores = self.scores(tokens.len())?;
         let model = ModelSpec::CharBpe {
             pre: None,
@@ -268,17 +230,16 @@ impl Reader<'_> {
             spec.strip_leading_space = true;
         }
         spec.normalizers.push(escape_spaces());
-        self.read_around(
-            &mut spec,
+        Ok((
+            spec,
             Around {
                 bos: true,
                 ..Around::default()
             },
-        );
-        Ok(spec)
+        ))
     }
 
-    fn unigram(&self, tokens: StringTable) -> Result<VocabSpec> {
+    fn unigram(&self, tokens: StringTable) -> Result<(VocabSpec, Around)> {
         let scores = self.scores(tokens.len())?;
         let mut spec = VocabSpec::new(
             ModelSpec::Unigram {
@@ -311,17 +272,16 @@ impl Reader<'_> {
             spec.strip_leading_space = true;
         }
         spec.normalizers.push(escape_spaces());
-        self.read_around(
-            &mut spec,
+        Ok((
+            spec,
             Around {
                 eos: true,
                 ..Around::default()
             },
-        );
-        Ok(spec)
+        ))
     }
 
-    fn wordpiece(&self, tokens: StringTable) -> VocabSpec {
+    fn wordpiece(&self, tokens: StringTable) -> (VocabSpec, Around) {
         let marker = WordMarker::Beginning("▁".into());
         let mut spec = VocabSpec::new(
             ModelSpec::WordPiece {
@@ -346,21 +306,18 @@ impl Reader<'_> {
             lowercase,
         });
         spec.strip_leading_space = true;
-        self.read_around(
-            &mut spec,
+        (
+            spec,
             Around {
                 bos: true,
                 sep: true,
                 ..Around::default()
             },
-        );
-        spec
+        )
     }
 
-    /// Sets the tokens before and after a text. Runs before the ids are read from the file, so
-    /// that these can stand in for defaults; [`Reader::read_special`] completes it.
-    fn read_around(&self, spec: &mut VocabSpec, around: Around) {
-        self.read_ids(spec);
+    /// Sets the tokens before and after a text.
+    fn set_around(&self, spec: &mut VocabSpec, around: Around) {
         let bos = self.flag("add_bos_token").unwrap_or(around.bos) || around.always_bos;
         let eos = self.flag("add_eos_token").unwrap_or(around.eos);
         let sep = self.flag("add_sep_token").unwrap_or(around.sep);
@@ -374,7 +331,16 @@ impl Reader<'_> {
         }
     }
 
+    /// Reads the special tokens, over the defaults of the model.
     fn read_ids(&self, spec: &mut VocabSpec) {
+        // The type of a token says more than a default.
+        if let Some(id) = spec
+            .kinds
+            .iter()
+            .position(|kind| *kind == TokenKind::Unknown)
+        {
+            spec.special.unk = Some(id as TokenId);
+        }
         for (name, field) in SPECIAL_KEYS {
             let key = format!("tokenizer.ggml.{name}");
             let id = self
@@ -392,14 +358,8 @@ impl Reader<'_> {
         }
     }
 
-    fn read_special(&self, spec: &mut VocabSpec) {
-        if matches!(spec.model, ModelSpec::Rwkv) {
-            self.read_ids(spec);
-        }
-    }
-
     /// Some models have special tokens that swallow spaces; GGUF has no key for it.
-    fn read_strip(&self, spec: &mut VocabSpec) {
+    fn set_strip(&self, spec: &mut VocabSpec) {
         let text = |key| self.metadata.str(key).unwrap_or_default();
         let id_of = |name: &str| {
             spec.tokens
@@ -440,6 +400,44 @@ impl Reader<'_> {
         }
     }
 }
+
+/// Pre-tokenizers whose models merge characters, with `▁` for a space, rather than bytes.
+const OVER_CHARACTERS: &[&str] = &[
+    "gemma4",
+    "granite-embed-multi-311m",
+    "sarvam-moe",
+    "whitespace",
+];
+/// Those whose models take a word that is a token as it is.
+const WHOLE_WORDS: &[&str] = &[
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+    "minicpm5",
+    "youtu",
+    "tekken",
+    "granite-embed-multi-97m",
+];
+/// Those whose models begin a text with BOS where the file does not say.
+const BOS_FIRST: &[&str] = &[
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+    "tekken",
+    "chameleon",
+];
 
 /// What goes around a text where the file does not say.
 #[derive(Clone, Copy, Default)]

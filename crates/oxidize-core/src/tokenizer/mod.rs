@@ -183,7 +183,7 @@ impl Tokenizer {
         let mut ids = spec.special;
         ids.retain(in_range);
         let model = model(spec.model, &vocab, &ids)?;
-        let ends = special::detect(&mut vocab, &mut ids);
+        let ends = special::detect(&mut vocab, &mut ids, spec.correct_kinds);
         let specials = SpecialMatcher::new(&vocab, spec.strip);
         let within = |mut list: Vec<TokenId>| {
             list.retain(|&id| in_range(id));
@@ -452,12 +452,19 @@ fn pieces(model: &ModelSpec, tokens: &StringTable, kinds: &[TokenKind]) -> Resul
                 Some(byte) => pieces.push([byte])?,
                 None => pieces.push(text)?,
             },
-            TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined => {
-                pieces.push(text)?
-            }
+            TokenKind::UserDefined => pieces.push(user_piece(model, text))?,
+            TokenKind::Control | TokenKind::Unknown => pieces.push(text)?,
         }
     }
     Ok(pieces)
+}
+
+/// A user-defined token is text as it stands, but for the marks of spaces.
+fn user_piece<'t>(model: &ModelSpec, text: &'t [u8]) -> Cow<'t, [u8]> {
+    match model {
+        ModelSpec::CharBpe { .. } | ModelSpec::Unigram { .. } => normal_piece(model, text),
+        _ => text.into(),
+    }
 }
 
 fn normal_piece<'t>(model: &ModelSpec, text: &'t [u8]) -> Cow<'t, [u8]> {

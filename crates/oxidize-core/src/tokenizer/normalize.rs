@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use unicode_normalization::UnicodeNormalization;
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::error::{Result, TokenizerError};
 use super::unicode::Class;
@@ -78,10 +78,11 @@ impl Normalize {
             {
                 text
             }
-            Normalize::Nfc => text.nfc().collect::<String>().into(),
-            Normalize::Nfd => text.nfd().collect::<String>().into(),
-            Normalize::Nfkc => text.nfkc().collect::<String>().into(),
-            Normalize::Nfkd => text.nfkd().collect::<String>().into(),
+            Normalize::Nfc if is_nfc_quick(text.chars()) == IsNormalized::Yes => text,
+            Normalize::Nfc => in_form(&text, |stretch, out| out.extend(stretch.nfc())).into(),
+            Normalize::Nfd => in_form(&text, |stretch, out| out.extend(stretch.nfd())).into(),
+            Normalize::Nfkc => in_form(&text, |stretch, out| out.extend(stretch.nfkc())).into(),
+            Normalize::Nfkd => in_form(&text, |stretch, out| out.extend(stretch.nfkd())).into(),
             Normalize::Lowercase => text.to_lowercase().into(),
             Normalize::StripAccents => strip_accents(&text).into(),
             Normalize::Replace { from, to } => {
@@ -127,6 +128,63 @@ impl Normalize {
         }
     }
 }
+
+/// Brings `text` into a form of Unicode, as version 9 defines it.
+fn in_form(text: &str, form: impl Fn(&str, &mut String)) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(is_after_unicode_9) {
+        let (stretch, tail) = rest.split_at(at);
+        form(stretch, &mut out);
+        let mut tail = tail.chars();
+        out.extend(tail.next());
+        rest = tail.as_str();
+    }
+    form(rest, &mut out);
+    out
+}
+
+/// Whether normalising `c` was defined after Unicode 9. The reference library, and so every
+/// tokenizer trained with it, normalises by version 9, which leaves such a character alone.
+fn is_after_unicode_9(c: char) -> bool {
+    let after = AFTER_UNICODE_9.partition_point(|&(first, _)| first <= c);
+    let range = after.checked_sub(1).and_then(|at| AFTER_UNICODE_9.get(at));
+    range.is_some_and(|&(_, last)| c <= last)
+}
+
+#[rustfmt::skip]
+const AFTER_UNICODE_9: &[(char, char)] = &[
+    ('\u{558}', '\u{558}'), ('\u{58b}', '\u{58c}'), ('\u{5c8}', '\u{5c9}'),
+    ('\u{7fd}', '\u{7fd}'), ('\u{897}', '\u{89f}'), ('\u{8ca}', '\u{8d3}'),
+    ('\u{9fe}', '\u{9fe}'), ('\u{c3c}', '\u{c3c}'), ('\u{d3b}', '\u{d3c}'),
+    ('\u{eba}', '\u{eba}'), ('\u{1715}', '\u{1715}'), ('\u{1abf}', '\u{1af0}'),
+    ('\u{1df6}', '\u{1dfa}'), ('\u{209d}', '\u{209f}'), ('\u{32ff}', '\u{32ff}'),
+    ('\u{a7f1}', '\u{a7f4}'), ('\u{a82c}', '\u{a82c}'), ('\u{ab69}', '\u{ab69}'),
+    ('\u{105c9}', '\u{105c9}'), ('\u{105d2}', '\u{105d2}'), ('\u{105da}', '\u{105da}'),
+    ('\u{105e4}', '\u{105e4}'), ('\u{10781}', '\u{10785}'), ('\u{10787}', '\u{107b0}'),
+    ('\u{107b2}', '\u{107bf}'), ('\u{10d24}', '\u{10d27}'), ('\u{10d69}', '\u{10d6d}'),
+    ('\u{10eab}', '\u{10eac}'), ('\u{10ecb}', '\u{10ecf}'), ('\u{10ef0}', '\u{10efb}'),
+    ('\u{10efd}', '\u{10eff}'), ('\u{10f46}', '\u{10f50}'), ('\u{10f82}', '\u{10f85}'),
+    ('\u{11070}', '\u{11070}'), ('\u{1133b}', '\u{1133b}'), ('\u{11382}', '\u{11385}'),
+    ('\u{1138b}', '\u{1138b}'), ('\u{1138e}', '\u{1138e}'), ('\u{11390}', '\u{11391}'),
+    ('\u{113b8}', '\u{113b8}'), ('\u{113bb}', '\u{113bb}'), ('\u{113c2}', '\u{113c2}'),
+    ('\u{113c5}', '\u{113c5}'), ('\u{113c7}', '\u{113c9}'), ('\u{113ce}', '\u{113d0}'),
+    ('\u{1145e}', '\u{1145e}'), ('\u{11839}', '\u{1183a}'), ('\u{11930}', '\u{11930}'),
+    ('\u{11935}', '\u{11935}'), ('\u{11938}', '\u{11938}'), ('\u{1193d}', '\u{1193e}'),
+    ('\u{11943}', '\u{11943}'), ('\u{119e0}', '\u{119e0}'), ('\u{11a34}', '\u{11a34}'),
+    ('\u{11a47}', '\u{11a47}'), ('\u{11a99}', '\u{11a99}'), ('\u{11d42}', '\u{11d42}'),
+    ('\u{11d44}', '\u{11d45}'), ('\u{11d97}', '\u{11d97}'), ('\u{11f41}', '\u{11f42}'),
+    ('\u{1611e}', '\u{16129}'), ('\u{1612f}', '\u{1612f}'), ('\u{16d63}', '\u{16d63}'),
+    ('\u{16d67}', '\u{16d6a}'), ('\u{16ff0}', '\u{16ff1}'), ('\u{1b123}', '\u{1b126}'),
+    ('\u{1ccd6}', '\u{1ccf9}'), ('\u{1d127}', '\u{1d128}'), ('\u{1d250}', '\u{1d252}'),
+    ('\u{1d25b}', '\u{1d25c}'), ('\u{1d25f}', '\u{1d25f}'), ('\u{1d280}', '\u{1d281}'),
+    ('\u{1d6a6}', '\u{1d6a6}'), ('\u{1df95}', '\u{1df95}'), ('\u{1dfcd}', '\u{1dfff}'),
+    ('\u{1e030}', '\u{1e06d}'), ('\u{1e08f}', '\u{1e08f}'), ('\u{1e130}', '\u{1e136}'),
+    ('\u{1e2ae}', '\u{1e2ae}'), ('\u{1e2ec}', '\u{1e2ef}'), ('\u{1e4ec}', '\u{1e4ef}'),
+    ('\u{1e5ee}', '\u{1e5ef}'), ('\u{1e6e3}', '\u{1e6e3}'), ('\u{1e6e6}', '\u{1e6e6}'),
+    ('\u{1e6ee}', '\u{1e6ef}'), ('\u{1e6f5}', '\u{1e6f5}'), ('\u{1f16c}', '\u{1f16c}'),
+    ('\u{1fbf0}', '\u{1fbf9}'),
+];
 
 fn strip_accents(text: &str) -> String {
     text.chars()
@@ -305,6 +363,18 @@ mod tests {
             to: "▁".into(),
         };
         assert_eq!(apply(replace, "a b"), "a▁b");
+    }
+
+    #[test]
+    fn characters_younger_than_unicode_9_are_left_alone() {
+        assert!(AFTER_UNICODE_9.is_sorted());
+        // U+1ABF has a combining class since Unicode 13: it would change places with U+0334.
+        assert_eq!(
+            apply(Normalize::Nfc, "a\u{1abf}\u{334}"),
+            "a\u{1abf}\u{334}"
+        );
+        assert_eq!(apply(Normalize::Nfc, "a\u{301}\u{334}"), "á\u{334}");
+        assert_eq!(apply(Normalize::Nfkc, "\u{32ff}\u{33ff}"), "\u{32ff}gal");
     }
 
     #[test]

@@ -315,9 +315,8 @@ fn add(spec: &mut VocabSpec, id: TokenId, token: &AddedToken) -> Result<()> {
         }
         spec.tokens.push(&token.content)?;
         spec.kinds.resize(place, TokenKind::Normal);
-        match &mut spec.model {
-            ModelSpec::Unigram { scores, .. } => scores.resize(place + 1, 0.0),
-            _ => {}
+        if let ModelSpec::Unigram { scores, .. } = &mut spec.model {
+            scores.resize(place + 1, 0.0);
         }
     } else if spec.tokens.bytes(place) != Some(token.content.as_bytes()) {
         // Some files give a piece another name; the vocabulary knows best.

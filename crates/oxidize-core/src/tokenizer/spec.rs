@@ -34,6 +34,9 @@ pub struct VocabSpec {
     pub tokens: StringTable,
     /// What each token is for; all are normal where the list ends early.
     pub kinds: Vec<TokenKind>,
+    /// Whether a token with the name of a control token is one, whatever `kinds` say. Many GGUF
+    /// files were made without saying so.
+    pub correct_kinds: bool,
     /// Tokens with a job.
     pub special: SpecialIds,
     /// How special tokens that stand in a text treat the spaces around them.
@@ -164,6 +167,7 @@ impl VocabSpec {
             model,
             tokens,
             kinds: Vec::new(),
+            correct_kinds: false,
             special: SpecialIds::default(),
             strip: Vec::new(),
             normalizers: Vec::new(),

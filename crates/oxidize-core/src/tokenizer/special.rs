@@ -102,12 +102,12 @@ impl SpecialMatcher {
 }
 
 /// Completes `ids` by the names that model makers use, corrects the kinds of tokens whose name
-/// says what they are, and returns those that end a generation, sorted.
-pub(super) fn detect(vocab: &mut Vocab, ids: &mut SpecialIds) -> Vec<TokenId> {
+/// says what they are if asked to, and returns those that end a generation, sorted.
+pub(super) fn detect(vocab: &mut Vocab, ids: &mut SpecialIds, correct: bool) -> Vec<TokenId> {
     let first = |vocab: &mut Vocab, slot: &mut Option<TokenId>, names: &[&str]| {
         if slot.is_none() {
             *slot = names.iter().find_map(|name| vocab.find(name.as_bytes()));
-            if let Some(id) = *slot {
+            if let Some(id) = slot.filter(|_| correct) {
                 vocab.set_kind(id, TokenKind::Control);
             }
         }
@@ -124,7 +124,9 @@ pub(super) fn detect(vocab: &mut Vocab, ids: &mut SpecialIds) -> Vec<TokenId> {
     let mut ends = Vec::new();
     for name in END_OF_GENERATION {
         if let Some(id) = vocab.find(name.as_bytes()) {
-            vocab.set_kind(id, TokenKind::Control);
+            if correct {
+                vocab.set_kind(id, TokenKind::Control);
+            }
             ends.push(id);
         }
     }
@@ -321,7 +323,7 @@ mod tests {
             eos: Some(2),
             ..SpecialIds::default()
         };
-        assert_eq!(detect(&mut plain, &mut ids), [1, 2]);
+        assert_eq!(detect(&mut plain, &mut ids, true), [1, 2]);
         assert_eq!(ids.eot, Some(1));
         assert_eq!(plain.kind(1), Control);
 
@@ -331,11 +333,14 @@ mod tests {
             ("<|call|>", Control),
             ("<|channel|>", Control),
         ]);
-        assert_eq!(detect(&mut harmony, &mut SpecialIds::default()), [1, 2]);
+        assert_eq!(
+            detect(&mut harmony, &mut SpecialIds::default(), true),
+            [1, 2]
+        );
         assert_eq!(harmony.kind(0), UserDefined);
         assert_eq!(harmony.kind(3), UserDefined);
 
         let mut gemma = vocab(&[("</s>", Normal), ("<eos>", Control)]);
-        assert_eq!(detect(&mut gemma, &mut SpecialIds::default()), [1]);
+        assert_eq!(detect(&mut gemma, &mut SpecialIds::default(), true), [1]);
     }
 }

