@@ -4,6 +4,8 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -47,6 +49,9 @@ pub(crate) struct Chat {
     #[command(flatten)]
     sampling: SamplingArgs,
 }
+
+/// How long Ctrl-C may go unnoticed while a long prompt is computed.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 const HELP: &str = "\
 /help                 this list
@@ -143,7 +148,20 @@ impl Session {
         self.stop.store(false, Ordering::Relaxed);
         let mut out = std::io::stdout().lock();
         let mut answer = String::new();
-        for event in self.engine.submit(request)? {
+        let mut stream = self.engine.submit(request)?;
+        loop {
+            let event = match stream.next_within(PATIENCE) {
+                Poll::Ready(Some(event)) => Some(event),
+                Poll::Ready(None) => break,
+                Poll::Pending => None,
+            };
+            if self.stop.swap(false, Ordering::Relaxed) {
+                writeln!(out)?;
+                let dim = style::for_stderr().dim;
+                eprintln!("{dim}stopped{dim:#}");
+                break;
+            }
+            let Some(event) = event else { continue };
             let event = event.map_err(|error| conversation::explain(error, &self.model))?;
             let (piece, finished) = match event {
                 Event::Token(token) => (token.text, None),
@@ -156,11 +174,6 @@ impl Session {
                 writeln!(out)?;
                 let dim = style::for_stderr().dim;
                 eprintln!("{dim}{}{dim:#}", conversation::speed(&finished));
-            } else if self.stop.swap(false, Ordering::Relaxed) {
-                writeln!(out)?;
-                let dim = style::for_stderr().dim;
-                eprintln!("{dim}stopped{dim:#}");
-                break;
             }
         }
         self.messages.push(Message::new("assistant", answer));
@@ -256,6 +269,18 @@ impl Session {
     }
 }
 
+/// What begins and ends an input of many lines.
+const QUOTES: &str = "\"\"\"";
+
+/// What came of reading a line.
+enum Line {
+    Text(String),
+    /// Ctrl-C.
+    TakenBack,
+    /// Ctrl-D, or the end of the pipe.
+    End,
+}
+
 /// Lines from a terminal, with editing and history, or from a pipe.
 enum Input {
     Terminal(Box<rustyline::DefaultEditor>),
@@ -279,45 +304,63 @@ impl Input {
         matches!(self, Input::Terminal(_))
     }
 
-    /// The next input, which may be of several lines; `None` at the end.
+    /// The next input, which may be of several lines; `None` at the end. Ctrl-C takes back what was
+    /// typed, and does not end the program.
     fn read(&mut self) -> anyhow::Result<Option<String>> {
-        let Some(mut text) = self.line("> ")? else {
-            return Ok(None);
-        };
-        if text.trim() == "\"\"\"" {
-            let mut lines = Vec::new();
-            while let Some(line) = self.line("… ")?.filter(|line| line.trim() != "\"\"\"") {
-                lines.push(line);
+        loop {
+            match self.try_read()? {
+                Line::Text(text) => {
+                    if let Input::Terminal(editor) = self {
+                        let _ = editor.add_history_entry(&text);
+                    }
+                    return Ok(Some(text));
+                }
+                Line::TakenBack => {}
+                Line::End => return Ok(None),
             }
-            text = lines.join("\n");
         }
-        while let Some(open) = text.strip_suffix('\\') {
-            let Some(next) = self.line("… ")? else {
-                break;
-            };
-            text = format!("{open}\n{next}");
-        }
-        if let Input::Terminal(editor) = self {
-            let _ = editor.add_history_entry(&text);
-        }
-        Ok(Some(text))
     }
 
-    fn line(&mut self, prompt: &str) -> anyhow::Result<Option<String>> {
-        match self {
-            Input::Terminal(editor) => loop {
-                match editor.readline(prompt) {
-                    Ok(line) => return Ok(Some(line)),
-                    // Ctrl-C takes back the line, not the program.
-                    Err(ReadlineError::Interrupted) => continue,
-                    Err(ReadlineError::Eof) => return Ok(None),
-                    Err(error) => return Err(error.into()),
+    fn try_read(&mut self) -> anyhow::Result<Line> {
+        let mut text = match self.line("> ")? {
+            Line::Text(text) => text,
+            other => return Ok(other),
+        };
+        if text.trim() == QUOTES {
+            let mut lines = Vec::new();
+            loop {
+                match self.line("… ")? {
+                    Line::Text(line) if line.trim() != QUOTES => lines.push(line),
+                    Line::TakenBack => return Ok(Line::TakenBack),
+                    _ => break,
                 }
+            }
+            return Ok(Line::Text(lines.join("\n")));
+        }
+        while let Some(open) = text.strip_suffix('\\') {
+            match self.line("… ")? {
+                Line::Text(next) => text = format!("{open}\n{next}"),
+                Line::TakenBack => return Ok(Line::TakenBack),
+                Line::End => break,
+            }
+        }
+        Ok(Line::Text(text))
+    }
+
+    fn line(&mut self, prompt: &str) -> anyhow::Result<Line> {
+        match self {
+            Input::Terminal(editor) => match editor.readline(prompt) {
+                Ok(line) => Ok(Line::Text(line)),
+                Err(ReadlineError::Interrupted) => Ok(Line::TakenBack),
+                Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(error) => Err(error.into()),
             },
             Input::Pipe(input) => {
                 let mut line = String::new();
-                let n = input.read_line(&mut line).context("standard input")?;
-                Ok((n > 0).then(|| line.trim_end_matches(['\n', '\r']).to_owned()))
+                if input.read_line(&mut line).context("standard input")? == 0 {
+                    return Ok(Line::End);
+                }
+                Ok(Line::Text(line.trim_end_matches(['\n', '\r']).to_owned()))
             }
         }
     }

@@ -171,3 +171,21 @@ fn threads_and_batches_do_not_change_the_answer() {
         answer
     );
 }
+
+/// A matrix is not read before it is used: the fault shows in the logits, and is traced back.
+#[test]
+fn a_weight_that_is_no_number_is_found() {
+    use oxidize_core::file::{ModelFile, OpenOptions};
+    let name = "blk.0.ffn_up.weight";
+    let file = ModelFile::open(model(), &OpenOptions::default()).unwrap();
+    let at = file.tensor(name).unwrap().offset as usize;
+    let mut bytes = std::fs::read(model()).unwrap();
+    bytes[at..at + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("broken.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let error = run(&[&path.to_string_lossy(), "Hello"]).error();
+    for part in ["broken.gguf", name, "not a number"] {
+        assert!(error.contains(part), "{error}");
+    }
+}

@@ -222,6 +222,12 @@ impl Hparams {
         let moe = source.moe(arch)?;
         let temperature = source.temperature(arch)?;
         source.rope_layers(arch, &mut layers, ropes.len(), max_alibi_bias.is_some())?;
+        let used = layers.iter().filter_map(|layer| ropes.get(layer.rope?));
+        if let Some(rope) = used.into_iter().find(|r| r.dims == 0 || r.dims % 2 != 0) {
+            const DIMS: Key = key("rope.dimension_count", &["partial_rotary_factor"]);
+            let problem = format!("{} elements of a head do not turn in pairs", rope.dims);
+            return Err(source.bad(&DIMS, problem));
+        }
         for layer in &mut layers {
             layer.temperature = temperature.is_some()
                 && (arch.temperature == TemperatureRule::IfGiven || layer.rope.is_none());

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// The events of a request. Dropping it cancels the request.
 pub struct TokenStream {
@@ -65,6 +66,25 @@ impl TokenStream {
         TokenStream {
             channel,
             cancel: Some(Box::new(cancel)),
+        }
+    }
+
+    /// The next event, if it comes within `patience`; for those who have something else to watch.
+    pub fn next_within(&mut self, patience: Duration) -> Poll<Option<Result<Event>>> {
+        let start = Instant::now();
+        let mut state = self.channel.lock();
+        loop {
+            if let Some(event) = state.events.pop_front() {
+                return Poll::Ready(Some(event));
+            }
+            if state.closed {
+                return Poll::Ready(None);
+            }
+            let Some(left) = patience.checked_sub(start.elapsed()) else {
+                return Poll::Pending;
+            };
+            let waited = self.channel.ready.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -781,10 +781,7 @@ impl<'a> WeightLoader<'a> {
                 &format!("a row of {cols} is not whole blocks of {block}"),
             ));
         }
-        if matches!(
-            info.ty,
-            TensorType::Bool | TensorType::Q8_K | TensorType::Q8_1
-        ) {
+        if !holds_weights(info.ty) {
             return Err(self.bad_type(info, "weights are not stored so"));
         }
         Ok(())
@@ -840,4 +837,13 @@ impl NormWeights {
             width,
         }
     }
+}
+
+/// Whether weights may be of this type: any but the integers, and the types of activations.
+fn holds_weights(ty: TensorType) -> bool {
+    use TensorType::{Bool, I8, I16, I32, I64, Q8_1, Q8_K, U8, U16, U32, U64};
+    !matches!(
+        ty,
+        Bool | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64 | Q8_1 | Q8_K
+    )
 }

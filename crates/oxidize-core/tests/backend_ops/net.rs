@@ -96,7 +96,7 @@ impl Net {
     }
 }
 
-/// The types that a weight may be stored as; the loader refuses the others.
+/// The types that backends multiply with: all but those of activations.
 pub(crate) fn weight_types() -> impl Iterator<Item = TensorType> {
     use TensorType::{Bool, Q8_1, Q8_K};
     TensorType::all().filter(|ty| !matches!(ty, Bool | Q8_1 | Q8_K))

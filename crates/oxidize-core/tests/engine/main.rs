@@ -16,6 +16,7 @@ use oxidize_core::sampling::{SamplingError, SamplingParams};
 use oxidize_core::scheduler::{Stats, SubmitError};
 use oxidize_core::tokenizer::DecodeOptions;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tampered::{FAIL, NAN_OUTPUT, PANIC, PANIC_OUTPUT, Tampered};
 
@@ -589,11 +590,25 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut context = std::task::Context::from_waker(&waker);
     let mut future = std::pin::pin!(future);
     loop {
-        if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
             return value;
         }
         std::thread::park();
     }
+}
+
+#[test]
+fn patience_has_an_end() {
+    let backend = Tampered::gated();
+    backend.allow(0);
+    let engine = Engine::start(tiny::model(), backend.clone(), &config()).unwrap();
+    let mut stream = engine.submit(greedy(prompt(1, 10), 1)).unwrap();
+    assert!(stream.next_within(Duration::from_millis(20)).is_pending());
+    backend.allow_all();
+    let mut next = || stream.next_within(Duration::from_secs(60));
+    assert!(matches!(next(), Poll::Ready(Some(Ok(Event::Token(_))))));
+    assert!(matches!(next(), Poll::Ready(Some(Ok(Event::Finished(_))))));
+    assert!(matches!(next(), Poll::Ready(None)));
 }
 
 #[test]
