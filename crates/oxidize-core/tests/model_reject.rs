@@ -383,7 +383,7 @@ fn no_number_breaks_anything() {
     for key in &keys {
         for value in &numbers {
             let mut parts = Parts::new();
-            parts.set(key, value.clone());
+            parts.set(key, *value);
             if let Ok(model) = parts.load() {
                 let runs = run(&model, &[5, 6, 7]).is_ok();
                 accepted += usize::from(runs);

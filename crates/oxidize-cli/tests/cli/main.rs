@@ -43,8 +43,8 @@ impl Outcome {
     /// What it complained of, in one line; panics where it did not fail.
     fn error(self) -> String {
         assert_eq!(self.code, Some(1), "{}{}", self.stdout, self.stderr);
-        let errors = self.stderr.lines().filter(|line| line.starts_with("error"));
-        let error = errors.last().unwrap_or_default().to_owned();
+        let mut errors = self.stderr.lines().filter(|line| line.starts_with("error"));
+        let error = errors.next_back().unwrap_or_default().to_owned();
         assert!(!error.is_empty(), "{}", self.stderr);
         error
     }

@@ -29,7 +29,7 @@ mod tests {
     fn weights_keep_their_order() {
         // Weight i is number i modulo 8 of E2M1: 0, ½, 1, 1½, 2, 3, 4, 6.
         let nibbles: Vec<u8> = (0..16)
-            .map(|i| (2 * i) % 8 | ((2 * i + 1) % 8) << 4)
+            .map(|i| ((2 * i) % 8) | (((2 * i + 1) % 8) << 4))
             .collect();
         let mut block = [0; 17];
         pack(&nibbles, &[128], &mut block);

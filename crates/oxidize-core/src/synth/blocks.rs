@@ -111,7 +111,7 @@ impl Random {
     }
 
     fn below(&mut self, n: usize) -> usize {
-        (u128::from(self.next()) * n as u128 >> 64) as usize
+        ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
 
     /// Normally distributed, nearly: the sum of four uniform numbers, from one draw.

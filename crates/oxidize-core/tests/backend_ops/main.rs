@@ -304,8 +304,8 @@ fn blocks_are_copied_and_carried() {
             let mut session = backend.compile(&net.plan, &net.weights, config).unwrap();
             let blocks = |list: [u32; 3]| list.map(BlockId);
             let go = |session: &mut dyn oxidize_core::backend::Session,
-                          tokens: std::ops::Range<u32>,
-                          blocks: &[BlockId]| {
+                      tokens: std::ops::Range<u32>,
+                      blocks: &[BlockId]| {
                 let positions: Vec<u32> = tokens.clone().collect();
                 let sequences = [SeqSlice {
                     n_tokens: tokens.len(),
