@@ -1,6 +1,7 @@
 //! The verbs of the command line. A verb is a file here with a `clap::Args` struct that has a
 //! `run`, its `mod` line, and its line in `verbs!`.
 
+mod archs;
 mod bench;
 mod chat;
 mod embed;
@@ -34,6 +35,7 @@ verbs! {
     Run(run::Run),
     Chat(chat::Chat),
     Inspect(inspect::Inspect),
+    Archs(archs::Archs),
     Bench(bench::Bench),
     Perplexity(perplexity::Perplexity),
     Logits(logits::Logits),

@@ -64,6 +64,8 @@ pub struct Hparams {
     pub altup: Option<AltUpParams>,
     /// What differs from layer to layer.
     pub layers: Vec<LayerParams>,
+    /// Layers that the file says it has, those that guess further tokens included.
+    pub n_layers_in_file: usize,
 }
 
 /// The shape of one layer.
@@ -191,6 +193,8 @@ const WINDOW: Key = key(
     &["sliding_window", "attention_chunk_size"],
 );
 
+const ROPE_DIMS: Key = key("rope.dimension_count", &["partial_rotary_factor"]);
+
 /// Bounds on what a file may claim; generous, so that only nonsense is refused.
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_HEADS: usize = 1 << 14;
@@ -221,13 +225,7 @@ impl Hparams {
         let max_alibi_bias = source.alibi(arch, n_layers)?;
         let moe = source.moe(arch)?;
         let temperature = source.temperature(arch)?;
-        source.rope_layers(arch, &mut layers, ropes.len(), max_alibi_bias.is_some())?;
-        let used = layers.iter().filter_map(|layer| ropes.get(layer.rope?));
-        if let Some(rope) = used.into_iter().find(|r| r.dims == 0 || r.dims % 2 != 0) {
-            const DIMS: Key = key("rope.dimension_count", &["partial_rotary_factor"]);
-            let problem = format!("{} elements of a head do not turn in pairs", rope.dims);
-            return Err(source.bad(&DIMS, problem));
-        }
+        source.rope_layers(arch, &mut layers, &ropes, max_alibi_bias.is_some())?;
         for layer in &mut layers {
             layer.temperature = temperature.is_some()
                 && (arch.temperature == TemperatureRule::IfGiven || layer.rope.is_none());
@@ -284,6 +282,7 @@ impl Hparams {
                 .unwrap_or(0),
             altup: source.altup()?,
             layers,
+            n_layers_in_file: n_listed,
         })
     }
 }
@@ -298,10 +297,12 @@ impl Source<'_> {
         mla: Option<&MlaParams>,
     ) -> Result<Vec<LayerParams>, ModelError> {
         let n_layers = count.0;
+        let least = usize::from(!arch.pruned);
         let n_heads = self
-            .per_layer(&HEADS, count, 0, MAX_HEADS)?
+            .per_layer(&HEADS, count, least, MAX_HEADS)?
             .ok_or_else(|| self.missing(&HEADS))?;
-        let n_kv_heads = self.kv_heads(count, &n_heads)?;
+        let n_kv_heads = self.kv_heads(count, least, &n_heads)?;
+        // Where there are experts, dense layers need not have a width.
         let n_ff = self
             .per_layer(&FF, count, 0, MAX_FF)?
             .unwrap_or_else(|| vec![arch.default_ff.of(n_embd); n_layers]);
@@ -334,13 +335,19 @@ impl Source<'_> {
             let kv_layer = if i < first_shared {
                 i
             } else {
-                let source = (0..first_shared).rev();
-                let alike = |&l: &usize| windows[l].is_some() == windowed;
-                let shared = key("attention.shared_kv_layers", &["num_kv_shared_layers"]);
-                source
-                    .into_iter()
-                    .find(alike)
-                    .ok_or_else(|| self.bad(&shared, format!("none is left for layer {i}")))?
+                const SHARED: Key = key("attention.shared_kv_layers", &["num_kv_shared_layers"]);
+                let owner = (0..first_shared)
+                    .rev()
+                    .find(|&l| windows[l].is_some() == windowed);
+                let fits = |&l: &usize| {
+                    let owner: &LayerParams = &layers[l];
+                    (owner.n_kv_heads, owner.key_dim, owner.value_dim)
+                        == (kv_heads, key_dim, value_dim)
+                };
+                let problem = || format!("no layer has keys that fit layer {i}");
+                owner
+                    .filter(fits)
+                    .ok_or_else(|| self.bad(&SHARED, problem()))?
             };
             let mut n_ff = own.n_ff.unwrap_or(n_ff[i]);
             if arch.ff_counts_both {
@@ -367,7 +374,12 @@ impl Source<'_> {
         Ok(layers)
     }
 
-    fn kv_heads(&self, count: (usize, usize), n_heads: &[usize]) -> Result<Vec<usize>, ModelError> {
+    fn kv_heads(
+        &self,
+        count: (usize, usize),
+        least: usize,
+        n_heads: &[usize],
+    ) -> Result<Vec<usize>, ModelError> {
         const ONE: Key = key("", &["multi_query"]);
         const NEW: Key = key("", &["new_decoder_architecture"]);
         if self.flag(&ONE)? == Some(true) && self.flag(&NEW)? != Some(true) {
@@ -375,7 +387,7 @@ impl Source<'_> {
             let groups = self.optional(&key("", &["multi_query_group_num"]), 1, MAX_HEADS)?;
             return Ok(vec![groups.unwrap_or(1); count.0]);
         }
-        let listed = self.per_layer(&KV_HEADS, count, 0, MAX_HEADS)?;
+        let listed = self.per_layer(&KV_HEADS, count, least, MAX_HEADS)?;
         let n_kv_heads = listed.unwrap_or_else(|| n_heads.to_vec());
         // Windowed layers may have their own number.
         let own = self.optional(&key("", &["swa_num_key_value_heads"]), 1, MAX_HEADS)?;
@@ -574,7 +586,7 @@ impl Source<'_> {
         &self,
         arch: &Arch,
         layers: &mut [LayerParams],
-        n_ropes: usize,
+        ropes: &[Rope],
         alibi: bool,
     ) -> Result<(), ModelError> {
         // One where a layer turns, zero where it does not, in spite of the name.
@@ -597,8 +609,15 @@ impl Source<'_> {
                 (RopeLayers::AllButEvery(n), None) => chunks_off || !(i + 1).is_multiple_of(n),
                 (RopeLayers::Windowed, None) => layer.window.is_some() || !any_window,
             };
-            let index = usize::from(layer.window.is_some()).min(n_ropes - 1);
+            let index = usize::from(layer.window.is_some()).min(ropes.len() - 1);
+            let dims = ropes[index].dims;
             layer.rope = (turns && !alibi).then_some(index);
+            let fits = (2..=layer.key_dim).contains(&dims) && dims.is_multiple_of(2);
+            if layer.rope.is_some() && !fits {
+                let width = layer.key_dim;
+                let problem = format!("{dims} of the {width} elements of a head of layer {i} turn");
+                return Err(self.bad(&ROPE_DIMS, problem));
+            }
         }
         Ok(())
     }

@@ -264,6 +264,7 @@ pub(super) static DECI: Arch = Arch {
     name: "deci",
     hf_classes: &["DeciLMForCausalLM"],
     rope: PERMUTED,
+    pruned: true,
     ..BASE
 };
 

@@ -59,6 +59,8 @@ pub struct Arch {
 
     /// How tokens see each other.
     pub mixer: Mixer,
+    /// Whether layers may lack attention, or all of it but a projection, or the feed-forward half.
+    pub pruned: bool,
     /// Which layers see only a window, where the file does not say it layer by layer.
     pub windows: Windows,
     /// What a window is.
@@ -297,6 +299,7 @@ const BASE: Arch = Arch {
     hf_rotary_share: 1.0,
     position_offset: 0,
     mixer: Mixer::Attention,
+    pruned: false,
     windows: Windows::Never,
     window_kind: WindowKind::Sliding,
     window_rope_base: None,
@@ -454,6 +457,56 @@ impl Arch {
     }
 }
 
+impl Arch {
+    /// What sets the family apart from [the usual](BASE): names of fields and their values.
+    pub fn knobs(&self) -> Vec<(&'static str, String)> {
+        let mut knobs = Vec::new();
+        macro_rules! differing {
+            ($($field:ident),*) => {
+                $(
+                    let (ours, usual) =
+                        (format!("{:?}", self.$field), format!("{:?}", BASE.$field));
+                    if ours != usual {
+                        knobs.push((stringify!($field), ours));
+                    }
+                )*
+            };
+        }
+        differing!(
+            norm,
+            norm_weights,
+            pre_norm,
+            hf_norm_offset,
+            parallel,
+            rope,
+            rope_layers,
+            alibi,
+            hf_rotary_share,
+            position_offset,
+            mixer,
+            pruned,
+            windows,
+            window_kind,
+            window_rope_base,
+            query_scale,
+            qk_norm,
+            value_norm,
+            keys_as_values,
+            temperature,
+            hf_qkv,
+            activation,
+            glu_limit,
+            default_ff,
+            ff_counts_both,
+            moe,
+            unbiased_sparsity,
+            scales,
+            hf_gate_up_alternate
+        );
+        knobs
+    }
+}
+
 /// The supported names that look most like `wanted`, for the error message.
 fn nearest(wanted: &str) -> String {
     let wanted = wanted.to_ascii_lowercase();
@@ -493,5 +546,17 @@ mod tests {
     fn an_unknown_name_is_answered_with_its_neighbours() {
         assert!(nearest("qwen4").contains("qwen3"));
         assert_eq!(edit_distance("gemma", "gamma3"), 2);
+    }
+
+    #[test]
+    fn descriptors_are_told_apart() {
+        // A class leads to one descriptor, and a GGUF name to the first that has it.
+        let mut classes: Vec<&str> = ARCHS.iter().flat_map(|a| a.hf_classes).copied().collect();
+        classes.sort_unstable();
+        assert!(classes.windows(2).all(|pair| pair[0] != pair[1]));
+        let names: std::collections::BTreeSet<&str> = ARCHS.iter().map(|a| a.name).collect();
+        assert!(names.len() >= 60, "{} names", names.len());
+        let gpt_oss = ARCHS.iter().find(|arch| arch.name == "gpt-oss").unwrap();
+        assert!(gpt_oss.knobs().iter().any(|(knob, _)| *knob == "glu_limit"));
     }
 }

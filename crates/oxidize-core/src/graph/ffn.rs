@@ -8,7 +8,7 @@ use crate::error::Result;
 
 impl Block<'_, '_> {
     pub(super) fn has_feed_forward(&self) -> bool {
-        self.params().n_ff > 0 || self.has_experts()
+        self.params().n_ff > 0 || self.has_experts() || !self.arch.pruned
     }
 
     /// What the feed-forward layer makes of its normalised input `h`, with the norm that may

@@ -17,7 +17,7 @@ pub(super) fn inputs(
     x: ValueId,
 ) -> Result<Option<ValueId>> {
     let width = hp.n_embd_per_layer;
-    if width == 0 {
+    if width == 0 && !weights.has(&PER_LAYER_EMBEDDING, 0) {
         return Ok(None);
     }
     let all = hp.layers.len() * width;

@@ -49,6 +49,14 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
+    /// A layer has a tensor that its architecture, with these hyper-parameters, has no use for.
+    #[error("{file}: tensor {tensor:?} has no place in this architecture", file = file.display())]
+    UnusedTensor {
+        /// The model.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A tensor has another shape than the hyper-parameters ask for.
     #[error("{file}: tensor {tensor:?} has shape {shape:?}, expected {expected:?}", file = file.display())]
     TensorShape {

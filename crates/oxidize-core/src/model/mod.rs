@@ -17,7 +17,7 @@ pub use weights::{LinearWeights, NormWeights, Weight, Weights};
 use crate::arch::{Arch, Hparams};
 use crate::backend::{Backend, Session, SessionConfig};
 use crate::error::Result;
-use crate::file::{ModelFile, OpenOptions};
+use crate::file::{Format, ModelFile, OpenOptions};
 use crate::graph::{Plan, decoder};
 use crate::tokenizer::Tokenizer;
 use std::path::Path;
@@ -52,6 +52,7 @@ impl Model {
         let mut loader = WeightLoader::new(&file, arch);
         let plan = decoder::build(arch, &hparams, &mut loader)?;
         let (weights, unused) = loader.finish();
+        check_unused(&file, &hparams, &unused)?;
         if let Some(first) = unused.first() {
             let n = unused.len();
             tracing::warn!("{n} tensors are not part of the text model, such as {first}");
@@ -150,5 +151,23 @@ impl Model {
             .iter()
             .find(|weight| weight.has_not_finite())
             .map(|w| w.name.clone())
+    }
+}
+
+/// A GGUF file has no tensors in its layers that the plan could do without: whoever put them there
+/// meant another graph. Layers that guess further tokens are left alone.
+fn check_unused(file: &ModelFile, hparams: &Hparams, unused: &[String]) -> Result<()> {
+    let layer = |name: &str| -> Option<usize> {
+        let (layer, _) = name.strip_prefix("blk.")?.split_once('.')?;
+        layer.parse().ok()
+    };
+    let further = hparams.layers.len()..hparams.n_layers_in_file;
+    let wrong = |name: &&String| layer(name).is_some_and(|layer| !further.contains(&layer));
+    match unused.iter().find(wrong) {
+        Some(name) if matches!(file.format(), Format::Gguf { .. }) => {
+            let (file, tensor) = (file.path().to_path_buf(), name.clone());
+            Err(ModelError::UnusedTensor { file, tensor }.into())
+        }
+        _ => Ok(()),
     }
 }

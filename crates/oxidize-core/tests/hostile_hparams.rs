@@ -1,0 +1,356 @@
+//! Hyper-parameters that lie: zero, negative, huge, not dividing, at odds with tensors, of another
+//! type, lists of the wrong length. Each golden model is loaded with one of its numbers changed, from
+//! GGUF and from `config.json`: the answer is a typed error, or, where the number can be what it now
+//! is, a model that runs. Never a panic, never memory for what is not there.
+
+use oxidize_core::Result;
+use oxidize_core::arch::ARCHS;
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::{Batch, KvType, SeqSlice, SessionConfig};
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::gguf::{ArrayBuf, Value as Gguf, WriteError, Writer};
+use oxidize_core::kv::BlockId;
+use oxidize_core::model::Model;
+use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+/// Where the golden models are: beside the checkout, or where `OXIDIZE_SHARED` says.
+fn golden() -> Option<PathBuf> {
+    let shared = std::env::var_os("OXIDIZE_SHARED")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
+    let golden = shared.join("golden");
+    if golden.is_dir() {
+        return Some(golden);
+    }
+    eprintln!("SKIPPED: no golden models at {}", golden.display());
+    None
+}
+
+/// How the cases of a test ended.
+#[derive(Default)]
+struct Tally {
+    refused: usize,
+    ran: usize,
+    wrong: Vec<String>,
+}
+
+impl Tally {
+    /// Loads a changed model. Keys whose every change contradicts a tensor must be refused.
+    fn check(&mut self, what: &str, must_fail: bool, open: impl FnOnce() -> Result<ModelFile>) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let file = open().map_err(|error| error.to_string())?;
+            let model = Model::from_file(file).map_err(|error| error.to_string())?;
+            run(&model)
+        }));
+        match outcome {
+            Err(_) => self.wrong.push(format!("{what}: panic")),
+            Ok(Ok(())) if must_fail => self.wrong.push(format!("{what}: accepted")),
+            Ok(Ok(())) => self.ran += 1,
+            Ok(Err(_)) => self.refused += 1,
+        }
+    }
+
+    /// At least so many must have been refused.
+    fn finish(self, least: usize) {
+        let Tally {
+            refused,
+            ran,
+            wrong,
+        } = self;
+        println!("{refused} refused, {ran} ran");
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(refused >= least, "only {refused} were refused");
+    }
+}
+
+/// A model that was accepted has to run, whatever comes out.
+fn run(model: &Model) -> std::result::Result<(), String> {
+    let config = SessionConfig {
+        n_blocks: 2,
+        block_size: 8,
+        max_tokens: 4,
+        max_outputs: 1,
+        max_context: 16,
+        key_type: KvType::F32,
+        value_type: KvType::F32,
+        n_threads: Some(1),
+    };
+    let session = model.session(&Cpu::default(), &config);
+    let mut session = session.map_err(|error| error.to_string())?;
+    let sequences = [SeqSlice {
+        n_tokens: 4,
+        blocks: &[BlockId(1), BlockId(0)],
+    }];
+    let batch = Batch {
+        tokens: &[1, 2, 3, 4],
+        positions: &[7, 8, 9, 10],
+        sequences: &sequences,
+        outputs: &[3],
+    };
+    session.run(&batch).map_err(|error| error.to_string())
+}
+
+/// Numbers that any change puts at odds with the tensors.
+const FIXED_GGUF: &[&str] = &[
+    "block_count",
+    "embedding_length",
+    "expert_count",
+    "embedding_length_per_layer_input",
+    "attention.kv_lora_rank",
+    "altup.num_inputs",
+];
+const FIXED_CONFIG: &[&str] = &["hidden_size", "n_embd", "d_model", "kv_lora_rank"];
+
+/// What a number is changed to.
+fn numbers(n: i64) -> Vec<Value> {
+    let huge = [i64::from(u32::MAX), 1 << 31, 1 << 40, i64::MAX];
+    let near = [n + 1, n * 2, n * 3 + 1, n / 2, -n, -1, 0, 1, 3, 1 << 20];
+    let mut changed: Vec<Value> = near
+        .into_iter()
+        .chain(huge)
+        .filter(|&m| m != n)
+        .map(Value::from)
+        .collect();
+    changed.extend([
+        json!(0.5),
+        json!(1e30),
+        json!("seven"),
+        json!({}),
+        json!([]),
+    ]);
+    changed
+}
+
+fn floats(x: f64) -> Vec<Value> {
+    let near = [0.0, -x, -1.0, 1e-300, 1e30, 1e300, x * 7.0, 0.999];
+    let mut changed: Vec<Value> = near
+        .into_iter()
+        .filter(|&y| y != x)
+        .map(Value::from)
+        .collect();
+    changed.extend([json!("seven"), json!([1.0]), json!(true)]);
+    changed
+}
+
+/// Lists that are too short, too long, or of other things.
+fn lists(list: &[Value]) -> Vec<Value> {
+    let mut shorter = list.to_vec();
+    shorter.pop();
+    let mut longer = list.to_vec();
+    longer.extend(list.first().cloned());
+    let with_first = |first: Value| {
+        let mut changed = list.to_vec();
+        changed[0] = first;
+        Value::from(changed)
+    };
+    let mut changed = vec![shorter.into(), longer.into(), json!([]), json!("LLLG")];
+    let odd = [
+        json!(-1),
+        json!(1 << 30),
+        json!("x"),
+        json!(null),
+        json!([]),
+    ];
+    changed.extend(odd.map(with_first));
+    changed
+}
+
+fn changes(value: &Value) -> Vec<Value> {
+    match value {
+        Value::Number(n) => match n.as_i64() {
+            Some(n) => numbers(n),
+            None => floats(n.as_f64().unwrap_or(0.0)),
+        },
+        Value::Array(list) if !list.is_empty() => lists(list),
+        Value::Bool(flag) => vec![json!(!flag), json!("yes"), json!(2), json!([])],
+        Value::String(_) => vec![json!("another"), json!(""), json!(7), json!({})],
+        _ => vec![json!(-3), json!("x"), json!([1, 2])],
+    }
+}
+
+#[test]
+fn config_json() {
+    let Some(golden) = golden() else { return };
+    let mut tally = Tally::default();
+    for dir in directories(&golden) {
+        let Ok(text) = std::fs::read_to_string(dir.join("config.json")) else {
+            continue;
+        };
+        let weights = dir.join("model.safetensors");
+        let known = |class: &&str| text.contains(&format!("\"{class}\""));
+        let supported = ARCHS.iter().any(|arch| arch.hf_classes.iter().any(known));
+        if !weights.exists() || !supported {
+            continue;
+        }
+        let config: Value = serde_json::from_str(&text).unwrap();
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::copy(&weights, copy.path().join("model.safetensors")).unwrap();
+        for path in paths(&config) {
+            let pointer = format!("/{}", path.join("/"));
+            let original = config.pointer(&pointer).unwrap().clone();
+            for change in changes(&original) {
+                let mut changed = config.clone();
+                *changed.pointer_mut(&pointer).unwrap() = change.clone();
+                std::fs::write(copy.path().join("config.json"), changed.to_string()).unwrap();
+                let what = format!("{}: {pointer} = {change}", dir.display());
+                let must_fail = FIXED_CONFIG.contains(&path[0].as_str());
+                tally.check(&what, must_fail, || {
+                    ModelFile::open(copy.path(), &OpenOptions::default())
+                });
+            }
+        }
+    }
+    tally.finish(4000);
+}
+
+/// The keys of a configuration that are numbers, flags or lists, two levels deep.
+fn paths(config: &Value) -> Vec<Vec<String>> {
+    // What has no part in what a model computes.
+    const IGNORED: &[&str] = &[
+        "architectures",
+        "vocab_size",
+        "model_type",
+        "dtype",
+        "transformers_version",
+        "use_cache",
+        "initializer_range",
+        "tie_word_embeddings",
+        "pretraining_tp",
+        "id2label",
+        "label2id",
+    ];
+    const IGNORED_PARTS: &[&str] = &[
+        "dropout", "pdrop", "token_id", "router_", "summary_", "output_",
+    ];
+    let ignored =
+        |key: &str| IGNORED.contains(&key) || IGNORED_PARTS.iter().any(|part| key.contains(part));
+    let Value::Object(keys) = config else {
+        return Vec::new();
+    };
+    let mut paths = Vec::new();
+    for (key, value) in keys {
+        if ignored(key) || value.is_null() {
+            continue;
+        }
+        match value {
+            Value::Object(inner) => {
+                let inner = inner
+                    .iter()
+                    .filter(|(key, value)| !ignored(key) && !value.is_null());
+                paths.extend(inner.map(|(name, _)| vec![key.clone(), name.clone()]));
+            }
+            _ => paths.push(vec![key.clone()]),
+        }
+    }
+    paths
+}
+
+#[test]
+fn gguf_metadata() {
+    let Some(golden) = golden() else { return };
+    let mut tally = Tally::default();
+    for dir in directories(&golden) {
+        let path = dir.join("model.gguf");
+        let Ok(file) = ModelFile::open(&path, &OpenOptions::default()) else {
+            continue;
+        };
+        let name = file.metadata().str("general.architecture").unwrap_or("");
+        if !ARCHS.iter().any(|arch| arch.name == name) {
+            continue;
+        }
+        let prefix = format!("{name}.");
+        let keys = file.metadata().iter().map(|(key, _)| key.to_owned());
+        for key in keys.filter(|key| key.starts_with(&prefix) || key.starts_with("xielu.")) {
+            let original = as_json(&file.metadata().get(&key).unwrap());
+            let short = key.strip_prefix(&prefix).unwrap_or(&key);
+            for change in changes(&original).into_iter().chain([Value::Null]) {
+                let Some(bytes) = patched(&file, &key, &change) else {
+                    continue;
+                };
+                let what = format!("{name} ({}): {key} = {change}", dir.display());
+                let must_fail = FIXED_GGUF.contains(&short) && !change.is_null();
+                tally.check(&what, must_fail, || {
+                    ModelFile::from_bytes(bytes, &OpenOptions::default())
+                });
+            }
+        }
+    }
+    tally.finish(5000);
+}
+
+fn directories(golden: &Path) -> Vec<PathBuf> {
+    let mut list: Vec<PathBuf> = std::fs::read_dir(golden)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir())
+        .collect();
+    list.sort();
+    list
+}
+
+fn as_json(value: &Gguf<'_>) -> Value {
+    match value {
+        Gguf::Bool(flag) => json!(flag),
+        Gguf::Str(text) => json!(text),
+        Gguf::Array(array) => array.iter().map(|value| as_json(&value)).collect(),
+        Gguf::F32(x) => json!(x),
+        Gguf::F64(x) => json!(x),
+        other => json!(other.as_i64()),
+    }
+}
+
+/// The file with one key changed, or left out; `None` where GGUF has no such value.
+fn patched(file: &ModelFile, changed: &str, change: &Value) -> Option<Vec<u8>> {
+    let mut writer = Writer::new();
+    let list;
+    for (key, value) in file.metadata().iter() {
+        // The vocabulary has no part in this.
+        if key != changed && !key.starts_with("tokenizer.") {
+            writer.key(key, &value).unwrap();
+        }
+    }
+    match change {
+        Value::Null => {}
+        Value::Bool(flag) => writer.key(changed, &Gguf::Bool(*flag)).unwrap(),
+        Value::String(text) => writer.key(changed, &Gguf::Str(text)).unwrap(),
+        Value::Number(n) => {
+            let number = match (n.as_i64(), n.as_f64()) {
+                (Some(n), _) => Gguf::I64(n),
+                (None, Some(x)) => Gguf::F64(x),
+                _ => return None,
+            };
+            writer.key(changed, &number).unwrap();
+        }
+        Value::Array(values) => {
+            let numbers: Option<Vec<i64>> = values
+                .iter()
+                .map(|value| value.as_bool().map(i64::from).or(value.as_i64()))
+                .collect();
+            list = match numbers {
+                Some(numbers) => ArrayBuf::i32s(numbers.into_iter().map(|n| n as i32)),
+                None => {
+                    let floats: Option<Vec<f64>> = values.iter().map(Value::as_f64).collect();
+                    ArrayBuf::f32s(floats?.into_iter().map(|x| x as f32))
+                }
+            };
+            writer.key(changed, &Gguf::Array(list.as_array())).unwrap();
+        }
+        Value::Object(_) => return None,
+    }
+    for tensor in file.tensors() {
+        writer
+            .tensor(&tensor.name, tensor.ty, &tensor.shape)
+            .unwrap();
+    }
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |planned, out| {
+            let tensor = file.tensor(&planned.name).unwrap();
+            out.write_all(&file.data(tensor).unwrap())?;
+            Ok::<_, WriteError>(())
+        })
+        .unwrap();
+    Some(bytes)
+}
