@@ -81,6 +81,7 @@ impl Feed {
                 n_blocks,
                 block_size,
                 max_tokens: most(&|(parts, _)| parts.iter().sum()).unwrap_or(1),
+                max_context: lengths.iter().copied().max().unwrap_or(1),
                 max_outputs: most(&|(_, outputs)| outputs.len()).unwrap_or(1),
                 key_type: KvType::F32,
                 value_type: KvType::F32,

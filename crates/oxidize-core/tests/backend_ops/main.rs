@@ -6,14 +6,14 @@ mod cases;
 mod feed;
 mod net;
 
-use cases::{ALL, build, kind};
+use cases::{ALL, Variant, build, kind};
 use feed::{Feed, compare};
 use net::{Net, Random, VOCAB, weight_types};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, BackendError, Batch, KvType, SeqSlice};
 use oxidize_core::file::TensorType;
-use oxidize_core::graph::{Activation, NormKind, Op, RopeFrequencies, RopeLayout, Rows, ValueId};
+use oxidize_core::graph::{Activation, NormKind, Op, RopeLayout, Rows, ValueId, Window};
 use oxidize_core::kv::BlockId;
 
 /// A plan of one op and what feeds it.
@@ -62,7 +62,7 @@ fn attention_of_every_cache_type() {
             if ty.row_bytes(head_dim).is_none() {
                 continue;
             }
-            for window in [None, Some(5)] {
+            for window in [None, Some(Window::Sliding(5))] {
                 let mut net = Net::new(head_dim as u64);
                 let shape = cases::HeadShape {
                     n_heads,
@@ -70,8 +70,12 @@ fn attention_of_every_cache_type() {
                     key_dim: head_dim,
                     value_dim: head_dim,
                 };
-                let softcap = window.map(|_| 3.0);
-                net.plan.result = Some(cases::attention(&mut net, &shape, window, softcap));
+                let variant = Variant {
+                    window,
+                    softcap: window.map(|_| 3.0),
+                    ..Variant::default()
+                };
+                net.plan.result = Some(cases::attention(&mut net, &shape, variant));
                 let mut feed = Feed::random(&mut net.random);
                 (feed.config.key_type, feed.config.value_type) = (ty, ty);
                 let what = format!("{ty:?}, {n_heads}/{n_kv_heads} of {head_dim}, {window:?}");
@@ -93,7 +97,7 @@ fn attention_of_mixed_cache_types() {
                 key_dim: 64,
                 value_dim: 32,
             };
-            net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+            net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
             let mut feed = Feed::random(&mut net.random);
             (feed.config.key_type, feed.config.value_type) = (key_type, value_type);
             let bound = cases::cache_bound(key_type).max(cases::cache_bound(value_type));
@@ -110,7 +114,13 @@ fn attention_of_mixed_cache_types() {
 /// Long enough that the CPU shares the keys of one token out over threads.
 #[test]
 fn attention_over_a_long_context() {
-    for (seed, window) in [None, Some(700), Some(40)].into_iter().enumerate() {
+    let windows = [
+        None,
+        Some(Window::Sliding(700)),
+        Some(Window::Sliding(40)),
+        Some(Window::Chunk(600)),
+    ];
+    for (seed, window) in windows.into_iter().enumerate() {
         for n_threads in [1, 2, 4] {
             let mut net = Net::new(seed as u64);
             let shape = cases::HeadShape {
@@ -119,7 +129,13 @@ fn attention_over_a_long_context() {
                 key_dim: 32,
                 value_dim: 32,
             };
-            net.plan.result = Some(cases::attention(&mut net, &shape, window, None));
+            let variant = Variant {
+                window,
+                sinks: seed % 2 == 0,
+                alibi: seed == 1,
+                ..Variant::default()
+            };
+            net.plan.result = Some(cases::attention(&mut net, &shape, variant));
             let mut feed = Feed::long(&mut net.random, &[1100, 530, 40]);
             feed.config.n_threads = Some(n_threads);
             let what = format!("window {window:?}, {n_threads} threads");
@@ -151,16 +167,8 @@ fn random_plan(net: &mut Net) -> ValueId {
     let (head_dim, n_heads) = (2 * net.random.within(1..=8), net.random.within(1..=4));
     let width = head_dim * n_heads;
     let wide = width * net.random.within(1..=2) + head_dim;
-    let radians = net.random.floats(head_dim / 2, 1.0);
-    let table = net.value(Rows::Tokens, head_dim);
     let mut values = vec![net.input(width)];
-    net.push(Op::RopeTable {
-        frequencies: RopeFrequencies {
-            radians,
-            magnitude: 1.0,
-        },
-        out: table,
-    });
+    let table = cases::rope_table(net, head_dim / 2);
     for _ in 0..net.random.within(3..=25) {
         let recent = values.len().saturating_sub(3);
         let from = if net.random.chance(0.7) { recent } else { 0 };
@@ -298,7 +306,7 @@ fn blocks_are_copied_and_carried() {
                 key_dim: 32,
                 value_dim: 64,
             };
-            net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+            net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
             let mut feed = Feed::prompt(&mut net.random, 20);
             let config = &mut feed.config;
             (config.key_type, config.value_type) = (ty, ty);
@@ -357,7 +365,7 @@ fn bad_batches_are_refused() {
             key_dim: 32,
             value_dim: 32,
         };
-        let attended = cases::attention(&mut net, &shape, None, None);
+        let attended = cases::attention(&mut net, &shape, Variant::default());
         let out = net.value(Rows::Outputs, 64);
         net.plan.result = Some(net.push(Op::SelectOutputs { x: attended, out }));
         let mut config = Feed::prompt(&mut net.random, 4).config;
@@ -429,7 +437,7 @@ fn heads_that_do_not_fit_the_cache_type_are_refused() {
             key_dim: 20,
             value_dim: 32,
         };
-        net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+        net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
         let mut config = Feed::prompt(&mut Random::new(0), 4).config;
         config.key_type = key;
         let result = Cpu::default().compile(&net.plan, &net.weights, &config);
