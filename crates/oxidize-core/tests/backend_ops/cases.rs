@@ -4,7 +4,7 @@
 use crate::net::{Net, VOCAB, weight_types};
 use oxidize_core::backend::KvType;
 use oxidize_core::file::TensorType;
-use oxidize_core::graph::rope::{RopeFactors, RopeScaling};
+use oxidize_core::graph::rope::{RopeFactors, RopeScaling, Yarn};
 use oxidize_core::graph::{
     Activation, AttentionOp, CacheInfo, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore,
     NormKind, Op, Rope, RopeLayout, Routing, Rows, Temperature, ValueId, Window, Xielu,
@@ -41,9 +41,9 @@ kinds! {
     StoreKv,
     Attention,
     Activate,
+    Glu,
     Xielu,
     Sparsify,
-    Glu,
     Add,
     Scale,
     ScaleBy,
@@ -98,17 +98,25 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             (net.push(Op::Embed { table, out }), 0.0)
         }
         Kind::EmbedPosition => {
-            let offset = net.random.within(0..=2);
-            let table = net.matrix(TensorType::F32, 64 + offset, width);
-            let out = net.value(Rows::Tokens, width);
-            (net.push(Op::EmbedPosition { table, offset, out }), 0.0)
+            // A value of the tokens first: only looking those up checks the batch.
+            let x = net.input(width);
+            let (ty, offset) = (TensorType::F32, net.random.within(0..=3));
+            let table = net.matrix(ty, 64 + offset, width);
+            let positions = net.like(x);
+            let b = net.push(Op::EmbedPosition {
+                table,
+                offset,
+                out: positions,
+            });
+            let out = net.like(x);
+            (net.push(Op::Add { a: x, b, out }), 0.0)
         }
         Kind::RopeTable => (rope_table(net, width.div_ceil(2)), FLOATS),
         Kind::Norm => {
             let (groups, width) = (net.random.within(1..=5), net.random.within(2..=100));
             let x = net.input(groups * width);
-            // Groups share their weights, or each has its own.
-            let len = net.random.pick(&[1, groups]) * width;
+            // For every group the same, or for the whole row.
+            let len = net.random.pick(&[width, groups * width]);
             let (weight, bias) = (net.maybe_vector(len), net.maybe_vector(len));
             let kind = net.random.pick(&[NormKind::Rms, NormKind::Layer]);
             let epsilon = net.random.pick(&[1e-6, 1e-5, 0.1]);
@@ -132,14 +140,16 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             (net.linear(x, ty, outputs), product_bound(ty))
         }
         Kind::HeadLinear => {
-            let ty = any_type(net);
+            let (ty, n_heads) = (any_type(net), net.random.within(1..=4));
             let inputs = net.random.within(1..=2) * ty.block_len();
-            let (n_heads, outputs) = (net.random.within(1..=5), net.random.within(1..=40));
+            let outputs = net.random.within(1..=60);
             let x = net.input(n_heads * inputs);
             let weight = net.stack(ty, outputs, inputs, n_heads);
             let out = net.value(Rows::Tokens, n_heads * outputs);
-            let op = Op::HeadLinear { x, weight, out };
-            (net.push(op), product_bound(ty))
+            (
+                net.push(Op::HeadLinear { x, weight, out }),
+                product_bound(ty),
+            )
         }
         Kind::Rope => {
             let (n_heads, head_dim) = (net.random.within(1..=6), net.random.within(2..=70));
@@ -161,40 +171,30 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
         // What was stored is seen by who attends to it.
         Kind::StoreKv | Kind::Attention => {
             let n_kv_heads = net.random.within(1..=3);
+            let key_dim = net.random.within(1..=80);
+            let values_in_keys = net.random.chance(0.2);
+            let most = if values_in_keys { key_dim } else { 80 };
             let shape = HeadShape {
                 n_heads: n_kv_heads * net.random.within(1..=5),
                 n_kv_heads,
-                key_dim: net.random.within(1..=80),
-                value_dim: net.random.within(1..=80),
+                key_dim,
+                value_dim: net.random.within(1..=most),
             };
-            let size = net.random.within(1..=40);
-            let kinds = [Window::Sliding(size), Window::Chunk(size)];
-            let window = net.random.chance(0.5).then(|| net.random.pick(&kinds));
-            let softcap = net.random.chance(0.3).then_some(2.0);
-            let out = attention(net, &shape, window, softcap);
-            (out, cache_bound(KvType::F32))
+            let span = net.random.within(1..=40);
+            let windows = [None, Some(Window::Sliding(span)), Some(Window::Chunk(span))];
+            let variant = Variant {
+                window: net.random.pick(&windows),
+                softcap: net.random.chance(0.3).then_some(2.0),
+                sinks: net.random.chance(0.3),
+                alibi: net.random.chance(0.3),
+                values_in_keys,
+            };
+            (attention(net, &shape, variant), cache_bound(KvType::F32))
         }
         Kind::Activate => {
             let x = wide_input(net, width);
             let (activation, out) = (net.random.pick(&ACTIVATIONS), net.like(x));
             (net.push(Op::Activate { x, activation, out }), FLOATS)
-        }
-        Kind::Xielu => {
-            let x = wide_input(net, width);
-            let spec = Xielu::from_stored(net.random.float(1.0), net.random.float(1.0), 0.5, -1e-6);
-            let out = net.like(x);
-            (net.push(Op::Xielu { x, spec, out }), FLOATS)
-        }
-        Kind::Sparsify => {
-            let (x, unbiased) = (net.input(width.max(2)), net.random.chance(0.5));
-            let (deviations, out) = (net.random.pick(&[0.0, 0.5, 1.6]), net.like(x));
-            let op = Op::Sparsify {
-                x,
-                deviations,
-                unbiased,
-                out,
-            };
-            (net.push(op), FLOATS)
         }
         Kind::Glu => {
             let (gate, up) = (wide_input(net, width), net.input(width));
@@ -203,6 +203,24 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
                 gate,
                 up,
                 activation,
+                out,
+            };
+            (net.push(op), FLOATS)
+        }
+        Kind::Xielu => {
+            let x = wide_input(net, width);
+            let (alpha_p, alpha_n) = (net.random.float(2.0), net.random.float(2.0));
+            let spec = Xielu::from_stored(alpha_p, alpha_n, 0.5, -1e-6);
+            let out = net.like(x);
+            (net.push(Op::Xielu { x, spec, out }), FLOATS)
+        }
+        Kind::Sparsify => {
+            let x = net.input(width + 8);
+            let out = net.like(x);
+            let op = Op::Sparsify {
+                x,
+                deviations: net.random.pick(&[0.0, 0.5, 1.6]),
+                unbiased: net.random.chance(0.5),
                 out,
             };
             (net.push(op), FLOATS)
@@ -223,29 +241,26 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             (net.push(Op::ScaleBy { x, weight, out }), FLOATS)
         }
         Kind::Temperature => {
-            let (x, spec) = (
-                net.input(width),
-                Temperature {
-                    scale: 0.1,
-                    period: net.random.pick(&[4.0, 16.0]),
-                    offset: net.random.pick(&[0.0, 1.0]),
-                },
-            );
+            let x = net.input(width);
+            let spec = Temperature {
+                scale: 0.3,
+                period: net.random.pick(&[1.0, 7.0, 30.0]),
+                offset: net.random.pick(&[0.0, 1.0]),
+            };
             let out = net.like(x);
             (net.push(Op::Temperature { x, spec, out }), FLOATS)
         }
         Kind::Clamp => {
-            let (x, limit) = (wide_input(net, width), net.random.pick(&[0.5, 2.0]));
+            let x = wide_input(net, width);
             let out = net.like(x);
-            (net.push(Op::Clamp { x, limit, out }), 0.0)
+            (net.push(Op::Clamp { x, limit: 2.5, out }), 0.0)
         }
         Kind::WeightedSum => {
-            let terms: Vec<ValueId> = (0..net.random.within(1..=4))
-                .map(|_| net.input(width))
-                .collect();
-            let offset = net.random.within(0..=3);
-            let weights = net.input(offset + terms.len());
-            let out = net.like(terms[0]);
+            let n = net.random.within(1..=5);
+            let terms: Vec<ValueId> = (0..n).map(|_| net.input(width)).collect();
+            let (offset, spare) = (net.random.within(0..=3), net.random.within(0..=3));
+            let weights = net.input(offset + n + spare);
+            let out = net.value(Rows::Tokens, width);
             let op = Op::WeightedSum {
                 terms,
                 weights,
@@ -255,15 +270,15 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             (net.push(op), FLOATS)
         }
         Kind::MatchMagnitude => {
-            let (x, like) = (net.input(width), wide_input(net, width));
+            let (x, like) = (wide_input(net, width), net.input(width));
             let out = net.like(x);
             (net.push(Op::MatchMagnitude { x, like, out }), FLOATS)
         }
         Kind::Slice => {
-            let (group, groups) = (net.random.within(1..=40), net.random.within(1..=4));
+            let (groups, group) = (net.random.within(1..=4), net.random.within(1..=40));
+            let x = net.input(groups * group);
             let start = net.random.within(0..=group - 1);
             let len = net.random.within(1..=group - start);
-            let x = net.input(groups * group);
             let out = net.value(Rows::Tokens, groups * len);
             let op = Op::Slice {
                 x,
@@ -276,12 +291,9 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
         }
         Kind::Concat => {
             let groups = net.random.within(1..=4);
-            let (a_width, b_width) = (
-                groups * net.random.within(1..=30),
-                groups * net.random.within(1..=30),
-            );
-            let (a, b) = (net.input(a_width), net.input(b_width));
-            let out = net.value(Rows::Tokens, a_width + b_width);
+            let (a_len, b_len) = (net.random.within(1..=30), net.random.within(1..=30));
+            let (a, b) = (net.input(groups * a_len), net.input(groups * b_len));
+            let out = net.value(Rows::Tokens, groups * (a_len + b_len));
             (net.push(Op::Concat { a, b, groups, out }), 0.0)
         }
         Kind::Softcap => {
@@ -306,13 +318,18 @@ pub(crate) struct HeadShape {
     pub(crate) value_dim: usize,
 }
 
-/// Random queries, keys and values, stored and attended to, some with sinks or biases by distance.
-pub(crate) fn attention(
-    net: &mut Net,
-    shape: &HeadShape,
-    window: Option<Window>,
-    softcap: Option<f32>,
-) -> ValueId {
+/// What an attention may have besides.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Variant {
+    pub(crate) window: Option<Window>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) sinks: bool,
+    pub(crate) alibi: bool,
+    pub(crate) values_in_keys: bool,
+}
+
+/// Random queries, keys and values, stored and attended to.
+pub(crate) fn attention(net: &mut Net, shape: &HeadShape, variant: Variant) -> ValueId {
     let &HeadShape {
         n_heads,
         n_kv_heads,
@@ -320,20 +337,18 @@ pub(crate) fn attention(
         value_dim,
     } = shape;
     let q = wide_input(net, n_heads * key_dim);
-    let values_in_keys = value_dim <= key_dim && net.random.chance(0.2);
     let k = net.input(n_kv_heads * key_dim);
-    let v = (!values_in_keys).then(|| net.input(n_kv_heads * value_dim));
+    let v = (!variant.values_in_keys).then(|| net.input(n_kv_heads * value_dim));
     let layer = net.plan.caches.len();
     net.plan.caches.push(CacheInfo {
         n_kv_heads,
         key_dim,
         value_dim,
-        values_in_keys,
+        values_in_keys: variant.values_in_keys,
     });
-    let sinks = net.random.chance(0.3).then(|| net.vector(n_heads));
-    let with_slopes = net.random.chance(0.3);
     net.push(Op::StoreKv { layer, k, v });
     let out = net.value(Rows::Tokens, n_heads * value_dim);
+    let slopes = net.random.floats(n_heads, 0.2);
     let spec = AttentionOp {
         layer,
         n_heads,
@@ -341,10 +356,12 @@ pub(crate) fn attention(
         key_dim,
         value_dim,
         scale: 1.0 / (key_dim as f32).sqrt(),
-        window,
-        softcap,
-        sinks,
-        slopes: with_slopes.then(|| (0..n_heads).map(|i| 0.5 / (i + 1) as f32).collect()),
+        window: variant.window,
+        softcap: variant.softcap,
+        sinks: variant.sinks.then(|| net.vector(n_heads)),
+        slopes: variant
+            .alibi
+            .then(|| slopes.iter().map(|x| x.abs()).collect()),
     };
     net.push(Op::Attention { q, spec, out })
 }
@@ -355,20 +372,45 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
     let unit = gate_ty.block_len().max(down_ty.block_len());
     let width = unit * net.random.within(1..=2);
     let n_ff = unit * net.random.within(1..=3);
-    let n_experts = net.random.within(1..=8);
+    let n_groups = net.random.within(1..=4);
+    let n_experts = n_groups * net.random.within(2..=3);
     let (x, router) = (net.input(width), wide_input(net, n_experts));
-    let matrix = |net: &mut Net, ty, rows, cols| ExpertWeights {
-        weight: net.stack(ty, rows, cols, n_experts),
-        bias: net.maybe_vector(n_experts * rows),
+    let mut stack = |net: &mut Net, ty: TensorType, outputs: usize, inputs: usize| ExpertWeights {
+        weight: net.stack(ty, outputs, inputs, n_experts),
+        bias: net.maybe_vector(n_experts * outputs),
     };
-    let gated = net.random.chance(0.8);
+    let gated = net.random.chance(0.7);
+    let gatings = [
+        Gating::Softmax,
+        Gating::Sigmoid,
+        Gating::SoftmaxChosen,
+        Gating::SparseMixer { jitter: 0.1 },
+    ];
+    let used_groups = net.random.within(1..=n_groups);
+    let groups = ExpertGroups {
+        n_groups,
+        n_used: used_groups,
+        score: net.random.pick(&[GroupScore::Best, GroupScore::TwoBest]),
+    };
+    let groups = net.random.chance(0.4).then_some(groups);
+    let choice = groups.map_or(n_experts, |_| used_groups * n_experts / n_groups);
     let spec = ExpertsOp {
-        gate: gated.then(|| matrix(net, gate_ty, n_ff, width)),
-        up: matrix(net, gate_ty, n_ff, width),
-        down: matrix(net, down_ty, width, n_ff),
+        gate: gated.then(|| stack(net, gate_ty, n_ff, width)),
+        up: stack(net, gate_ty, n_ff, width),
+        down: stack(net, down_ty, width, n_ff),
         activation: net.random.pick(&ACTIVATIONS),
-        glu_limit: net.random.chance(0.3).then_some(2.0),
-        routing: routing(net, n_experts),
+        glu_limit: (gated && net.random.chance(0.3)).then_some(1.5),
+        routing: Routing {
+            n_experts,
+            n_used: net.random.within(1..=choice),
+            gating: net.random.pick(&gatings),
+            selection_bias: net.maybe_vector(n_experts),
+            groups,
+            renormalize: net.random.chance(0.5),
+            scale: net.random.pick(&[1.0, 2.5]),
+            expert_scale: net.maybe_vector(n_experts),
+            weigh_input: net.random.chance(0.3),
+        },
     };
     let out = net.like(x);
     let op = Op::Experts {
@@ -378,34 +420,8 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
         out,
     };
     // Three products, one of them of the others' errors.
-    let bound = 5.0 * (product_bound(gate_ty) + product_bound(down_ty));
+    let bound = 10.0 * (product_bound(gate_ty) + product_bound(down_ty));
     (net.push(op), bound)
-}
-
-fn routing(net: &mut Net, n_experts: usize) -> Routing {
-    let gating = net.random.pick(&[
-        Gating::Softmax,
-        Gating::Sigmoid,
-        Gating::SoftmaxChosen,
-        Gating::SparseMixer { jitter: 0.1 },
-    ]);
-    let grouped = n_experts.is_multiple_of(2) && net.random.chance(0.3);
-    let most = if grouped { n_experts / 2 } else { n_experts };
-    Routing {
-        n_experts,
-        n_used: net.random.within(1..=most),
-        gating,
-        selection_bias: net.maybe_vector(n_experts),
-        groups: grouped.then_some(ExpertGroups {
-            n_groups: 2,
-            n_used: 1,
-            score: net.random.pick(&[GroupScore::Best, GroupScore::TwoBest]),
-        }),
-        renormalize: net.random.chance(0.5),
-        scale: net.random.pick(&[1.0, 2.5]),
-        expert_scale: net.maybe_vector(n_experts),
-        weigh_input: net.random.chance(0.3),
-    }
 }
 
 /// Inputs of up to ±6, where the activations bend and flatten.
@@ -419,13 +435,44 @@ fn wide_input(net: &mut Net, width: usize) -> ValueId {
     })
 }
 
-/// Cosines and sines of frequencies that are all over the place.
+/// Cosines and sines, in every way of stretching the context.
 pub(crate) fn rope_table(net: &mut Net, pairs: usize) -> ValueId {
+    let scalings = [
+        RopeScaling::None,
+        RopeScaling::Linear(4.0),
+        RopeScaling::Dynamic {
+            factor: 4.0,
+            original_context: 16.0,
+        },
+        RopeScaling::Yarn(Yarn {
+            factor: 4.0,
+            original_context: 64.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: net.random.chance(0.5),
+        }),
+        RopeScaling::Llama3 {
+            factor: 8.0,
+            low: 1.0,
+            high: 4.0,
+            original_context: 64.0,
+        },
+    ];
+    let mut factors = || (0..pairs).map(|_| 1.0 + net.random.float(0.5)).collect();
+    let factors = [
+        RopeFactors::None,
+        RopeFactors::Fixed(factors()),
+        RopeFactors::ByContext {
+            short: factors(),
+            long: factors(),
+            original_context: 20,
+        },
+    ];
     let rope = Rope {
         dims: 2 * pairs,
-        base: 1.5,
-        scaling: RopeScaling::None,
-        factors: RopeFactors::Fixed(net.random.floats(pairs, 3.0)),
+        base: net.random.pick(&[100.0, 10_000.0]),
+        scaling: scalings[net.random.within(0..=scalings.len() - 1)].clone(),
+        factors: factors[net.random.within(0..=factors.len() - 1)].clone(),
         magnitude: net.random.pick(&[1.0, 1.3]),
     };
     let out = net.value(Rows::Tokens, 2 * pairs);

@@ -6,7 +6,7 @@ mod cases;
 mod feed;
 mod net;
 
-use cases::{ALL, build, kind};
+use cases::{ALL, Variant, build, kind};
 use feed::{Feed, compare};
 use net::{Net, Random, VOCAB, weight_types};
 use oxidize_core::backend::cpu::Cpu;
@@ -70,8 +70,12 @@ fn attention_of_every_cache_type() {
                     key_dim: head_dim,
                     value_dim: head_dim,
                 };
-                let softcap = window.map(|_| 3.0);
-                net.plan.result = Some(cases::attention(&mut net, &shape, window, softcap));
+                let variant = Variant {
+                    window,
+                    softcap: window.map(|_| 3.0),
+                    ..Variant::default()
+                };
+                net.plan.result = Some(cases::attention(&mut net, &shape, variant));
                 let mut feed = Feed::random(&mut net.random);
                 (feed.config.key_type, feed.config.value_type) = (ty, ty);
                 let what = format!("{ty:?}, {n_heads}/{n_kv_heads} of {head_dim}, {window:?}");
@@ -93,7 +97,7 @@ fn attention_of_mixed_cache_types() {
                 key_dim: 64,
                 value_dim: 32,
             };
-            net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+            net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
             let mut feed = Feed::random(&mut net.random);
             (feed.config.key_type, feed.config.value_type) = (key_type, value_type);
             let bound = cases::cache_bound(key_type).max(cases::cache_bound(value_type));
@@ -114,7 +118,7 @@ fn attention_over_a_long_context() {
         None,
         Some(Window::Sliding(700)),
         Some(Window::Sliding(40)),
-        Some(Window::Chunk(300)),
+        Some(Window::Chunk(600)),
     ];
     for (seed, window) in windows.into_iter().enumerate() {
         for n_threads in [1, 2, 4] {
@@ -125,7 +129,13 @@ fn attention_over_a_long_context() {
                 key_dim: 32,
                 value_dim: 32,
             };
-            net.plan.result = Some(cases::attention(&mut net, &shape, window, None));
+            let variant = Variant {
+                window,
+                sinks: seed % 2 == 0,
+                alibi: seed == 1,
+                ..Variant::default()
+            };
+            net.plan.result = Some(cases::attention(&mut net, &shape, variant));
             let mut feed = Feed::long(&mut net.random, &[1100, 530, 40]);
             feed.config.n_threads = Some(n_threads);
             let what = format!("window {window:?}, {n_threads} threads");
@@ -296,16 +306,16 @@ fn blocks_are_copied_and_carried() {
                 key_dim: 32,
                 value_dim: 64,
             };
-            net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+            net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
             let mut feed = Feed::prompt(&mut net.random, 20);
             let config = &mut feed.config;
             (config.key_type, config.value_type) = (ty, ty);
             (config.block_size, config.n_blocks, config.max_tokens) = (8, 12, 32);
             let mut session = backend.compile(&net.plan, &net.weights, config).unwrap();
             let blocks = |list: [u32; 3]| list.map(BlockId);
-            let go = |session: &mut dyn oxidize_core::backend::Session,
-                      tokens: std::ops::Range<u32>,
-                      blocks: &[BlockId]| {
+            let mut go = |session: &mut dyn oxidize_core::backend::Session,
+                          tokens: std::ops::Range<u32>,
+                          blocks: &[BlockId]| {
                 let positions: Vec<u32> = tokens.clone().collect();
                 let sequences = [SeqSlice {
                     n_tokens: tokens.len(),
@@ -355,7 +365,7 @@ fn bad_batches_are_refused() {
             key_dim: 32,
             value_dim: 32,
         };
-        let attended = cases::attention(&mut net, &shape, None, None);
+        let attended = cases::attention(&mut net, &shape, Variant::default());
         let out = net.value(Rows::Outputs, 64);
         net.plan.result = Some(net.push(Op::SelectOutputs { x: attended, out }));
         let mut config = Feed::prompt(&mut net.random, 4).config;
@@ -427,7 +437,7 @@ fn heads_that_do_not_fit_the_cache_type_are_refused() {
             key_dim: 20,
             value_dim: 32,
         };
-        net.plan.result = Some(cases::attention(&mut net, &shape, None, None));
+        net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
         let mut config = Feed::prompt(&mut Random::new(0), 4).config;
         config.key_type = key;
         let result = Cpu::default().compile(&net.plan, &net.weights, &config);
