@@ -15,6 +15,7 @@ mod lower;
 mod memory;
 pub mod pool;
 mod run;
+mod shares;
 
 use super::{Backend, BackendError, Device, Session, SessionConfig};
 use crate::graph::{Op, Plan};

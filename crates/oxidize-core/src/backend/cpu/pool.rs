@@ -1,12 +1,13 @@
 //! The thread pool of the CPU backend.
 //!
 //! Workers are started once; they spin briefly for the next job, then park. Work is handed out in
-//! small pieces from a shared counter, and a job ends when its pieces are done: a worker that the
-//! system has taken off its core before it joined is not waited for. So a busy neighbour costs
-//! the share of the machine that it takes, not a time slice at every barrier.
+//! small pieces ([`super::shares`]), and a job ends when its pieces are done: a worker that the
+//! system has taken off its core before it joined is not waited for, and others do its pieces. So a
+//! busy neighbour costs the share of the machine that it takes, not a time slice at every barrier.
 
 #![allow(unsafe_code)]
 
+use super::shares::Shares;
 use oxidize_kernels::{Kernels, QuantizedRows, SharedMatrix, TileMut};
 use std::any::Any;
 use std::ops::Range;
@@ -24,6 +25,8 @@ const SPIN: Duration = Duration::from_micros(80);
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// The pieces of the job that runs.
+    shares: Shares,
     /// Only one job runs at a time; whoever holds this may start one.
     turn: Mutex<()>,
 }
@@ -69,11 +72,12 @@ impl Pool {
                 .spawn(move || shared.work(index))
         };
         // A thread that the system refuses is a thread less, not a failure.
-        let workers = (1..n_threads.max(1))
+        let workers: Vec<_> = (1..n_threads.max(1))
             .map_while(|index| spawn(index).ok())
             .collect();
         Pool {
             shared,
+            shares: Shares::new(workers.len() + 1),
             workers,
             turn: Mutex::new(()),
         }
@@ -84,12 +88,11 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `job` once on the calling thread and at most once on each worker, with its index.
-    fn run(&self, job: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() {
-            return job(0);
-        }
+    /// Deals out `n_pieces`, then calls `job` once on the calling thread and at most once on each
+    /// worker, with its index.
+    fn run(&self, n_pieces: usize, job: &(dyn Fn(usize) + Sync)) {
         let _turn = self.turn.lock();
+        self.shares.deal(n_pieces);
         // SAFETY: only the lifetime is changed; `Close` waits, even when `job` panics, until no
         // worker is inside and none can join, so nobody calls it after this function returns.
         let job_ptr = Job(unsafe {
@@ -120,18 +123,13 @@ impl Pool {
     /// If `scratch` has fewer elements than the pool threads; if `body` panics.
     pub fn each<S: Send>(&self, n: usize, scratch: &mut [S], body: impl Fn(usize, &mut S) + Sync) {
         assert!(scratch.len() >= self.n_threads());
-        if n == 1 {
-            return body(0, &mut scratch[0]);
+        if n <= 1 || self.workers.is_empty() {
+            return (0..n).for_each(|piece| body(piece, &mut scratch[0]));
         }
-        let next = AtomicUsize::new(0);
         let scratch = PerThread(scratch.as_mut_ptr());
-        self.run(&|thread| {
+        self.run(n, &|thread| {
             let scratch = &scratch;
-            loop {
-                let piece = next.fetch_add(1, Ordering::Relaxed);
-                if piece >= n {
-                    return;
-                }
+            while let Some(piece) = self.shares.next(thread) {
                 // SAFETY: `thread` is below the length asserted above, and `run` gives each index
                 // to one thread only, so this is the only reference to the element.
                 body(piece, unsafe { &mut *scratch.0.add(thread) });
