@@ -13,6 +13,7 @@ use super::GrammarError;
 use crate::limits::LimitExceeded;
 use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
 /// Schemas inside schemas.
 const MOST_NESTING: u64 = 100;
@@ -68,6 +69,10 @@ const WHITESPACE: &str = r" |\n[ \t]{0,20}";
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     check_size(schema)?;
     check_keywords(schema)?;
+    if !Endings::new(schema).can_end(schema) {
+        let problem = "only something endless would fit: the schema always needs itself again";
+        return Err(GrammarError::Schema(problem.into()));
+    }
     let mut schema = match schema {
         Value::Object(_) => schema.clone(),
         Value::Bool(true) => json!({}),
@@ -167,6 +172,90 @@ fn subschemas(named: &Map<String, Value>) -> impl Iterator<Item = (String, &Valu
     })
 }
 
+/// Which references lead to something that a finite value fits, as far as recursion is concerned.
+struct Endings<'a>(HashMap<&'a str, bool>);
+
+impl<'a> Endings<'a> {
+    fn new(root: &'a Value) -> Endings<'a> {
+        let (mut todo, mut references) = (vec![root], Vec::new());
+        while let Some(value) = todo.pop() {
+            match value {
+                Value::Array(items) => todo.extend(items),
+                Value::Object(map) => {
+                    let reference = map.get("$ref").and_then(Value::as_str);
+                    let target = reference.and_then(|reference| {
+                        Some((reference, root.pointer(reference.strip_prefix('#')?)?))
+                    });
+                    references.extend(target);
+                    todo.extend(map.values());
+                }
+                _ => {}
+            }
+        }
+        let mut endings = Endings(references.iter().map(|&(name, _)| (name, false)).collect());
+        // Chains of references are long in one direction or the other: both, in turn.
+        let both = |references: &[(&'a str, &'a Value)], endings: &mut Endings<'a>| {
+            let there = references.iter();
+            let found = |&(name, target): &(&'a str, &'a Value)| {
+                let new = endings.0.get(name) == Some(&false) && endings.can_end(target);
+                if new {
+                    endings.0.insert(name, true);
+                }
+                new
+            };
+            there
+                .chain(references.iter().rev())
+                .map(found)
+                .fold(false, |any, new| any | new)
+        };
+        while both(&references, &mut endings) {}
+        endings
+    }
+
+    fn can_end(&self, schema: &Value) -> bool {
+        let Value::Object(map) = schema else {
+            return true;
+        };
+        let list = |key: &str| map.get(key).and_then(Value::as_array);
+        let reference = map.get("$ref").and_then(Value::as_str);
+        // Other documents are refused elsewhere.
+        let reference = reference.and_then(|name| self.0.get(name)).copied();
+        let any = |key| list(key).is_none_or(|any| any.iter().any(|schema| self.can_end(schema)));
+        let shape = match map.get("type") {
+            Some(Value::String(name)) => self.shape_can_end(map, name),
+            Some(Value::Array(names)) => names
+                .iter()
+                .any(|name| self.shape_can_end(map, name.as_str().unwrap_or_default())),
+            _ => true,
+        };
+        reference.unwrap_or(true)
+            && shape
+            && any("anyOf")
+            && any("oneOf")
+            && list("allOf").is_none_or(|all| all.iter().all(|schema| self.can_end(schema)))
+    }
+
+    fn shape_can_end(&self, map: &Map<String, Value>, name: &str) -> bool {
+        let list = |key: &str| map.get(key).and_then(Value::as_array).into_iter().flatten();
+        match name {
+            "object" => list("required").all(|name| {
+                let member = map.get("properties").zip(name.as_str());
+                let schema = member.and_then(|(named, name)| named.get(name));
+                schema.is_none_or(|schema| self.can_end(schema))
+            }),
+            "array" => {
+                let least = map.get("minItems").and_then(Value::as_u64).unwrap_or(0);
+                let least = usize::try_from(least).unwrap_or(usize::MAX);
+                let before = list("prefixItems").count();
+                let rest = map.get("items").filter(|_| least > before);
+                let mut needed = list("prefixItems").take(least).chain(rest);
+                needed.all(|schema| self.can_end(schema))
+            }
+            _ => true,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +285,29 @@ mod tests {
             "default": {"contains": 1},
         });
         assert!(prepare(&schema).is_ok());
+    }
+
+    #[test]
+    fn what_always_needs_itself_again_is_refused() {
+        let node = |more: Value| {
+            let next = json!({"$ref": "#/$defs/n"});
+            let mut schema = json!({"$defs": {"n": {"type": "object", "properties": {"next": next}}}, "$ref": "#/$defs/n"});
+            let target = schema
+                .pointer_mut("/$defs/n")
+                .and_then(Value::as_object_mut);
+            target.unwrap().extend(more.as_object().unwrap().clone());
+            schema
+        };
+        assert!(prepare(&node(json!({}))).is_ok());
+        assert!(refused(node(json!({"required": ["next"]}))).contains("endless"));
+        let way_out = json!({"properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}, "required": ["next"]});
+        assert!(prepare(&node(way_out)).is_ok());
+        assert!(refused(json!({"$ref": "#"})).contains("endless"));
+        assert!(
+            refused(json!({"type": "array", "items": {"$ref": "#"}, "minItems": 1}))
+                .contains("endless")
+        );
+        assert!(prepare(&json!({"type": "array", "items": {"$ref": "#"}})).is_ok());
     }
 
     #[test]

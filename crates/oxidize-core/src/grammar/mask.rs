@@ -30,6 +30,8 @@ pub struct Constraint {
 const MOST_REGEX_BYTES: u64 = 64 << 10;
 /// Bytes of a Lark grammar.
 const MOST_LARK_BYTES: u64 = 64 << 10;
+/// Bytes of a token that can be part of a constrained answer.
+const MOST_TOKEN_BYTES: usize = 1000;
 /// llguidance calls itself once for every name in a chain of names; what the limits of the notations
 /// allow fits several times over.
 const STACK_BYTES: usize = 128 << 20;
@@ -153,6 +155,8 @@ fn word(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
     }
     match tokenizer.kind(token) {
         Some(TokenKind::Unused) => Vec::new(),
+        // The trie has no room for longer ones, and no answer needs them.
+        _ if piece.len() > MOST_TOKEN_BYTES => Vec::new(),
         // No text has this byte, and a word that begins with it would pass for a special token.
         _ if piece.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) => Vec::new(),
         _ => piece.to_vec(),

@@ -7,6 +7,7 @@ mod schemas;
 mod tiny;
 
 use oxidize_core::grammar::{Constraint, Grammar, GrammarError, Grammars};
+use oxidize_core::sampling::Rng;
 use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -358,6 +359,53 @@ fn regex_and_lark_constrain() {
         &["{}", "{\"a\": [1, null]}", "{\n  \"a\": 1\n}"],
         &["[]", "1", "{\"a\"}", "{  }"],
     );
+}
+
+#[test]
+fn damaged_grammars_are_errors_or_grammars() {
+    let gbnf = "root ::= \"a\" ([b-d\\x41] | x){1,3} . # c\nx ::= \"(\" root* \")\" | [^\\n\\u00e9-]+ \"\\\"\"?\n";
+    let lark = "start: x+ | \"(\" start \")\"\nx: A B{1,3} /[a-z]+/i\nA: \"a\"..\"z\"\nB: (A | \"1\")*\n%ignore / /\n";
+    let schema = r##"{"type":"object","properties":{"a":{"type":["integer","null"],"minimum":-3},"b":{"$ref":"#/$defs/s"}},"required":["a"],"$defs":{"s":{"type":"string","pattern":"^a+$","maxLength":9}},"additionalProperties":false}"##;
+    let regex = "(a|b[^c-e]){2,4}\\d?[\\w.]+x*";
+    let junk = b"()[]{}|*+?\\\"^-.,:=#/<>ax19 \n\xff";
+    let mut rng = Rng::new(11);
+    let mut below = |n: usize| (rng.next_u64() % n.max(1) as u64) as usize;
+    let (mut good, mut bad) = (0, 0);
+    for round in 0..1200 {
+        let source = [gbnf, lark, schema, regex][round % 4];
+        let mut bytes = source.as_bytes().to_vec();
+        for _ in 0..=below(4) {
+            let (at, end) = (below(bytes.len()), below(bytes.len() + 1));
+            match below(4) {
+                0 => bytes[at] = junk[below(junk.len())],
+                1 => bytes.insert(at, junk[below(junk.len())]),
+                2 => drop(bytes.drain(at.min(end)..end.min(at + 8).max(at.min(end)))),
+                _ => bytes.extend_from_within(at.min(end)..end),
+            }
+            bytes.push(b' ');
+        }
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let grammar = match round % 4 {
+            0 => Grammar::Gbnf(text),
+            1 => Grammar::Lark(text),
+            2 => match serde_json::from_str(&text) {
+                Ok(schema) => Grammar::JsonSchema(schema),
+                Err(_) => continue,
+            },
+            _ => Grammar::Regex(text),
+        };
+        match TINY.grammars.compile(&grammar) {
+            Ok(mut constraint) => {
+                constraint.mask().unwrap();
+                good += 1;
+            }
+            Err(error) => {
+                assert!(!error.to_string().contains("panic"), "{grammar:?}: {error}");
+                bad += 1;
+            }
+        }
+    }
+    assert!(good > 20 && bad > 20, "{good} good, {bad} bad");
 }
 
 /// llama.cpp's own examples, from a checkout named by `OXIDIZE_LLAMA_CPP`.

@@ -435,9 +435,10 @@ impl Lowering {
             }
             Node::Seq(items) => {
                 let mut symbols = Vec::new();
+                let may_join = !self.apart.contains(&id) && !self.characters_only;
                 let together = |&a: &NodeId, &b: &NodeId| {
-                    let mut both = |id| self.is_lexical(lexical, id);
-                    !self.apart.contains(&id) && both(a) && both(b)
+                    let mut lexical = |id| self.is_lexical(lexical, id);
+                    may_join && lexical(a) && lexical(b)
                 };
                 let groups: Vec<Vec<NodeId>> =
                     items.chunk_by(together).map(<[NodeId]>::to_vec).collect();

@@ -89,7 +89,7 @@ impl Tree {
     }
 
     fn node(&self, id: NodeId) -> &Node {
-        const NOTHING: Node = Node::Seq(Vec::new());
+        static NOTHING: Node = Node::Seq(Vec::new());
         self.nodes.get(id).unwrap_or(&NOTHING)
     }
 
