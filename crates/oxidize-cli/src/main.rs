@@ -4,6 +4,7 @@ mod bandwidth;
 mod commands;
 mod conversation;
 mod evaluate;
+mod grammar_args;
 mod model_args;
 mod npy;
 mod progress;

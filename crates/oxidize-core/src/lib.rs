@@ -13,6 +13,7 @@ pub mod engine;
 pub mod error;
 pub mod file;
 pub mod gguf;
+pub mod grammar;
 pub mod graph;
 pub mod io;
 pub mod kv;

@@ -11,11 +11,13 @@ use anyhow::Context;
 use clap::Args;
 use oxidize_core::chat::{ChatOptions, ChatTemplate, Message};
 use oxidize_core::engine::{EngineHandle, Event, Request};
+use oxidize_core::grammar::Grammar;
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingParams;
 use rustyline::error::ReadlineError;
 
 use crate::conversation::{self, ChatArgs};
+use crate::grammar_args::GrammarArgs;
 use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
 use crate::style;
@@ -48,6 +50,8 @@ pub(crate) struct Chat {
     model_args: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    grammar: GrammarArgs,
 }
 
 /// How long Ctrl-C may go unnoticed while a long prompt is computed.
@@ -79,6 +83,7 @@ impl Chat {
             params: self.sampling.params(model.sampling_defaults())?,
             system: self.chat.system_message()?,
             messages: Vec::new(),
+            grammar: self.grammar.grammar()?,
             predict: self.predict,
             stop: stop_on_interrupt()?,
             model,
@@ -130,6 +135,7 @@ struct Session {
     params: SamplingParams,
     system: Option<Message>,
     messages: Vec<Message>,
+    grammar: Option<Grammar>,
     predict: Option<usize>,
     stop: Arc<AtomicBool>,
 }
@@ -142,6 +148,7 @@ impl Session {
         let request = Request {
             tokens: conversation::render(&self.model, &self.template, &messages)?,
             sampling: self.params.clone(),
+            grammar: self.grammar.clone(),
             max_tokens: self.predict,
             ..Request::default()
         };

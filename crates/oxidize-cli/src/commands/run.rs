@@ -10,6 +10,7 @@ use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
 
 use crate::conversation::{self, ChatArgs};
+use crate::grammar_args::GrammarArgs;
 use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
 use crate::style;
@@ -60,6 +61,8 @@ pub(crate) struct Run {
     model_args: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    grammar: GrammarArgs,
 }
 
 impl Run {
@@ -81,6 +84,7 @@ impl Run {
         let request = Request {
             tokens: tokens.clone(),
             sampling: self.sampling.params(model.sampling_defaults())?,
+            grammar: self.grammar.grammar()?,
             max_tokens: self.predict,
             ignore_eos: self.ignore_eos,
             ..Request::default()

@@ -189,3 +189,33 @@ fn a_weight_that_is_no_number_is_found() {
         assert!(error.contains(part), "{error}");
     }
 }
+
+#[test]
+fn an_answer_can_be_given_a_form() {
+    let model = model();
+    let ask = |form: &[&str]| {
+        let start = ["run", &model, "Hello", "--temp", "0", "-n", "60"];
+        oxidize(&[&start, form].concat())
+    };
+    let answer = ask(&["--regex", "(yes|no)!"]).ok();
+    assert!(["yes!\n", "no!\n"].contains(&answer.as_str()), "{answer:?}");
+    let gbnf = "root ::= \"- \" [a-z]{3} \"\\n\"";
+    let listed = ask(&["--grammar", gbnf]).ok();
+    assert!(listed.len() == 6 && listed.starts_with("- "), "{listed:?}");
+    let (_folder, path) = text_file(gbnf);
+    assert_eq!(ask(&["--grammar-file", &path]).ok(), listed);
+    let lark = "start: \"a\"~3 /[0-9]/";
+    assert!(ask(&["--lark", lark]).ok().starts_with("aaa"));
+    let schema = r#"{"type":"object","properties":{"n":{"enum":[1,22]}},"required":["n"],"additionalProperties":false}"#;
+    let object = ask(&["-j", schema]).json();
+    assert!(object["n"] == 1 || object["n"] == 22, "{object}");
+    let (_folder, path) = text_file(schema);
+    assert_eq!(ask(&["--json-schema-file", &path]).json(), object);
+    assert!(ask(&["--json-object"]).ok().starts_with('{'));
+
+    let error = ask(&["--json-schema", r#"{"not": {}}"#]).error();
+    assert!(error.contains("`not` at # is not supported"), "{error}");
+    let error = ask(&["--grammar", "root ::= ("]).error();
+    assert!(error.contains("grammar, line 1"), "{error}");
+    assert_eq!(ask(&["--regex", "a", "--json-object"]).code, Some(2));
+}

@@ -1,5 +1,6 @@
 //! [`EngineHandle`]: how requests reach the engine's thread.
 
+use super::guide::{Guide, Guides};
 use super::request::{EngineError, Request};
 use super::stream::{Channel, TokenStream};
 use crate::error::Result;
@@ -16,6 +17,7 @@ pub struct EngineHandle {
     model: Model,
     n_ctx: usize,
     vocab: SamplerVocab,
+    guides: Guides,
     mailbox: Arc<Mailbox>,
     next_id: Arc<AtomicU64>,
     /// The engine ends when nobody can send to it any more.
@@ -28,6 +30,7 @@ pub(super) struct Submission {
     pub(super) request: Request,
     pub(super) sampler: Sampler,
     pub(super) stops: StopMatcher,
+    pub(super) guide: Guide,
     pub(super) channel: Arc<Channel>,
     pub(super) submitted: Instant,
 }
@@ -126,6 +129,7 @@ impl EngineHandle {
             model,
             n_ctx,
             vocab,
+            guides: Guides::default(),
             mailbox: mailbox.clone(),
             next_id: Arc::default(),
             _alive: Arc::new(Alive(mailbox.clone())),
@@ -160,6 +164,7 @@ impl EngineHandle {
             .iter()
             .for_each(|&token| sampler.accept(token));
         let stops = StopMatcher::new(&request.sampling.stop).map_err(EngineError::Sampling)?;
+        let guide = self.guides.guide(&self.model, request.grammar.as_ref())?;
         let id = SeqId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let channel = Arc::new(Channel::default());
         let submission = Submission {
@@ -167,6 +172,7 @@ impl EngineHandle {
             request,
             sampler,
             stops,
+            guide,
             channel: channel.clone(),
             submitted: Instant::now(),
         };

@@ -3,6 +3,7 @@
 //! [`Engine::start`] gives an [`EngineHandle`]; every face submits [`Request`]s to it and reads
 //! [`TokenStream`]s. Many requests run in one batch; a fault in one ends that one.
 
+mod guide;
 mod handle;
 mod request;
 mod stream;

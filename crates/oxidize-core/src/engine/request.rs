@@ -1,5 +1,6 @@
 //! What goes into an engine and what comes out.
 
+use crate::grammar::{Grammar, GrammarError};
 use crate::sampling::{SamplingError, SamplingParams};
 use crate::scheduler::{ConfigError, SubmitError};
 use std::time::Duration;
@@ -11,6 +12,8 @@ pub struct Request {
     pub tokens: Vec<u32>,
     /// How tokens are chosen, and the strings that end the answer.
     pub sampling: SamplingParams,
+    /// The form that the answer has to have. It ends when it is complete.
+    pub grammar: Option<Grammar>,
     /// Most tokens of the answer; as many as the context holds where `None`.
     pub max_tokens: Option<usize>,
     /// Goes on past the model's end-of-text tokens.
@@ -112,6 +115,9 @@ pub enum EngineError {
     /// A sampling parameter is wrong, or the model's logits are no numbers.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// The grammar is wrong, or asks for too much.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// A token of the prompt is not in the vocabulary.
     #[error("prompt token {token} is out of range: the vocabulary has {n_vocab} tokens")]
     TokenOutOfRange {

@@ -1,5 +1,6 @@
 //! The engine's thread: plan, run, sample, commit, tell.
 
+use super::guide::Guide;
 use super::handle::{Command, Mailbox, Submission};
 use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
 use super::stream::Channel;
@@ -31,6 +32,7 @@ struct Active {
     request: Request,
     sampler: Sampler,
     stops: StopMatcher,
+    guide: Guide,
     decoder: StreamDecoder,
     channel: Arc<Channel>,
     cached_tokens: usize,
@@ -94,6 +96,7 @@ impl Worker {
             request,
             sampler,
             stops,
+            guide,
             channel,
             submitted,
         } = submission;
@@ -117,6 +120,7 @@ impl Worker {
             request,
             sampler,
             stops,
+            guide,
             decoder,
             channel,
             cached_tokens: 0,
@@ -196,11 +200,14 @@ impl Worker {
         let logits = self.session.output(output)?;
         let choice = active
             .sampler
-            .sample(logits, None)
+            .sample(logits, active.guide.mask()?)
             .map_err(EngineError::Sampling)?;
         active.sampler.accept(choice.token);
+        let complete = active.guide.accept(choice.token)?;
         active.first_token.get_or_insert_with(Instant::now);
-        let ends = !active.request.ignore_eos && self.tokenizer.is_end_of_generation(choice.token);
+        // A grammar only lets the answer end where it may.
+        let ends = (!active.request.ignore_eos || active.guide.is_some())
+            && self.tokenizer.is_end_of_generation(choice.token);
         let mut text = String::new();
         if ends {
             active.ended = Some(FinishReason::EndOfText);
@@ -209,6 +216,9 @@ impl Worker {
             let stop = active.stops.push(active.decoder.push(choice.token));
             text = stop.text;
             active.ended = stop.stopped_by.map(FinishReason::StopString);
+            if complete {
+                active.ended.get_or_insert(FinishReason::EndOfText);
+            }
         }
         if !ends {
             let token = Token {

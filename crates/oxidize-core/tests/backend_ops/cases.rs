@@ -375,7 +375,7 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
     let n_groups = net.random.within(1..=4);
     let n_experts = n_groups * net.random.within(2..=3);
     let (x, router) = (net.input(width), wide_input(net, n_experts));
-    let mut stack = |net: &mut Net, ty: TensorType, outputs: usize, inputs: usize| ExpertWeights {
+    let stack = |net: &mut Net, ty: TensorType, outputs: usize, inputs: usize| ExpertWeights {
         weight: net.stack(ty, outputs, inputs, n_experts),
         bias: net.maybe_vector(n_experts * outputs),
     };

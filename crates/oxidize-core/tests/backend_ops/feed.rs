@@ -75,14 +75,15 @@ impl Feed {
                 (tokens.collect(), blocks)
             })
             .collect();
-        let most = |of: &dyn Fn(&(Vec<usize>, Vec<u32>)) -> usize| batches.iter().map(of).max();
+        let most_tokens = batches.iter().map(|(parts, _)| parts.iter().sum()).max();
+        let most_outputs = batches.iter().map(|(_, outputs)| outputs.len()).max();
         Feed {
             config: SessionConfig {
                 n_blocks,
                 block_size,
-                max_tokens: most(&|(parts, _)| parts.iter().sum()).unwrap_or(1),
+                max_tokens: most_tokens.unwrap_or(1),
                 max_context: lengths.iter().copied().max().unwrap_or(1),
-                max_outputs: most(&|(_, outputs)| outputs.len()).unwrap_or(1),
+                max_outputs: most_outputs.unwrap_or(1),
                 key_type: KvType::F32,
                 value_type: KvType::F32,
                 n_threads: Some(random.within(1..=3)),

@@ -313,9 +313,9 @@ fn blocks_are_copied_and_carried() {
             (config.block_size, config.n_blocks, config.max_tokens) = (8, 12, 32);
             let mut session = backend.compile(&net.plan, &net.weights, config).unwrap();
             let blocks = |list: [u32; 3]| list.map(BlockId);
-            let mut go = |session: &mut dyn oxidize_core::backend::Session,
-                          tokens: std::ops::Range<u32>,
-                          blocks: &[BlockId]| {
+            let go = |session: &mut dyn oxidize_core::backend::Session,
+                      tokens: std::ops::Range<u32>,
+                      blocks: &[BlockId]| {
                 let positions: Vec<u32> = tokens.clone().collect();
                 let sequences = [SeqSlice {
                     n_tokens: tokens.len(),

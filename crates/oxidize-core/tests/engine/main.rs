@@ -12,6 +12,7 @@ use oxidize_core::engine::{
     Engine, EngineConfig, EngineError, EngineHandle, Event, FinishReason, Finished, Request, Token,
     TokenStream,
 };
+use oxidize_core::grammar::{Grammar, GrammarError};
 use oxidize_core::sampling::{SamplingError, SamplingParams};
 use oxidize_core::scheduler::{Stats, SubmitError};
 use oxidize_core::tokenizer::DecodeOptions;
@@ -701,4 +702,58 @@ fn an_engine_that_cannot_go_on_says_so() {
         |result: Result<Answer, Error>| matches!(result, Err(Error::Engine(EngineError::Stopped)));
     assert!(stopped(read(waiting)));
     assert!(stopped(ask(&engine, ending_in(7, 5))));
+}
+
+#[test]
+fn a_grammar_gives_the_answer_its_form_and_its_end() {
+    let engine = start(&config());
+    let with = |grammar: Grammar| Request {
+        grammar: Some(grammar),
+        ..greedy(prompt(3, 12), 100)
+    };
+    let regex = |regex: &str| with(Grammar::Regex(regex.into()));
+    let answer = ask(&engine, regex("[0-9]{3}-(yes|no)")).unwrap();
+    let (number, word) = answer.text.split_once('-').unwrap();
+    assert!(number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit()));
+    assert!(word == "yes" || word == "no", "{}", answer.text);
+    // Nothing could follow, so no token was spent on an end.
+    assert_eq!(answer.finished.reason, FinishReason::EndOfText);
+    assert_eq!(answer.finished.generated_tokens, answer.tokens.len());
+    // Where the answer may end but need not, it does so by the model's end token, or is cut off.
+    let open = ask(&engine, regex("(ab)+")).unwrap();
+    assert!(open.text.replace("ab", "").is_empty() || open.finished.reason == FinishReason::Length);
+    let object = ask(
+        &engine,
+        with(Grammar::JsonSchema(serde_json::json!({
+            "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "yz"]}},
+            "required": ["a", "b"], "additionalProperties": false,
+        }))),
+    )
+    .unwrap();
+    let value: serde_json::Value = serde_json::from_str(&object.text).unwrap();
+    assert!(value["a"].is_boolean() && value["b"].is_string(), "{value}");
+}
+
+#[test]
+fn a_grammar_touches_no_other_request() {
+    let engine = start(&config());
+    let alone = ask(&engine, greedy(prompt(1, 20), 30)).unwrap();
+    let guided = |regex: &str| {
+        let grammar = Some(Grammar::Regex(regex.into()));
+        let request = greedy(prompt(2, 20), 30);
+        engine.submit(Request { grammar, ..request })
+    };
+    let streams = (0..3)
+        .map(|_| guided("[a-z]{20}").unwrap())
+        .collect::<Vec<_>>();
+    let together = engine.submit(greedy(prompt(1, 20), 30)).unwrap();
+    assert!(matches!(
+        guided("(").err(),
+        Some(Error::Engine(EngineError::Grammar(GrammarError::Regex(_))))
+    ));
+    assert_eq!(read(together).unwrap().ids(), alone.ids());
+    for stream in streams {
+        let text = read(stream).unwrap().text;
+        assert!(text.len() == 20 && text.bytes().all(|byte| byte.is_ascii_lowercase()));
+    }
 }

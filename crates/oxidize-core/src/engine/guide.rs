@@ -1,0 +1,94 @@
+//! [`Guide`]: what keeps the answer to a request in the form of its grammar, if it has one.
+
+use super::request::EngineError;
+use crate::error::Result;
+use crate::grammar::{Grammar, GrammarError};
+use crate::model::Model;
+use crate::sampling::TokenMask;
+use std::sync::{Arc, OnceLock};
+
+#[cfg(not(target_arch = "wasm32"))]
+use crate::grammar::{Constraint, Grammars};
+
+/// Llguidance does not build for browsers: there, nothing is ever guided.
+#[cfg(target_arch = "wasm32")]
+type Constraint = std::convert::Infallible;
+#[cfg(target_arch = "wasm32")]
+type Grammars = std::convert::Infallible;
+
+/// Follows the grammar of one request.
+#[derive(Default)]
+pub(super) struct Guide(Option<Constraint>);
+
+/// Makes guides for one model; what they share is made with the first.
+#[derive(Clone, Default)]
+pub(super) struct Guides(Arc<OnceLock<Result<Grammars, GrammarError>>>);
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Guides {
+    /// Compiles the grammar of a request, on the thread of the one who asks.
+    pub(super) fn guide(&self, model: &Model, grammar: Option<&Grammar>) -> Result<Guide> {
+        let Some(grammar) = grammar else {
+            return Ok(Guide(None));
+        };
+        let tokenizer = model.tokenizer()?;
+        let grammars = self
+            .0
+            .get_or_init(|| Grammars::new(tokenizer, model.n_vocab()));
+        let constraint = match grammars {
+            Ok(grammars) => grammars.compile(grammar),
+            Err(error) => Err(error.clone()),
+        };
+        Ok(Guide(Some(constraint.map_err(EngineError::Grammar)?)))
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Guide {
+    /// Whether there is a grammar at all.
+    pub(super) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The tokens that may come next; all where `None`.
+    pub(super) fn mask(&mut self) -> Result<Option<&TokenMask>, EngineError> {
+        Ok(self.0.as_mut().map(Constraint::mask).transpose()?)
+    }
+
+    /// Goes on by a token; `true` if the answer is complete with it.
+    pub(super) fn accept(&mut self, token: u32) -> Result<bool, EngineError> {
+        let Some(constraint) = &mut self.0 else {
+            return Ok(false);
+        };
+        constraint.accept(token)?;
+        Ok(constraint.is_complete())
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Guides {
+    pub(super) fn guide(&self, _: &Model, grammar: Option<&Grammar>) -> Result<Guide> {
+        match grammar {
+            None => Ok(Guide(None)),
+            Some(_) => {
+                let problem = "constrained output is not available in browsers".to_owned();
+                Err(EngineError::Grammar(GrammarError::Engine(problem)).into())
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Guide {
+    pub(super) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub(super) fn mask(&mut self) -> Result<Option<&TokenMask>, EngineError> {
+        Ok(None)
+    }
+
+    pub(super) fn accept(&mut self, _: u32) -> Result<bool, EngineError> {
+        Ok(false)
+    }
+}

@@ -1,0 +1,489 @@
+//! GBNF, llama.cpp's grammar notation: read into a tree ([`parse`]) and turned into what the
+//! constraint engine reads (`lower`).
+//!
+//! GBNF is written over characters; llguidance cuts text into lexemes first, each as long as it can
+//! be. `lower` finds the pieces for which that makes no difference.
+
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+#![cfg_attr(
+    test,
+    allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)
+)]
+
+mod class;
+mod lower;
+
+use super::GrammarError;
+use crate::limits::LimitExceeded;
+use class::Class;
+use std::collections::HashMap;
+
+/// Bytes of a grammar.
+const MOST_BYTES: u64 = 256 << 10;
+/// Parentheses inside parentheses.
+const MOST_NESTING: u64 = 200;
+/// Nesting of all rules together: no chain of rules is deeper.
+const MOST_DEPTH: u64 = 8192;
+/// Characters, groups and references, after rules are spelled out where needed.
+const MOST_NODES: u64 = 100_000;
+/// Rules of a grammar.
+const MOST_RULES: u64 = 4096;
+/// The largest count in `{m,n}`.
+const MOST_REPEATS: u64 = 10_000;
+
+/// The grammar in llguidance's Lark dialect.
+pub(super) fn to_lark(source: &str) -> Result<String, GrammarError> {
+    lower::lower(parse(source)?)
+}
+
+type NodeId = usize;
+type RuleId = usize;
+
+#[derive(Clone, Debug)]
+enum Node {
+    /// One character.
+    Class(Class),
+    /// One after the other; nothing at all where empty.
+    Seq(Vec<NodeId>),
+    Alt(Vec<NodeId>),
+    Repeat {
+        node: NodeId,
+        min: u32,
+        max: Option<u32>,
+    },
+    Rule(RuleId),
+}
+
+impl Node {
+    fn children(&self) -> &[NodeId] {
+        match self {
+            Node::Seq(nodes) | Node::Alt(nodes) => nodes,
+            Node::Repeat { node, .. } => std::slice::from_ref(node),
+            Node::Class(_) | Node::Rule(_) => &[],
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Rule {
+    name: String,
+    /// `None` until its definition comes.
+    body: Option<NodeId>,
+    /// Where it was first used, for the message.
+    line: usize,
+}
+
+#[derive(Debug, Default)]
+struct Tree {
+    rules: Vec<Rule>,
+    nodes: Vec<Node>,
+    root: RuleId,
+}
+
+impl Tree {
+    fn add(&mut self, node: Node) -> Result<NodeId, LimitExceeded> {
+        let id = self.nodes.len();
+        LimitExceeded::check("characters and groups in a grammar", id as u64, MOST_NODES)?;
+        self.nodes.push(node);
+        Ok(id)
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        static NOTHING: Node = Node::Seq(Vec::new());
+        self.nodes.get(id).unwrap_or(&NOTHING)
+    }
+
+    fn body(&self, rule: RuleId) -> NodeId {
+        // The parser has seen to it that every rule has a body.
+        self.rules.get(rule).and_then(|rule| rule.body).unwrap_or(0)
+    }
+
+    fn rule_name(&self, rule: RuleId) -> &str {
+        self.rules.get(rule).map_or("", |rule| &rule.name)
+    }
+}
+
+fn parse(source: &str) -> Result<Tree, GrammarError> {
+    LimitExceeded::check("bytes of grammar", source.len() as u64, MOST_BYTES)?;
+    let mut parser = Parser {
+        source,
+        at: 0,
+        tree: Tree::default(),
+        names: HashMap::new(),
+        deepest: 0,
+        total_depth: 0,
+    };
+    parser.space(true);
+    while parser.peek().is_some() {
+        parser.rule()?;
+    }
+    let Parser {
+        mut tree, names, ..
+    } = parser;
+    if let Some(rule) = tree.rules.iter().find(|rule| rule.body.is_none()) {
+        return Err(GrammarError::Gbnf {
+            line: rule.line,
+            problem: format!("rule `{}` is used but not defined", rule.name),
+        });
+    }
+    tree.root = *names.get("root").ok_or(GrammarError::Gbnf {
+        line: 1,
+        problem: "there is no rule `root`".into(),
+    })?;
+    Ok(tree)
+}
+
+struct Parser<'a> {
+    source: &'a str,
+    at: usize,
+    tree: Tree,
+    names: HashMap<&'a str, RuleId>,
+    /// Deepest nesting of the rule at hand.
+    deepest: u64,
+    total_depth: u64,
+}
+
+type Parsed<T> = Result<T, GrammarError>;
+
+impl<'a> Parser<'a> {
+    fn rest(&self) -> &'a str {
+        self.source.get(self.at..).unwrap_or("")
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let next = self.peek()?;
+        self.at += next.len_utf8();
+        Some(next)
+    }
+
+    fn eat(&mut self, text: &str) -> bool {
+        let found = self.rest().starts_with(text);
+        if found {
+            self.at += text.len();
+        }
+        found
+    }
+
+    fn line(&self) -> usize {
+        let read = self.source.get(..self.at).unwrap_or(self.source);
+        1 + read.bytes().filter(|&byte| byte == b'\n').count()
+    }
+
+    fn wrong<T>(&self, problem: impl Into<String>) -> Parsed<T> {
+        Err(GrammarError::Gbnf {
+            line: self.line(),
+            problem: problem.into(),
+        })
+    }
+
+    /// What stands here, for a message.
+    fn here(&self) -> String {
+        match self.peek() {
+            Some('\n' | '\r') => "the end of the line".into(),
+            Some(other) => format!("{other:?}"),
+            None => "the end of the grammar".into(),
+        }
+    }
+
+    /// Skips blanks and comments, and line ends if they mean nothing here.
+    fn space(&mut self, lines: bool) {
+        while let Some(next) = self.peek() {
+            match next {
+                ' ' | '\t' => {}
+                '\n' | '\r' if lines => {}
+                '#' => {
+                    let rest = self.rest();
+                    self.at += rest.find(['\n', '\r']).unwrap_or(rest.len());
+                    continue;
+                }
+                _ => return,
+            }
+            self.at += 1;
+        }
+    }
+
+    fn name(&mut self) -> Option<&'a str> {
+        let rest = self.rest();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        let end = rest.find(|c| !is_name(c)).unwrap_or(rest.len());
+        let name = rest.get(..end).filter(|name| !name.is_empty())?;
+        self.at += end;
+        Some(name)
+    }
+
+    fn rule_id(&mut self, name: &'a str) -> Parsed<RuleId> {
+        if let Some(&id) = self.names.get(name) {
+            return Ok(id);
+        }
+        let id = self.tree.rules.len();
+        LimitExceeded::check("rules", id as u64 + 1, MOST_RULES)?;
+        self.tree.rules.push(Rule {
+            name: name.to_owned(),
+            body: None,
+            line: self.line(),
+        });
+        self.names.insert(name, id);
+        Ok(id)
+    }
+
+    fn rule(&mut self) -> Parsed<()> {
+        let Some(name) = self.name() else {
+            return self.wrong(format!(
+                "expected the name of a rule, found {}",
+                self.here()
+            ));
+        };
+        let id = self.rule_id(name)?;
+        self.space(false);
+        if !self.eat("::=") {
+            return self.wrong(format!(
+                "expected `::=` after `{name}`, found {}",
+                self.here()
+            ));
+        }
+        self.space(true);
+        self.deepest = 0;
+        let body = self.alternatives(0)?;
+        self.total_depth += self.deepest + 1;
+        LimitExceeded::check(
+            "levels of nesting in all rules",
+            self.total_depth,
+            MOST_DEPTH,
+        )?;
+        if !matches!(self.peek(), None | Some('\n' | '\r')) {
+            return self.wrong(format!("rule `{name}`: unexpected {}", self.here()));
+        }
+        self.space(true);
+        match self.tree.rules.get_mut(id) {
+            Some(rule) if rule.body.is_none() => rule.body = Some(body),
+            _ => return self.wrong(format!("rule `{name}` is defined twice")),
+        }
+        Ok(())
+    }
+
+    fn alternatives(&mut self, depth: u64) -> Parsed<NodeId> {
+        LimitExceeded::check("nested parentheses", depth, MOST_NESTING)?;
+        self.deepest = self.deepest.max(depth);
+        let mut options = vec![self.sequence(depth)?];
+        loop {
+            // A line may also begin with the bar.
+            let end = self.at;
+            self.space(true);
+            if !self.eat("|") {
+                if depth == 0 {
+                    self.at = end;
+                }
+                break;
+            }
+            self.space(true);
+            options.push(self.sequence(depth)?);
+        }
+        match options.as_slice() {
+            &[only] => Ok(only),
+            _ => Ok(self.tree.add(Node::Alt(options))?),
+        }
+    }
+
+    fn sequence(&mut self, depth: u64) -> Parsed<NodeId> {
+        let mut items = Vec::new();
+        while let Some(next) = self.peek() {
+            let item = match next {
+                '"' => self.literal()?,
+                '[' => self.class()?,
+                '.' => {
+                    self.at += 1;
+                    self.tree.add(Node::Class(Class::any()))?
+                }
+                '(' => {
+                    self.at += 1;
+                    self.space(true);
+                    let group = self.alternatives(depth + 1)?;
+                    self.space(true);
+                    if !self.eat(")") {
+                        return self.wrong(format!("expected `)`, found {}", self.here()));
+                    }
+                    group
+                }
+                '<' | '!' => {
+                    return self.wrong("tokens by name or number (`<…>`) are not supported");
+                }
+                '*' | '+' | '?' | '{' => {
+                    return self.wrong(format!("there is nothing before {next:?} to repeat"));
+                }
+                _ => match self.name() {
+                    Some(name) => {
+                        let rule = self.rule_id(name)?;
+                        self.tree.add(Node::Rule(rule))?
+                    }
+                    None => break,
+                },
+            };
+            let item = self.repeats(item)?;
+            items.push(item);
+            self.space(depth > 0);
+        }
+        match items.as_slice() {
+            &[only] => Ok(only),
+            _ => Ok(self.tree.add(Node::Seq(items))?),
+        }
+    }
+
+    /// The operators behind an item.
+    fn repeats(&mut self, mut node: NodeId) -> Parsed<NodeId> {
+        let mut operators = 0;
+        loop {
+            let before = self.at;
+            self.space(false);
+            let (min, max) = match self.peek() {
+                Some('*') => (0, None),
+                Some('+') => (1, None),
+                Some('?') => (0, Some(1)),
+                Some('{') => {
+                    self.at += 1;
+                    self.counts()?
+                }
+                _ => {
+                    self.at = before;
+                    return Ok(node);
+                }
+            };
+            self.at += 1;
+            operators += 1;
+            LimitExceeded::check("repetitions of repetitions", operators, 16)?;
+            if max == Some(0) {
+                node = self.tree.add(Node::Seq(Vec::new()))?;
+            } else if (min, max) != (1, Some(1)) {
+                node = self.tree.add(Node::Repeat { node, min, max })?;
+            }
+        }
+    }
+
+    /// `m}`, `m,}` or `m,n}`, up to the brace.
+    fn counts(&mut self) -> Parsed<(u32, Option<u32>)> {
+        self.space(false);
+        let min = self.count()?;
+        self.space(false);
+        let mut max = Some(min);
+        if self.eat(",") {
+            self.space(false);
+            max = match self.peek() {
+                Some('}') => None,
+                _ => Some(self.count()?),
+            };
+            self.space(false);
+        }
+        if self.peek() != Some('}') {
+            return self.wrong(format!("expected `}}`, found {}", self.here()));
+        }
+        if max.is_some_and(|max| max < min) {
+            return self.wrong("the larger count has to come last");
+        }
+        Ok((min, max))
+    }
+
+    fn count(&mut self) -> Parsed<u32> {
+        let rest = self.rest();
+        let end = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        let digits = rest.get(..end).unwrap_or("");
+        if digits.is_empty() {
+            return self.wrong(format!("expected a count, found {}", self.here()));
+        }
+        // A number that does not even fit is over the limit too.
+        let count: u64 = digits.parse().unwrap_or(u64::MAX);
+        LimitExceeded::check("repetitions", count, MOST_REPEATS)?;
+        self.at += end;
+        Ok(count as u32)
+    }
+
+    fn literal(&mut self) -> Parsed<NodeId> {
+        self.at += 1;
+        let mut items = Vec::new();
+        loop {
+            match self.peek() {
+                None => return self.wrong("a string is not closed"),
+                Some('"') => break,
+                Some(_) => {
+                    let character = self.character()?;
+                    let node = Node::Class(Class::one(character));
+                    items.push(self.tree.add(node)?);
+                }
+            }
+        }
+        self.at += 1;
+        match items.as_slice() {
+            &[only] => Ok(only),
+            _ => Ok(self.tree.add(Node::Seq(items))?),
+        }
+    }
+
+    fn class(&mut self) -> Parsed<NodeId> {
+        self.at += 1;
+        let negated = self.eat("^");
+        let mut ranges = Vec::new();
+        loop {
+            match self.peek() {
+                None => return self.wrong("a character class is not closed"),
+                Some(']') => break,
+                Some(_) => {}
+            }
+            let first = self.character()?;
+            let mut last = first;
+            let is_range = self.rest().starts_with('-') && !self.rest().starts_with("-]");
+            if is_range {
+                self.at += 1;
+                last = self.character()?;
+            }
+            if last < first {
+                return self.wrong(format!("the range {first:?}-{last:?} is upside down"));
+            }
+            ranges.push((first, last));
+        }
+        self.at += 1;
+        let class = Class::new(ranges, negated);
+        if class.is_empty() {
+            return self.wrong("a character class that no character is in");
+        }
+        Ok(self.tree.add(Node::Class(class))?)
+    }
+
+    /// One character of a string or class, which may be escaped.
+    fn character(&mut self) -> Parsed<char> {
+        let next = self.next();
+        if next != Some('\\') {
+            return match next {
+                Some(character) => Ok(character),
+                None => self.wrong("the grammar ends inside a string or class"),
+            };
+        }
+        let digits = match self.next() {
+            Some('n') => return Ok('\n'),
+            Some('r') => return Ok('\r'),
+            Some('t') => return Ok('\t'),
+            Some(same @ ('\\' | '"' | '[' | ']' | '-' | '^' | '/')) => return Ok(same),
+            Some('x') => 2,
+            Some('u') => 4,
+            Some('U') => 8,
+            Some(other) => return self.wrong(format!("`\\{other}` is no escape")),
+            None => return self.wrong("the grammar ends inside an escape"),
+        };
+        let code = self
+            .rest()
+            .get(..digits)
+            .filter(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+            .and_then(|hex| u32::from_str_radix(hex, 16).ok());
+        let Some(code) = code else {
+            return self.wrong(format!("an escape with fewer than {digits} hex digits"));
+        };
+        self.at += digits;
+        match char::from_u32(code) {
+            Some(character) => Ok(character),
+            None => self.wrong(format!("{code:#x} is no character")),
+        }
+    }
+}

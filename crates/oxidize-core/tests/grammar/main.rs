@@ -1,0 +1,491 @@
+//! Constrained output: what grammars accept, byte by byte and token by token, what they refuse, and
+//! how fast they refuse what is hostile.
+
+mod language;
+mod schemas;
+#[allow(dead_code, reason = "shared with tests that use more of it")]
+#[path = "../tiny/mod.rs"]
+mod tiny;
+
+use oxidize_core::grammar::{Constraint, Grammar, GrammarError, Grammars};
+use oxidize_core::sampling::Rng;
+use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// A vocabulary with its grammars.
+pub(crate) struct Vocabulary {
+    pub(crate) tokenizer: Tokenizer,
+    grammars: Grammars,
+    /// The token of each byte, where there is one.
+    bytes: Vec<Option<u32>>,
+}
+
+impl Vocabulary {
+    fn new(tokenizer: Tokenizer, n_vocab: usize) -> Vocabulary {
+        let grammars = Grammars::new(&tokenizer, n_vocab).unwrap();
+        let mut bytes = vec![None; 256];
+        for token in (0..tokenizer.vocab_size() as u32).filter(|&t| !tokenizer.is_special(t)) {
+            if let Some(&[byte]) = tokenizer.piece(token) {
+                bytes[usize::from(byte)].get_or_insert(token);
+            }
+        }
+        Vocabulary {
+            tokenizer,
+            grammars,
+            bytes,
+        }
+    }
+
+    pub(crate) fn compile(&self, grammar: &Grammar) -> Constraint {
+        self.grammars.compile(grammar).unwrap()
+    }
+
+    fn refuse(&self, grammar: &Grammar) -> GrammarError {
+        self.grammars.compile(grammar).unwrap_err()
+    }
+
+    /// Whether every token was allowed, and the answer may end behind the last.
+    fn accepts_tokens(&self, grammar: &Grammar, tokens: &[u32]) -> bool {
+        let mut constraint = self.compile(grammar);
+        tokens.iter().all(|&token| step(&mut constraint, token)) && constraint.may_end()
+    }
+
+    /// The same for the bytes of a text, each as a token of its own.
+    pub(crate) fn accepts(&self, grammar: &Grammar, text: &str) -> bool {
+        let tokens = text.bytes().map(|byte| self.bytes[usize::from(byte)]);
+        self.accepts_tokens(grammar, &tokens.collect::<Option<Vec<u32>>>().unwrap())
+    }
+}
+
+/// Goes on by a token if it is allowed.
+pub(crate) fn step(constraint: &mut Constraint, token: u32) -> bool {
+    if constraint.is_complete() || !constraint.mask().unwrap().allows(token) {
+        return false;
+    }
+    constraint.accept(token).unwrap();
+    true
+}
+
+/// The tiny model's 320 tokens, with all bytes among them.
+pub(crate) static TINY: LazyLock<Vocabulary> = LazyLock::new(|| {
+    let model = tiny::model();
+    Vocabulary::new(model.tokenizer().unwrap().clone(), model.n_vocab())
+});
+
+/// A real model's vocabulary, where it was downloaded.
+static REAL: LazyLock<Option<Vocabulary>> = LazyLock::new(|| {
+    let cache = std::env::var_os("OXIDIZE_TEST_CACHE").map(PathBuf::from);
+    let cache =
+        cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/oxidize")));
+    let path = cache?.join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !path.exists() {
+        eprintln!("SKIPPED: {} is missing", path.display());
+        return None;
+    }
+    let tokenizer = Tokenizer::open(path).unwrap();
+    let n_vocab = tokenizer.vocab_size();
+    Some(Vocabulary::new(tokenizer, n_vocab))
+});
+
+fn check(grammar: &Grammar, good: &[&str], bad: &[&str]) {
+    for text in good {
+        assert!(TINY.accepts(grammar, text), "{grammar:?} refuses {text:?}");
+        if let Some(real) = &*REAL {
+            let tokens = real.tokenizer.encode(text, EncodeOptions::PLAIN);
+            assert!(
+                real.accepts_tokens(grammar, &tokens),
+                "{grammar:?} refuses the tokens of {text:?}"
+            );
+        }
+    }
+    for text in bad {
+        assert!(!TINY.accepts(grammar, text), "{grammar:?} accepts {text:?}");
+        if let Some(real) = &*REAL {
+            let tokens = real.tokenizer.encode(text, EncodeOptions::PLAIN);
+            assert!(
+                !real.accepts_tokens(grammar, &tokens),
+                "{grammar:?} accepts the tokens of {text:?}"
+            );
+        }
+    }
+}
+
+fn gbnf(source: &str) -> Grammar {
+    Grammar::Gbnf(source.into())
+}
+
+#[test]
+fn every_part_of_gbnf_means_what_it_says() {
+    check(
+        &gbnf("root ::= \"a\" | \"b\""),
+        &["a", "b"],
+        &["", "c", "ab"],
+    );
+    check(
+        &gbnf("root ::= [a-c]+ [^a-c]"),
+        &["ad", "abcé"],
+        &["a", "d", "aa"],
+    );
+    check(&gbnf("root ::= . .?"), &["x", "é\n", "😀"], &["", "abc"]);
+    check(
+        &gbnf("root ::= \"a\"{2} \"b\"{1,2} \"c\"{2,}"),
+        &["aabcc", "aabbcccc"],
+        &["aabc", "abcc", "aabbbcc"],
+    );
+    check(
+        &gbnf("root ::= \"ab\"*"),
+        &["", "ab", "abab"],
+        &["a", "aba"],
+    );
+    check(
+        &gbnf(r#"root ::= "\"\\\n\t\x41\u00e9\U0001F600" [\]\\\-]"#),
+        &["\"\\\n\tAé😀]", "\"\\\n\tAé😀-"],
+        &["\"\\"],
+    );
+    check(
+        &gbnf(
+            "# first\nroot ::= ( # inside\n  my-rule-1 |\n  \"y\"\n) \"z\" # last\n\nmy-rule-1 ::= \"x\" |\n  \"w\"\n",
+        ),
+        &["xz", "yz", "wz"],
+        &["z", "x"],
+    );
+    check(
+        &gbnf("root ::= ws \"x\" ws\nws ::= ([ \\t] ws)?"),
+        &["x", "  x \t"],
+        &["", " "],
+    );
+    check(
+        &gbnf("root ::= \"(\" root \")\" | \"\""),
+        &["", "()", "((()))"],
+        &["(", "())"],
+    );
+    // Left recursion, which llama.cpp does not have.
+    check(
+        &gbnf("root ::= root \",\" [0-9] | [0-9]"),
+        &["1", "1,2,3"],
+        &["", "1,", ",1"],
+    );
+}
+
+#[test]
+fn lexemes_do_not_run_over_what_follows_them() {
+    // Inside recursion, a longest match of `[a-z]+` would swallow the `x`.
+    check(
+        &gbnf("root ::= \"(\" root \")\" | [a-z]+ tail\ntail ::= \"x\" | \"x\" root \"!\""),
+        &["ax", "(axx)", "xxx", "abxabx!"],
+        &["x", "ab", "(ab)"],
+    );
+    check(
+        &gbnf("root ::= item root \";\" | item\nitem ::= \"a\" | \"ab\" | \"bc\""),
+        &["a", "abc;", "ab", "aab;", "aabc;;"],
+        &["abc", "b"],
+    );
+    check(
+        &gbnf(
+            "root ::= ws value ws\nvalue ::= \"[\" ws (value (ws \",\" ws value)*)? ws \"]\" | [0-9]+\nws ::= [ \\n]*",
+        ),
+        &["[ 1 , [ ] , 23 ]", " 5\n"],
+        &["[1 2]", "[,]"],
+    );
+    // The same words in places that have nothing to do with each other.
+    check(
+        &gbnf("root ::= \"{\" root \"}\" | \"if\" [ ] name | name \"=\" root\nname ::= [a-z]+"),
+        &["if if", "{a=if b}", "if=b=if x"],
+        &["=", "{if b"],
+    );
+}
+
+#[test]
+fn wrong_gbnf_is_refused_with_its_line() {
+    for (source, expected) in [
+        ("", "grammar, line 1: there is no rule `root`"),
+        (
+            "root ::= \"a\"\nroot ::= \"b\"",
+            "grammar, line 2: rule `root` is defined twice",
+        ),
+        (
+            "root ::=\n  nowhere",
+            "grammar, line 2: rule `nowhere` is used but not defined",
+        ),
+        ("root ::= \"a", "grammar, line 1: a string is not closed"),
+        (
+            "root ::= [a",
+            "grammar, line 1: a character class is not closed",
+        ),
+        (
+            "root ::= []",
+            "grammar, line 1: a character class that no character is in",
+        ),
+        (
+            "root ::= [z-a]",
+            "grammar, line 1: the range 'z'-'a' is upside down",
+        ),
+        (
+            "root ::= (\"a\"",
+            "grammar, line 1: expected `)`, found the end of the grammar",
+        ),
+        (
+            "root ::= * \"a\"",
+            "grammar, line 1: there is nothing before '*' to repeat",
+        ),
+        (
+            "root ::= \"a\"{3,2}",
+            "grammar, line 1: the larger count has to come last",
+        ),
+        ("root ::= \"\\q\"", "grammar, line 1: `\\q` is no escape"),
+        (
+            "root ::= \"\\ud800\"",
+            "grammar, line 1: 0xd800 is no character",
+        ),
+        (
+            "root = \"a\"",
+            "grammar, line 1: expected `::=` after `root`, found '='",
+        ),
+        (
+            "root ::= <[5]>",
+            "grammar, line 1: tokens by name or number (`<…>`) are not supported",
+        ),
+        ("root ::= \"a\" root", "grammar: rule `root` never ends"),
+        (
+            "root ::= \"a\" | b\nb ::= c\nc ::= \"x\" b \"y\"",
+            "grammar: rule `b` never ends",
+        ),
+        (
+            "root ::= \"a\"{0,1000000}",
+            "grammar: 1000000 repetitions asked for, the limit is 10000",
+        ),
+    ] {
+        assert_eq!(TINY.refuse(&gbnf(source)).to_string(), expected, "{source}");
+    }
+}
+
+/// Runs `work` until it was fast enough, at most ten times: others use the machine too.
+fn fast<T>(limit: Duration, mut work: impl FnMut() -> T) -> T {
+    let mut best = Duration::MAX;
+    for _ in 0..10 {
+        let start = Instant::now();
+        let result = work();
+        best = best.min(start.elapsed());
+        if best < limit {
+            return result;
+        }
+    }
+    panic!("took {best:?}, at most {limit:?} is allowed");
+}
+
+const SOON: Duration = Duration::from_millis(50);
+
+#[test]
+fn hostile_grammars_are_refused_at_once() {
+    LazyLock::force(&TINY);
+    let deep =
+        |open: &str, close: &str, n: usize| format!("{}x{}", open.repeat(n), close.repeat(n));
+    let refused = [
+        Grammar::Gbnf(format!("root ::= {}", deep("(", ")", 100_000))),
+        Grammar::Gbnf(format!("root ::= {}", deep("( \"a\" | ", ")", 10_000))),
+        Grammar::Gbnf(format!("root ::= {}", "(".repeat(100_000))),
+        Grammar::Gbnf("root ::= \"a\"{99999999999999999999}".into()),
+        Grammar::Gbnf(format!(
+            "root ::= {}",
+            "\"a\"*".to_owned() + &"*".repeat(100_000)
+        )),
+        Grammar::Gbnf(
+            (0..100_000)
+                .map(|i| format!("r{i} ::= r{}\n", i + 1))
+                .collect(),
+        ),
+        Grammar::Regex(deep("(", ")", 100_000)),
+        Grammar::Regex(deep("(", ")", 30_000)),
+        Grammar::Regex("(".into()),
+        Grammar::Regex("a(?=b)".into()),
+        Grammar::Lark(format!("start: {}", deep("(", ")", 100_000))),
+        Grammar::Lark(format!("start: {}", deep("(", ")", 30_000))),
+        Grammar::Lark("start: nowhere".into()),
+    ];
+    for grammar in refused {
+        let text: String = format!("{grammar:?}").chars().take(60).collect();
+        let error = fast(SOON, || TINY.refuse(&grammar)).to_string();
+        assert!(error.len() < 1000, "{text}: {error}");
+    }
+}
+
+#[test]
+fn grammars_that_are_only_large_do_not_overflow() {
+    let chain = |n: usize| -> String {
+        let links = (0..n).map(|i| format!("r{i} ::= \"a\" r{} | \"b\"\n", i + 1));
+        format!("root ::= r0\n{}r{n} ::= \"c\"", links.collect::<String>())
+    };
+    check(&gbnf(&chain(2000)), &["b", "aab"], &["a"]);
+    // Each rule twice the one before: as text, 2^40 letters.
+    let doubled: String = (0..40)
+        .map(|i| format!("r{i} ::= r{0} r{0}?\n", i + 1))
+        .collect();
+    check(
+        &gbnf(&format!("root ::= r0\n{doubled}r40 ::= \"a\"")),
+        &["a", "aaa"],
+        &["", "b"],
+    );
+    let ring: String = (0..300)
+        .map(|i| format!("r{i} ::= \"a\" r{} \"b\" | \"c\"\n", (i + 1) % 300))
+        .collect();
+    check(
+        &gbnf(&format!("root ::= r0\n{ring}")),
+        &["c", "aacbb"],
+        &["acbb"],
+    );
+    let lark: String = (0..3000)
+        .map(|i| format!("r{i}: \"a\" r{}\n", i + 1))
+        .collect();
+    let _ = TINY
+        .grammars
+        .compile(&Grammar::Lark(format!("start: r0\n{lark}r3000: \"b\"")));
+}
+
+#[test]
+fn regex_and_lark_constrain() {
+    check(
+        &Grammar::Regex("[0-9]{3}-[a-f]+/".into()),
+        &["123-abc/"],
+        &["12-a/", "123-"],
+    );
+    check(
+        &Grammar::Lark("start: expr\nexpr: term (\"+\" term)*\nterm: NUMBER | \"(\" expr \")\"\nNUMBER: /[0-9]+/\n%ignore /[ ]/".into()),
+        &["1+2", "(1 + 23)+4"],
+        &["1+", "(1"],
+    );
+    check(
+        &Grammar::JsonObject,
+        &["{}", "{\"a\": [1, null]}", "{\n  \"a\": 1\n}"],
+        &["[]", "1", "{\"a\"}", "{  }"],
+    );
+}
+
+#[test]
+fn damaged_grammars_are_errors_or_grammars() {
+    let gbnf = "root ::= \"a\" ([b-d\\x41] | x){1,3} . # c\nx ::= \"(\" root* \")\" | [^\\n\\u00e9-]+ \"\\\"\"?\n";
+    let lark = "start: x+ | \"(\" start \")\"\nx: A B{1,3} /[a-z]+/i\nA: \"a\"..\"z\"\nB: (A | \"1\")*\n%ignore / /\n";
+    let schema = r##"{"type":"object","properties":{"a":{"type":["integer","null"],"minimum":-3},"b":{"$ref":"#/$defs/s"}},"required":["a"],"$defs":{"s":{"type":"string","pattern":"^a+$","maxLength":9}},"additionalProperties":false}"##;
+    let regex = "(a|b[^c-e]){2,4}\\d?[\\w.]+x*";
+    let junk = b"()[]{}|*+?\\\"^-.,:=#/<>ax19 \n\xff";
+    let mut rng = Rng::new(11);
+    let mut below = |n: usize| (rng.next_u64() % n.max(1) as u64) as usize;
+    let (mut good, mut bad) = (0, 0);
+    for round in 0..1200 {
+        let source = [gbnf, lark, schema, regex][round % 4];
+        let mut bytes = source.as_bytes().to_vec();
+        for _ in 0..=below(4) {
+            let (at, end) = (below(bytes.len()), below(bytes.len() + 1));
+            match below(4) {
+                0 => bytes[at] = junk[below(junk.len())],
+                1 => bytes.insert(at, junk[below(junk.len())]),
+                2 => drop(bytes.drain(at.min(end)..end.min(at + 8).max(at.min(end)))),
+                _ => bytes.extend_from_within(at.min(end)..end),
+            }
+            bytes.push(b' ');
+        }
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let grammar = match round % 4 {
+            0 => Grammar::Gbnf(text),
+            1 => Grammar::Lark(text),
+            2 => match serde_json::from_str(&text) {
+                Ok(schema) => Grammar::JsonSchema(schema),
+                Err(_) => continue,
+            },
+            _ => Grammar::Regex(text),
+        };
+        match TINY.grammars.compile(&grammar) {
+            Ok(mut constraint) => {
+                constraint.mask().unwrap();
+                good += 1;
+            }
+            Err(error) => {
+                assert!(!error.to_string().contains("panic"), "{grammar:?}: {error}");
+                bad += 1;
+            }
+        }
+    }
+    assert!(good > 20 && bad > 20, "{good} good, {bad} bad");
+}
+
+/// llama.cpp's own examples, from a checkout named by `OXIDIZE_LLAMA_CPP`.
+#[test]
+fn the_example_grammars_of_llama_cpp_work() {
+    let Some(folder) = std::env::var_os("OXIDIZE_LLAMA_CPP") else {
+        eprintln!("SKIPPED: OXIDIZE_LLAMA_CPP names no checkout of llama.cpp");
+        return;
+    };
+    let folder = PathBuf::from(folder).join("grammars");
+    let cases: [(&str, &[&str], &[&str]); 8] = [
+        (
+            "arithmetic",
+            &["1+2=3\n", "(a + 10) * x_1 = 5\n", "1=1\n2*3=6\n"],
+            &["1+=2\n", "1=1", "(1=2\n"],
+        ),
+        (
+            "c",
+            &[
+                "",
+                "int main(){return 1+f(x,2);}",
+                "float g(int a){while(a<10){a = a+1;}if(a==2){f();}else{// hi\n}}",
+                "int f(){/* a * b */}",
+            ],
+            &["int main(", "main(){}", "int f(){return 1}"],
+        ),
+        (
+            "chess",
+            &["1. e4 e5\n2. Nf3 Nc6\n", "1. d4 O-O-O+\n10. exd8=Q# Rae1\n"],
+            &["1. e4 e5\n", "1. e9 e5\n2. a3 a6\n"],
+        ),
+        ("english", &["Hello, world!", "a b"], &["", "a  b", "é"]),
+        ("japanese", &["こんにちは", "日本 カナ"], &["hello", ""]),
+        (
+            "json",
+            &[
+                "{}",
+                "{\"a\": [1, 2.5e3, \"x\\n\\u00e9\"], \"b\": {\"c\": null}}",
+                "{\n  \"a\":true}",
+            ],
+            &["[1]", "{\"a\":}", "{\"a\": 01}", "{\"a\" : 1}"],
+        ),
+        (
+            "json_arr",
+            &["[\n]", "[\n{\"a\": 1},\n[true, false]]"],
+            &["{}", "[1]"],
+        ),
+        ("list", &["- a\n- b c\n"], &["", "a\n", "- \n", "- a"]),
+    ];
+    for (name, good, bad) in cases {
+        let path = folder.join(format!("{name}.gbnf"));
+        let source = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let start = Instant::now();
+        let grammar = gbnf(&source);
+        TINY.compile(&grammar);
+        eprintln!("{name}: compiled in {:?}", start.elapsed());
+        check(&grammar, good, bad);
+    }
+}
+
+#[test]
+fn special_tokens_are_no_text() {
+    let Some(real) = &*REAL else { return };
+    let mut constraint = real.compile(&Grammar::Regex("(?s:.*)".into()));
+    let mask = constraint.mask().unwrap();
+    for token in 0..real.tokenizer.vocab_size() as u32 {
+        if real.tokenizer.is_special(token) {
+            assert_eq!(
+                mask.allows(token),
+                real.tokenizer.is_end_of_generation(token),
+                "{token}"
+            );
+        }
+    }
+    // Its name is text like any other.
+    let name = real
+        .tokenizer
+        .token_text(real.tokenizer.eos().unwrap())
+        .unwrap();
+    assert!(real.accepts(&Grammar::Regex("<.*>".into()), name));
+}

@@ -1,0 +1,354 @@
+//! JSON schemas: what is sampled under one validates, by a validator that knows nothing of grammars.
+
+use crate::{REAL, SOON, TINY, Vocabulary, check, fast};
+use oxidize_core::grammar::Grammar;
+use oxidize_core::sampling::Rng;
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+
+/// Schemas of all kinds that are supported.
+fn schemas() -> Vec<Value> {
+    let point = json!({"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}, "required": ["x", "y"], "additionalProperties": false});
+    let tree = json!({"type": "object", "properties": {"v": {"type": "integer"}, "c": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}}, "required": ["v"], "additionalProperties": false});
+    vec![
+        json!({"type": "null"}),
+        json!({"type": "boolean"}),
+        json!({"type": "integer"}),
+        json!({"type": "number"}),
+        json!({"type": "string", "maxLength": 10}),
+        json!({"type": "string", "minLength": 3, "maxLength": 5}),
+        json!({"type": "integer", "minimum": 10, "maximum": 99}),
+        json!({"type": "integer", "exclusiveMinimum": -5, "exclusiveMaximum": 5}),
+        json!({"type": "number", "minimum": -1.5, "maximum": 2.25}),
+        json!({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+        json!({"type": "integer", "multipleOf": 7, "minimum": 0}),
+        json!({"type": "integer", "minimum": 1000}),
+        json!({"enum": ["red", "green", 3, null, {"a": 1}]}),
+        json!({"const": {"k": [1, 2, "three"]}}),
+        json!({"const": "a \"quoted\" é\n text"}),
+        json!({"type": ["string", "null"], "maxLength": 4}),
+        json!({"type": ["integer", "boolean"]}),
+        json!({"type": "array", "items": {"type": "boolean"}}),
+        json!({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4}),
+        json!({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string", "maxLength": 3}], "items": false, "minItems": 2}),
+        json!({"type": "array", "items": {"type": "array", "items": {"enum": [0, 1]}, "minItems": 2, "maxItems": 2}, "maxItems": 3}),
+        point.clone(),
+        json!({"type": "array", "items": point, "minItems": 1, "maxItems": 2}),
+        json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "additionalProperties": false}),
+        json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["b"], "additionalProperties": false}),
+        json!({"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3}),
+        json!({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 2}),
+        json!({"type": "object", "properties": {"not": {"const": 1}, "if": {"const": 2}}, "required": ["not", "if"], "additionalProperties": false}),
+        json!({"type": "object", "properties": {"date": {"type": "string", "format": "date"}, "id": {"type": "string", "format": "uuid"}}, "required": ["date", "id"], "additionalProperties": false}),
+        json!({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}),
+        json!({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}]}),
+        json!({"anyOf": [{"const": "yes"}, {"type": "array", "items": {"const": "no"}, "maxItems": 2}]}),
+        json!({"oneOf": [{"type": "integer"}, {"type": "boolean"}]}),
+        json!({"oneOf": [
+            {"type": "object", "properties": {"kind": {"const": "a"}, "n": {"type": "integer"}}, "required": ["kind", "n"], "additionalProperties": false},
+            {"type": "object", "properties": {"kind": {"const": "b"}, "s": {"type": "null"}}, "required": ["kind", "s"], "additionalProperties": false}]}),
+        json!({"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 8}]}),
+        json!({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"b": {"type": "null"}}, "required": ["b"]}], "maxProperties": 2}),
+        json!({"$defs": {"name": {"type": "string", "minLength": 1, "maxLength": 4}}, "type": "object", "properties": {"first": {"$ref": "#/$defs/name"}, "last": {"$ref": "#/$defs/name"}}, "required": ["first", "last"], "additionalProperties": false}),
+        json!({"$defs": {"t": tree}, "$ref": "#/$defs/t"}),
+        json!({"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"n": {"type": "integer"}}, "type": "array", "items": [{"$ref": "#/definitions/n"}, {"type": "boolean"}], "additionalItems": false, "minItems": 2}),
+        json!({"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": false, "maxProperties": 2}),
+        json!({"title": "T", "description": "D", "type": "object", "properties": {"steps": {"type": "array", "items": {"type": "object", "properties": {"say": {"type": "string", "maxLength": 6}, "n": {"type": "integer"}}, "required": ["say", "n"], "additionalProperties": false}, "maxItems": 2}, "answer": {"type": "string", "maxLength": 8}}, "required": ["steps", "answer"], "additionalProperties": false}),
+        json!(true),
+    ]
+}
+
+/// Whether `value` fits; knows the keywords that are used here.
+fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
+    let map = match schema {
+        Value::Bool(all) => return *all,
+        Value::Object(map) => map,
+        _ => panic!("{schema} is no schema"),
+    };
+    let list = |key: &str| map.get(key).and_then(Value::as_array);
+    let number = |key: &str| map.get(key).and_then(Value::as_f64);
+    let count = |key: &str| map.get(key).and_then(Value::as_u64).map(|n| n as usize);
+    let within = |n: usize, least: &str, most: &str| {
+        count(least).is_none_or(|least| n >= least) && count(most).is_none_or(|most| n <= most)
+    };
+    let is = |name: &Value| match (name.as_str().unwrap(), value) {
+        ("integer", Value::Number(n)) => n.as_f64().unwrap().fract() == 0.0,
+        ("number", Value::Number(_)) | ("null", Value::Null) | ("boolean", Value::Bool(_)) => true,
+        ("string", Value::String(_))
+        | ("array", Value::Array(_))
+        | ("object", Value::Object(_)) => true,
+        _ => false,
+    };
+    let mut good = match map.get("type") {
+        Some(Value::Array(names)) => names.iter().any(is),
+        Some(name) => is(name),
+        None => true,
+    };
+    good &= map.get("const").is_none_or(|wanted| wanted == value);
+    good &= list("enum").is_none_or(|wanted| wanted.contains(value));
+    good &= list("allOf").is_none_or(|all| all.iter().all(|s| fits(root, s, value)));
+    good &= list("anyOf").is_none_or(|any| any.iter().any(|s| fits(root, s, value)));
+    good &=
+        list("oneOf").is_none_or(|one| one.iter().filter(|s| fits(root, s, value)).count() == 1);
+    if let Some(Value::String(reference)) = map.get("$ref") {
+        let target = root.pointer(reference.strip_prefix('#').unwrap()).unwrap();
+        good &= fits(root, target, value);
+    }
+    match value {
+        Value::Number(n) => {
+            let n = n.as_f64().unwrap();
+            good &= number("minimum").is_none_or(|least| n >= least);
+            good &= number("maximum").is_none_or(|most| n <= most);
+            good &= number("exclusiveMinimum").is_none_or(|least| n > least);
+            good &= number("exclusiveMaximum").is_none_or(|most| n < most);
+            good &= number("multipleOf").is_none_or(|of| n % of == 0.0);
+        }
+        Value::String(text) => {
+            good &= within(text.chars().count(), "minLength", "maxLength");
+            let shape: String = text.chars().map(shape).collect();
+            good &= match map.get("format").and_then(Value::as_str) {
+                Some("date") => shape == "9999-99-99",
+                Some("uuid") => {
+                    text.len() == 36 && text.split('-').map(str::len).eq([8, 4, 4, 4, 12])
+                }
+                _ => true,
+            };
+            // The only pattern here.
+            good &= map.get("pattern").is_none() || shape == "AA-999";
+        }
+        Value::Array(items) => {
+            good &= within(items.len(), "minItems", "maxItems");
+            let (before, rest) = match (list("prefixItems").or(list("items")), map.get("items")) {
+                (Some(before), Some(Value::Array(_))) => {
+                    (before.clone(), map.get("additionalItems"))
+                }
+                (before, rest) => (before.cloned().unwrap_or_default(), rest),
+            };
+            for (i, item) in items.iter().enumerate() {
+                good &= before.get(i).or(rest).is_none_or(|s| fits(root, s, item));
+            }
+        }
+        Value::Object(members) => {
+            good &= within(members.len(), "minProperties", "maxProperties");
+            good &= list("required").is_none_or(|names| {
+                names
+                    .iter()
+                    .all(|name| members.contains_key(name.as_str().unwrap()))
+            });
+            for (name, member) in members {
+                let named = map.get("properties").and_then(|named| named.get(name));
+                let patterns = map.get("patternProperties").and_then(Value::as_object);
+                let mut known = named.is_some();
+                good &= named.is_none_or(|s| fits(root, s, member));
+                for (pattern, schema) in patterns.into_iter().flatten() {
+                    // A letter at the beginning is all that patterns say here.
+                    if name.starts_with(pattern.strip_prefix('^').unwrap()) {
+                        known = true;
+                        good &= fits(root, schema, member);
+                    }
+                }
+                let others = map.get("additionalProperties");
+                good &= known || others.is_none_or(|s| fits(root, s, member));
+            }
+        }
+        _ => {}
+    }
+    good
+}
+
+fn shape(character: char) -> char {
+    match character {
+        '0'..='9' => '9',
+        'A'..='Z' => 'A',
+        other => other,
+    }
+}
+
+/// An answer of random tokens, `None` if it did not come to an end.
+fn sample(vocabulary: &Vocabulary, grammar: &Grammar, rng: &mut Rng) -> Option<String> {
+    let tokenizer = &vocabulary.tokenizer;
+    let mut constraint = vocabulary.compile(grammar);
+    let mut bytes = Vec::new();
+    for step in 0..600 {
+        if constraint.is_complete() {
+            return Some(String::from_utf8(bytes).unwrap());
+        }
+        let mask = constraint.mask().unwrap();
+        let allowed: Vec<u32> = (0..mask.len() as u32)
+            .filter(|&token| mask.allows(token))
+            .collect();
+        // Random text has no end; the longer it is, the more what ends something is taken.
+        let ends = |&&token: &&u32| {
+            let piece = tokenizer.piece(token).unwrap_or_default();
+            tokenizer.is_end_of_generation(token) || matches!(piece, [b'"' | b']' | b'}'])
+        };
+        let ending: Vec<u32> = allowed.iter().filter(ends).copied().collect();
+        let hurry = step > 20 && rng.next_f64() < 0.5;
+        let from = if hurry && !ending.is_empty() {
+            &ending
+        } else {
+            &allowed
+        };
+        let token = from[(rng.next_u64() % from.len() as u64) as usize];
+        if tokenizer.is_end_of_generation(token) {
+            return Some(String::from_utf8(bytes).unwrap());
+        }
+        constraint.accept(token).unwrap();
+        bytes.extend_from_slice(tokenizer.piece(token).unwrap());
+    }
+    None
+}
+
+#[test]
+fn whatever_is_sampled_under_a_schema_fits_it() {
+    let mut rng = Rng::new(3);
+    let (mut done, mut endless) = (0, 0);
+    for schema in schemas() {
+        let grammar = Grammar::JsonSchema(schema.clone());
+        let vocabularies = [Some((&*TINY, 8)), REAL.as_ref().map(|real| (real, 2))];
+        for (vocabulary, times) in vocabularies.into_iter().flatten() {
+            for _ in 0..times {
+                let Some(text) = sample(vocabulary, &grammar, &mut rng) else {
+                    endless += 1;
+                    continue;
+                };
+                let value: Value = serde_json::from_str(&text)
+                    .unwrap_or_else(|error| panic!("{schema}\n{text}\n{error}"));
+                assert!(fits(&schema, &schema, &value), "{schema}\n{text}");
+                done += 1;
+            }
+        }
+    }
+    eprintln!("{done} answers fit, {endless} did not end in time");
+    assert!(endless * 10 < done, "{endless} of {done} did not end");
+}
+
+#[test]
+fn the_validator_finds_faults() {
+    for (schema, value) in [
+        (json!({"type": "integer"}), json!(1.5)),
+        (json!({"minimum": 2}), json!(1)),
+        (json!({"properties": {"a": {"const": 1}}}), json!({"a": 2})),
+        (json!({"oneOf": [true, true]}), json!(1)),
+        (json!({"items": {"type": "null"}}), json!([1])),
+        (json!({"additionalProperties": false}), json!({"a": 1})),
+        (
+            json!({"$defs": {"x": false}, "$ref": "#/$defs/x"}),
+            json!(1),
+        ),
+    ] {
+        assert!(!fits(&schema, &schema, &value), "{schema} {value}");
+    }
+}
+
+#[test]
+fn schemas_accept_what_fits_and_refuse_the_rest() {
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}}, "required": ["name", "age"], "additionalProperties": false});
+    check(
+        &Grammar::JsonSchema(schema),
+        &[
+            "{\"name\": \"Ada\", \"age\": 36}",
+            "{\"name\":\"é\\n\",\"age\":0}",
+            "{\n    \"name\": \"x\",\n    \"age\": 1\n}",
+        ],
+        &[
+            "{\"name\": \"Ada\"}",
+            "{\"name\": \"Ada\", \"age\": -1}",
+            "{\"name\": 1, \"age\": 1}",
+            "{\"name\": \"a\", \"age\": 1, \"b\": 2}",
+        ],
+    );
+}
+
+#[test]
+fn hostile_schemas_are_refused_at_once() {
+    LazyLock::force(&TINY);
+    let nested = |n: usize| {
+        (0..n).fold(
+            json!({}),
+            |inner, _| json!({"type": "array", "items": inner, "minItems": 1}),
+        )
+    };
+    let chain = |n: usize| {
+        let links = (0..n).map(|i| {
+            (
+                format!("d{i}"),
+                json!({"$ref": format!("#/$defs/d{}", i + 1)}),
+            )
+        });
+        json!({"$defs": links.collect::<serde_json::Map<_, _>>(), "$ref": "#/$defs/d0"})
+    };
+    let doubled = (0..60).fold(
+        json!({"type": "integer"}),
+        |inner, _| json!({"anyOf": [inner, {"type": "null"}]}),
+    );
+    for (schema, expected) in [
+        (nested(10_000), "levels of a schema"),
+        (chain(100_000), "asked for, the limit is"),
+        (chain(5), ""),
+        (
+            json!({"allOf": [doubled.clone(), doubled, {"type": "string"}]}),
+            "schema: ",
+        ),
+        (
+            json!({"type": "integer", "minimum": 5, "maximum": 3}),
+            "schema: ",
+        ),
+        (
+            json!({"allOf": [{"type": "string"}, {"type": "integer"}]}),
+            "schema: ",
+        ),
+        (json!({"enum": []}), "schema: "),
+        (json!({"const": 1, "type": "string"}), "schema: "),
+        (json!({"$ref": "#/nowhere"}), "schema: "),
+        (json!({"$ref": "http://example.com/x"}), "schema: "),
+        (json!({"$ref": "#"}), ""),
+        (
+            json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+            "",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+            "",
+        ),
+        (
+            json!({"type": "array", "items": {"$ref": "#"}, "minItems": 1}),
+            "",
+        ),
+        (
+            json!({"oneOf": [{"type": "integer"}, {"minimum": 3}]}),
+            "`oneOf`",
+        ),
+        (
+            json!({"type": "string", "format": "no-such-format"}),
+            "no-such-format",
+        ),
+        (json!({"type": "string", "pattern": "(?=a)b"}), "schema: "),
+        (
+            json!({"type": "string", "pattern": "(".repeat(100_000)}),
+            "schema: ",
+        ),
+        (
+            json!({"type": "array", "uniqueItems": true}),
+            "`uniqueItems` at # is not supported",
+        ),
+        (json!({"type": "wrong"}), "schema: "),
+        (json!(17), "expected an object or a boolean, found a number"),
+        (json!(false), "`false` allows nothing"),
+    ] {
+        let short: String = schema.to_string().chars().take(80).collect();
+        let error = fast(SOON, || {
+            TINY.grammars
+                .compile(&Grammar::JsonSchema(schema.clone()))
+                .err()
+        });
+        let Some(error) = error else {
+            panic!("{short} was not refused");
+        };
+        let error = error.to_string();
+        assert!(
+            error.contains(expected) && error.len() < 1000,
+            "{short}: {error}"
+        );
+    }
+}
