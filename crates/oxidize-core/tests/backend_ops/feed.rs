@@ -75,7 +75,10 @@ impl Feed {
                 (tokens.collect(), blocks)
             })
             .collect();
-        let most_tokens = batches.iter().map(|(parts, _)| parts.iter().sum()).max();
+        let most_tokens = batches
+            .iter()
+            .map(|(parts, _)| parts.iter().sum::<usize>())
+            .max();
         let most_outputs = batches.iter().map(|(_, outputs)| outputs.len()).max();
         Feed {
             config: SessionConfig {
