@@ -11,6 +11,7 @@ mod glm;
 mod gpt;
 mod granite;
 pub mod hparams;
+mod layers;
 mod llama;
 pub mod names;
 mod phi;

@@ -5,6 +5,7 @@
 
 use super::ModelError;
 use super::mxfp4;
+use super::stored::{Part, Stored, pick};
 use super::weights::{LinearWeights, NormWeights, Weights};
 use crate::arch::{Arch, QkvLayout, TensorRole, names::*};
 use crate::error::{Error, Result};
@@ -39,45 +40,6 @@ pub struct QkvShape {
     pub v: usize,
 }
 
-/// Rows of a matrix that belong together: `runs` runs of `len` rows, `stride` apart.
-#[derive(Clone, Copy)]
-struct Part {
-    start: usize,
-    len: usize,
-    stride: usize,
-    runs: usize,
-}
-
-impl Part {
-    fn range(start: usize, len: usize) -> Part {
-        Part {
-            start,
-            len,
-            stride: len,
-            runs: 1,
-        }
-    }
-
-    fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        (0..self.runs).map(move |run| {
-            let start = self.start + run * self.stride;
-            start..start + self.len
-        })
-    }
-
-    fn rows(self) -> usize {
-        self.len * self.runs
-    }
-}
-
-/// The bytes of a matrix or a stack of them, rows × cols each.
-struct Stored {
-    name: String,
-    ty: TensorType,
-    cols: usize,
-    bytes: TensorBytes,
-}
-
 impl<'a> WeightLoader<'a> {
     /// A loader for `file`.
     pub fn new(file: &'a ModelFile, arch: &'a Arch) -> WeightLoader<'a> {
@@ -92,7 +54,14 @@ impl<'a> WeightLoader<'a> {
     /// What was loaded, and the names of the tensors that were not.
     pub fn finish(self) -> (Weights, Vec<String>) {
         // Tables that the graph computes for itself.
-        const COMPUTED: [&str; 4] = [".inv_freq", ".attn.bias", ".masked_bias", ".attention.bias"];
+        const COMPUTED: [&str; 6] = [
+            ".inv_freq",
+            ".attn.bias",
+            ".masked_bias",
+            ".attention.bias",
+            ".attn_rot_embd.weight",
+            ".rope_freqs.weight",
+        ];
         let used = self.used.into_inner();
         let tensors = self.file.tensors().iter().map(|tensor| &tensor.name);
         let unused = tensors
@@ -309,15 +278,31 @@ impl<'a> WeightLoader<'a> {
         inputs: usize,
         outputs: usize,
     ) -> Result<Vec<LinearWeights>> {
-        let stack = self.experts(role, 0, n, inputs, outputs)?.weight;
-        let stack = self.weights.get(stack).clone();
-        Ok((0..n)
-            .map(|i| LinearWeights {
-                weight: self.weights.push_piece(&stack, i),
-                bias: None,
-                outputs,
+        let names = role.names(self.arch, self.file.format(), 0);
+        if !names.iter().any(|name| name.contains("{e}")) {
+            let stored = self.stack(role, 0, n, outputs, inputs)?;
+            let part = |i: usize| Part::range(i * outputs, outputs);
+            return (0..n)
+                .map(|i| self.linear_part(&stored, None, part(i)))
+                .collect();
+        }
+        let numbered = |i: usize| {
+            let mut names = names.iter().map(|name| name.replace("{e}", &i.to_string()));
+            let found = names.find_map(|name| self.lookup(&name, WEIGHT));
+            let info = found.ok_or_else(|| self.missing(role, 0))?;
+            self.check_shape(info, &[outputs, inputs])?;
+            Ok(Stored {
+                name: info.name.clone(),
+                ty: info.ty,
+                cols: inputs,
+                bytes: self.data(info)?,
             })
-            .collect())
+        };
+        let stored: Vec<Stored> = (0..n).map(numbered).collect::<Result<_>>()?;
+        stored
+            .iter()
+            .map(|stored| self.linear_part(stored, None, Part::range(0, outputs)))
+            .collect()
     }
 
     /// The matrices that turn compressed keys and values into heads: the keys' to be applied to
@@ -332,6 +317,10 @@ impl<'a> WeightLoader<'a> {
         if self.has(&ATTN_K_B, layer) {
             let k = self.experts(&ATTN_K_B, layer, n_heads, key_dim, rank)?;
             let v = self.experts(&ATTN_V_B, layer, n_heads, rank, value_dim)?;
+            // Some files have both forms.
+            if let Some(both) = self.find(&ATTN_KV_B, layer, WEIGHT) {
+                self.used.borrow_mut().insert(&both.name);
+            }
             return Ok((k.weight, v.weight));
         }
         let head = key_dim + value_dim;
@@ -565,8 +554,8 @@ impl<'a> WeightLoader<'a> {
             .file
             .tensor(&scales_name)
             .ok_or_else(|| self.missing_name(scales_name))?;
-        self.check_shape(nibbles, &[n, rows, blocks, mxfp4::BLOCK / 2])?;
-        self.check_shape(scales, &[n, rows, blocks])?;
+        self.check_dims(nibbles, &[n, rows, blocks, mxfp4::BLOCK / 2])?;
+        self.check_dims(scales, &[n, rows, blocks])?;
         if [nibbles.ty, scales.ty] != [TensorType::U8; 2] || !cols.is_multiple_of(mxfp4::BLOCK) {
             return Err(self.bad_type(nibbles, "packed weights are bytes, and whole blocks"));
         }
@@ -671,79 +660,15 @@ impl<'a> WeightLoader<'a> {
         })
     }
 
-    /// The bytes of some rows: a slice where they are neighbours, else gathered.
+    /// The bytes of some rows of a matrix.
     fn cut(&self, stored: &Stored, part: Part) -> Result<TensorBytes> {
-        let row = stored.cols / stored.ty.block_len() * stored.ty.block_bytes();
-        let outside = || {
-            let path = self.file.path().to_path_buf();
-            let name = stored.name.clone();
-            Error::NoTensor { path, name }
-        };
-        if part.runs == 1 {
-            let bytes = part.start * row..(part.start + part.len) * row;
-            return stored.bytes.slice(bytes).ok_or_else(outside);
-        }
-        let io = Error::io(self.file.path());
-        SharedBytes::build(part.rows() * row, |out| {
-            let runs = out.chunks_exact_mut((part.len * row).max(1));
-            for (out, rows) in runs.zip(part.ranges()) {
-                let bytes = stored.bytes.get(rows.start * row..rows.end * row);
-                let bytes = bytes.ok_or(std::io::ErrorKind::UnexpectedEof)?;
-                out.copy_from_slice(bytes);
-            }
-            Ok::<_, std::io::Error>(())
-        })
-        .map_err(io)
+        stored.cut(part).map_err(Error::io(self.file.path()))
     }
 
     /// Each of `n` matrices of `rows` rows transposed, in memory.
     fn transpose(&self, stored: &Stored, n: usize, rows: usize) -> Result<Stored> {
-        let cols = stored.cols;
-        // Blocks of quantised types run along rows, so those are unpacked.
-        let (ty, bytes) = if stored.ty.is_quantized() {
-            (TensorType::F16, self.to_f16(stored, n * rows)?)
-        } else {
-            (stored.ty, stored.bytes.clone())
-        };
-        let size = ty.block_bytes();
-        let io = Error::io(self.file.path());
-        let transposed = SharedBytes::build(bytes.len(), |out| {
-            let matrix = rows * cols * size;
-            for (from, to) in bytes
-                .chunks_exact(matrix.max(1))
-                .zip(out.chunks_exact_mut(matrix.max(1)))
-            {
-                for row in 0..rows {
-                    for col in 0..cols {
-                        let element = &from[(row * cols + col) * size..][..size];
-                        to[(col * rows + row) * size..][..size].copy_from_slice(element);
-                    }
-                }
-            }
-            Ok::<_, std::io::Error>(())
-        });
-        Ok(Stored {
-            name: stored.name.clone(),
-            ty,
-            cols: rows,
-            bytes: transposed.map_err(io)?,
-        })
-    }
-
-    fn to_f16(&self, stored: &Stored, rows: usize) -> Result<TensorBytes> {
-        let row_bytes = stored.cols / stored.ty.block_len() * stored.ty.block_bytes();
-        let mut floats = vec![0.0; stored.cols];
-        let io = Error::io(self.file.path());
-        SharedBytes::build(2 * rows * stored.cols, |out| {
-            let row_pairs = stored.bytes.chunks_exact(row_bytes.max(1));
-            for (row, out) in row_pairs.zip(out.chunks_exact_mut(2 * stored.cols)) {
-                quant::dequantize(stored.ty, row, &mut floats)
-                    .and_then(|()| quant::quantize(TensorType::F16, &floats, out))
-                    .map_err(std::io::Error::other)?;
-            }
-            Ok::<_, std::io::Error>(())
-        })
-        .map_err(io)
+        let transposed = stored.transposed(n, rows);
+        transposed.map_err(Error::io(self.file.path()))
     }
 
     /// The elements of a vector, as f32, whatever they are stored as: there are few.
@@ -763,8 +688,8 @@ impl<'a> WeightLoader<'a> {
         Ok(floats)
     }
 
-    /// The shape must be the one asked for, and a row whole blocks of a type that holds numbers.
-    fn check_shape(&self, info: &TensorInfo, expected: &[usize]) -> Result<()> {
+    /// The shape must be the one asked for.
+    fn check_dims(&self, info: &TensorInfo, expected: &[usize]) -> Result<()> {
         let dims = info.dims();
         // Trailing ones are not kept in GGUF, leading ones are noise.
         let skip = dims.len().saturating_sub(expected.len());
@@ -773,6 +698,12 @@ impl<'a> WeightLoader<'a> {
         if !scalar && (core != expected || noise.iter().any(|&d| d != 1)) {
             return Err(self.bad_shape(info, expected));
         }
+        Ok(())
+    }
+
+    /// The same, and a row must be whole blocks of a type that weights have.
+    fn check_shape(&self, info: &TensorInfo, expected: &[usize]) -> Result<()> {
+        self.check_dims(info, expected)?;
         let cols = expected.last().copied().unwrap_or(0);
         if !cols.is_multiple_of(info.ty.block_len()) {
             let block = info.ty.block_len();
@@ -819,12 +750,6 @@ const PACKED: &str = "_blocks";
 const WEIGHT: &[&str] = &[".weight", "", PACKED];
 const BIAS: &[&str] = &[".bias", "_bias"];
 const VECTOR: &[&str] = &[".weight", "", ".bias"];
-
-/// The elements of a vector that belong to some rows.
-fn pick(vector: &[f32], part: Part) -> impl Iterator<Item = f32> {
-    part.ranges()
-        .flat_map(move |rows| vector[rows].iter().copied())
-}
 
 impl NormWeights {
     /// A norm that only divides.

@@ -6,6 +6,7 @@ mod error;
 mod loader;
 mod memory;
 mod mxfp4;
+mod stored;
 mod text;
 mod weights;
 

@@ -142,29 +142,6 @@ impl Weights {
         })
     }
 
-    /// Adds one matrix of a stack as a weight of its own.
-    pub fn push_piece(&mut self, stack: &Weight, index: usize) -> WeightId {
-        let storage = match &stack.storage {
-            Storage::Pieces(pieces) if pieces.len() > 1 => {
-                Storage::Pieces(vec![pieces[index].clone()])
-            }
-            Storage::Pieces(pieces) => {
-                let bytes = pieces[0].len() / stack.n_experts;
-                let piece = pieces[0].slice(index * bytes..(index + 1) * bytes);
-                Storage::Pieces(piece.into_iter().collect())
-            }
-            Storage::Floats(floats) => {
-                let len = floats.len() / stack.n_experts;
-                Storage::Floats(floats[index * len..(index + 1) * len].to_vec())
-            }
-        };
-        self.insert(Weight {
-            n_experts: 1,
-            storage,
-            ..stack.clone()
-        })
-    }
-
     fn insert(&mut self, weight: Weight) -> WeightId {
         self.list.push(weight);
         WeightId(self.list.len() as u32 - 1)
