@@ -143,7 +143,7 @@ class Oxidize(Engine):
         """One token after a short prompt, in a process of its own."""
         return run(
             [self.program, "run", str(model), "Hello there", "--raw", "-n", "1"]
-            + ["-c", str(CONTEXT), "-t", str(settings.threads)],
+            + ["-t", str(settings.threads)],
             settings,
         )
 
@@ -249,7 +249,7 @@ def find_peers(options: argparse.Namespace) -> list[Engine]:
     return peers
 
 
-# Tokens of context that `answer` asks for, and so the size of its KV cache.
+# Tokens of context where none is asked for and the model has as many: the size of the KV cache.
 CONTEXT = 4096
 # What a process may take beside the file and its KV cache.
 ALLOWANCE = 200 << 20
@@ -299,10 +299,12 @@ def cached_models() -> list[Path]:
 @contextmanager
 def busy_core(settings: Settings) -> Iterator[None]:
     """Keeps the first core busy, at the priority of what is measured."""
-    pin = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    script = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     if settings.priority:
-        pin += "os.setsid()\nopen('/proc/self/autogroup', 'w').write('-20')\n"
-    process = subprocess.Popen([sys.executable, "-c", pin + "while True: pass"])
+        script += "os.setsid()\nopen('/proc/self/autogroup', 'w').write('-20')\n"
+    # It ends with us, however we end.
+    script += "parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+    process = subprocess.Popen([sys.executable, "-c", script])
     try:
         time.sleep(0.3)
         yield
@@ -332,13 +334,15 @@ def measure_row(
     row.startup_seconds = min(answer.seconds for answer in answers)
     row.run_peak_bytes = max(answer.peak_bytes for answer in answers)
     if options.contention:
-        decode = Settings(settings.threads, 0, settings.generate, 1, settings.priority)
+        # Few tokens: an engine whose threads wait for one another takes seconds for each.
+        n_tokens = min(settings.generate, 16)
+        decode = Settings(settings.threads, 0, n_tokens, 1, settings.priority)
         with busy_core(settings):
             for engine in engines:
                 quiet = row.engines.get(engine.name, Measured()).generate
                 if quiet > 0:
                     print(f"{row.file.name}: {engine.name}, a core busy", file=sys.stderr)
-                    busy = max(engine.measure(row.file, decode).generate for _ in range(2))
+                    busy = engine.measure(row.file, decode).generate
                     row.contention[engine.name] = busy / quiet
 
 

@@ -56,7 +56,7 @@ impl Feed {
                 continue;
             }
             left.iter_mut().zip(&parts).for_each(|(l, n)| *l -= n);
-            let outputs = (0..n as u32).filter(|_| random.chance(0.6)).collect();
+            let outputs: Vec<u32> = (0..n as u32).filter(|_| random.chance(0.6)).collect();
             batches.push((parts, outputs));
         }
         let block_size = random.pick(&[1, 4, 16, 32]);
