@@ -126,15 +126,18 @@ fn an_architecture_must_be_known() {
 
 #[test]
 fn hyper_parameters_must_be_there_and_make_sense() {
-    for key in [
+    let required = [
         "block_count",
         "embedding_length",
-        "context_length",
         "feed_forward_length",
         "attention.head_count",
-    ] {
+    ];
+    for key in required {
         let key = format!("llama.{key}");
         refused(|parts| parts.unset(&key), &[&key, "missing"]);
+    }
+    for key in ["context_length"].iter().chain(&required) {
+        let key = format!("llama.{key}");
         for value in [
             Value::U32(0),
             Value::I32(-1),

@@ -2,6 +2,7 @@
 //!
 //! Loading reads only metadata; weights stay in the file until a backend touches them.
 
+mod companions;
 mod error;
 mod loader;
 mod memory;
@@ -21,6 +22,7 @@ use crate::error::Result;
 use crate::file::{Format, ModelFile, OpenOptions};
 use crate::graph::{Plan, decoder};
 use crate::tokenizer::Tokenizer;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -54,6 +56,7 @@ impl Model {
         let plan = decoder::build(arch, &hparams, &mut loader)?;
         let (weights, unused) = loader.finish();
         check_unused(&file, &hparams, &unused)?;
+        check_lost(&file, &unused)?;
         if let Some(first) = unused.first() {
             let n = unused.len();
             tracing::warn!("{n} tensors are not part of the text model, such as {first}");
@@ -170,5 +173,18 @@ fn check_unused(file: &ModelFile, hparams: &Hparams, unused: &[String]) -> Resul
             Err(ModelError::UnusedTensor { file, tensor }.into())
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses a model some of whose layers lack what the others have; see [`companions`].
+fn check_lost(file: &ModelFile, unused: &[String]) -> Result<(), ModelError> {
+    let others: HashSet<&str> = unused.iter().map(String::as_str).collect();
+    let ours = file.tensors().iter().map(|tensor| tensor.name.as_str());
+    match companions::lost(ours.filter(|name| !others.contains(name))) {
+        Some(tensor) => Err(ModelError::MissingTensor {
+            file: file.path().to_path_buf(),
+            tensor,
+        }),
+        None => Ok(()),
     }
 }
