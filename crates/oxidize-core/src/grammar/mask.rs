@@ -32,6 +32,8 @@ const MOST_REGEX_BYTES: u64 = 64 << 10;
 const MOST_LARK_BYTES: u64 = 64 << 10;
 /// Bytes of a token that can be part of a constrained answer.
 const MOST_TOKEN_BYTES: usize = 1000;
+/// Characters of an error that is told; some repeat the grammar.
+const MOST_MESSAGE_CHARS: usize = 400;
 /// llguidance calls itself once for every name in a chain of names; what the limits of the notations
 /// allow fits several times over.
 const STACK_BYTES: usize = 128 << 20;
@@ -170,10 +172,11 @@ fn message(error: &dyn std::fmt::Display) -> String {
         .iter()
         .filter_map(|note| text.find(note))
         .min();
-    text.get(..end.unwrap_or(text.len()))
-        .unwrap_or(&text)
-        .trim()
-        .to_owned()
+    let text = text.get(..end.unwrap_or(text.len())).unwrap_or(&text);
+    // An error in a regex repeats all of it; a line of its own says what is wrong.
+    let verdict = text.lines().find_map(|line| line.strip_prefix("error: "));
+    let text = verdict.unwrap_or(text).trim();
+    text.chars().take(MOST_MESSAGE_CHARS).collect()
 }
 
 impl Constraint {
