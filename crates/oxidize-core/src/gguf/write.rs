@@ -28,7 +28,7 @@ const VERSION: u32 = 3;
 /// writer.write(&mut file, |_, out| {
 ///     out.write_all(&1f32.to_le_bytes())?;
 ///     out.write_all(&2f32.to_le_bytes())?;
-///     Ok::<_, std::io::Error>(())
+///     Ok::<_, Box<dyn std::error::Error>>(())
 /// })?;
 /// assert!(file.starts_with(b"GGUF"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
