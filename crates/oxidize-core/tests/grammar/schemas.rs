@@ -21,7 +21,7 @@ fn schemas() -> Vec<Value> {
         json!({"type": "integer", "exclusiveMinimum": -5, "exclusiveMaximum": 5}),
         json!({"type": "number", "minimum": -1.5, "maximum": 2.25}),
         json!({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
-        json!({"type": "integer", "multipleOf": 7, "minimum": 0}),
+        json!({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 1_000_000}),
         json!({"type": "integer", "minimum": 1000}),
         json!({"enum": ["red", "green", 3, null, {"a": 1}]}),
         json!({"const": {"k": [1, 2, "three"]}}),
