@@ -1,6 +1,6 @@
 //! The library behind oxidize: files → model → plan → tokens.
 //!
-//! [`file`] opens a model, whatever its format ([`gguf`], [`safetensors`]), within the caps of
+//! [`mod@file`] opens a model, whatever its format ([`gguf`], [`safetensors`]), within the caps of
 //! [`limits`]; everything that can go wrong is an [`Error`].
 
 #![deny(unsafe_code)]
