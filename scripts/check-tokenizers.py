@@ -16,6 +16,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
@@ -161,14 +162,13 @@ def ours(program, path, lines, *flags):
 def check(program, path, strings):
     reference = Tokenizer.from_file(str(path))
     # A folder may hold a tokenizer_config.json, which the library does not read: check the file alone.
-    alone = pathlib.Path("/tmp/oxidize-check") / "tokenizer.json"
-    alone.parent.mkdir(exist_ok=True)
-    alone.unlink(missing_ok=True)
-    alone.symlink_to(path.resolve())
-    tokens = ours(program, alone, strings, "--parse-special", "--add-special")
-    expected = [encoding.ids for encoding in reference.encode_batch(strings)]
+    with tempfile.TemporaryDirectory() as folder:
+        alone = pathlib.Path(folder) / "tokenizer.json"
+        alone.symlink_to(path.resolve())
+        tokens = ours(program, alone, strings, "--parse-special", "--add-special")
+        expected = [encoding.ids for encoding in reference.encode_batch(strings)]
+        texts = ours(program, alone, expected, "--decode", "--parse-special")
     wrong = [(s, a, b) for s, a, b in zip(strings, tokens, expected, strict=True) if a != b]
-    texts = ours(program, alone, expected, "--decode", "--parse-special")
     lost = sum(a != b for a, b in zip(texts, reference.decode_batch(expected, skip_special_tokens=False), strict=True))
     return wrong, lost
 

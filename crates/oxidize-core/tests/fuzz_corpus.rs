@@ -1,8 +1,11 @@
-//! Replays the stored corpus of the fuzz targets for model files through the checks they make.
+//! Replays the stored corpus of the fuzz targets for model files and text through the checks they make.
 
 #[allow(unreachable_pub, reason = "public for the fuzz targets")]
 #[path = "../../../fuzz/src/files.rs"]
 mod files;
+#[allow(unreachable_pub, reason = "public for the fuzz targets")]
+#[path = "../../../fuzz/src/text.rs"]
+mod text;
 
 use std::path::Path;
 
@@ -38,4 +41,34 @@ fn safetensors() {
 #[test]
 fn dequantize_block() {
     replay("dequantize_block", files::dequantize_block);
+}
+
+#[test]
+fn vocabulary() {
+    replay("vocabulary", text::vocabulary);
+}
+
+#[test]
+fn tokenizer() {
+    replay("tokenizer", text::tokenizer);
+}
+
+/// Random bytes of a fixed seed: more cases than a corpus holds, in every build.
+#[test]
+fn random_vocabularies() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..3000 {
+        let len = random() as usize % 300;
+        // Few distinct letters, so that tokens occur in the text.
+        let bytes: Vec<u8> = (0..len)
+            .map(|_| b"aab \n\xe2\x96\x81<0xA>\x00\x01\x05\x80"[random() as usize % 17])
+            .collect();
+        text::tokenizer(&bytes);
+    }
 }

@@ -71,4 +71,4 @@ impl TokenizerError {
 }
 
 /// The result of making a tokenizer.
-pub(super) type Result<T> = std::result::Result<T, TokenizerError>;
+pub(super) type Result<T, E = TokenizerError> = std::result::Result<T, E>;

@@ -17,6 +17,7 @@ mod bpe;
 mod byte_level;
 mod error;
 mod gguf;
+mod heal;
 mod huggingface;
 mod merge;
 mod normalize;
@@ -42,6 +43,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::file::{Format, ModelFile, OpenOptions};
 
 pub use error::TokenizerError;
+pub use heal::Healed;
 pub use normalize::{Charsmap, Normalize};
 pub use pretokenize::PreTokenizer;
 pub use spec::{
@@ -159,6 +161,11 @@ impl Tokenizer {
                 path: path.to_path_buf(),
                 error,
             })
+    }
+
+    /// The tokenizer in the contents of a tokenizer file called `name`: see [`Tokenizer::open`].
+    pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Tokenizer, TokenizerError> {
+        sidecar::spec_in(name, bytes).and_then(Tokenizer::new)
     }
 
     /// A tokenizer from plain data.

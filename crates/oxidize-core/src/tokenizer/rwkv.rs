@@ -17,8 +17,12 @@ pub(super) struct Rwkv {
 
 impl Rwkv {
     pub(super) fn new(vocab: &Vocab, unknown: Option<TokenId>) -> Rwkv {
+        // Control tokens come from outside the text, never from its bytes.
+        let text = vocab
+            .ids()
+            .filter(|&id| !matches!(vocab.kind(id), TokenKind::Control | TokenKind::Unknown));
         Rwkv {
-            trie: Trie::new(vocab.ids().map(|id| (vocab.piece(id), id))),
+            trie: Trie::new(text.map(|id| (vocab.piece(id), id))),
             unknown,
         }
     }
@@ -175,6 +179,19 @@ mod tests {
         assert_eq!(unescape(br"\x4"), b"x4");
         assert_eq!(unescape(b"\\"), b"\\");
         assert_eq!(unescape("é".as_bytes()), "é".as_bytes());
+    }
+
+    #[test]
+    fn the_vocabulary_file_is_read() {
+        let file = b"1 '\\x00' 1\n2 'a' 1\n3 b'\\xe6\\xbc' 2\n4 '\\xe9' 2\n6 \"it's\" 4\n";
+        let tokenizer =
+            crate::tokenizer::Tokenizer::new(spec(file, Path::new("v")).unwrap()).unwrap();
+        assert_eq!(tokenizer.vocab_size(), 7);
+        let plain = crate::tokenizer::EncodeOptions::PLAIN;
+        assert_eq!(tokenizer.encode("a\u{e9}\u{0}it's", plain), [2, 4, 1, 6]);
+        assert_eq!(tokenizer.piece(3), Some(&b"\xe6\xbc"[..]));
+        assert!(!tokenizer.encode("<|endoftext|>", plain).contains(&0));
+        assert!(spec(b"1 'a' 2\n", Path::new("v")).is_err());
     }
 
     #[test]

@@ -33,18 +33,36 @@ pub(super) fn spec_at(path: &Path) -> Result<VocabSpec> {
         return in_folder(&beside, &config);
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let reader = FILES
-        .iter()
-        .find(|(known, _)| *known == name)
-        .map(|(_, reader)| *reader);
-    let reader: Reader = match reader {
-        Some(reader) => reader,
+    read_with(
+        reader_of(&name),
+        path.to_path_buf(),
+        read(path)?,
+        &beside,
+        &Value::Null,
+    )
+}
+
+/// The vocabulary in the contents of a file called `name`.
+pub(super) fn spec_in(name: &str, bytes: Vec<u8>) -> Result<VocabSpec> {
+    read_with(
+        reader_of(name),
+        PathBuf::from(name),
+        bytes,
+        &|_| None,
+        &Value::Null,
+    )
+}
+
+/// How a file of this name is read; what is not known by its name is by its contents.
+fn reader_of(name: &str) -> Reader {
+    let known = FILES.iter().find(|(known, _)| *known == name);
+    match known {
+        Some((_, reader)) => *reader,
         None if name.contains("tekken") => |s| tiktoken::tekken(&s.bytes, &s.path),
         None if name.ends_with(".json") => |s| huggingface::spec(&s.bytes, &s.path),
         None if name.contains("rwkv") => |s| rwkv::spec(&s.bytes, &s.path),
         None => sentencepiece_or_tiktoken,
-    };
-    read_with(reader, path.to_path_buf(), &beside, &Value::Null)
+    }
 }
 
 /// Finds a file beside the model.
@@ -61,13 +79,20 @@ fn in_folder(beside: Beside, model: &Value) -> Result<VocabSpec> {
             names.join(", ")
         )));
     };
-    read_with(reader, path, beside, model)
+    let bytes = read(&path)?;
+    read_with(reader, path, bytes, beside, model)
 }
 
-fn read_with(reader: Reader, path: PathBuf, beside: Beside, model: &Value) -> Result<VocabSpec> {
+fn read_with(
+    reader: Reader,
+    path: PathBuf,
+    bytes: Vec<u8>,
+    beside: Beside,
+    model: &Value,
+) -> Result<VocabSpec> {
     let config = beside("tokenizer_config.json").map_or(Ok(Value::Null), |path| json(&path))?;
     let mut spec = reader(&Source {
-        bytes: read(&path)?,
+        bytes,
         path,
         beside,
         config: &config,
