@@ -92,7 +92,7 @@ impl Case<'_> {
             _ => ModelSpec::Rwkv,
         };
         let mut spec = VocabSpec::new(model, tokens);
-        spec.correct_kinds = self.rule % 2 == 0;
+        spec.correct_kinds = self.rule.is_multiple_of(2);
         spec.special.unk = Some(0);
         spec.kinds = self
             .tokens
