@@ -85,6 +85,7 @@ impl Evaluator {
         let sequences = [SeqSlice {
             n_tokens: tokens.len(),
             blocks: &self.blocks,
+            slot: 0,
         }];
         let batch = Batch {
             tokens,

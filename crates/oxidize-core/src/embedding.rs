@@ -88,11 +88,17 @@ impl Embedder {
             .clamp(1, trained.max(1));
         let max_tokens = config.max_batch_tokens.max(1);
         let room = SessionConfig::for_context(n_ctx.max(max_tokens));
+        // Recurrent state takes room for each text of a batch, whether it is there or not.
+        let max_sequences = match model.plan().states.is_empty() {
+            true => max_tokens,
+            false => max_tokens.min(MAX_RECURRENT),
+        };
         let session_config = SessionConfig {
             // Each text of a batch starts a block of its own, and may be a single token.
             n_blocks: room.n_blocks.max(max_tokens),
             max_tokens,
             max_outputs: max_tokens,
+            max_sequences,
             n_threads: config.n_threads,
             ..room
         };
@@ -116,7 +122,7 @@ impl Embedder {
             .iter()
             .map(|tokens| Pool::new(self.pooling, tokens.len()))
             .collect();
-        for step in steps(texts, self.config.max_tokens) {
+        for step in steps(texts, self.config.max_tokens, self.config.max_sequences) {
             self.run(texts, &step, &mut pools)?;
         }
         Ok(pools
@@ -166,7 +172,9 @@ impl Embedder {
         let sequences: Vec<SeqSlice<'_>> = step
             .iter()
             .zip(&blocks)
-            .map(|(piece, blocks)| SeqSlice {
+            .zip(0..)
+            .map(|((piece, blocks), slot)| SeqSlice {
+                slot,
                 n_tokens: piece.positions.len(),
                 blocks: ids
                     .get(blocks.start as usize..blocks.end as usize)
@@ -195,20 +203,24 @@ struct Piece {
     positions: Range<usize>,
 }
 
-/// Shares texts out over steps of at most `max_tokens`: as many whole ones as fit; one that does
-/// not fit alone is cut, and shares its steps with no other, so that its blocks stay its own.
-fn steps(texts: &[Vec<u32>], max_tokens: usize) -> Vec<Vec<Piece>> {
+/// Most texts in a step of a model with recurrent state.
+const MAX_RECURRENT: usize = 8;
+
+/// Shares texts out over steps of at most `max_tokens` and `max_texts`: as many whole ones as fit;
+/// one that does not fit alone is cut, and shares its steps with no other, so that its blocks stay
+/// its own.
+fn steps(texts: &[Vec<u32>], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piece>> {
     let mut steps: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;
     for (text, len) in texts.iter().map(Vec::len).enumerate() {
-        if len <= room {
+        if len <= room
+            && let Some(step) = steps.last_mut().filter(|step| step.len() < max_texts)
+        {
             room -= len;
-            if let Some(step) = steps.last_mut() {
-                step.push(Piece {
-                    text,
-                    positions: 0..len,
-                });
-            }
+            step.push(Piece {
+                text,
+                positions: 0..len,
+            });
             continue;
         }
         for start in (0..len).step_by(max_tokens) {
@@ -383,6 +395,7 @@ mod tests {
         let mut session = model.session(&Cpu::default(), &config).unwrap();
         let positions: Vec<u32> = (0..tokens.len() as u32).collect();
         let sequences = [SeqSlice {
+            slot: 0,
             n_tokens: tokens.len(),
             blocks: &[BlockId(0), BlockId(1)],
         }];
@@ -424,7 +437,7 @@ mod tests {
     #[test]
     fn whole_texts_share_steps_and_long_ones_do_not() {
         let texts = [5, 4, 2, 25, 3].map(|n| vec![0; n]);
-        let steps = steps(&texts, 10);
+        let steps = steps(&texts, 10, 10);
         let shape: Vec<Vec<(usize, Range<usize>)>> = steps
             .into_iter()
             .map(|step| step.into_iter().map(|p| (p.text, p.positions)).collect())

@@ -224,6 +224,7 @@ fn logprobs(model: &Model, backend: &dyn Backend, tokens: &[u32], first: usize) 
         tokens,
         positions: &positions,
         sequences: &[SeqSlice {
+            slot: 0,
             n_tokens: tokens.len(),
             blocks: &blocks,
         }],

@@ -80,6 +80,7 @@ fn run(model: &Model) -> std::result::Result<(), String> {
     let session = model.session(&Cpu::default(), &config);
     let mut session = session.map_err(|error| error.to_string())?;
     let sequences = [SeqSlice {
+        slot: 0,
         n_tokens: 4,
         blocks: &[BlockId(1), BlockId(0)],
     }];

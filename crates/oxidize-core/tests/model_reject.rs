@@ -329,6 +329,7 @@ fn run(model: &Model, tokens: &[u32]) -> Result<(), Error> {
         tokens,
         positions: &positions,
         sequences: &[SeqSlice {
+            slot: 0,
             n_tokens: tokens.len(),
             blocks: &[BlockId(0), BlockId(1)],
         }],

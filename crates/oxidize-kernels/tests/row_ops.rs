@@ -72,7 +72,9 @@ fn elementwise() {
 fn activations() {
     for f in Activation::ALL {
         let name = format!("{f:?}");
-        for range in [0.1, 3.0, 120.0] {
+        // Past 88, eˣ is infinite.
+        let far = if f == Activation::Exp { 80.0 } else { 120.0 };
+        for range in [0.1, 3.0, far] {
             agree(&name, range, 5e-7, |k, x, _| k.activate(f, x));
             agree(&name, range, 5e-7, |k, x, y| k.glu(f, x, y));
         }

@@ -1,7 +1,10 @@
 //! DeepSeek and others with latent attention, or with its kind of experts.
 
 use super::names::*;
-use super::{Arch, BASE, INTERLEAVED, MOE, Mixer, MoeSpec, PERMUTED, Scales};
+use super::{
+    Arch, BASE, INTERLEAVED, MOE, Mixer, MoeSpec, PERMUTED, RECURRENT, RecurrentKind,
+    RecurrentSpec, RopeLayers, Scales,
+};
 use crate::graph::{Gating, GroupScore};
 
 /// DeepSeek 1 with experts.
@@ -106,5 +109,57 @@ pub(super) static BAILINGMOE2: Arch = Arch {
         ..MOE
     },
     hf_names: BAILING_NAMES,
+    ..BASE
+};
+
+/// Kimi Linear: delta nets whose channels decay by themselves, latent attention without positions.
+pub(super) static KIMI_LINEAR: Arch = Arch {
+    name: "kimi-linear",
+    hf_classes: &["KimiLinearForCausalLM"],
+    mixer: Mixer::Mla,
+    recurrent: Some(RecurrentSpec {
+        kind: RecurrentKind::KimiDelta,
+        ..RECURRENT
+    }),
+    rope_layers: RopeLayers::None,
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: &[
+        (DELTA_BETA, "model.layers.{}.self_attn.b_proj"),
+        (SSM_DT_BIAS, "model.layers.{}.self_attn.dt_bias"),
+        (SSM_A, "model.layers.{}.self_attn.A_log"),
+        (SSM_NORM, "model.layers.{}.self_attn.o_norm"),
+        (FFN_ROUTER, "model.layers.{}.block_sparse_moe.gate"),
+        (
+            FFN_SELECTION_BIAS,
+            "model.layers.{}.block_sparse_moe.gate.e_score_correction_bias",
+        ),
+        (
+            FFN_GATE_EXPERTS,
+            "model.layers.{}.block_sparse_moe.experts.{e}.w1",
+        ),
+        (
+            FFN_UP_EXPERTS,
+            "model.layers.{}.block_sparse_moe.experts.{e}.w3",
+        ),
+        (
+            FFN_DOWN_EXPERTS,
+            "model.layers.{}.block_sparse_moe.experts.{e}.w2",
+        ),
+        (
+            FFN_GATE_SHARED,
+            "model.layers.{}.block_sparse_moe.shared_experts.gate_proj",
+        ),
+        (
+            FFN_UP_SHARED,
+            "model.layers.{}.block_sparse_moe.shared_experts.up_proj",
+        ),
+        (
+            FFN_DOWN_SHARED,
+            "model.layers.{}.block_sparse_moe.shared_experts.down_proj",
+        ),
+    ],
     ..BASE
 };

@@ -1,7 +1,8 @@
 //! Granite and MiniCPM: Llama with scales on embeddings, residuals, scores and logits.
 
+use super::mamba::FEED_FORWARD_NAMES;
 use super::names::*;
-use super::{Arch, BASE, PERMUTED, Scales, Windows};
+use super::{Arch, BASE, PERMUTED, RECURRENT, RopeLayers, Scales, Windows};
 
 /// Granite 3, dense.
 pub(super) static GRANITE: Arch = Arch {
@@ -35,6 +36,9 @@ const GRANITE_EXPERTS: &[(TensorRole, &str)] = &[
         "model.layers.{}.shared_mlp.input_linear",
     ),
     (FFN_DOWN_SHARED, "model.layers.{}.shared_mlp.output_linear"),
+    // Without experts, the shared one is the feed-forward layer.
+    (FFN_GATE_UP, "model.layers.{}.shared_mlp.input_linear"),
+    (FFN_DOWN, "model.layers.{}.shared_mlp.output_linear"),
 ];
 
 /// Granite with experts, and in some models a shared one.
@@ -53,6 +57,27 @@ pub(super) static GRANITE_SWA: Arch = Arch {
     rope: PERMUTED,
     windows: Windows::AllButEvery(4),
     hf_names: GRANITE_EXPERTS,
+    ..BASE
+};
+
+/// Granite 4: Mamba 2, attention without positions in some layers, experts or not.
+pub(super) static GRANITEHYBRID: Arch = Arch {
+    name: "granitehybrid",
+    hf_classes: &["GraniteMoeHybridForCausalLM"],
+    recurrent: Some(RECURRENT),
+    rope: PERMUTED,
+    rope_layers: RopeLayers::IfGiven,
+    hf_names: GRANITE_EXPERTS,
+    ..BASE
+};
+
+/// Bamba: the same with positions and without scales. GGUF files call it by the other's name.
+pub(super) static BAMBA: Arch = Arch {
+    name: "granitehybrid",
+    hf_classes: &["BambaForCausalLM"],
+    recurrent: Some(RECURRENT),
+    rope: PERMUTED,
+    hf_names: FEED_FORWARD_NAMES,
     ..BASE
 };
 

@@ -3,6 +3,7 @@
 //! Everything that may differ between layers is resolved ([`super::layers`]), so that the graph only
 //! looks it up.
 
+pub use super::recurrent::{Multipliers, RecurrentParams};
 use super::source::{Key, MAX_LAYERS, Source, key};
 use super::{ActivationRule, Alibi, Arch, Mixer, QkNorm, Scales, TemperatureRule};
 use crate::file::{Format, ModelFile};
@@ -52,6 +53,12 @@ pub struct Hparams {
     pub unweighted_qk_norm: bool,
     /// The ranks and widths of latent attention.
     pub mla: Option<MlaParams>,
+    /// The shape of recurrent parts, where layers have them.
+    pub recurrent: Option<RecurrentParams>,
+    /// Factors along the way.
+    pub multipliers: Multipliers,
+    /// The stream is halved after each so many layers (RWKV).
+    pub halve_every: Option<usize>,
     /// The function of feed-forward layers.
     pub activation: Activation,
     /// The experts, where there are any.
@@ -69,6 +76,8 @@ pub struct Hparams {
 /// The shape of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerParams {
+    /// Whether the layer has a recurrent part.
+    pub recurrent: bool,
     /// Query heads; none where the layer has no attention.
     pub n_heads: usize,
     /// Key and value heads; none where attention is but a projection.
@@ -152,6 +161,7 @@ pub(super) const CONTEXT: Key = key(
         "max_seq_len",
         "seq_length",
         "n_ctx",
+        "model_max_length",
     ],
 );
 pub(super) const KEY_DIM: Key = key("attention.key_length", &["head_dim", "kv_channels"]);
@@ -160,6 +170,7 @@ pub(super) const FF: Key = key(
     "feed_forward_length",
     &[
         "intermediate_size_mlp",
+        "shared_intermediate_size",
         "intermediate_size",
         "n_inner",
         "ffn_dim",
@@ -179,12 +190,23 @@ impl Hparams {
     /// Reads and checks the numbers of `file`.
     pub fn read(file: &ModelFile, arch: &Arch) -> Result<Hparams, ModelError> {
         let source = Source::new(file, arch);
-        let n_listed = source.required(&LAYERS, 1, MAX_LAYERS)?;
+        let n_listed = match source.optional(&LAYERS, 1, MAX_LAYERS)? {
+            Some(n) => n,
+            None => source
+                .listed_layers()
+                .ok_or_else(|| source.missing(&LAYERS))?,
+        };
         // Layers that guess further tokens come last, and are not part of the model proper.
         let n_extra = source.optional(&EXTRA_LAYERS, 0, n_listed - 1)?;
         let n_layers = n_listed - n_extra.unwrap_or(0);
         let n_embd = source.required(&EMBD, 1, MAX_WIDTH)?;
-        let n_ctx_train = source.optional(&CONTEXT, 1, MAX_CONTEXT)?.unwrap_or(2048);
+        // State does not grow with the context, so files with nothing else may leave it out.
+        let unsaid = if arch.recurrent.is_some() {
+            1 << 20
+        } else {
+            2048
+        };
+        let n_ctx_train = source.optional(&CONTEXT, 1, MAX_CONTEXT)?.unwrap_or(unsaid);
         let mla = match arch.mixer {
             Mixer::Mla => Some(source.mla()?),
             Mixer::Attention => None,
@@ -208,10 +230,20 @@ impl Hparams {
         }
         let (embedding_scale, residual_scale, logit_scale) =
             source.scales(arch, n_embd, n_layers)?;
+        let epsilon = source.epsilon(arch)?;
+        let recurrent = arch
+            .recurrent
+            .map(|spec| source.recurrent(spec, n_embd, epsilon))
+            .transpose()?;
         Ok(Hparams {
             n_embd,
             n_ctx_train,
-            epsilon: source.epsilon(arch)?,
+            epsilon,
+            recurrent,
+            multipliers: source.multipliers()?,
+            halve_every: source
+                .optional(&key("rescale_every_n_layers", &[]), 0, MAX_LAYERS)?
+                .filter(|&n| n > 0),
             parallel: source
                 .flag(&key(
                     "use_parallel_residual",
@@ -315,6 +347,7 @@ impl Source<'_> {
             &[
                 "num_experts_per_tok",
                 "top_k_experts",
+                "num_experts_per_token",
                 "moe_k",
                 "moe_topk",
                 "ffn_config.moe_top_k",
@@ -337,7 +370,10 @@ impl Source<'_> {
                 "moe_routed_scaling_factor",
             ],
         );
-        const NORM: Key = key("expert_weights_norm", &["norm_topk_prob", "route_norm"]);
+        const NORM: Key = key(
+            "expert_weights_norm",
+            &["norm_topk_prob", "route_norm", "moe_renormalize"],
+        );
         let n_experts = self.optional(&EXPERTS, 0, MAX_EXPERTS)?.unwrap_or(0);
         if n_experts == 0 {
             return Ok(None);
@@ -366,7 +402,10 @@ impl Source<'_> {
     }
 
     fn gating(&self, arch: &Arch) -> Result<Gating, ModelError> {
-        const GATING: Key = key("expert_gating_func", &["scoring_func", "score_func"]);
+        const GATING: Key = key(
+            "expert_gating_func",
+            &["scoring_func", "score_func", "moe_router_activation_func"],
+        );
         const JITTER: Key = key("", &["router_jitter_noise"]);
         if let Gating::SparseMixer { jitter } = arch.moe.gating {
             let jitter = self.positive(&JITTER)?.unwrap_or(jitter);
@@ -392,7 +431,7 @@ impl Source<'_> {
         n_experts: usize,
         n_used: usize,
     ) -> Result<Option<ExpertGroups>, ModelError> {
-        const GROUPS: Key = key("expert_group_count", &["n_group"]);
+        const GROUPS: Key = key("expert_group_count", &["n_group", "num_expert_group"]);
         const USED: Key = key("expert_group_used_count", &["topk_group"]);
         const METHOD: Key = key("", &["topk_method"]);
         let n_groups = self.optional(&GROUPS, 0, MAX_EXPERTS)?.unwrap_or(1);
@@ -446,13 +485,15 @@ impl Source<'_> {
         const LOGITS: Key = key("logit_scale", &["logits_scaling", "logit_scale"]);
         let embedding = self.positive(&EMBEDDING)?;
         let residual = self.positive(&RESIDUAL)?;
+        const HEAD: Key = key("", &["lm_head_multiplier"]);
         let logits = self.positive(&LOGITS)?;
+        let head = self.positive(&HEAD)?.unwrap_or(1.0);
         let root = (n_embd as f32).sqrt();
         Ok(match arch.scales {
             Scales::Given => (
                 embedding.unwrap_or(1.0),
                 residual.unwrap_or(1.0),
-                1.0 / logits.unwrap_or(1.0),
+                head / logits.unwrap_or(1.0),
             ),
             Scales::GivenMultiply => (
                 embedding.unwrap_or(1.0),

@@ -4,13 +4,14 @@
 use super::hparams::{
     FF, KEY_DIM, LayerParams, MAX_CONTEXT, MAX_FF, MAX_HEADS, MAX_WIDTH, MlaParams, VALUE_DIM,
 };
+use super::recurrent::LayerKind;
 use super::source::{Key, Source, key};
-use super::{Arch, QueryScale, RopeLayers, WindowKind, Windows};
+use super::{Arch, QueryScale, RecurrentLayers, RopeLayers, WindowKind, Windows};
 use crate::graph::{Rope, Window, Xielu};
 use crate::model::ModelError;
 use serde_json::Value;
 
-const HEADS: Key = key(
+pub(super) const HEADS: Key = key(
     "attention.head_count",
     &[
         "num_attention_heads_per_layer",
@@ -20,7 +21,7 @@ const HEADS: Key = key(
     ],
 );
 
-const KV_HEADS: Key = key(
+pub(super) const KV_HEADS: Key = key(
     "attention.head_count_kv",
     &[
         "num_key_value_heads",
@@ -48,21 +49,37 @@ impl Source<'_> {
         mla: Option<&MlaParams>,
     ) -> Result<Vec<LayerParams>, ModelError> {
         let n_layers = count.0;
-        let least = usize::from(!arch.pruned);
-        let n_heads = self
-            .per_layer(&HEADS, count, least, MAX_HEADS)?
-            .ok_or_else(|| self.missing(&HEADS))?;
+        let kinds = self.layer_kinds(arch, count)?;
+        let attends = |kind: LayerKind| matches!(kind, LayerKind::Attention | LayerKind::Both);
+        let any_attention = kinds.iter().any(|&kind| attends(kind));
+        let least = usize::from(!arch.pruned && arch.recurrent.is_none());
+        let n_heads = match self.per_layer(&HEADS, count, least, MAX_HEADS)? {
+            Some(n_heads) if any_attention => n_heads,
+            None if any_attention => return Err(self.missing(&HEADS)),
+            _ => vec![0; n_layers],
+        };
         let n_kv_heads = self.kv_heads(count, least, &n_heads)?;
         // Where there are experts, dense layers need not have a width.
         let n_ff = self
             .per_layer(&FF, count, 0, MAX_FF)?
             .unwrap_or_else(|| vec![arch.default_ff.of(n_embd); n_layers]);
+        let n_ff = self.adjusted_ff(n_ff)?;
+        let alone = arch
+            .recurrent
+            .is_some_and(|spec| spec.layers == RecurrentLayers::Alone);
         let windows = self.windows(arch, count)?;
         let most_heads = n_heads.iter().copied().max().unwrap_or(0);
-        if most_heads == 0 {
+        if most_heads == 0 && any_attention {
             return Err(self.bad(&HEADS, "no layer has any".into()));
         }
-        let dims = self.dims(n_embd, most_heads, mla)?;
+        let dims = match any_attention {
+            true => self.dims(n_embd, most_heads, mla)?,
+            false => HeadDims::NONE,
+        };
+        if arch.gated_queries && dims.full.0 != dims.full.1 {
+            let problem = format!("gates for values of {} elements", dims.full.1);
+            return Err(self.bad(&KEY_DIM, problem));
+        }
         let scale = self.query_scale(arch, n_embd, n_layers, most_heads)?;
         let first_shared = self.first_shared_layer(n_layers)?;
         let sparsity = self.sparsity(n_layers)?;
@@ -77,8 +94,13 @@ impl Source<'_> {
                 None if windowed => dims.windowed,
                 None => dims.full,
             };
-            let heads = own.n_heads.unwrap_or(n_heads[i]);
-            let kv_heads = own.n_kv_heads.unwrap_or(n_kv_heads[i]);
+            let mut heads = own.n_heads.unwrap_or(n_heads[i]);
+            let mut kv_heads = own.n_kv_heads.unwrap_or(n_kv_heads[i]);
+            if !attends(kinds[i]) {
+                (heads, kv_heads) = (0, 0);
+            } else if arch.recurrent.is_some() && kv_heads == 0 {
+                return Err(self.bad(&KV_HEADS, format!("none in layer {i}, which attends")));
+            }
             if kv_heads > 0 && (heads == 0 || !heads.is_multiple_of(kv_heads)) {
                 let problem = format!("{kv_heads} does not divide the {heads} heads of layer {i}");
                 return Err(self.bad(&KV_HEADS, problem));
@@ -101,6 +123,9 @@ impl Source<'_> {
                     .ok_or_else(|| self.bad(&SHARED, problem()))?
             };
             let mut n_ff = own.n_ff.unwrap_or(n_ff[i]);
+            if alone && kinds[i] != LayerKind::FeedForward {
+                n_ff = 0;
+            }
             if arch.ff_counts_both {
                 n_ff /= 2;
             }
@@ -108,6 +133,7 @@ impl Source<'_> {
                 n_ff *= 2;
             }
             layers.push(LayerParams {
+                recurrent: matches!(kinds[i], LayerKind::Recurrent | LayerKind::Both),
                 n_heads: heads,
                 n_kv_heads: kv_heads,
                 key_dim,
@@ -123,6 +149,26 @@ impl Source<'_> {
             });
         }
         Ok(layers)
+    }
+
+    /// LFM2 may mean two thirds of what it says, times a factor, in whole multiples of a number.
+    fn adjusted_ff(&self, mut n_ff: Vec<usize>) -> Result<Vec<usize>, ModelError> {
+        const ADJUST: Key = key("", &["block_auto_adjust_ff_dim"]);
+        const FACTOR: Key = key("", &["block_ffn_dim_multiplier"]);
+        const MULTIPLE: Key = key("", &["block_multiple_of"]);
+        if self.flag(&ADJUST)? != Some(true) {
+            return Ok(n_ff);
+        }
+        let factor = self.positive(&FACTOR)?.unwrap_or(1.0);
+        let multiple = self.optional(&MULTIPLE, 1, MAX_FF)?.unwrap_or(256);
+        for n in &mut n_ff {
+            let scaled = (f64::from(factor) * (2 * *n / 3) as f64) as usize;
+            if scaled > MAX_FF {
+                return Err(self.bad(&FACTOR, format!("{factor} times {n}")));
+            }
+            *n = scaled.next_multiple_of(multiple);
+        }
+        Ok(n_ff)
     }
 
     fn kv_heads(
@@ -350,11 +396,18 @@ impl Source<'_> {
             }
             _ => None,
         };
+        const TURNS: Key = key("rope.scaling.finetuned", &[]);
+        const POSITION: Key = key("", &["position_embedding_type"]);
+        let given = match self.config {
+            Some(_) => self.get(&POSITION).is_some_and(|kind| kind == "rope"),
+            None => self.flag(&TURNS)?.unwrap_or(false),
+        };
         // A Llama 4 whose file says that it has no chunks turns everywhere.
         let chunks_off = matches!(arch.window_kind, WindowKind::Chunk(_)) && !any_window;
         for (i, layer) in layers.iter_mut().enumerate() {
             let turns = match (arch.rope_layers, &listed) {
                 (RopeLayers::None, _) => false,
+                (RopeLayers::IfGiven, _) => given,
                 (_, Some(values)) => values[i].as_u64() != Some(0),
                 (RopeLayers::All, None) => true,
                 (RopeLayers::AllButEvery(n), None) => chunks_off || !(i + 1).is_multiple_of(n),
@@ -428,6 +481,14 @@ impl Source<'_> {
 struct HeadDims {
     full: (usize, usize),
     windowed: (usize, usize),
+}
+
+impl HeadDims {
+    /// Those of a model without attention.
+    const NONE: HeadDims = HeadDims {
+        full: (2, 2),
+        windowed: (2, 2),
+    };
 }
 
 /// What one layer has of its own.

@@ -12,15 +12,19 @@ mod gpt;
 mod granite;
 pub mod hparams;
 mod layers;
+mod lfm;
 mod llama;
+mod mamba;
 pub mod names;
 mod phi;
 mod qwen;
+mod recurrent;
 mod ropes;
+mod rwkv;
 mod source;
 
 use crate::file::{Format, ModelFile};
-use crate::graph::{Activation, Gating, GroupScore, NormKind, RopeLayout};
+use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
 use crate::model::ModelError;
 
 pub use hparams::{Hparams, LayerParams};
@@ -58,10 +62,12 @@ pub struct Arch {
     /// Rows before position 0 in a table of learned positions.
     pub position_offset: usize,
 
-    /// How tokens see each other.
+    /// How tokens see each other, in layers with attention.
     pub mixer: Mixer,
     /// Whether layers may lack attention, or all of it but a projection, or the feed-forward half.
     pub pruned: bool,
+    /// What layers have that keep a state instead of keys and values.
+    pub recurrent: Option<RecurrentSpec>,
     /// Which layers see only a window, where the file does not say it layer by layer.
     pub windows: Windows,
     /// What a window is.
@@ -72,6 +78,8 @@ pub struct Arch {
     pub query_scale: QueryScale,
     /// Where queries and keys are normalised, if they are.
     pub qk_norm: QkNorm,
+    /// Whether each query head is followed by a gate on its result.
+    pub gated_queries: bool,
     /// Whether value heads are normalised, without weights.
     pub value_norm: bool,
     /// Whether keys serve as values where a layer has no values of its own.
@@ -146,6 +154,8 @@ pub enum RopeLayers {
     AllButEvery(usize),
     /// Those with a window, if there are any; else all.
     Windowed,
+    /// All where the file says so; none where it says nothing.
+    IfGiven,
 }
 
 /// Linear biases by distance.
@@ -166,6 +176,54 @@ pub enum Mixer {
     Attention,
     /// Multi-head latent attention: keys and values are kept compressed.
     Mla,
+}
+
+/// The recurrent parts of a family.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentSpec {
+    /// What they compute.
+    pub kind: RecurrentKind,
+    /// Which layers have them.
+    pub layers: RecurrentLayers,
+    /// Mamba: whether steps, and what is written and read, are normalised although the file has no
+    /// weights for it, where the file does not say.
+    pub inner_norms: bool,
+    /// Mamba 2: whether each group of heads has its own norm in Hugging Face's reading as well.
+    pub hf_norm_groups: bool,
+    /// How heads of values share those of keys in GGUF files.
+    pub gguf_sharing: KeySharing,
+}
+
+/// What a recurrent part computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecurrentKind {
+    /// A gated convolution over a few tokens.
+    ShortConv,
+    /// A state space whose channels are each their own.
+    Mamba,
+    /// A state space with heads.
+    Mamba2,
+    /// The gated delta rule.
+    DeltaNet,
+    /// The same with a decay for each channel.
+    KimiDelta,
+    /// RWKV 6.
+    Rwkv6,
+    /// RWKV 7.
+    Rwkv7,
+}
+
+/// Which layers are recurrent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecurrentLayers {
+    /// Those that the file lists as having no attention; all where it lists nothing.
+    Listed,
+    /// The same, but all except each n-th where it lists nothing.
+    AllButEvery(usize),
+    /// As listed, and a layer is a mixer or a feed-forward layer, not both.
+    Alone,
+    /// All, beside attention.
+    Beside,
 }
 
 /// Which layers attend to a window.
@@ -301,11 +359,13 @@ const BASE: Arch = Arch {
     position_offset: 0,
     mixer: Mixer::Attention,
     pruned: false,
+    recurrent: None,
     windows: Windows::Never,
     window_kind: WindowKind::Sliding,
     window_rope_base: None,
     query_scale: QueryScale::HeadDim,
     qk_norm: QkNorm::BeforeRope,
+    gated_queries: false,
     value_norm: false,
     keys_as_values: false,
     temperature: TemperatureRule::IfGiven,
@@ -329,6 +389,15 @@ const MOE: MoeSpec = MoeSpec {
     renormalize: true,
     group_score: GroupScore::TwoBest,
     weigh_input: false,
+};
+
+/// Recurrent parts as most have them.
+const RECURRENT: RecurrentSpec = RecurrentSpec {
+    kind: RecurrentKind::Mamba2,
+    layers: RecurrentLayers::Listed,
+    inner_norms: false,
+    hf_norm_groups: false,
+    gguf_sharing: KeySharing::Runs,
 };
 
 /// Every architecture that runs. A GGUF name finds the first with that name.
@@ -417,6 +486,23 @@ pub static ARCHS: &[&Arch] = &[
     &experts::AFMOE,
     &experts::EXAONE_MOE,
     &experts::HY_V3,
+    &lfm::LFM2,
+    &lfm::LFM2MOE,
+    &mamba::MAMBA,
+    &mamba::FALCON_MAMBA,
+    &mamba::MAMBA2,
+    &mamba::FALCON_H1,
+    &mamba::JAMBA,
+    &mamba::NEMOTRON_H,
+    &mamba::NEMOTRON_H_MOE,
+    &granite::GRANITEHYBRID,
+    &granite::BAMBA,
+    &qwen::QWEN3NEXT,
+    &qwen::QWEN35,
+    &qwen::QWEN35MOE,
+    &deepseek::KIMI_LINEAR,
+    &rwkv::RWKV6,
+    &rwkv::RWKV7,
 ];
 
 impl Arch {

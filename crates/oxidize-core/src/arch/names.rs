@@ -83,6 +83,141 @@ roles! {
     /// MLA: the values' part of it.
     ATTN_V_B = "blk.{}.attn_v_b", "";
 
+    /// LFM2: the two gates and the input of a short convolution.
+    SHORTCONV_IN = "blk.{}.shortconv.in_proj", "model.layers.{}.conv.in_proj";
+    /// LFM2: the convolution.
+    SHORTCONV_CONV = "blk.{}.shortconv.conv", "model.layers.{}.conv.conv";
+    /// LFM2: the way back.
+    SHORTCONV_OUT = "blk.{}.shortconv.out_proj", "model.layers.{}.conv.out_proj";
+
+    /// Mamba: input and gate; in Mamba 2 what is written and read, and the steps, too.
+    SSM_IN = "blk.{}.ssm_in", "model.layers.{}.mamba.in_proj";
+    /// The convolution before a recurrent part.
+    SSM_CONV = "blk.{}.ssm_conv1d", "model.layers.{}.mamba.conv1d";
+    /// Mamba: steps, what is written and what is read.
+    SSM_X = "blk.{}.ssm_x", "model.layers.{}.mamba.x_proj";
+    /// Mamba: from steps of low rank to those of all channels.
+    SSM_DT = "blk.{}.ssm_dt", "model.layers.{}.mamba.dt_proj";
+    /// What is added to steps where they are not projected.
+    SSM_DT_BIAS = "blk.{}.ssm_dt", "model.layers.{}.mamba.dt_bias";
+    /// How fast state decays.
+    SSM_A = "blk.{}.ssm_a", "model.layers.{}.mamba.A_log";
+    /// Mamba: factor on the input that goes past the state.
+    SSM_D = "blk.{}.ssm_d", "model.layers.{}.mamba.D";
+    /// Jamba: norm of the steps.
+    SSM_DT_NORM = "blk.{}.ssm_dt_norm", "model.layers.{}.mamba.dt_layernorm";
+    /// Jamba: norm of what is written.
+    SSM_B_NORM = "blk.{}.ssm_b_norm", "model.layers.{}.mamba.b_layernorm";
+    /// Jamba: norm of what is read.
+    SSM_C_NORM = "blk.{}.ssm_c_norm", "model.layers.{}.mamba.c_layernorm";
+    /// Norm of what a recurrent part gives out.
+    SSM_NORM = "blk.{}.ssm_norm", "model.layers.{}.mamba.norm";
+    /// Its way back to the stream.
+    SSM_OUT = "blk.{}.ssm_out", "model.layers.{}.mamba.out_proj";
+
+    /// Delta net: queries, keys, values and gates, key head by key head.
+    DELTA_QKVZ = "blk.{}.ssm_in", "model.layers.{}.linear_attn.in_proj_qkvz";
+    /// Delta net: queries, keys and values.
+    DELTA_QKV = "blk.{}.attn_qkv", "model.layers.{}.linear_attn.in_proj_qkv";
+    /// Delta net: gates.
+    DELTA_GATE = "blk.{}.attn_gate", "model.layers.{}.linear_attn.in_proj_z";
+    /// Delta net: how much is replaced and how much decays, key head by key head.
+    DELTA_BETA_ALPHA = "blk.{}.ssm_ba", "model.layers.{}.linear_attn.in_proj_ba";
+    /// Delta net: how much is replaced.
+    DELTA_BETA = "blk.{}.ssm_beta", "model.layers.{}.linear_attn.in_proj_b";
+    /// Delta net: how much decays.
+    DELTA_ALPHA = "blk.{}.ssm_alpha", "model.layers.{}.linear_attn.in_proj_a";
+    /// Kimi: convolution of queries.
+    KIMI_Q_CONV = "blk.{}.ssm_conv1d_q", "model.layers.{}.self_attn.q_conv1d";
+    /// Kimi: convolution of keys.
+    KIMI_K_CONV = "blk.{}.ssm_conv1d_k", "model.layers.{}.self_attn.k_conv1d";
+    /// Kimi: convolution of values.
+    KIMI_V_CONV = "blk.{}.ssm_conv1d_v", "model.layers.{}.self_attn.v_conv1d";
+    /// Kimi: down-projection for the decay.
+    KIMI_F_A = "blk.{}.ssm_f_a", "model.layers.{}.self_attn.f_a_proj";
+    /// Kimi: up-projection for the decay.
+    KIMI_F_B = "blk.{}.ssm_f_b", "model.layers.{}.self_attn.f_b_proj";
+    /// Kimi: down-projection for the gate.
+    KIMI_G_A = "blk.{}.ssm_g_a", "model.layers.{}.self_attn.g_a_proj";
+    /// Kimi: up-projection for the gate.
+    KIMI_G_B = "blk.{}.ssm_g_b", "model.layers.{}.self_attn.g_b_proj";
+
+    /// RWKV 6: how much of the token before is in what the others are computed from.
+    TIME_MIX_LERP_X = "blk.{}.time_mix_lerp_x", "rwkv.blocks.{}.attention.time_maa_x";
+    /// RWKV: how much of the token before is in each projection's input.
+    TIME_MIX_LERP_FUSED = "blk.{}.time_mix_lerp_fused", "";
+    /// RWKV: the same for the decay.
+    TIME_MIX_LERP_W = "blk.{}.time_mix_lerp_w", "model.blocks.{}.attention.x_w";
+    /// RWKV: for keys.
+    TIME_MIX_LERP_K = "blk.{}.time_mix_lerp_k", "model.blocks.{}.attention.x_k";
+    /// RWKV: for values.
+    TIME_MIX_LERP_V = "blk.{}.time_mix_lerp_v", "model.blocks.{}.attention.x_v";
+    /// RWKV: for queries.
+    TIME_MIX_LERP_R = "blk.{}.time_mix_lerp_r", "model.blocks.{}.attention.x_r";
+    /// RWKV: for the gate.
+    TIME_MIX_LERP_G = "blk.{}.time_mix_lerp_g", "model.blocks.{}.attention.x_g";
+    /// RWKV 7: for the learning rate.
+    TIME_MIX_LERP_A = "blk.{}.time_mix_lerp_a", "model.blocks.{}.attention.x_a";
+    /// RWKV 6: down-projection of what depends on the token; RWKV 7: of the decay.
+    TIME_MIX_W1 = "blk.{}.time_mix_w1", "model.blocks.{}.attention.w1";
+    /// Its up-projection.
+    TIME_MIX_W2 = "blk.{}.time_mix_w2", "model.blocks.{}.attention.w2";
+    /// RWKV 7: what is added to it.
+    TIME_MIX_W0 = "blk.{}.time_mix_w0", "model.blocks.{}.attention.w0";
+    /// RWKV 6: the decay, down-projection.
+    TIME_MIX_DECAY_W1 = "blk.{}.time_mix_decay_w1", "rwkv.blocks.{}.attention.time_decay_w1";
+    /// RWKV 6: the decay, up-projection.
+    TIME_MIX_DECAY_W2 = "blk.{}.time_mix_decay_w2", "rwkv.blocks.{}.attention.time_decay_w2";
+    /// RWKV 6: what is added to it.
+    TIME_MIX_DECAY = "blk.{}.time_mix_decay", "rwkv.blocks.{}.attention.time_decay";
+    /// RWKV 6: how much of its own value a token reads.
+    TIME_MIX_FIRST = "blk.{}.time_mix_first", "rwkv.blocks.{}.attention.time_faaaa";
+    /// RWKV 7: the learning rate.
+    TIME_MIX_A0 = "blk.{}.time_mix_a0", "model.blocks.{}.attention.a0";
+    /// RWKV 7: its down-projection.
+    TIME_MIX_A1 = "blk.{}.time_mix_a1", "model.blocks.{}.attention.a1";
+    /// RWKV 7: its up-projection.
+    TIME_MIX_A2 = "blk.{}.time_mix_a2", "model.blocks.{}.attention.a2";
+    /// RWKV 7: how far values look back to the first layer's.
+    TIME_MIX_V0 = "blk.{}.time_mix_v0", "model.blocks.{}.attention.v0";
+    /// RWKV 7: its down-projection.
+    TIME_MIX_V1 = "blk.{}.time_mix_v1", "model.blocks.{}.attention.v1";
+    /// RWKV 7: its up-projection.
+    TIME_MIX_V2 = "blk.{}.time_mix_v2", "model.blocks.{}.attention.v2";
+    /// RWKV 7: down-projection of the gate.
+    TIME_MIX_G1 = "blk.{}.time_mix_g1", "model.blocks.{}.attention.g1";
+    /// RWKV 7: its up-projection.
+    TIME_MIX_G2 = "blk.{}.time_mix_g2", "model.blocks.{}.attention.g2";
+    /// RWKV 7: factors of the key that is removed.
+    TIME_MIX_K_K = "blk.{}.time_mix_k_k", "model.blocks.{}.attention.k_k";
+    /// RWKV 7: how much the learning rate scales keys.
+    TIME_MIX_K_A = "blk.{}.time_mix_k_a", "model.blocks.{}.attention.k_a";
+    /// RWKV 7: how much of its own value a token reads.
+    TIME_MIX_R_K = "blk.{}.time_mix_r_k", "model.blocks.{}.attention.r_k";
+    /// RWKV: queries.
+    TIME_MIX_RECEPTANCE = "blk.{}.time_mix_receptance", "model.blocks.{}.attention.receptance";
+    /// RWKV: keys.
+    TIME_MIX_KEY = "blk.{}.time_mix_key", "model.blocks.{}.attention.key";
+    /// RWKV: values.
+    TIME_MIX_VALUE = "blk.{}.time_mix_value", "model.blocks.{}.attention.value";
+    /// RWKV 6: the gate.
+    TIME_MIX_GATE = "blk.{}.time_mix_gate", "model.blocks.{}.attention.gate";
+    /// RWKV: norm of each head's result.
+    TIME_MIX_NORM = "blk.{}.time_mix_ln", "model.blocks.{}.attention.ln_x";
+    /// RWKV: the way back.
+    TIME_MIX_OUTPUT = "blk.{}.time_mix_output", "model.blocks.{}.attention.output";
+    /// RWKV: how much of the token before is in the feed-forward layer's keys.
+    CHANNEL_MIX_LERP_K = "blk.{}.channel_mix_lerp_k", "model.blocks.{}.feed_forward.x_k";
+    /// RWKV 6: and in its gate.
+    CHANNEL_MIX_LERP_R = "blk.{}.channel_mix_lerp_r", "rwkv.blocks.{}.feed_forward.time_maa_r";
+    /// RWKV: into the feed-forward layer.
+    CHANNEL_MIX_KEY = "blk.{}.channel_mix_key", "model.blocks.{}.feed_forward.key";
+    /// RWKV: out of it.
+    CHANNEL_MIX_VALUE = "blk.{}.channel_mix_value", "model.blocks.{}.feed_forward.value";
+    /// RWKV 6: its gate.
+    CHANNEL_MIX_RECEPTANCE =
+        "blk.{}.channel_mix_receptance", "rwkv.blocks.{}.feed_forward.receptance";
+
     /// Norm before the feed-forward layer.
     FFN_NORM = "blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm";
     /// The gated half.

@@ -1,8 +1,10 @@
 //! The Qwen family, and those that grew out of it.
 
 use super::names::*;
-use super::{Arch, BASE, MOE, MoeSpec, Windows};
-use crate::graph::Gating;
+use super::{
+    Arch, BASE, MOE, MoeSpec, RECURRENT, RecurrentKind, RecurrentLayers, RecurrentSpec, Windows,
+};
+use crate::graph::{Gating, KeySharing};
 
 /// Qwen 1: q, k and v in one matrix with a bias.
 pub(super) static QWEN: Arch = Arch {
@@ -119,4 +121,79 @@ pub(super) static MIMO2: Arch = Arch {
     },
     hf_names: &[(ATTN_SINKS, "model.layers.{}.self_attn.attention_sink_bias")],
     ..BASE
+};
+
+const DELTA_NET: RecurrentSpec = RecurrentSpec {
+    kind: RecurrentKind::DeltaNet,
+    layers: RecurrentLayers::AllButEvery(4),
+    ..RECURRENT
+};
+
+const DELTA_NET_GGUF_NAMES: &[(TensorRole, &str)] = &[
+    (FFN_NORM, "blk.{}.post_attention_norm"),
+    (ATTN_POST_NORM, ""),
+];
+
+const DELTA_NET_HF_NAMES: &[(TensorRole, &str)] = &[
+    (SSM_CONV, "model.layers.{}.linear_attn.conv1d"),
+    (SSM_DT_BIAS, "model.layers.{}.linear_attn.dt_bias"),
+    (SSM_A, "model.layers.{}.linear_attn.A_log"),
+    (SSM_NORM, "model.layers.{}.linear_attn.norm"),
+    (SSM_OUT, "model.layers.{}.linear_attn.out_proj"),
+    (
+        FFN_GATE_SHARED,
+        "model.layers.{}.mlp.shared_expert.gate_proj",
+    ),
+    (FFN_UP_SHARED, "model.layers.{}.mlp.shared_expert.up_proj"),
+    (
+        FFN_DOWN_SHARED,
+        "model.layers.{}.mlp.shared_expert.down_proj",
+    ),
+    (
+        FFN_DOWN_EXPERTS,
+        "model.layers.{}.mlp.experts.{e}.down_proj",
+    ),
+    (FFN_DOWN_EXPERTS, "model.layers.{}.mlp.experts.down_proj"),
+];
+
+const DELTA_NET_BASE: Arch = Arch {
+    recurrent: Some(DELTA_NET),
+    gated_queries: true,
+    hf_norm_offset: 1.0,
+    hf_rotary_share: 0.25,
+    gguf_names: DELTA_NET_GGUF_NAMES,
+    hf_names: DELTA_NET_HF_NAMES,
+    ..BASE
+};
+
+/// Qwen 3-Next: gated delta nets, gated attention in each fourth layer, experts.
+pub(super) static QWEN3NEXT: Arch = Arch {
+    name: "qwen3next",
+    hf_classes: &["Qwen3NextForCausalLM"],
+    ..DELTA_NET_BASE
+};
+
+/// Qwen 3.5, dense. GGUF's converter reorders the value heads.
+pub(super) static QWEN35: Arch = Arch {
+    name: "qwen35",
+    hf_classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+    recurrent: Some(RecurrentSpec {
+        gguf_sharing: KeySharing::Turns,
+        ..DELTA_NET
+    }),
+    ..DELTA_NET_BASE
+};
+
+/// Qwen 3.5 with experts.
+pub(super) static QWEN35MOE: Arch = Arch {
+    name: "qwen35moe",
+    hf_classes: &[
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
+    ],
+    recurrent: Some(RecurrentSpec {
+        gguf_sharing: KeySharing::Turns,
+        ..DELTA_NET
+    }),
+    ..DELTA_NET_BASE
 };

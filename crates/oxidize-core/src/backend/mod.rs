@@ -5,6 +5,7 @@
 pub mod cpu;
 pub mod reference;
 mod routing;
+mod slots;
 
 use crate::graph::{Op, Plan};
 use crate::kv::BlockId;
@@ -82,6 +83,9 @@ pub struct SeqSlice<'a> {
     pub n_tokens: usize,
     /// The blocks that hold its positions from 0 on, those of this batch included.
     pub blocks: &'a [BlockId],
+    /// The place of its recurrent state, its own from its first token to its last. Tokens from
+    /// position 0 on start the state anew; others go on from the tokens that came before.
+    pub slot: u32,
 }
 
 /// How a session is laid out.
@@ -95,6 +99,8 @@ pub struct SessionConfig {
     pub max_tokens: usize,
     /// Most outputs in a batch.
     pub max_outputs: usize,
+    /// Sequences whose recurrent state is kept.
+    pub max_sequences: usize,
     /// Most tokens in a sequence: some models turn their keys slower in longer contexts.
     pub max_context: usize,
     /// How keys are kept.
@@ -114,6 +120,7 @@ impl SessionConfig {
             block_size,
             max_tokens: 512,
             max_outputs: 1,
+            max_sequences: 1,
             max_context: n_ctx,
             key_type: KvType::F16,
             value_type: KvType::F16,

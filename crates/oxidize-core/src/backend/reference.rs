@@ -2,7 +2,10 @@
 //!
 //! Written to be read and believed, not to be fast; every other backend is tested against it.
 
+mod recurrent;
+
 use super::routing::route;
+use super::slots::StateSlots;
 use super::{Backend, BackendError, Batch, Device, KvType, Session, SessionConfig};
 use crate::graph::{
     Activation, AttentionOp, CacheInfo, ExpertWeights, ExpertsOp, NormKind, Op, Plan,
@@ -50,6 +53,8 @@ impl Backend for Reference {
             weights: weights.clone(),
             config: config.clone(),
             caches,
+            states: recurrent::states(plan, config),
+            slots: StateSlots::new(config.max_sequences),
             values,
         }))
     }
@@ -60,6 +65,8 @@ struct ReferenceSession {
     weights: Weights,
     config: SessionConfig,
     caches: Vec<KvCache>,
+    states: Vec<recurrent::State>,
+    slots: StateSlots,
     /// The rows of each value of the last batch.
     values: Vec<Vec<f32>>,
 }
@@ -91,6 +98,7 @@ impl KvCache {
 
 impl Session for ReferenceSession {
     fn run(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        self.begin_states(batch)?;
         for index in 0..self.plan.ops.len() {
             let op = self.plan.ops[index].clone();
             self.step(&op, batch)?;
@@ -274,6 +282,25 @@ impl ReferenceSession {
                 .zip(self.value(*b))
                 .map(|(a, b)| a + b)
                 .collect(),
+            Op::Mul { a, b, .. } => {
+                let each = self.plan.value(*a).width / self.plan.value(*b).width;
+                let factors = self.value(*b).iter();
+                let factors = factors.flat_map(|&b| std::iter::repeat_n(b, each));
+                let pairs = self.value(*a).iter().zip(factors);
+                pairs.map(|(a, b)| a * b).collect()
+            }
+            Op::ShortConv { x, spec, .. } => self.short_conv(*x, spec),
+            Op::SelectiveScan {
+                x, dt, b, c, spec, ..
+            } => self.selective_scan([*x, *dt, *b, *c], spec),
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                spec,
+                ..
+            } => self.linear_attention([*q, *k, *v, *decay], spec),
             Op::Scale { x, factor, .. } => self.value(*x).iter().map(|x| x * factor).collect(),
             Op::ScaleBy { x, weight, .. } => {
                 let factors = self.weights.get(*weight).as_f32().iter().cycle();
@@ -704,6 +731,8 @@ fn activate(activation: Activation, x: f32) -> f32 {
         Activation::ReluSquared => x.max(0.0) * x.max(0.0),
         Activation::Tanh => x.tanh(),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Activation::Exp => x.exp(),
     }
 }
 

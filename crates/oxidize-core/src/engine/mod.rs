@@ -81,6 +81,7 @@ impl EngineConfig {
             block_size: BLOCK_SIZE,
             max_tokens: self.max_batch_tokens,
             max_outputs: self.max_sequences.min(self.max_batch_tokens),
+            max_sequences: self.max_sequences,
             max_context: self.context(model),
             key_type: self.key_type,
             value_type: self.value_type,
@@ -115,7 +116,10 @@ impl Engine {
             max_sequences: config.max_sequences,
             max_queue: config.max_queue,
             context_length: config.context(&model),
-            reuse: PrefixReuse::Blocks,
+            reuse: match model.plan().states.is_empty() {
+                true => PrefixReuse::Blocks,
+                false => PrefixReuse::Recurrent,
+            },
             steps_per_priority: 64,
         })
         .map_err(EngineError::Config)?;

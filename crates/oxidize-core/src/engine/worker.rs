@@ -178,6 +178,7 @@ impl Worker {
             .map(|part| SeqSlice {
                 n_tokens: part.rows.len(),
                 blocks: step.blocks_of(part),
+                slot: part.slot,
             })
             .collect();
         let batch = Batch {

@@ -31,11 +31,16 @@ impl Block<'_, '_> {
             params.n_kv_heads * params.key_dim,
         );
         let v_width = params.n_kv_heads * params.value_dim;
+        let mut gate = None;
         let (q, cache) = if params.kv_layer == self.layer {
             let shape = QkvShape {
                 inputs: self.hp.n_embd,
                 n_kv_heads: params.n_kv_heads,
-                q: q_width,
+                q: if self.arch.gated_queries {
+                    2 * q_width
+                } else {
+                    q_width
+                },
                 k: k_width,
                 v: v_width,
             };
@@ -43,7 +48,13 @@ impl Block<'_, '_> {
             let q = self.g.linear(h, &q);
             let k = self.g.linear(h, &k);
             let v = v.map(|v| self.g.linear(h, &v)).unwrap_or(k);
-            let (q, k, mut v) = (self.clamp(q), self.clamp(k), self.clamp(v));
+            let (mut q, k, mut v) = (self.clamp(q), self.clamp(k), self.clamp(v));
+            if self.arch.gated_queries {
+                let dim = params.key_dim;
+                gate = Some(self.g.slice(q, 2 * dim, dim, dim));
+                q = self.g.slice(q, 2 * dim, 0, dim);
+            }
+            let k = self.g.scale(k, self.hp.multipliers.key);
             let q = self.position(q, &ATTN_Q_NORM, params.n_heads)?;
             let k = self.position(k, &ATTN_K_NORM, params.n_kv_heads)?;
             if self.arch.value_norm {
@@ -83,7 +94,9 @@ impl Block<'_, '_> {
                 .map(|bias| alibi_slopes(params.n_heads, bias)),
         };
         let mut attended = self.g.attention(q, spec);
-        if self.weights.has(&ATTN_GATE, self.layer) {
+        if let Some(gate) = gate {
+            attended = self.g.glu(gate, attended, Activation::Sigmoid);
+        } else if self.weights.has(&ATTN_GATE, self.layer) {
             let gate = self.linear(h, &ATTN_GATE, params.n_heads * params.value_dim)?;
             attended = self.g.glu(gate, attended, Activation::Sigmoid);
         }

@@ -30,6 +30,7 @@ pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Resul
     let per_layer = super::per_layer::inputs(&mut g, hp, weights, x)?;
     let mut streams = super::altup::open(&mut g, hp, weights, x)?;
     let mut caches = Vec::with_capacity(hp.layers.len());
+    let mut first_value = None;
     for layer in 0..hp.layers.len() {
         streams = g.layer(|g| {
             let mut block = Block {
@@ -41,6 +42,7 @@ pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Resul
                 ropes: &ropes,
                 per_layer,
                 caches: &mut caches,
+                first_value: &mut first_value,
             };
             match *streams.as_slice() {
                 [x] => Ok(vec![block.forward(x)?]),
@@ -102,6 +104,8 @@ pub(super) struct Block<'a, 'w> {
     pub(super) per_layer: Option<ValueId>,
     /// The cache of each layer before this one.
     pub(super) caches: &'a mut Vec<usize>,
+    /// RWKV 7: the values of the first layer.
+    pub(super) first_value: &'a mut Option<ValueId>,
 }
 
 impl Block<'_, '_> {
@@ -118,15 +122,20 @@ impl Block<'_, '_> {
         if let Some(scale) = self.weights.vector(&LAYER_SCALE, self.layer, 1)? {
             x = self.g.scale(x, scale[0]);
         }
+        if let Some(n) = self.hp.halve_every
+            && (self.layer + 1).is_multiple_of(n)
+        {
+            x = self.g.scale(x, 0.5);
+        }
         Ok(x)
     }
 
-    /// `x += attention(norm(x))`, then `x += feed_forward(norm(x))`.
+    /// `x += mix(norm(x))`, then `x += feed_forward(norm(x))`.
     fn sequential(&mut self, mut x: ValueId) -> Result<ValueId> {
-        if self.params().n_heads > 0 {
+        if self.params().n_heads > 0 || self.params().recurrent {
             let h = self.pre_norm(x, &ATTN_NORM)?;
-            let attended = self.attention(h)?;
-            x = self.add_residual(x, attended);
+            let mixed = self.mix(h)?;
+            x = self.add_residual(x, mixed);
         } else {
             self.caches.push(0);
         }
@@ -136,6 +145,24 @@ impl Block<'_, '_> {
             x = self.add_residual(x, fed);
         }
         Ok(x)
+    }
+
+    /// What attention, a recurrent part, or both make of their normalised input.
+    fn mix(&mut self, h: ValueId) -> Result<ValueId> {
+        if self.params().n_heads == 0 {
+            self.caches.push(0);
+            return self.recurrent(h);
+        }
+        let multipliers = &self.hp.multipliers;
+        let (before, after) = (multipliers.attention_in, multipliers.attention_out);
+        let scaled = self.g.scale(h, before);
+        let attended = self.attention(scaled)?;
+        let attended = self.g.scale(attended, after);
+        if !self.params().recurrent {
+            return Ok(attended);
+        }
+        let recurred = self.recurrent(h)?;
+        Ok(self.g.add(attended, recurred))
     }
 
     /// `x += attention(norm(x)) + feed_forward(norm'(x))`, where both norms may be the same.

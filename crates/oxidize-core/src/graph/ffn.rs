@@ -14,7 +14,9 @@ impl Block<'_, '_> {
     /// What the feed-forward layer makes of its normalised input `h`, with the norm that may
     /// follow. A router of Gemma 4 looks at `x`, which is not normalised yet.
     pub(super) fn feed_forward(&mut self, h: ValueId, x: ValueId) -> Result<ValueId> {
-        let out = if !self.has_experts() {
+        let out = if self.weights.has(&CHANNEL_MIX_KEY, self.layer) {
+            self.channel_mix(h)?
+        } else if !self.has_experts() {
             self.dense(h)?
         } else if self.weights.has(&FFN_NORM_EXPERTS, self.layer) {
             self.dense_beside_experts(h, x)?
@@ -29,7 +31,8 @@ impl Block<'_, '_> {
         let n_ff = self.params().n_ff;
         let hidden = self.hidden([&FFN_GATE, &FFN_UP, &FFN_GATE_UP], h, n_ff)?;
         let hidden = self.optional_norm(hidden, &FFN_SUB_NORM)?;
-        self.linear(hidden, &FFN_DOWN, self.hp.n_embd)
+        let out = self.linear(hidden, &FFN_DOWN, self.hp.n_embd)?;
+        Ok(self.g.scale(out, self.hp.multipliers.ffn_down))
     }
 
     /// `activation(gate · h) · (up · h)`, or `activation(up · h)` where there is no gate.
@@ -46,6 +49,7 @@ impl Block<'_, '_> {
             return self.activate(up);
         };
         let mut gate = self.g.linear(h, &gate);
+        gate = self.g.scale(gate, self.hp.multipliers.ffn_gate);
         if let Some(deviations) = self.params().sparsity {
             let unbiased = self.arch.unbiased_sparsity;
             gate = self.g.map(gate, |out| Op::Sparsify {

@@ -1,22 +1,28 @@
 //! The plan: what a model computes, as a flat list of [`Op`]s that a backend compiles whole.
 //!
-//! [`decoder`] builds it from a descriptor, with [`attention`], [`mla`], [`ffn`], [`moe`],
-//! [`per_layer`] and [`altup`] for the parts of a layer; [`op`] defines the operations.
+//! [`decoder`] builds it from a descriptor, with [`attention`], [`mla`], [`recurrent`], [`mamba`],
+//! [`delta_net`], [`rwkv`], [`ffn`], [`moe`], [`per_layer`] and [`altup`] for the parts of a layer;
+//! [`op`] defines the operations.
 
 mod altup;
 mod attention;
 pub mod decoder;
+mod delta_net;
 mod ffn;
+mod mamba;
 mod mla;
 mod moe;
 pub mod op;
 mod per_layer;
+mod recurrent;
 pub mod rope;
+mod rwkv;
 
 use crate::error::Result;
 pub use op::{
-    Activation, AttentionOp, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore, NormKind,
-    Op, RopeFrequencies, RopeLayout, Routing, Temperature, Window, Xielu,
+    Activation, AttentionOp, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore,
+    KeySharing, LinearAttentionOp, NormKind, Op, RopeFrequencies, RopeLayout, Routing,
+    SelectiveScanOp, ShortConvOp, StateUpdate, Temperature, Window, Xielu,
 };
 pub use rope::Rope;
 
@@ -70,6 +76,15 @@ impl CacheInfo {
     }
 }
 
+/// What a recurrent layer keeps of a sequence, however long that is: zeros before its first token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateInfo {
+    /// Heads that do not know of each other.
+    pub n_heads: usize,
+    /// Elements of one.
+    pub len: usize,
+}
+
 /// All that a model computes for one batch, symbolic in its tokens and in the context.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
@@ -79,6 +94,8 @@ pub struct Plan {
     pub values: Vec<ValueInfo>,
     /// The caches that the ops name by index.
     pub caches: Vec<CacheInfo>,
+    /// The states that recurrent ops name by index.
+    pub states: Vec<StateInfo>,
     /// The ops of each layer, for splitting a model over devices.
     pub layers: Vec<std::ops::Range<usize>>,
     /// The value that `Session::logits` gives out.
@@ -261,6 +278,24 @@ impl Builder {
         let out = self.like(a);
         self.plan.ops.push(Op::Add { a, b, out });
         out
+    }
+
+    /// `a · b`, where an element of `b` may stand for several neighbours of `a`.
+    pub(crate) fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        let out = self.like(a);
+        self.plan.ops.push(Op::Mul { a, b, out });
+        out
+    }
+
+    /// `x · weight`, element by element.
+    pub(crate) fn scale_by(&mut self, x: ValueId, weight: WeightId) -> ValueId {
+        self.map(x, |out| Op::ScaleBy { x, weight, out })
+    }
+
+    /// Adds a state; returns its index.
+    pub(crate) fn state(&mut self, n_heads: usize, len: usize) -> usize {
+        self.plan.states.push(StateInfo { n_heads, len });
+        self.plan.states.len() - 1
     }
 
     /// `factor · x`; nothing at all where the factor is one.

@@ -151,6 +151,16 @@ pub enum Op {
         /// Same shape as both.
         out: ValueId,
     },
+    /// `out = a · b`, where each element of `b` multiplies as many neighbours of `a` as there are
+    /// for one of it.
+    Mul {
+        /// First factor.
+        a: ValueId,
+        /// Second factor; its width divides that of `a`.
+        b: ValueId,
+        /// Same shape as `a`.
+        out: ValueId,
+    },
     /// `out = factor · x`.
     Scale {
         /// Input.
@@ -251,6 +261,46 @@ pub enum Op {
         /// Tokens × width.
         out: ValueId,
     },
+    /// Each channel convolved with its last tokens, which the sequence's state keeps.
+    ShortConv {
+        /// Tokens × channels.
+        x: ValueId,
+        /// Its constants.
+        spec: ShortConvOp,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// Mamba's scan: `S ← e^(dt·a)·S + dt·x·bᵀ`, `out = S·c + skip·x` for each head.
+    SelectiveScan {
+        /// Tokens × (heads · head dim).
+        x: ValueId,
+        /// Tokens × heads: how long a step a token is.
+        dt: ValueId,
+        /// Tokens × (groups · state): what of a token is written where.
+        b: ValueId,
+        /// Tokens × (groups · state): what is read.
+        c: ValueId,
+        /// Its constants.
+        spec: SelectiveScanOp,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
+    /// Attention without softmax: each head keeps a matrix from keys to values, which decays and is
+    /// written to and read by each token.
+    LinearAttention {
+        /// Tokens × (key heads · key dim).
+        q: ValueId,
+        /// Tokens × (key heads · key dim).
+        k: ValueId,
+        /// Tokens × (heads · value dim).
+        v: ValueId,
+        /// What is left of a head's matrix, or of its rows: tokens × heads (· key dim).
+        decay: ValueId,
+        /// Everything else about it.
+        spec: LinearAttentionOp,
+        /// Same shape as `v`.
+        out: ValueId,
+    },
     /// Keeps the rows that the batch wants results for.
     SelectOutputs {
         /// Tokens × width.
@@ -301,6 +351,100 @@ pub struct AttentionOp {
     pub sinks: Option<WeightId>,
     /// For each query head, what its score loses with each position of distance (ALiBi).
     pub slopes: Option<Vec<f32>>,
+}
+
+/// The constants of a [`Op::ShortConv`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShortConvOp {
+    /// Index into the session's states: the last `kernel − 1` rows, oldest first.
+    pub state: usize,
+    /// Tokens that a result is made of, its own included.
+    pub kernel: usize,
+    /// Kernel × channels: the factors of the oldest token, and so on.
+    pub weight: WeightId,
+    /// Added to each channel.
+    pub bias: Option<WeightId>,
+    /// What comes after.
+    pub activation: Option<Activation>,
+}
+
+/// The constants of a [`Op::SelectiveScan`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SelectiveScanOp {
+    /// Index into the session's states: head dim × state elements a head.
+    pub state: usize,
+    /// Heads, each of which has its own step.
+    pub n_heads: usize,
+    /// Elements of a head; one in the first Mamba.
+    pub head_dim: usize,
+    /// Heads share `b` and `c` in this many runs.
+    pub n_groups: usize,
+    /// Elements that are kept of each element of a head.
+    pub n_state: usize,
+    /// How fast the state decays, below zero: heads, or heads × state.
+    pub a: WeightId,
+    /// Factor of each head on its own input.
+    pub skip: WeightId,
+}
+
+/// The constants of a [`Op::LinearAttention`]. `S` is the matrix of a head, from keys to values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearAttentionOp {
+    /// Index into the session's states: key dim × value dim elements a head.
+    pub state: usize,
+    /// Heads of values.
+    pub n_heads: usize,
+    /// Heads of queries and keys; divides `n_heads`.
+    pub n_key_heads: usize,
+    /// Which of them a head of values has.
+    pub sharing: KeySharing,
+    /// Elements of a query or key head.
+    pub key_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// What a token does to the matrix.
+    pub update: StateUpdate,
+    /// RWKV 6: a token reads the matrix as it was before, and its own value by
+    /// `Σ q · bonus · k`; heads × key dim.
+    pub bonus: Option<WeightId>,
+}
+
+impl LinearAttentionOp {
+    /// The key head of a head of values.
+    pub fn key_head(&self, head: usize) -> usize {
+        match self.sharing {
+            KeySharing::Runs => head / (self.n_heads / self.n_key_heads),
+            KeySharing::Turns => head % self.n_key_heads,
+        }
+    }
+}
+
+/// How heads of values share those of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeySharing {
+    /// Neighbours share one.
+    Runs,
+    /// They take turns.
+    Turns,
+}
+
+/// What a token does to the matrix `S` of a head that has decayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateUpdate {
+    /// `S + v·kᵀ`.
+    Add,
+    /// `S + beta·(v − S·k)·kᵀ`: what the key gave before is replaced (gated delta rule, Yang et al. 2024).
+    Delta {
+        /// Tokens × heads: how much of it.
+        beta: ValueId,
+    },
+    /// `S + (Sₒ·remove)·addᵀ + v·kᵀ`, with `Sₒ` from before the decay (RWKV 7).
+    Rewrite {
+        /// Tokens × (heads · key dim).
+        remove: ValueId,
+        /// Tokens × (heads · key dim).
+        add: ValueId,
+    },
 }
 
 /// A bound on how far back a query sees.
@@ -487,12 +631,26 @@ impl Op {
             | Op::Clamp { x, .. }
             | Op::Slice { x, .. }
             | Op::Softcap { x, .. }
+            | Op::ShortConv { x, .. }
             | Op::SelectOutputs { x, .. } => vec![x],
+            Op::SelectiveScan { x, dt, b, c, .. } => vec![x, dt, b, c],
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                ref spec,
+                ..
+            } => match spec.update {
+                StateUpdate::Add => vec![q, k, v, decay],
+                StateUpdate::Delta { beta } => vec![q, k, v, decay, beta],
+                StateUpdate::Rewrite { remove, add } => vec![q, k, v, decay, remove, add],
+            },
             Op::Rope { x, table, .. } => vec![x, table],
             Op::StoreKv { k, v, .. } => [Some(k), v].into_iter().flatten().collect(),
             Op::Attention { q, .. } => vec![q],
             Op::Glu { gate, up, .. } => vec![gate, up],
-            Op::Add { a, b, .. } | Op::Concat { a, b, .. } => vec![a, b],
+            Op::Add { a, b, .. } | Op::Mul { a, b, .. } | Op::Concat { a, b, .. } => vec![a, b],
             Op::MatchMagnitude { x, like, .. } => vec![x, like],
             Op::WeightedSum {
                 ref terms, weights, ..
@@ -518,6 +676,10 @@ impl Op {
             | Op::Sparsify { out, .. }
             | Op::Glu { out, .. }
             | Op::Add { out, .. }
+            | Op::Mul { out, .. }
+            | Op::ShortConv { out, .. }
+            | Op::SelectiveScan { out, .. }
+            | Op::LinearAttention { out, .. }
             | Op::Scale { out, .. }
             | Op::ScaleBy { out, .. }
             | Op::Temperature { out, .. }
@@ -541,6 +703,9 @@ impl Op {
             Op::Linear { weight, bias, .. } => some(&[Some(*weight), *bias]),
             Op::HeadLinear { weight, .. } | Op::ScaleBy { weight, .. } => vec![*weight],
             Op::Attention { spec, .. } => some(&[spec.sinks]),
+            Op::ShortConv { spec, .. } => some(&[Some(spec.weight), spec.bias]),
+            Op::SelectiveScan { spec, .. } => vec![spec.a, spec.skip],
+            Op::LinearAttention { spec, .. } => some(&[spec.bonus]),
             Op::Experts { spec, .. } => {
                 let stacks = [spec.gate, Some(spec.up), Some(spec.down)];
                 let matrices = stacks.iter().flatten();

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 pub struct WeightLoader<'a> {
     file: &'a ModelFile,
     arch: &'a Arch,
-    weights: Weights,
+    pub(super) weights: Weights,
     /// The names of tensors that were taken.
     used: RefCell<BTreeSet<&'a str>>,
 }
@@ -463,16 +463,26 @@ impl<'a> WeightLoader<'a> {
         self.missing_name(format!("{name}.weight"))
     }
 
-    fn is_gguf(&self) -> bool {
+    pub(super) fn is_gguf(&self) -> bool {
         matches!(self.file.format(), Format::Gguf { .. })
     }
 
-    fn required(&self, role: &TensorRole, layer: usize) -> Result<&'a TensorInfo> {
+    /// Whether the file keeps this tensor as inputs × outputs.
+    pub(super) fn is_transposed(&self, role: &TensorRole) -> bool {
+        !self.is_gguf() && self.arch.hf_transposed.contains(role)
+    }
+
+    pub(super) fn required(&self, role: &TensorRole, layer: usize) -> Result<&'a TensorInfo> {
         self.find(role, layer, WEIGHT)
             .ok_or_else(|| self.missing(role, layer))
     }
 
-    fn find(&self, role: &TensorRole, layer: usize, endings: &[&str]) -> Option<&'a TensorInfo> {
+    pub(super) fn find(
+        &self,
+        role: &TensorRole,
+        layer: usize,
+        endings: &[&str],
+    ) -> Option<&'a TensorInfo> {
         let names = role.names(self.arch, self.file.format(), layer);
         names.iter().find_map(|name| self.lookup(name, endings))
     }
@@ -495,7 +505,13 @@ impl<'a> WeightLoader<'a> {
             .or_else(|| with_endings(rest))
     }
 
-    fn matrix(&self, role: &TensorRole, layer: usize, rows: usize, cols: usize) -> Result<Stored> {
+    pub(super) fn matrix(
+        &self,
+        role: &TensorRole,
+        layer: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stored> {
         self.stack(role, layer, 1, rows, cols)
     }
 
@@ -512,7 +528,7 @@ impl<'a> WeightLoader<'a> {
         if info.name.ends_with(PACKED) {
             return self.packed_stack(info, n, rows, cols);
         }
-        let transposed = !self.is_gguf() && self.arch.hf_transposed.contains(role);
+        let transposed = self.is_transposed(role);
         let (stored_rows, stored_cols) = if transposed {
             (cols, rows)
         } else {
@@ -575,7 +591,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// The bytes of a tensor, which then counts as used.
-    fn data(&self, info: &'a TensorInfo) -> Result<TensorBytes> {
+    pub(super) fn data(&self, info: &'a TensorInfo) -> Result<TensorBytes> {
         self.used.borrow_mut().insert(&info.name);
         self.file.data(info)
     }
@@ -620,7 +636,12 @@ impl<'a> WeightLoader<'a> {
         })
     }
 
-    fn bias(&self, role: &TensorRole, layer: usize, len: usize) -> Result<Option<Vec<f32>>> {
+    pub(super) fn bias(
+        &self,
+        role: &TensorRole,
+        layer: usize,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>> {
         self.find(role, layer, BIAS)
             .map(|info| self.floats(info, &[len]))
             .transpose()
@@ -638,7 +659,7 @@ impl<'a> WeightLoader<'a> {
             .transpose()
     }
 
-    fn linear_part(
+    pub(super) fn linear_part(
         &mut self,
         stored: &Stored,
         bias: Option<&[f32]>,
@@ -672,7 +693,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// The elements of a vector, as f32, whatever they are stored as: there are few.
-    fn floats(&self, info: &'a TensorInfo, shape: &[usize]) -> Result<Vec<f32>> {
+    pub(super) fn floats(&self, info: &'a TensorInfo, shape: &[usize]) -> Result<Vec<f32>> {
         self.check_shape(info, shape)?;
         let bytes = self.data(info)?;
         let mut floats = vec![0.0; shape.iter().product()];
@@ -691,11 +712,10 @@ impl<'a> WeightLoader<'a> {
     /// The shape must be the one asked for.
     fn check_dims(&self, info: &TensorInfo, expected: &[usize]) -> Result<()> {
         let dims = info.dims();
-        // Trailing ones are not kept in GGUF, leading ones are noise.
-        let skip = dims.len().saturating_sub(expected.len());
-        let (noise, core) = dims.split_at(skip);
-        let scalar = dims.is_empty() && expected == [1];
-        if !scalar && (core != expected || noise.iter().any(|&d| d != 1)) {
+        // Dimensions of one are noise: files differ in where they have them.
+        let wide =
+            |dims: &[usize]| -> Vec<usize> { dims.iter().copied().filter(|&d| d != 1).collect() };
+        if wide(&dims) != wide(expected) {
             return Err(self.bad_shape(info, expected));
         }
         Ok(())
@@ -718,7 +738,7 @@ impl<'a> WeightLoader<'a> {
         Ok(())
     }
 
-    fn bad_shape(&self, info: &TensorInfo, expected: &[usize]) -> Error {
+    pub(super) fn bad_shape(&self, info: &TensorInfo, expected: &[usize]) -> Error {
         Error::from(ModelError::TensorShape {
             file: self.file.path().to_path_buf(),
             tensor: info.name.clone(),
@@ -747,7 +767,7 @@ impl<'a> WeightLoader<'a> {
 /// The ending of the nibbles of packed weights.
 const PACKED: &str = "_blocks";
 /// Endings of a weight, of a bias, and of a vector that may be called either.
-const WEIGHT: &[&str] = &[".weight", "", PACKED];
+pub(super) const WEIGHT: &[&str] = &[".weight", "", PACKED];
 const BIAS: &[&str] = &[".bias", "_bias"];
 const VECTOR: &[&str] = &[".weight", "", ".bias"];
 

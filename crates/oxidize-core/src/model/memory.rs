@@ -9,7 +9,7 @@ use crate::graph::Rows;
 pub struct MemoryPlan {
     /// Weights, as they lie in the file.
     pub weights: u64,
-    /// KV cache.
+    /// KV cache and recurrent state.
     pub cache: u64,
     /// Values of the plan, at most.
     pub buffers: u64,
@@ -28,6 +28,10 @@ impl MemoryPlan {
                 .unwrap_or(0) as u64;
             slots * cache.n_kv_heads as u64 * (k + v)
         });
+        let states = plan
+            .states
+            .iter()
+            .map(|state| 4 * config.max_sequences as u64 * state.n_heads as u64 * state.len as u64);
         // The widest layer's values live together; nothing of another layer does.
         let widest = plan.layers.iter().map(|ops| {
             plan.ops[ops.clone()]
@@ -46,7 +50,7 @@ impl MemoryPlan {
             + 4 * config.max_outputs as u64 * outputs.unwrap_or(0);
         MemoryPlan {
             weights: model.weights().size(),
-            cache: cache.sum(),
+            cache: cache.sum::<u64>() + states.sum::<u64>(),
             buffers,
         }
     }

@@ -7,6 +7,7 @@ mod error;
 mod loader;
 mod memory;
 mod mxfp4;
+mod recurrent;
 mod stored;
 mod text;
 mod weights;
@@ -14,6 +15,7 @@ mod weights;
 pub use error::ModelError;
 pub use loader::{QkvShape, WeightLoader};
 pub use memory::{MemoryPlan, available_memory};
+pub use stored::Part;
 pub use weights::{LinearWeights, NormWeights, Weight, Weights};
 
 use crate::arch::{Arch, Hparams};

@@ -16,17 +16,21 @@ pub(super) struct Stored {
 }
 
 /// Rows of a matrix that belong together: `runs` runs of `len` rows, `stride` apart.
-#[derive(Clone, Copy)]
-pub(super) struct Part {
-    pub(super) start: usize,
-    pub(super) len: usize,
-    pub(super) stride: usize,
-    pub(super) runs: usize,
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// The first row.
+    pub start: usize,
+    /// Rows of a run.
+    pub len: usize,
+    /// From the start of one run to that of the next.
+    pub stride: usize,
+    /// How many there are.
+    pub runs: usize,
 }
 
 impl Part {
     /// Neighbouring rows.
-    pub(super) fn range(start: usize, len: usize) -> Part {
+    pub fn range(start: usize, len: usize) -> Part {
         Part {
             start,
             len,

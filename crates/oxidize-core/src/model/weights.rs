@@ -121,6 +121,19 @@ impl Weights {
         })
     }
 
+    /// Adds a stack of matrices of one row each.
+    pub fn push_stack(&mut self, name: &str, floats: Vec<f32>, n: usize) -> WeightId {
+        let (ty, cols, storage) = (TensorType::F32, floats.len() / n, Storage::Floats(floats));
+        self.insert(Weight {
+            name: name.into(),
+            ty,
+            rows: 1,
+            cols,
+            n_experts: n,
+            storage,
+        })
+    }
+
     /// Adds a stack of matrices.
     pub fn push_matrix(
         &mut self,

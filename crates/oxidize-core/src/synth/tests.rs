@@ -69,6 +69,7 @@ fn a_made_up_model_runs_and_its_logits_differ() {
             tokens: &tokens,
             positions: &positions,
             sequences: &[SeqSlice {
+                slot: 0,
                 n_tokens: tokens.len(),
                 blocks: &[BlockId(0)],
             }],

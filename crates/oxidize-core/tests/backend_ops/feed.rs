@@ -111,6 +111,7 @@ impl Feed {
                 tokens.extend_from_slice(&all[done[i]..done[i] + n]);
                 positions.extend(done[i] as u32..(done[i] + n) as u32);
                 slices.push(SeqSlice {
+                    slot: i as u32,
                     n_tokens: n,
                     blocks,
                 });

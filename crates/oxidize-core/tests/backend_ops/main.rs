@@ -318,6 +318,7 @@ fn blocks_are_copied_and_carried() {
                       blocks: &[BlockId]| {
                 let positions: Vec<u32> = tokens.clone().collect();
                 let sequences = [SeqSlice {
+                    slot: 0,
                     n_tokens: tokens.len(),
                     blocks,
                 }];
@@ -375,6 +376,7 @@ fn bad_batches_are_refused() {
         let mut run = |tokens: &[u32], positions: &[u32], blocks: &[u32], outputs: &[u32]| {
             let blocks: Vec<BlockId> = blocks.iter().copied().map(BlockId).collect();
             let sequences = [SeqSlice {
+                slot: 0,
                 n_tokens: tokens.len(),
                 blocks: &blocks,
             }];

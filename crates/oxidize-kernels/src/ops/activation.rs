@@ -19,11 +19,15 @@ pub enum Activation {
     Sigmoid,
     /// Hyperbolic tangent.
     Tanh,
+    /// ln(1 + eˣ), a smooth max(x, 0).
+    Softplus,
+    /// eˣ.
+    Exp,
 }
 
 impl Activation {
     /// Every function.
-    pub const ALL: [Activation; 8] = [
+    pub const ALL: [Activation; 10] = [
         Activation::Silu,
         Activation::GeluTanh,
         Activation::GeluErf,
@@ -32,6 +36,8 @@ impl Activation {
         Activation::ReluSquared,
         Activation::Sigmoid,
         Activation::Tanh,
+        Activation::Softplus,
+        Activation::Exp,
     ];
 
     /// The function at one point.
@@ -48,6 +54,8 @@ impl Activation {
             Activation::ReluSquared => x.max(0.0) * x.max(0.0),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Activation::Tanh => x.tanh(),
+            Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+            Activation::Exp => x.exp(),
         }
     }
 }

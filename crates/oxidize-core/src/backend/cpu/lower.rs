@@ -80,7 +80,7 @@ impl Step {
                 | Op::Softcap { x, .. },
             ) => Some(*x),
             Step::Op(Op::Glu { gate, .. }) => Some(*gate),
-            Step::Op(Op::Add { a, .. }) => Some(*a),
+            Step::Op(Op::Add { a, .. } | Op::Mul { a, .. }) => Some(*a),
             Step::Project { parts, .. } => parts.first().and_then(|part| part.residual),
             _ => None,
         }

@@ -6,6 +6,7 @@ use super::experts::ExpertWork;
 use super::lower::{Linear, Projection, Step, lower};
 use super::memory::Buffers;
 use super::pool::{MAX_MATRICES, Matrix, Pool};
+use super::recurrent::States;
 use crate::backend::reference::{magnitude_ratio, threshold};
 use crate::backend::{BackendError, Batch, Session, SessionConfig};
 use crate::graph::{NormKind, Op, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
@@ -24,6 +25,7 @@ pub(super) struct CpuSession {
     pub(super) weights: Arc<Weights>,
     pub(super) buffers: Buffers,
     pub(super) caches: Vec<KvCache>,
+    pub(super) states: States,
     pub(super) workers: Vec<Worker>,
     pub(super) attention: AttentionWork,
     pub(super) experts: ExpertWork,
@@ -63,6 +65,7 @@ impl CpuSession {
             weights: Arc::new(weights.clone()),
             buffers: Buffers::new(plan, &steps, config),
             caches: caches.collect::<Result<_, _>>()?,
+            states: States::new(plan, config)?,
             workers: (0..pool.n_threads()).map(|_| Worker::default()).collect(),
             pool,
             attention: AttentionWork::default(),
@@ -160,6 +163,24 @@ impl CpuSession {
                 });
             }
             Op::Add { a, b, out } => self.zip(*a, *b, *out, |a, b| kernels.add(a, b)),
+            Op::Mul { a, b, out } => self.mul(*a, *b, *out),
+            Op::ShortConv { x, spec, out } => self.short_conv(*x, spec, *out),
+            Op::SelectiveScan {
+                x,
+                dt,
+                b,
+                c,
+                spec,
+                out,
+            } => self.selective_scan([*x, *dt, *b, *c], spec, *out),
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                spec,
+                out,
+            } => self.linear_attention([*q, *k, *v, *decay], spec, *out),
             Op::Scale { x, factor, out } => self.map(*x, *out, |x| kernels.scale(x, *factor)),
             Op::ScaleBy { x, weight, out } => {
                 let weights = self.weights.clone();
@@ -352,6 +373,24 @@ impl CpuSession {
                 self.kernels.add_scaled(out, term, factor);
             }
         }
+        self.buffers.put(taken);
+    }
+
+    /// `out = a · b`, where an element of `b` may stand for several neighbours of `a`.
+    fn mul(&mut self, a: ValueId, b: ValueId, out: ValueId) {
+        let (kernels, width) = (self.kernels, self.buffers.width(a));
+        let b_width = self.buffers.width(b);
+        let mut taken = self.buffers.take(out);
+        let (source, b) = (self.buffers.source(a, out), self.buffers.get(b));
+        let (pool, workers) = (&self.pool, &mut self.workers);
+        share_rows(pool, workers, source, taken.rows(), width, |row, a| {
+            let b = &b[row * b_width..(row + 1) * b_width];
+            if b_width == width {
+                return kernels.mul(a, b);
+            }
+            let groups = a.chunks_exact_mut(width / b_width).zip(b);
+            groups.for_each(|(group, &factor)| kernels.scale(group, factor));
+        });
         self.buffers.put(taken);
     }
 
@@ -671,7 +710,7 @@ pub(super) fn activations<'a>(
 }
 
 /// Calls `f` with each row of `out`, filled from `source` where given.
-fn share_rows(
+pub(super) fn share_rows(
     pool: &Pool,
     workers: &mut [Worker],
     source: Option<&[f32]>,
@@ -732,6 +771,7 @@ impl Session for CpuSession {
         self.buffers.n_tokens = batch.tokens.len();
         self.buffers.n_outputs = batch.outputs.len();
         self.attention.prepare(batch, self.config.block_size);
+        self.states.begin(batch)?;
         let steps = self.steps.clone();
         steps.iter().try_for_each(|step| self.step(step, batch))
     }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::math::{normal_distribution, sigmoid, tanh};
+use super::math::{exp, normal_distribution, sigmoid, tanh};
 use super::slices::{map, map2};
 use crate::ops::activation::{Activation, GELU_CUBIC, SQRT_2_OVER_PI};
 
@@ -17,6 +17,9 @@ pub(crate) fn activate(f: Activation, x: &mut [f32]) {
         Activation::ReluSquared => map(x, |x| _mm256_mul_ps(relu(x), relu(x))),
         Activation::Sigmoid => map(x, |x| sigmoid(x)),
         Activation::Tanh => map(x, |x| tanh(x)),
+        Activation::Exp => map(x, |x| exp(x)),
+        // Only a few numbers a token go through it.
+        Activation::Softplus => x.iter_mut().for_each(|x| *x = f.apply(*x)),
     }
 }
 

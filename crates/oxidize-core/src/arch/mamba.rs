@@ -1,0 +1,173 @@
+//! Mamba, and the hybrids of it and attention.
+
+use super::names::*;
+use super::{
+    ActivationRule, Arch, BASE, MOE, MoeSpec, RECURRENT, RecurrentKind, RecurrentLayers,
+    RecurrentSpec, RopeLayers,
+};
+use crate::graph::{Activation, Gating};
+
+const MAMBA_1: RecurrentSpec = RecurrentSpec {
+    kind: RecurrentKind::Mamba,
+    ..RECURRENT
+};
+
+const HF_NAMES: &[(TensorRole, &str)] = &[
+    (TOKEN_EMBEDDING, "backbone.embeddings"),
+    (OUTPUT_NORM, "backbone.norm_f"),
+    (ATTN_NORM, "backbone.layers.{}.norm"),
+    (SSM_IN, "backbone.layers.{}.mixer.in_proj"),
+    (SSM_CONV, "backbone.layers.{}.mixer.conv1d"),
+    (SSM_X, "backbone.layers.{}.mixer.x_proj"),
+    (SSM_DT, "backbone.layers.{}.mixer.dt_proj"),
+    (SSM_DT_BIAS, "backbone.layers.{}.mixer.dt_bias"),
+    (SSM_A, "backbone.layers.{}.mixer.A_log"),
+    (SSM_D, "backbone.layers.{}.mixer.D"),
+    (SSM_NORM, "backbone.layers.{}.mixer.norm"),
+    (SSM_OUT, "backbone.layers.{}.mixer.out_proj"),
+    // Nemotron's other layers.
+    (ATTN_Q, "backbone.layers.{}.mixer.q_proj"),
+    (ATTN_K, "backbone.layers.{}.mixer.k_proj"),
+    (ATTN_V, "backbone.layers.{}.mixer.v_proj"),
+    (ATTN_OUTPUT, "backbone.layers.{}.mixer.o_proj"),
+    (FFN_NORM, "backbone.layers.{}.norm"),
+    (FFN_UP, "backbone.layers.{}.mixer.up_proj"),
+    (FFN_DOWN, "backbone.layers.{}.mixer.down_proj"),
+    (FFN_ROUTER, "backbone.layers.{}.mixer.gate"),
+    (
+        FFN_SELECTION_BIAS,
+        "backbone.layers.{}.mixer.gate.e_score_correction_bias",
+    ),
+    (
+        FFN_UP_EXPERTS,
+        "backbone.layers.{}.mixer.experts.{e}.up_proj",
+    ),
+    (
+        FFN_DOWN_EXPERTS,
+        "backbone.layers.{}.mixer.experts.{e}.down_proj",
+    ),
+    (
+        FFN_UP_SHARED,
+        "backbone.layers.{}.mixer.shared_experts.up_proj",
+    ),
+    (
+        FFN_DOWN_SHARED,
+        "backbone.layers.{}.mixer.shared_experts.down_proj",
+    ),
+];
+
+/// The first Mamba.
+pub(super) static MAMBA: Arch = Arch {
+    name: "mamba",
+    hf_classes: &["MambaForCausalLM"],
+    recurrent: Some(RecurrentSpec {
+        layers: RecurrentLayers::Alone,
+        ..MAMBA_1
+    }),
+    hf_names: HF_NAMES,
+    ..BASE
+};
+
+/// Falcon's Mamba: norms inside the mixer, without weights.
+pub(super) static FALCON_MAMBA: Arch = Arch {
+    name: "mamba",
+    hf_classes: &["FalconMambaForCausalLM"],
+    recurrent: Some(RecurrentSpec {
+        layers: RecurrentLayers::Alone,
+        inner_norms: true,
+        ..MAMBA_1
+    }),
+    hf_names: HF_NAMES,
+    ..BASE
+};
+
+/// Mamba 2.
+pub(super) static MAMBA2: Arch = Arch {
+    name: "mamba2",
+    hf_classes: &["Mamba2ForCausalLM"],
+    recurrent: Some(RecurrentSpec {
+        layers: RecurrentLayers::Alone,
+        ..RECURRENT
+    }),
+    hf_names: HF_NAMES,
+    ..BASE
+};
+
+/// The names of those that put a feed-forward layer behind the mixer.
+pub(super) const FEED_FORWARD_NAMES: &[(TensorRole, &str)] = &[
+    (OUTPUT_NORM, "model.final_layernorm"),
+    (FFN_NORM, "model.layers.{}.pre_ff_layernorm"),
+    (FFN_GATE, "model.layers.{}.feed_forward.gate_proj"),
+    (FFN_UP, "model.layers.{}.feed_forward.up_proj"),
+    (FFN_DOWN, "model.layers.{}.feed_forward.down_proj"),
+    (FFN_ROUTER, "model.layers.{}.feed_forward.router"),
+    (
+        FFN_GATE_EXPERTS,
+        "model.layers.{}.feed_forward.experts.{e}.gate_proj",
+    ),
+    (
+        FFN_UP_EXPERTS,
+        "model.layers.{}.feed_forward.experts.{e}.up_proj",
+    ),
+    (
+        FFN_DOWN_EXPERTS,
+        "model.layers.{}.feed_forward.experts.{e}.down_proj",
+    ),
+];
+
+/// Falcon-H1: attention and Mamba 2 side by side, with factors on everything.
+pub(super) static FALCON_H1: Arch = Arch {
+    name: "falcon-h1",
+    hf_classes: &["FalconH1ForCausalLM"],
+    recurrent: Some(RecurrentSpec {
+        layers: RecurrentLayers::Beside,
+        hf_norm_groups: true,
+        ..RECURRENT
+    }),
+    hf_names: FEED_FORWARD_NAMES,
+    ..BASE
+};
+
+/// Jamba: the first Mamba with norms inside, attention in some layers, experts in others.
+pub(super) static JAMBA: Arch = Arch {
+    name: "jamba",
+    hf_classes: &["JambaForCausalLM"],
+    recurrent: Some(MAMBA_1),
+    rope_layers: RopeLayers::None,
+    moe: MoeSpec {
+        renormalize: false,
+        ..MOE
+    },
+    hf_names: FEED_FORWARD_NAMES,
+    ..BASE
+};
+
+const NEMOTRON: Arch = Arch {
+    recurrent: Some(RecurrentSpec {
+        layers: RecurrentLayers::Alone,
+        hf_norm_groups: true,
+        ..RECURRENT
+    }),
+    rope_layers: RopeLayers::None,
+    activation: ActivationRule::Always(Activation::ReluSquared),
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    gguf_names: &[(FFN_NORM, "blk.{}.attn_norm")],
+    hf_names: HF_NAMES,
+    ..BASE
+};
+
+/// Nemotron-H: each layer is Mamba 2, attention or a feed-forward layer.
+pub(super) static NEMOTRON_H: Arch = Arch {
+    name: "nemotron_h",
+    hf_classes: &["NemotronHForCausalLM"],
+    ..NEMOTRON
+};
+
+/// Nemotron-H with experts; a `config.json` gives it the same class.
+pub(super) static NEMOTRON_H_MOE: Arch = Arch {
+    name: "nemotron_h_moe",
+    ..NEMOTRON
+};

@@ -1,0 +1,120 @@
+//! Whose recurrent state is where: the part of it that all backends share.
+
+use super::{BackendError, Batch};
+use std::ops::Range;
+
+/// The slots of a session, and the position at which each of them goes on.
+pub(super) struct StateSlots {
+    next: Vec<u32>,
+    runs: Vec<StateRun>,
+}
+
+/// The tokens of a batch that belong to one slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StateRun {
+    /// The slot.
+    pub(super) slot: usize,
+    /// Its tokens.
+    pub(super) tokens: Range<usize>,
+    /// Whether they are the first of their sequence.
+    pub(super) fresh: bool,
+}
+
+impl StateSlots {
+    pub(super) fn new(n_slots: usize) -> StateSlots {
+        StateSlots {
+            next: vec![0; n_slots],
+            runs: Vec::new(),
+        }
+    }
+
+    /// Takes note of a batch, whose sequences must go on where their slots stand.
+    pub(super) fn begin(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        self.runs.clear();
+        let mut at = 0;
+        for sequence in batch.sequences.iter().filter(|s| s.n_tokens > 0) {
+            let tokens = at..at + sequence.n_tokens;
+            at = tokens.end;
+            let slot = sequence.slot as usize;
+            if slot >= self.next.len() {
+                return Err(BackendError::BatchTooLarge {
+                    what: "slots of recurrent state",
+                    asked: slot + 1,
+                    limit: self.next.len(),
+                });
+            }
+            let malformed =
+                |what: &str| Err(BackendError::Malformed(format!("slot {slot}: {what}")));
+            let Some(positions) = batch.positions.get(tokens.clone()) else {
+                return malformed("more tokens than positions");
+            };
+            if !positions.windows(2).all(|pair| pair[0] + 1 == pair[1]) {
+                return malformed("positions do not follow each other");
+            }
+            if self.runs.iter().any(|run| run.slot == slot) {
+                return malformed("two sequences at once");
+            }
+            let fresh = positions[0] == 0;
+            if !fresh && positions[0] != self.next[slot] {
+                return malformed(&format!(
+                    "position {} where {} comes next",
+                    positions[0], self.next[slot]
+                ));
+            }
+            self.runs.push(StateRun {
+                slot,
+                tokens,
+                fresh,
+            });
+        }
+        for run in &self.runs {
+            self.next[run.slot] = batch.positions[run.tokens.end - 1] + 1;
+        }
+        Ok(())
+    }
+
+    /// The tokens of each slot of the batch, in order.
+    pub(super) fn runs(&self) -> &[StateRun] {
+        &self.runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::SeqSlice;
+
+    fn begin(slots: &mut StateSlots, parts: &[(u32, Range<u32>)]) -> Result<(), BackendError> {
+        let positions: Vec<u32> = parts.iter().flat_map(|(_, range)| range.clone()).collect();
+        let sequences: Vec<SeqSlice<'_>> = parts
+            .iter()
+            .map(|(slot, range)| SeqSlice {
+                n_tokens: range.len(),
+                blocks: &[],
+                slot: *slot,
+            })
+            .collect();
+        slots.begin(&Batch {
+            tokens: &vec![0; positions.len()],
+            positions: &positions,
+            sequences: &sequences,
+            outputs: &[],
+        })
+    }
+
+    #[test]
+    fn a_sequence_goes_on_where_it_stopped() {
+        let mut slots = StateSlots::new(2);
+        begin(&mut slots, &[(1, 0..3), (0, 0..1)]).unwrap();
+        assert_eq!(slots.runs()[0].tokens, 0..3);
+        assert!(slots.runs()[1].fresh && slots.runs()[1].slot == 0);
+        begin(&mut slots, &[(1, 3..4)]).unwrap();
+        assert!(!slots.runs()[0].fresh);
+        // Anew in the same slot.
+        begin(&mut slots, &[(1, 0..2)]).unwrap();
+        assert!(begin(&mut slots, &[(1, 3..5)]).is_err());
+        assert!(begin(&mut slots, &[(2, 0..1)]).is_err());
+        assert!(begin(&mut slots, &[(0, 1..2), (0, 2..3)]).is_err());
+        begin(&mut slots, &[(1, 2..5)]).unwrap();
+    }
+}
