@@ -89,7 +89,7 @@ impl Embedder {
         let max_tokens = config.max_batch_tokens.max(1);
         let room = SessionConfig::for_context(n_ctx.max(max_tokens));
         // Recurrent state takes room for each text of a batch, whether it is there or not.
-        let max_sequences = match model.plan().states.is_empty() {
+        let state_slots = match model.plan().states.is_empty() {
             true => max_tokens,
             false => max_tokens.min(MAX_RECURRENT),
         };
@@ -98,7 +98,7 @@ impl Embedder {
             n_blocks: room.n_blocks.max(max_tokens),
             max_tokens,
             max_outputs: max_tokens,
-            max_sequences,
+            state_slots,
             n_threads: config.n_threads,
             ..room
         };
@@ -122,7 +122,7 @@ impl Embedder {
             .iter()
             .map(|tokens| Pool::new(self.pooling, tokens.len()))
             .collect();
-        for step in steps(texts, self.config.max_tokens, self.config.max_sequences) {
+        for step in steps(texts, self.config.max_tokens, self.config.state_slots) {
             self.run(texts, &step, &mut pools)?;
         }
         Ok(pools

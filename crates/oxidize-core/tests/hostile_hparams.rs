@@ -69,9 +69,10 @@ impl Tally {
 fn run(model: &Model) -> std::result::Result<(), String> {
     let config = SessionConfig {
         n_blocks: 2,
-        block_size: 8,
+        block_size: 2,
         max_tokens: 4,
         max_outputs: 1,
+        state_slots: 1,
         max_context: 16,
         key_type: KvType::F32,
         value_type: KvType::F32,
@@ -86,7 +87,7 @@ fn run(model: &Model) -> std::result::Result<(), String> {
     }];
     let batch = Batch {
         tokens: &[1, 2, 3, 4],
-        positions: &[7, 8, 9, 10],
+        positions: &[0, 1, 2, 3],
         sequences: &sequences,
         outputs: &[3],
     };

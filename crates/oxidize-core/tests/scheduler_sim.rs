@@ -44,6 +44,10 @@ fn mix(a: u64, b: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+fn is_recurrent(config: &SchedulerConfig) -> bool {
+    matches!(config.reuse, PrefixReuse::Recurrent { .. })
+}
+
 /// What must be true of a sequence, kept from its tokens alone.
 #[derive(Clone)]
 struct Truth {
@@ -106,6 +110,7 @@ struct Seen {
     cache_hits: usize,
     preemptions: usize,
     copies: usize,
+    state_copies: usize,
     accepted: usize,
     abandoned: usize,
     stops: usize,
@@ -127,7 +132,9 @@ impl Sim {
             context_length: 2 + rng.below(70),
             reuse: match rng.below(8) {
                 0 => PrefixReuse::None,
-                1 => PrefixReuse::Recurrent,
+                1 | 2 => PrefixReuse::Recurrent {
+                    checkpoints: rng.below(6) as u32,
+                },
                 _ => PrefixReuse::Blocks,
             },
             steps_per_priority: rng.below(40) as u32,
@@ -140,7 +147,7 @@ impl Sim {
         Self {
             scheduler: Scheduler::new(config.clone()).unwrap(),
             shadow: vec![vec![0; config.block_size]; config.n_blocks as usize],
-            states: vec![0; config.max_sequences],
+            states: vec![0; config.max_sequences + 6],
             config,
             truth: BTreeMap::new(),
             disturbed: BTreeSet::new(),
@@ -212,7 +219,7 @@ impl Sim {
                     max_tokens: (tokens.len() + max_new_tokens).min(self.config.capacity()),
                     logits,
                     computed: 0,
-                    is_alone: self.config.reuse != PrefixReuse::Blocks,
+                    is_alone: self.config.reuse == PrefixReuse::None,
                     decoding: false,
                     scored: 0,
                 };
@@ -278,7 +285,7 @@ impl Sim {
                 assert!(self.scheduler.truncate(id, n_tokens));
                 truth.truncate(n_tokens);
                 truth.is_alone = false;
-                if self.config.reuse == PrefixReuse::Recurrent {
+                if is_recurrent(&self.config) {
                     truth.computed = 0;
                 }
                 self.disturbed.insert(id);
@@ -397,6 +404,10 @@ impl Sim {
         for &(from, to) in &step.copies {
             self.shadow[to.index()] = self.shadow[from.index()].clone();
         }
+        for &(from, to) in &step.state_copies {
+            self.states[to as usize] = self.states[from as usize];
+        }
+        self.seen.state_copies += step.state_copies.len();
         // Everyone reads before anyone writes: what one sequence writes, no other may need.
         for part in step.sequences.iter().filter(|part| self.expects(part)) {
             let truth = &self.truth[&part.id];
@@ -414,7 +425,7 @@ impl Sim {
         for part in &step.sequences {
             let table = step.blocks_of(part);
             let mut hash = match part.start.checked_sub(1) {
-                Some(_) if self.config.reuse == PrefixReuse::Recurrent => {
+                Some(_) if is_recurrent(&self.config) => {
                     let state = self.states[part.slot as usize];
                     let expected = self.expects(part).then(|| &self.truth[&part.id].hashes);
                     assert!(expected.is_none_or(|hashes| hashes[part.start] == state));
@@ -480,7 +491,7 @@ impl Sim {
                 Event::CacheHit { id, tokens } => {
                     self.seen.cache_hits += 1;
                     assert!(tokens > 0 && tokens < self.truth[&id].n_prompt.max(tokens + 1));
-                    assert_eq!(self.config.reuse, PrefixReuse::Blocks);
+                    assert_ne!(self.config.reuse, PrefixReuse::None);
                 }
                 _ => {}
             }
@@ -513,7 +524,10 @@ impl Sim {
         let truth = self.truth.get_mut(&part.id).unwrap();
         // Each position once. That those before `start` are right was checked when it ran.
         assert!(
-            part.start == truth.computed || part.start > truth.computed && !truth.is_alone,
+            part.start == truth.computed
+                || part.start > truth.computed && !truth.is_alone
+                // State goes back as far as there is a copy; that it is right was checked too.
+                || is_recurrent(&self.config),
             "{:?} starts at {} where {} is computed",
             part.id,
             part.start,
@@ -529,7 +543,9 @@ impl Sim {
                 .collect()
         });
         truth.computed += new.len().saturating_sub(1);
-        truth.decoding = !new.is_empty();
+        // Of a draft that was rejected in part, state has to compute the rest again.
+        let again = is_recurrent(&self.config) && new.len() <= part.n_draft;
+        truth.decoding = !new.is_empty() && !again;
         new.iter().for_each(|&token| truth.push(token));
         let told = events.iter().filter_map(|event| match *event {
             Event::Token { id, token } if id == part.id => Some(token),
@@ -556,7 +572,7 @@ impl Sim {
                 assert_eq!(self.scheduler.tokens(part.id), Some(&*truth.tokens));
                 // Logits that nobody sampled from are computed again.
                 if truth.computed == truth.tokens.len() {
-                    let rewinds = self.config.reuse != PrefixReuse::Recurrent;
+                    let rewinds = !is_recurrent(&self.config);
                     truth.computed = if rewinds { truth.computed - 1 } else { 0 };
                 }
                 return;
@@ -646,6 +662,7 @@ impl Seen {
         self.cache_hits += other.cache_hits;
         self.preemptions += other.preemptions;
         self.copies += other.copies;
+        self.state_copies += other.state_copies;
         self.accepted += other.accepted;
         self.abandoned += other.abandoned;
         self.stops += other.stops;
@@ -660,6 +677,7 @@ impl Seen {
             cache_hits,
             preemptions,
             copies,
+            state_copies,
             accepted,
             abandoned,
             ..
@@ -675,6 +693,7 @@ impl Seen {
             cache_hits,
             preemptions,
             copies,
+            state_copies,
             accepted,
             abandoned,
             stops,

@@ -53,6 +53,14 @@ pub trait Session: Send {
     /// Copies whole blocks of the cache, in order.
     fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError>;
 
+    /// Copies recurrent states from slot to slot, in order.
+    fn copy_states(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError> {
+        match moves {
+            [] => Ok(()),
+            _ => Err(BackendError::Malformed("no recurrent state to copy".into())),
+        }
+    }
+
     /// Bytes that [`Session::read_block`] writes.
     fn block_bytes(&self) -> usize;
 
@@ -99,8 +107,8 @@ pub struct SessionConfig {
     pub max_tokens: usize,
     /// Most outputs in a batch.
     pub max_outputs: usize,
-    /// Sequences whose recurrent state is kept.
-    pub max_sequences: usize,
+    /// Places for recurrent states: those of running sequences, and copies to go back to.
+    pub state_slots: usize,
     /// Most tokens in a sequence: some models turn their keys slower in longer contexts.
     pub max_context: usize,
     /// How keys are kept.
@@ -120,7 +128,7 @@ impl SessionConfig {
             block_size,
             max_tokens: 512,
             max_outputs: 1,
-            max_sequences: 1,
+            state_slots: 1,
             max_context: n_ctx,
             key_type: KvType::F16,
             value_type: KvType::F16,

@@ -54,7 +54,7 @@ impl Backend for Reference {
             config: config.clone(),
             caches,
             states: recurrent::states(plan, config),
-            slots: StateSlots::new(config.max_sequences),
+            slots: StateSlots::new(config.state_slots),
             values,
         }))
     }
@@ -115,6 +115,16 @@ impl Session for ReferenceSession {
         self.value(result)
             .get(index * width..(index + 1) * width)
             .ok_or_else(|| malformed("no such output"))
+    }
+
+    fn copy_states(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError> {
+        for &(from, to) in moves {
+            let (from, to) = self.slots.copy(from, to)?;
+            self.states
+                .iter_mut()
+                .for_each(|state| state.copy(from, to));
+        }
+        Ok(())
     }
 
     fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError> {

@@ -73,6 +73,23 @@ impl StateSlots {
         Ok(())
     }
 
+    /// Takes note that one slot's state was copied to another; whoever has states copies them.
+    pub(super) fn copy(&mut self, from: u32, to: u32) -> Result<(usize, usize), BackendError> {
+        let (from, to) = (from as usize, to as usize);
+        let asked = from.max(to) + 1;
+        match self.next.get(from).copied().zip(self.next.get_mut(to)) {
+            Some((position, next)) => *next = position,
+            None => {
+                return Err(BackendError::BatchTooLarge {
+                    what: "slots of recurrent state",
+                    asked,
+                    limit: self.next.len(),
+                });
+            }
+        }
+        Ok((from, to))
+    }
+
     /// The tokens of each slot of the batch, in order.
     pub(super) fn runs(&self) -> &[StateRun] {
         &self.runs
@@ -116,5 +133,16 @@ mod tests {
         assert!(begin(&mut slots, &[(2, 0..1)]).is_err());
         assert!(begin(&mut slots, &[(0, 1..2), (0, 2..3)]).is_err());
         begin(&mut slots, &[(1, 2..5)]).unwrap();
+    }
+
+    #[test]
+    fn a_copy_goes_on_from_the_same_position() {
+        let mut slots = StateSlots::new(3);
+        begin(&mut slots, &[(0, 0..4)]).unwrap();
+        assert_eq!(slots.copy(0, 2).unwrap(), (0, 2));
+        begin(&mut slots, &[(0, 4..6), (2, 4..5)]).unwrap();
+        slots.copy(2, 0).unwrap();
+        begin(&mut slots, &[(0, 5..6)]).unwrap();
+        assert!(slots.copy(0, 3).is_err() && slots.copy(3, 0).is_err());
     }
 }

@@ -73,6 +73,12 @@ impl EngineConfig {
         self.n_ctx.unwrap_or(trained.min(DEFAULT_CONTEXT))
     }
 
+    /// Copies of recurrent state that are kept for requests that begin as another did: one of the
+    /// prompt and one of the answer for each that runs.
+    fn checkpoints(&self) -> usize {
+        2 * self.max_sequences
+    }
+
     /// The session that these settings ask for.
     pub fn session(&self, model: &Model) -> SessionConfig {
         let cache_tokens = self.cache_tokens.unwrap_or_else(|| self.context(model));
@@ -81,7 +87,10 @@ impl EngineConfig {
             block_size: BLOCK_SIZE,
             max_tokens: self.max_batch_tokens,
             max_outputs: self.max_sequences.min(self.max_batch_tokens),
-            max_sequences: self.max_sequences,
+            state_slots: match model.plan().states.is_empty() {
+                true => 0,
+                false => self.max_sequences + self.checkpoints(),
+            },
             max_context: self.context(model),
             key_type: self.key_type,
             value_type: self.value_type,
@@ -118,7 +127,9 @@ impl Engine {
             context_length: config.context(&model),
             reuse: match model.plan().states.is_empty() {
                 true => PrefixReuse::Blocks,
-                false => PrefixReuse::Recurrent,
+                false => PrefixReuse::Recurrent {
+                    checkpoints: u32::try_from(config.checkpoints()).unwrap_or(u32::MAX),
+                },
             },
             steps_per_priority: 64,
         })

@@ -172,6 +172,7 @@ impl Worker {
 
     fn compute(&mut self, step: &Step) -> Result<()> {
         self.session.copy_blocks(&step.copies)?;
+        self.session.copy_states(&step.state_copies)?;
         let sequences: Vec<SeqSlice<'_>> = step
             .sequences
             .iter()

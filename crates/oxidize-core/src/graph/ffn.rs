@@ -2,13 +2,15 @@
 
 use super::decoder::Block;
 use super::{Op, ValueId, Xielu};
-use crate::arch::ActivationRule;
 use crate::arch::names::*;
+use crate::arch::{ActivationRule, RecurrentLayers, RecurrentSpec};
 use crate::error::Result;
 
 impl Block<'_, '_> {
     pub(super) fn has_feed_forward(&self) -> bool {
-        self.params().n_ff > 0 || self.has_experts() || !self.arch.pruned
+        let alone = |spec: RecurrentSpec| spec.layers == RecurrentLayers::Alone;
+        let may_lack = self.arch.pruned || self.arch.recurrent.is_some_and(alone);
+        self.params().n_ff > 0 || self.has_experts() || !may_lack
     }
 
     /// What the feed-forward layer makes of its normalised input `h`, with the norm that may

@@ -1,11 +1,14 @@
 //! Accounting of the paged KV cache: which block belongs to whom, and which content can be found
 //! again. The bytes of a block live in the backend's session; only a [`BlockId`] crosses. The
-//! scheduler is the one user; `pool` counts references and `prefix` remembers contents.
+//! scheduler is the one user; `pool` counts references, `prefix` remembers contents, and `checkpoint`
+//! knows at the end of which blocks there is a copy of recurrent state.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+mod checkpoint;
 mod pool;
 mod prefix;
 
+pub use checkpoint::Checkpoints;
 pub use pool::{Allocated, BlockPool};
 pub use prefix::{BlockKey, PrefixCache};
 
@@ -29,14 +32,23 @@ impl BlockId {
 pub struct KvBlocks {
     pool: BlockPool,
     prefix: PrefixCache,
+    checkpoints: Checkpoints,
+    n_checkpoints: u32,
 }
 
 impl KvBlocks {
     /// Books for `n_blocks` blocks, all free.
     pub fn new(n_blocks: u32) -> Self {
+        Self::with_checkpoints(n_blocks, 0)
+    }
+
+    /// The same, with places for so many copies of recurrent state.
+    pub fn with_checkpoints(n_blocks: u32, n_checkpoints: u32) -> Self {
         Self {
             pool: BlockPool::new(n_blocks),
             prefix: PrefixCache::new(n_blocks),
+            checkpoints: Checkpoints::new(n_checkpoints),
+            n_checkpoints,
         }
     }
 
@@ -45,7 +57,7 @@ impl KvBlocks {
     pub fn allocate(&mut self) -> Option<BlockId> {
         let Allocated { block, evicted } = self.pool.allocate()?;
         if evicted {
-            self.prefix.remove(block);
+            self.forget(block);
         }
         Some(block)
     }
@@ -84,7 +96,7 @@ impl KvBlocks {
                 return Some(block);
             }
             if self.prefix.children(block) == 0 {
-                self.prefix.remove(block);
+                self.forget(block);
                 return Some(block);
             }
         }
@@ -139,8 +151,23 @@ impl KvBlocks {
     /// Forgets every content that nobody uses. Cached blocks become free.
     pub fn clear_cached(&mut self) {
         for block in self.pool.free_cached() {
-            self.prefix.remove(block);
+            self.forget(block);
         }
+    }
+
+    fn forget(&mut self, block: BlockId) {
+        self.prefix.remove(block);
+        self.checkpoints.forget(block);
+    }
+
+    /// The copies of recurrent state. One is kept only for a block whose content is known.
+    pub fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
+    /// The same, to change.
+    pub fn checkpoints_mut(&mut self) -> &mut Checkpoints {
+        &mut self.checkpoints
     }
 
     /// How many sequences refer to a block.
@@ -178,6 +205,11 @@ impl KvBlocks {
     pub fn check_integrity(&self, references: &[u32]) -> Result<(), String> {
         self.pool.check_integrity(references)?;
         self.prefix.check_integrity()?;
+        self.checkpoints.check_integrity(self.n_checkpoints)?;
+        let mut checkpoints = self.checkpoints.blocks();
+        if let Some(block) = checkpoints.find(|&block| !self.prefix.contains(block)) {
+            return Err(format!("{block:?} has a checkpoint, but is not known"));
+        }
         for (block, parent) in self.prefix.edges() {
             let cached = self.pool.cached_since(block);
             if self.pool.references(block) == 0 && cached.is_none() {

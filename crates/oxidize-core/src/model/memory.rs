@@ -31,7 +31,7 @@ impl MemoryPlan {
         let states = plan
             .states
             .iter()
-            .map(|state| 4 * config.max_sequences as u64 * state.n_heads as u64 * state.len as u64);
+            .map(|state| 4 * config.state_slots as u64 * state.n_heads as u64 * state.len as u64);
         // The widest layer's values live together; nothing of another layer does.
         let widest = plan.layers.iter().map(|ops| {
             plan.ops[ops.clone()]

@@ -33,9 +33,19 @@ impl Scheduler {
             return;
         }
         self.in_flight = None;
+        // State may have been overwritten, or not copied to where it is looked for.
+        let recurrent = self.config.is_recurrent();
+        self.state_copies.clear();
+        for &(_, to) in &step.state_copies {
+            if let Some(place) = to.checked_sub(self.config.n_slots()) {
+                self.kv.checkpoints_mut().forget_place(place);
+            }
+        }
         // A copy that was not made may be shared by now: a fork does not wait for a step.
         let uncertain = |seq: &&Sequence| {
-            seq.planned > 0 || step.copies.iter().any(|(_, to)| seq.blocks.contains(to))
+            recurrent
+                || seq.planned > 0
+                || step.copies.iter().any(|(_, to)| seq.blocks.contains(to))
         };
         let ids: Vec<SeqId> = self
             .running_from_last()
@@ -61,7 +71,7 @@ impl Scheduler {
         seq.computed += planned - draft.len();
         seq.reached = seq.reached.max(seq.computed);
 
-        let mut finished = None;
+        let (mut finished, mut n_accepted) = (None, 0);
         if seq.n_pending() == 0 {
             if !std::mem::replace(&mut seq.prompt_done, true) && seq.cached > 0 {
                 self.events.push(Event::CacheHit {
@@ -72,6 +82,7 @@ impl Scheduler {
             }
             if let Some(sampled) = sampled.filter(|_| seq.tokens.len() < seq.max_tokens) {
                 let accepted = draft.iter().take(sampled.accepted);
+                n_accepted = accepted.len();
                 seq.computed += accepted.len();
                 for &token in accepted.chain([&sampled.token]) {
                     seq.tokens.push(token);
@@ -85,14 +96,30 @@ impl Scheduler {
             }
         }
 
+        // State that has seen a rejected draft goes back to before it; what was accepted of it is
+        // computed again, with the next token.
+        if let Some(place) = seq.rollback.take() {
+            self.kv.checkpoints_mut().give_back(place);
+            if let Some(slot) = seq.slot.filter(|_| n_accepted < draft.len()) {
+                seq.computed = was_computed;
+                let from = self.config.checkpoint_slot(place);
+                self.state_copies.push((from, slot));
+            }
+        }
+
         // What was computed of rejected drafts, and logits that nobody sampled from, are dropped.
         let known = if finished.is_some() {
             seq.tokens.len()
         } else {
             seq.tokens.len() - 1
         };
-        seq.rewind(&self.config, &mut self.kv, known.min(seq.computed));
+        let restored = seq.rewind(&self.config, &mut self.kv, known.min(seq.computed));
+        if let Some((place, slot)) = restored.zip(seq.slot) {
+            let from = self.config.checkpoint_slot(place);
+            self.state_copies.push((from, slot));
+        }
         self.publish(id, was_computed);
+        self.keep_state(id);
         if let Some(reason) = finished {
             self.remove(id);
             self.stats.finished += 1;
@@ -100,9 +127,39 @@ impl Scheduler {
         }
     }
 
+    /// Has the next step copy the recurrent state of a sequence that stands at the end of a block.
+    fn keep_state(&mut self, id: SeqId) {
+        let block_size = self.config.block_size;
+        let Some(seq) = self.sequences.get(&id) else {
+            return;
+        };
+        let n_full = seq.computed / block_size;
+        let Some(&block) = n_full.checked_sub(1).and_then(|last| seq.blocks.get(last)) else {
+            return;
+        };
+        if self.config.n_checkpoints() == 0 || !seq.computed.is_multiple_of(block_size) {
+            return;
+        }
+        // In the middle of a prompt only while there is room.
+        let ends_prompt = seq.computed >= self.last_boundary(seq);
+        let evict = ends_prompt || seq.computed == seq.branch;
+        // While tokens are generated, only the last copy is of use.
+        let before = n_full.checked_sub(2).and_then(|last| seq.blocks.get(last));
+        let passed = before.filter(|_| seq.computed - block_size > seq.n_prompt);
+        if let Some(&passed) = passed {
+            self.kv.checkpoints_mut().forget(passed);
+        }
+        if let Some(slot) = seq.slot
+            && let Some(place) = self.kv.checkpoints_mut().keep(block, evict)
+        {
+            let to = self.config.checkpoint_slot(place);
+            self.state_copies.push((slot, to));
+        }
+    }
+
     /// Makes the blocks findable that were filled since `was_computed` positions were.
     fn publish(&mut self, id: SeqId, was_computed: usize) {
-        if self.config.reuse != PrefixReuse::Blocks {
+        if self.config.reuse == PrefixReuse::None {
             return;
         }
         let block_size = self.config.block_size;

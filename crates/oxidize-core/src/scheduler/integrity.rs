@@ -85,7 +85,7 @@ impl Scheduler {
             if known.is_some_and(|known| known != tokens) {
                 return Err(format!("{block:?} is known to hold other tokens"));
             }
-            if known.is_none() && self.config.reuse == PrefixReuse::Blocks {
+            if known.is_none() && self.config.reuse != PrefixReuse::None {
                 return Err(format!("{block:?} is full, but not known"));
             }
         }

@@ -67,6 +67,8 @@ pub struct Scheduler {
     free_slots: BTreeSet<u32>,
     /// The number of the step that was planned and not committed yet.
     in_flight: Option<u64>,
+    /// Recurrent states that the next step copies first.
+    state_copies: Vec<(u32, u32)>,
     /// What happened outside of `commit` and is reported by the next one.
     events: Vec<Event>,
     /// A committed step whose buffers the next one reuses.
@@ -81,12 +83,13 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
-            kv: KvBlocks::new(config.n_blocks),
+            kv: KvBlocks::with_checkpoints(config.n_blocks, config.n_checkpoints()),
             sequences: BTreeMap::new(),
             waiting: BTreeSet::new(),
             running: Vec::new(),
             free_slots: (0..config.n_slots()).collect(),
             in_flight: None,
+            state_copies: Vec::new(),
             events: Vec::new(),
             spare: Step::default(),
             n_steps: 0,
@@ -114,8 +117,8 @@ impl Scheduler {
 
     /// A second sequence `id` that goes on from where `parent` stands, sharing its blocks: several
     /// completions of one prompt. With [`truncate`](Self::truncate) it goes on from an earlier
-    /// token. Where no slot is free, or recurrent state stands in the way, it queues and finds in
-    /// the prefix cache what it can.
+    /// token. Where no slot is free, or a step in flight is changing the parent's recurrent state,
+    /// it queues and finds in the prefix cache what it can.
     pub fn fork(&mut self, parent: SeqId, id: SeqId) -> Result<(), SubmitError> {
         self.check_id(id)?;
         let original = self
@@ -123,8 +126,9 @@ impl Scheduler {
             .get(&parent)
             .ok_or(SubmitError::UnknownParent(parent))?;
         let mut child = original.child(id);
-        let shares = original.slot.is_some() && self.config.reuse != PrefixReuse::Recurrent;
-        let Some(slot) = self.free_slots.first().copied().filter(|_| shares) else {
+        let shares = !self.config.is_recurrent() || original.planned == 0;
+        let parent_slot = original.slot.filter(|_| shares);
+        let Some((slot, parent_slot)) = self.free_slots.first().copied().zip(parent_slot) else {
             self.check_queue()?;
             child.rank = self.next_rank(child.priority);
             self.enqueue(child);
@@ -139,6 +143,9 @@ impl Scheduler {
         child.rank = self.next_rank(child.priority);
         child.blocks.iter().for_each(|&block| self.kv.retain(block));
         self.free_slots.remove(&slot);
+        if self.config.is_recurrent() {
+            self.state_copies.push((parent_slot, slot));
+        }
         self.sequences.insert(id, child);
         self.run(id);
         self.events.push(Event::Started { id });
@@ -149,7 +156,8 @@ impl Scheduler {
     /// As many of them are fed as budget and blocks allow, with logits for each. `false` when the
     /// sequence is not decoding or its state could not be rolled back.
     pub fn draft(&mut self, id: SeqId, tokens: &[u32]) -> bool {
-        let can_rewind = self.config.reuse != PrefixReuse::Recurrent && self.in_flight.is_none();
+        let can_rewind = !self.config.is_recurrent() || self.config.n_checkpoints() > 0;
+        let can_rewind = can_rewind && self.in_flight.is_none();
         match self.sequences.get_mut(&id) {
             Some(seq) if can_rewind && seq.slot.is_some() && seq.n_pending() == 1 => {
                 seq.draft.clear();
@@ -174,7 +182,11 @@ impl Scheduler {
         seq.draft.clear();
         seq.reached = seq.reached.min(n_tokens - 1);
         // The last token is computed again: its logits are needed.
-        seq.rewind(&self.config, &mut self.kv, n_tokens - 1);
+        let restored = seq.rewind(&self.config, &mut self.kv, n_tokens - 1);
+        if let Some((place, slot)) = restored.zip(seq.slot) {
+            let from = self.config.checkpoint_slot(place);
+            self.state_copies.push((from, slot));
+        }
         true
     }
 
@@ -272,6 +284,9 @@ impl Scheduler {
         seq.computed = 0;
         seq.planned = 0;
         seq.draft.clear();
+        if let Some(place) = seq.rollback.take() {
+            self.kv.checkpoints_mut().give_back(place);
+        }
         if let Some(slot) = seq.slot.take() {
             self.free_slots.insert(slot);
             self.running.retain(|&other| other != id);

@@ -34,6 +34,7 @@ impl Scheduler {
             self.spare = step;
             return None;
         }
+        step.state_copies.append(&mut self.state_copies);
         self.n_steps += 1;
         step.number = self.n_steps;
         self.in_flight = Some(step.number);
@@ -88,7 +89,7 @@ impl Scheduler {
             let Some(seq) = self.sequences.get(&id) else {
                 break;
             };
-            let Some(found) = self.can_start(seq) else {
+            let Some(Start { found, branch }) = self.can_start(seq) else {
                 break;
             };
             let Some(slot) = self.free_slots.pop_first() else {
@@ -100,6 +101,15 @@ impl Scheduler {
                 break;
             };
             seq.slot = Some(slot);
+            seq.branch = branch;
+            if self.config.is_recurrent()
+                && let Some(place) = found
+                    .last()
+                    .and_then(|&block| self.kv.checkpoints_mut().find(block))
+            {
+                let from = self.config.checkpoint_slot(place);
+                self.state_copies.push((from, slot));
+            }
             seq.found_computed(found.len() * self.config.block_size);
             seq.blocks = found;
             if !std::mem::replace(&mut seq.started, true) {
@@ -110,24 +120,29 @@ impl Scheduler {
     }
 
     /// Whether a waiting sequence gets a slot and blocks for all its known tokens, beside what the
-    /// running ones still need for theirs and one block for each of them to grow. Returns the
-    /// blocks of its longest computed prefix.
-    fn can_start(&self, seq: &Sequence) -> Option<Vec<BlockId>> {
+    /// running ones still need for theirs and one block for each of them to grow.
+    fn can_start(&self, seq: &Sequence) -> Option<Start> {
         if self.free_slots.is_empty() {
             return None;
         }
-        let reuses = self.config.reuse == PrefixReuse::Blocks && seq.reuse_prefix;
+        let reuses = self.config.reuse != PrefixReuse::None && seq.reuse_prefix;
         // The last token is always computed, for its logits.
         let reusable = seq
             .tokens
             .split_last()
             .filter(|_| reuses)
             .map_or(&[][..], |(_, head)| head);
-        let found = self
+        let mut found = self
             .kv
             .find_prefix(seq.salt, reusable, self.config.block_size);
+        let branch = found.len() * self.config.block_size;
+        if self.config.is_recurrent() {
+            let checkpoints = self.kv.checkpoints();
+            let last = found.iter().rposition(|&block| checkpoints.contains(block));
+            found.truncate(last.map_or(0, |last| last + 1));
+        }
         if self.running.is_empty() {
-            return Some(found);
+            return Some(Start { found, branch });
         }
         let n_shared = found
             .iter()
@@ -143,7 +158,7 @@ impl Scheduler {
             .running_from_last()
             .map(|seq| still_needed(seq) + 1)
             .sum();
-        (need + spoken_for <= self.kv.n_available()).then_some(found)
+        (need + spoken_for <= self.kv.n_available()).then_some(Start { found, branch })
     }
 
     /// Chunks of prompts for up to `budget` tokens. Returns the tokens planned.
@@ -166,11 +181,31 @@ impl Scheduler {
                 continue;
             }
             let want = (planned + at_most.min(left)).min(seq.n_pending());
+            let want = self.up_to_checkpoint(seq, want);
             if want > planned {
                 left -= self.reserve_or_preempt(id, want, copies) - planned;
             }
         }
         budget - left
+    }
+
+    /// Of the next `want` tokens of a prompt, those up to a place where a copy of its recurrent
+    /// state would be worth having, if there is one.
+    fn up_to_checkpoint(&self, seq: &Sequence, want: usize) -> usize {
+        if self.config.n_checkpoints() == 0 || seq.prompt_done {
+            return want;
+        }
+        let (start, end, size) = (seq.computed, seq.computed + want, self.config.block_size);
+        let stops = [seq.branch, self.last_boundary(seq), end / size * size];
+        let stops = stops.into_iter().filter(|&stop| stop > start);
+        stops.chain([end]).min().unwrap_or(end) - start
+    }
+
+    /// Where the last full block of a prompt ends, beyond which another request with the same
+    /// beginning goes its own way.
+    pub(super) fn last_boundary(&self, seq: &Sequence) -> usize {
+        let size = self.config.block_size;
+        seq.n_prompt.saturating_sub(1) / size * size
     }
 
     /// Verification of drafts for up to `budget` tokens, as far as blocks are there.
@@ -184,6 +219,16 @@ impl Scheduler {
             let room = seq.max_tokens.saturating_sub(seq.tokens.len() + 1);
             let n_draft = seq.draft.len().min(budget).min(room);
             seq.draft.truncate(if decodes { n_draft } else { 0 });
+            if self.config.is_recurrent() && !seq.draft.is_empty() {
+                seq.rollback = self.kv.checkpoints_mut().take();
+                match seq.rollback.zip(seq.slot) {
+                    Some((place, slot)) => {
+                        let kept = self.config.checkpoint_slot(place);
+                        self.state_copies.push((slot, kept));
+                    }
+                    None => seq.draft.clear(),
+                }
+            }
             if !seq.draft.is_empty() {
                 let want = 1 + seq.draft.len();
                 let n_verified = self.reserve(id, want, copies).saturating_sub(1);
@@ -339,6 +384,14 @@ impl Scheduler {
             .filter_map(pick)
             .collect()
     }
+}
+
+/// What a sequence begins with.
+struct Start {
+    /// The blocks of its longest computed prefix from which it can go on.
+    found: Vec<BlockId>,
+    /// Where its longest computed prefix ends.
+    branch: usize,
 }
 
 /// The content of the first block of a sequence that is not computed to its end, and how many full

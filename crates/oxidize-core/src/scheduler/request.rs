@@ -36,10 +36,13 @@ pub enum PrefixReuse {
     Blocks,
     /// Nothing: every request computes its whole prompt. A sequence can still be cut back.
     None,
-    /// Nothing, and no sequence can be cut back either: the model keeps recurrent state, which is
-    /// valid at its last position only. Cutting back, forking and resuming start from the first
-    /// token.
-    Recurrent,
+    /// The model keeps recurrent state, which is valid at its last position only: a prefix can be
+    /// used again, and a sequence cut back, to where a copy of the state was made.
+    Recurrent {
+        /// How many such copies there is room for, in the slots after those of the running
+        /// sequences. Without any, every sequence starts from its first token.
+        checkpoints: u32,
+    },
 }
 
 /// A request for tokens.
@@ -130,6 +133,24 @@ impl SchedulerConfig {
         n_tokens.div_ceil(self.block_size)
     }
 
+    /// Copies of recurrent state there is room for.
+    pub(super) fn n_checkpoints(&self) -> u32 {
+        match self.reuse {
+            PrefixReuse::Recurrent { checkpoints } => checkpoints,
+            _ => 0,
+        }
+    }
+
+    /// Whether a sequence has state that cannot be cut back like a table of blocks.
+    pub(super) fn is_recurrent(&self) -> bool {
+        matches!(self.reuse, PrefixReuse::Recurrent { .. })
+    }
+
+    /// The slot of the state that is kept at a place for copies.
+    pub(super) fn checkpoint_slot(&self, place: u32) -> u32 {
+        self.n_slots() + place
+    }
+
     /// Sequences that can run at once.
     pub(super) fn n_slots(&self) -> u32 {
         self.max_sequences.min(self.max_batch_tokens) as u32
@@ -208,6 +229,11 @@ pub(super) struct Sequence {
     pub(super) planned: usize,
     /// Set while it runs.
     pub(super) slot: Option<u32>,
+    /// Where its state from before the draft in flight is kept.
+    pub(super) rollback: Option<u32>,
+    /// Recurrent state: the known prefix ends here that others have in common with it, so that a
+    /// copy of the state is worth having.
+    pub(super) branch: usize,
     /// Positions below this one were computed or found at some time, perhaps before a preemption.
     pub(super) reached: usize,
     /// Prompt tokens that were found computed, and not by this sequence.
@@ -236,6 +262,8 @@ impl Sequence {
             blocks: Vec::new(),
             planned: 0,
             slot: None,
+            rollback: None,
+            branch: 0,
             reached: 0,
             cached: 0,
             started: false,
@@ -254,6 +282,8 @@ impl Sequence {
             blocks: Vec::new(),
             planned: 0,
             slot: None,
+            rollback: None,
+            branch: 0,
             cached: 0,
             started: false,
             ..self.clone()
@@ -275,15 +305,32 @@ impl Sequence {
     }
 
     /// Leaves the step in flight, if it is part of one, and keeps at most the first `n_tokens`
-    /// computed positions.
-    pub(super) fn rewind(&mut self, config: &SchedulerConfig, kv: &mut KvBlocks, n_tokens: usize) {
+    /// computed positions. Returns the place of the copy from which its recurrent state must be
+    /// restored for that, if it must.
+    pub(super) fn rewind(
+        &mut self,
+        config: &SchedulerConfig,
+        kv: &mut KvBlocks,
+        n_tokens: usize,
+    ) -> Option<u32> {
         let leaves_step = std::mem::take(&mut self.planned) > 0;
-        if config.reuse != PrefixReuse::Recurrent {
+        let mut restored = None;
+        if !config.is_recurrent() {
             self.computed = self.computed.min(n_tokens);
         } else if leaves_step || self.computed > n_tokens {
             // The state is, or will be, at a later position.
-            self.computed = 0;
+            let full = self.computed.min(n_tokens) / config.block_size;
+            let mut kept = self.blocks.iter().take(full);
+            let last = kept.rposition(|&block| kv.checkpoints().contains(block));
+            self.computed = last.map_or(0, |last| (last + 1) * config.block_size);
+            restored = last
+                .and_then(|last| self.blocks.get(last))
+                .and_then(|&block| kv.checkpoints_mut().find(block));
+        }
+        if let Some(place) = self.rollback.take() {
+            kv.checkpoints_mut().give_back(place);
         }
         kv.release_tail(&mut self.blocks, config.blocks_for(self.computed));
+        restored
     }
 }

@@ -15,6 +15,9 @@ pub struct Step {
     pub(super) number: u64,
     /// Blocks to copy, `(from, to)`, in this order and before anything is computed.
     pub copies: Vec<(BlockId, BlockId)>,
+    /// Recurrent states to copy from slot to slot, `(from, to)`, in this order and before anything
+    /// is computed. Slots that no sequence ever has are places for copies to go back to.
+    pub state_copies: Vec<(u32, u32)>,
     /// The tokens to feed, those of a sequence together and in order. An index here is a row.
     pub tokens: Vec<u32>,
     /// The position of each row in its sequence.
@@ -164,6 +167,7 @@ impl Step {
     /// Empties it and keeps its buffers.
     pub(super) fn clear(&mut self) {
         self.copies.clear();
+        self.state_copies.clear();
         self.tokens.clear();
         self.positions.clear();
         self.outputs.clear();

@@ -439,17 +439,71 @@ fn every_position_gets_its_logits_once() {
 #[test]
 fn recurrent_state_starts_over() {
     let config = SchedulerConfig {
-        reuse: PrefixReuse::Recurrent,
+        reuse: PrefixReuse::Recurrent { checkpoints: 0 },
         ..config()
     };
     let mut scheduler = scheduler(config);
     scheduler.submit(request(A, 6, 20)).unwrap();
     (0..3).for_each(|_| drop(turn(&mut scheduler)));
     assert!(!scheduler.draft(A, &[1]));
-    scheduler.fork(A, B).unwrap();
     scheduler.truncate(A, 7);
-    assert_eq!(turn(&mut scheduler).0, [(A, 0, 7), (B, 0, 9)]);
-    assert_eq!(scheduler.stats().cached_blocks, 0);
+    assert_eq!(turn(&mut scheduler).0, [(A, 0, 7)]);
+}
+
+/// State of a model goes where blocks cannot: copies are made at the ends of blocks, and whoever
+/// begins the same way, is cut back or forks goes on from them.
+#[test]
+fn recurrent_state_goes_on_from_copies() {
+    let config = SchedulerConfig {
+        reuse: PrefixReuse::Recurrent { checkpoints: 2 },
+        ..config()
+    };
+    let first_place = config.n_slots();
+    let mut scheduler = scheduler(config);
+    scheduler.submit(request(A, 6, 20)).unwrap();
+    // Up to the end of a block, and a copy of the state as it is there.
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 0, 4)]);
+    commit(&mut scheduler, step);
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 4, 2)]);
+    assert_eq!(step.state_copies, [(0, first_place)]);
+    commit(&mut scheduler, step);
+
+    // Another that begins the same way.
+    scheduler.submit(request(B, 6, 20)).unwrap();
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 6, 1), (B, 4, 2)]);
+    assert_eq!(step.state_copies, [(first_place, 1)]);
+    commit(&mut scheduler, step);
+    assert!(scheduler.cancel(B));
+
+    // A draft that is rejected: the state goes back, and what was accepted comes again.
+    assert!(scheduler.draft(A, &[1, 2]));
+    let step = scheduler.plan().unwrap();
+    let kept = step.state_copies.clone();
+    assert_eq!(fed(&step), [(A, 7, 3)]);
+    let sampled = Sampled {
+        accepted: 1,
+        ..Sampled::token(A, 9)
+    };
+    scheduler.commit(step, &[sampled]);
+    scheduler.check_integrity().unwrap();
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 7, 3)]);
+    assert_eq!(step.tokens, [7, 1, 9]);
+    assert_eq!(kept, [(0, first_place + 1)]);
+    assert_eq!(step.state_copies, [(first_place + 1, 0)]);
+    commit(&mut scheduler, step);
+
+    // A fork has the state of its parent; one that is cut back, that of the last copy before.
+    scheduler.fork(A, C).unwrap();
+    assert!(scheduler.truncate(A, 6));
+    let step = scheduler.plan().unwrap();
+    assert_eq!(fed(&step), [(A, 4, 2), (C, 10, 1)]);
+    assert_eq!(step.state_copies, [(0, 1), (first_place, 0)]);
+    commit(&mut scheduler, step);
+    scheduler.check_integrity().unwrap();
 }
 
 #[test]

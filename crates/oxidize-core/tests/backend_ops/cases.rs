@@ -7,7 +7,8 @@ use oxidize_core::file::TensorType;
 use oxidize_core::graph::rope::{RopeFactors, RopeScaling, Yarn};
 use oxidize_core::graph::{
     Activation, AttentionOp, CacheInfo, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore,
-    NormKind, Op, Rope, RopeLayout, Routing, Rows, Temperature, ValueId, Window, Xielu,
+    KeySharing, LinearAttentionOp, NormKind, Op, Rope, RopeLayout, Routing, Rows, SelectiveScanOp,
+    ShortConvOp, StateInfo, StateUpdate, Temperature, ValueId, Window, Xielu,
 };
 
 macro_rules! kinds {
@@ -45,6 +46,7 @@ kinds! {
     Xielu,
     Sparsify,
     Add,
+    Mul,
     Scale,
     ScaleBy,
     Temperature,
@@ -55,6 +57,9 @@ kinds! {
     Concat,
     Softcap,
     Experts,
+    ShortConv,
+    SelectiveScan,
+    LinearAttention,
     SelectOutputs,
 }
 
@@ -230,6 +235,12 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             let out = net.like(a);
             (net.push(Op::Add { a, b, out }), 0.0)
         }
+        Kind::Mul => {
+            // An element of the second factor stands for several of the first.
+            let (a, b) = (net.input(width * 3), net.random.pick(&[width, width * 3]));
+            let (b, out) = (net.input(b), net.like(a));
+            (net.push(Op::Mul { a, b, out }), 0.0)
+        }
         Kind::Scale => {
             let (x, factor) = (net.input(width), net.random.float(20.0));
             let out = net.like(x);
@@ -302,6 +313,21 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             (net.push(Op::Softcap { x, cap, out }), FLOATS)
         }
         Kind::Experts => experts(net),
+        Kind::ShortConv => {
+            let x = net.input(width);
+            let (kernel, out) = (net.random.within(1..=5), net.like(x));
+            let activation = net.random.chance(0.5).then_some(Activation::Silu);
+            let spec = ShortConvOp {
+                state: state(net, 1, (kernel - 1) * width),
+                kernel,
+                weight: net.vector(kernel * width),
+                bias: net.maybe_vector(width),
+                activation,
+            };
+            (net.push(Op::ShortConv { x, spec, out }), FLOATS)
+        }
+        Kind::SelectiveScan => selective_scan(net),
+        Kind::LinearAttention => linear_attention(net),
         Kind::SelectOutputs => {
             let x = net.input(width);
             let out = net.value(Rows::Outputs, width);
@@ -422,6 +448,100 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
     // Three products, one of them of the others' errors.
     let bound = 10.0 * (product_bound(gate_ty) + product_bound(down_ty));
     (net.push(op), bound)
+}
+
+fn state(net: &mut Net, n_heads: usize, len: usize) -> usize {
+    net.plan.states.push(StateInfo { n_heads, len });
+    net.plan.states.len() - 1
+}
+
+fn selective_scan(net: &mut Net) -> (ValueId, f64) {
+    let n_groups = net.random.within(1..=3);
+    let n_heads = n_groups * net.random.within(1..=4);
+    let (head_dim, n_state) = (net.random.within(1..=9), net.random.within(1..=40));
+    let x = net.input(n_heads * head_dim);
+    let dt = positive(net, n_heads);
+    let (b, c) = (net.input(n_groups * n_state), net.input(n_groups * n_state));
+    let rates = net.random.pick(&[1, n_state]);
+    let a = net.random.floats(n_heads * rates, 2.0);
+    let a = a.iter().map(|a| -a.abs()).collect();
+    let spec = SelectiveScanOp {
+        state: state(net, n_heads, head_dim * n_state),
+        n_heads,
+        head_dim,
+        n_groups,
+        n_state,
+        a: net.weights.push_vector("a", a),
+        skip: net.vector(n_heads),
+    };
+    let out = net.like(x);
+    let op = Op::SelectiveScan {
+        x,
+        dt,
+        b,
+        c,
+        spec,
+        out,
+    };
+    (net.push(op), FLOATS)
+}
+
+fn linear_attention(net: &mut Net) -> (ValueId, f64) {
+    let n_key_heads = net.random.within(1..=3);
+    let (key_dim, value_dim) = (net.random.within(1..=40), net.random.within(1..=40));
+    let (which, bonus) = (net.random.within(0..=2), net.random.chance(0.3));
+    // Only the gated delta rule shares keys.
+    let shared = if which == 1 {
+        net.random.within(1..=3)
+    } else {
+        1
+    };
+    let n_heads = n_key_heads * shared;
+    let key_width = n_heads * key_dim;
+    let (q, k) = (
+        net.input(n_key_heads * key_dim),
+        net.input(n_key_heads * key_dim),
+    );
+    let v = net.input(n_heads * value_dim);
+    let factors = net.random.pick(&[n_heads, key_width]);
+    let decay = positive(net, factors);
+    let update = match which {
+        0 => StateUpdate::Add,
+        1 => StateUpdate::Delta {
+            beta: positive(net, n_heads),
+        },
+        _ => StateUpdate::Rewrite {
+            remove: net.input(key_width),
+            add: net.input(key_width),
+        },
+    };
+    let spec = LinearAttentionOp {
+        state: state(net, n_heads, key_dim * value_dim),
+        n_heads,
+        n_key_heads,
+        sharing: net.random.pick(&[KeySharing::Runs, KeySharing::Turns]),
+        key_dim,
+        value_dim,
+        update,
+        bonus: bonus.then(|| net.vector(key_width)),
+    };
+    let out = net.like(v);
+    let op = Op::LinearAttention {
+        q,
+        k,
+        v,
+        decay,
+        spec,
+        out,
+    };
+    (net.push(op), 10.0 * FLOATS)
+}
+
+/// Inputs between 0 and 1.
+fn positive(net: &mut Net, width: usize) -> ValueId {
+    let x = net.input(width);
+    let (activation, out) = (Activation::Sigmoid, net.like(x));
+    net.push(Op::Activate { x, activation, out })
 }
 
 /// Inputs of up to ±6, where the activations bend and flatten.

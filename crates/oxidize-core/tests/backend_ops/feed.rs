@@ -87,6 +87,7 @@ impl Feed {
                 max_tokens: most_tokens.unwrap_or(1),
                 max_context: lengths.iter().copied().max().unwrap_or(1),
                 max_outputs: most_outputs.unwrap_or(1),
+                state_slots: lengths.len(),
                 key_type: KvType::F32,
                 value_type: KvType::F32,
                 n_threads: Some(random.within(1..=3)),

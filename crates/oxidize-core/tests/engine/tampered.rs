@@ -157,6 +157,10 @@ impl Session for TamperedSession {
         self.inner.copy_blocks(moves)
     }
 
+    fn copy_states(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.inner.copy_states(moves)
+    }
+
     fn block_bytes(&self) -> usize {
         self.inner.block_bytes()
     }

@@ -29,7 +29,7 @@ struct State {
 
 impl States {
     pub(super) fn new(plan: &Plan, config: &SessionConfig) -> Result<States, BackendError> {
-        let n_slots = config.max_sequences;
+        let n_slots = config.state_slots;
         let list = plan.states.iter().map(|info| State::new(info, n_slots));
         Ok(States {
             list: list.collect::<Result<_, _>>()?,
@@ -55,25 +55,41 @@ impl States {
         }
         Ok(())
     }
+
+    pub(super) fn copy(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError> {
+        for &(from, to) in moves {
+            let (from, to) = self.slots.copy(from, to)?;
+            self.list.iter_mut().for_each(|state| state.copy(from, to));
+        }
+        Ok(())
+    }
 }
 
 impl State {
     fn new(info: &StateInfo, n_slots: usize) -> Result<State, BackendError> {
         let size = info.n_heads.checked_mul(info.len);
         let size = size.and_then(|size| size.checked_mul(n_slots));
-        let mut data = Vec::<f32>::new();
         let size = size.unwrap_or(usize::MAX);
-        data.try_reserve_exact(size)
-            .map_err(|_| BackendError::OutOfMemory {
+        let mut probe = Vec::<f32>::new();
+        if probe.try_reserve_exact(size).is_err() {
+            return Err(BackendError::OutOfMemory {
                 bytes: size.saturating_mul(4),
                 what: "recurrent state",
-            })?;
-        data.resize(size, 0.0);
+            });
+        }
+        drop(probe);
+        // Zeroed by the system page by page, when a slot is first used.
         Ok(State {
-            data,
+            data: vec![0.0; size],
             n_slots,
             len: info.len,
         })
+    }
+
+    fn copy(&mut self, from: usize, to: usize) {
+        for head in self.data.chunks_exact_mut((self.n_slots * self.len).max(1)) {
+            head.copy_within(from * self.len..(from + 1) * self.len, to * self.len);
+        }
     }
 
     fn clear(&mut self, slot: usize) {

@@ -786,6 +786,10 @@ impl Session for CpuSession {
             .ok_or_else(missing)
     }
 
+    fn copy_states(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.states.copy(moves)
+    }
+
     fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError> {
         for &(from, to) in moves {
             for block in [from, to] {

@@ -16,12 +16,17 @@ impl State {
         let len = self.n_heads * self.len;
         &mut self.data[slot * len..(slot + 1) * len]
     }
+
+    pub(super) fn copy(&mut self, from: usize, to: usize) {
+        let copied = self.slot(from).to_vec();
+        self.slot(to).copy_from_slice(&copied);
+    }
 }
 
 /// The states of a plan.
 pub(super) fn states(plan: &Plan, config: &SessionConfig) -> Vec<State> {
     let state = |info: &crate::graph::StateInfo| State {
-        data: vec![0.0; config.max_sequences * info.n_heads * info.len],
+        data: vec![0.0; config.state_slots * info.n_heads * info.len],
         n_heads: info.n_heads,
         len: info.len,
     };
