@@ -193,7 +193,7 @@ impl Place<'_> {
 fn greedy(model: &Model, tokens: Vec<u32>, n: usize) -> Vec<u32> {
     let config = EngineConfig {
         cache_tokens: Some(512),
-        state_slots: 1,
+        max_sequences: 1,
         ..EngineConfig::default()
     };
     let engine = Engine::start(model.clone(), Arc::new(Cpu::default()), &config).unwrap();
