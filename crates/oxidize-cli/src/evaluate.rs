@@ -13,6 +13,7 @@ pub(crate) struct Evaluator {
     blocks: Vec<BlockId>,
     max_tokens: usize,
     max_outputs: usize,
+    adapters: Vec<f32>,
 }
 
 impl Evaluator {
@@ -70,6 +71,7 @@ impl Evaluator {
             blocks,
             max_tokens,
             max_outputs: config.max_outputs,
+            adapters: model.adapter_strengths().to_vec(),
         })
     }
 
@@ -86,6 +88,7 @@ impl Evaluator {
             n_tokens: tokens.len(),
             blocks: &self.blocks,
             slot: 0,
+            adapters: &self.adapters,
         }];
         let batch = Batch {
             tokens,

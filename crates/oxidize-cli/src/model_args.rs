@@ -1,7 +1,7 @@
 //! The arguments that every verb which runs a model shares, and the way from them to an engine.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -10,6 +10,7 @@ use oxidize_core::backend::KvType;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::engine::{Engine, EngineConfig, EngineHandle};
 use oxidize_core::file::OpenOptions;
+use oxidize_core::lora::Adapter;
 use oxidize_core::model::Model;
 
 use crate::style;
@@ -41,6 +42,12 @@ pub(crate) struct ModelArgs {
     /// Read the file instead of mapping it into memory
     #[arg(long, env = "OXIDIZE_NO_MMAP")]
     pub(crate) no_mmap: bool,
+    /// Add a LoRA adapter: a GGUF adapter or a PEFT directory; may be given several times
+    #[arg(long, value_name = "PATH", env = "OXIDIZE_LORA", value_delimiter = ',')]
+    pub(crate) lora: Vec<PathBuf>,
+    /// Add a LoRA adapter with this strength; may be given several times
+    #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
+    pub(crate) lora_scaled: Vec<(PathBuf, f32)>,
     /// Run the model even if it seems not to fit in memory
     #[arg(long)]
     pub(crate) no_memory_check: bool,
@@ -57,6 +64,13 @@ pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
             .collect();
         format!("known types are {}", names.join(", "))
     })
+}
+
+fn scaled_adapter(given: &str) -> Result<(PathBuf, f32), String> {
+    let (path, scale) = given.rsplit_once(':').ok_or("expected PATH:SCALE")?;
+    let number: Option<f32> = scale.parse().ok().filter(|scale: &f32| scale.is_finite());
+    let scale = number.ok_or_else(|| format!("{scale:?} is not a number"))?;
+    Ok((path.into(), scale))
 }
 
 impl ModelArgs {
@@ -82,7 +96,26 @@ impl ModelArgs {
         if let Some(bar) = progress {
             bar.finish_and_clear();
         }
-        Ok(model?)
+        self.with_adapters(model?)
+    }
+
+    /// The model with the adapters that were asked for.
+    fn with_adapters(&self, model: Model) -> anyhow::Result<Model> {
+        let plain = self.lora.iter().map(|path| (path.as_path(), 1.0));
+        let scaled = self.lora_scaled.iter();
+        let asked: Vec<(&Path, f32)> = plain
+            .chain(scaled.map(|(path, scale)| (path.as_path(), *scale)))
+            .collect();
+        if asked.is_empty() {
+            return Ok(model);
+        }
+        let options = OpenOptions {
+            mmap: !self.no_mmap,
+            ..OpenOptions::default()
+        };
+        let open = |(path, scale)| anyhow::Ok((Adapter::open(path, &options)?, scale));
+        let adapters = asked.into_iter().map(open).collect::<Result<_, _>>()?;
+        Ok(model.with_adapters(adapters)?)
     }
 
     /// The context that was asked for, if one was.

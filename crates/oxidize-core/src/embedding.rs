@@ -21,6 +21,7 @@ pub struct Embedder {
     normalize: bool,
     n_ctx: usize,
     n_vocab: usize,
+    adapters: Vec<f32>,
 }
 
 /// How the hidden states of a text's tokens become its embedding.
@@ -112,6 +113,7 @@ impl Embedder {
             normalize: config.normalize,
             n_ctx,
             n_vocab: model.n_vocab(),
+            adapters: model.adapter_strengths().to_vec(),
         })
     }
 
@@ -179,6 +181,7 @@ impl Embedder {
                 blocks: ids
                     .get(blocks.start as usize..blocks.end as usize)
                     .unwrap_or_default(),
+                adapters: &self.adapters,
             })
             .collect();
         self.session.run(&Batch {
@@ -398,6 +401,7 @@ mod tests {
             slot: 0,
             n_tokens: tokens.len(),
             blocks: &[BlockId(0), BlockId(1)],
+            ..SeqSlice::default()
         }];
         let batch = Batch {
             tokens: &tokens,

@@ -9,6 +9,7 @@ use crate::chat::ChatError;
 use crate::engine::EngineError;
 use crate::gguf::{GgufError, WriteError};
 use crate::limits::LimitExceeded;
+use crate::lora::LoraError;
 use crate::model::ModelError;
 use crate::safetensors::SafetensorsError;
 use crate::synth::SynthesisError;
@@ -83,6 +84,9 @@ pub enum Error {
     /// The file is in order, but what it says cannot be run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// An adapter is broken, or not made for the model.
+    #[error(transparent)]
+    Lora(#[from] LoraError),
     /// A chat template is wrong, or a conversation does not fit it.
     #[error(transparent)]
     Chat(#[from] ChatError),

@@ -18,6 +18,7 @@ pub mod graph;
 pub mod io;
 pub mod kv;
 pub mod limits;
+pub mod lora;
 mod math;
 pub mod model;
 mod names;

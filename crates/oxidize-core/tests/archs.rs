@@ -122,6 +122,7 @@ fn feed_from(
             n_tokens: n,
             blocks,
             slot: SLOT,
+            ..SeqSlice::default()
         }];
         let batch = Batch {
             tokens: &tokens[at..at + n],
@@ -163,11 +164,13 @@ fn feed_beside(session: &mut dyn Session, tokens: &[u32], other: &[u32]) -> Vec<
                 n_tokens: m,
                 blocks: &blocks[1],
                 slot: 0,
+                ..SeqSlice::default()
             },
             SeqSlice {
                 n_tokens: n,
                 blocks: &blocks[0],
                 slot: 1,
+                ..SeqSlice::default()
             },
         ];
         let sequences = if m == 0 {

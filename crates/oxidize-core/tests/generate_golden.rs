@@ -227,6 +227,7 @@ fn logprobs(model: &Model, backend: &dyn Backend, tokens: &[u32], first: usize) 
             slot: 0,
             n_tokens: tokens.len(),
             blocks: &blocks,
+            ..SeqSlice::default()
         }],
         outputs: &positions[first..],
     };

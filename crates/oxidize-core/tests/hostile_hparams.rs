@@ -84,6 +84,7 @@ fn run(model: &Model) -> std::result::Result<(), String> {
         slot: 0,
         n_tokens: 4,
         blocks: &[BlockId(1), BlockId(0)],
+        ..SeqSlice::default()
     }];
     let batch = Batch {
         tokens: &[1, 2, 3, 4],

@@ -332,6 +332,7 @@ fn run(model: &Model, tokens: &[u32]) -> Result<(), Error> {
             slot: 0,
             n_tokens: tokens.len(),
             blocks: &[BlockId(0), BlockId(1)],
+            ..SeqSlice::default()
         }],
         outputs: &[tokens.len() as u32 - 1],
     };

@@ -18,6 +18,9 @@ pub struct TensorRole {
 macro_rules! roles {
     ($($(#[$doc:meta])* $role:ident = $gguf:literal, $hf:literal;)*) => {
         $($(#[$doc])* pub const $role: TensorRole = TensorRole { gguf: $gguf, hf: $hf };)*
+
+        /// All of them.
+        pub const ROLES: &[TensorRole] = &[$($role),*];
     };
 }
 

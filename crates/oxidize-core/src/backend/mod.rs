@@ -7,7 +7,7 @@ pub mod reference;
 mod routing;
 mod slots;
 
-use crate::graph::{Op, Plan};
+use crate::graph::{Op, Plan, Rows};
 use crate::kv::BlockId;
 use crate::model::Weights;
 pub use oxidize_kernels::KvType;
@@ -85,7 +85,7 @@ pub struct Batch<'a> {
 }
 
 /// The part of a batch that belongs to one sequence.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SeqSlice<'a> {
     /// How many of the batch's tokens.
     pub n_tokens: usize,
@@ -94,6 +94,8 @@ pub struct SeqSlice<'a> {
     /// The place of its recurrent state, its own from its first token to its last. Tokens from
     /// position 0 on start the state anew; others go on from the tokens that came before.
     pub slot: u32,
+    /// How strongly each of the model's adapters takes part; those past the end do not.
+    pub adapters: &'a [f32],
 }
 
 /// How a session is laid out.
@@ -252,6 +254,21 @@ impl Batch<'_> {
             return malformed(format!("sequences cover {at} of {n} tokens"));
         }
         Ok(())
+    }
+
+    /// What each row of a value wants of an adapter.
+    pub(crate) fn strengths(&self, rows: Rows, adapter: usize) -> impl Iterator<Item = f32> {
+        let of_tokens = self.sequences.iter().flat_map(move |sequence| {
+            let strength = sequence.adapters.get(adapter).copied().unwrap_or(0.0);
+            std::iter::repeat_n(strength, sequence.n_tokens)
+        });
+        let mut outputs = self.outputs.iter().peekable();
+        let is_row = move |(token, _): &(u32, f32)| match rows {
+            Rows::Tokens => true,
+            Rows::Outputs => outputs.next_if(|&output| output == token).is_some(),
+        };
+        let rows = (0..).zip(of_tokens).filter(is_row);
+        rows.map(|(_, strength)| strength)
     }
 
     /// Refuses a position that a table of learned positions does not have.

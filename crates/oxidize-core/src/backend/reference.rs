@@ -317,6 +317,15 @@ impl ReferenceSession {
                 let pairs = self.value(*x).iter().zip(factors);
                 pairs.map(|(x, factor)| x * factor).collect()
             }
+            Op::AdapterScale {
+                x, adapter, factor, ..
+            } => {
+                let info = self.plan.value(*x);
+                let rows = self.value(*x).chunks_exact(info.width);
+                rows.zip(batch.strengths(info.rows, *adapter))
+                    .flat_map(|(row, strength)| row.iter().map(move |x| x * factor * strength))
+                    .collect()
+            }
             Op::Temperature { x, spec, .. } => {
                 let width = self.plan.value(*x).width;
                 let rows = self.value(*x).chunks_exact(width).zip(batch.positions);

@@ -109,6 +109,7 @@ mod tests {
                 n_tokens: range.len(),
                 blocks: &[],
                 slot: *slot,
+                ..SeqSlice::default()
             })
             .collect();
         slots.begin(&Batch {

@@ -148,7 +148,8 @@ impl EngineHandle {
     }
 
     /// Queues a request. What is wrong with it is told here; what goes wrong later, by the stream.
-    pub fn submit(&self, request: Request) -> Result<TokenStream> {
+    pub fn submit(&self, mut request: Request) -> Result<TokenStream> {
+        request.adapters = self.strengths(request.adapters)?;
         let n_vocab = self.model.n_vocab();
         if let Some(&token) = request
             .tokens
@@ -183,6 +184,20 @@ impl EngineHandle {
             mailbox.send(Command::Cancel(id));
             drop(alive);
         }))
+    }
+
+    /// Checks what a request wants of the adapters; `None` where that is what the model says.
+    fn strengths(&self, given: Option<Vec<f32>>) -> Result<Option<Vec<f32>>, EngineError> {
+        let Some(mut given) = given else {
+            return Ok(None);
+        };
+        let usual = self.model.adapter_strengths();
+        let loaded = usual.len();
+        if given.len() > loaded || given.iter().any(|strength| !strength.is_finite()) {
+            return Err(EngineError::Adapters { given, loaded });
+        }
+        given.resize(loaded, 0.0);
+        Ok((given != usual).then_some(given))
     }
 
     /// Where the engine stood after its last step.

@@ -20,6 +20,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Whether control tokens show in the text.
     pub render_special: bool,
+    /// How strongly each of the model's adapters takes part; as the model says where `None`.
+    pub adapters: Option<Vec<f32>>,
     /// Higher goes first.
     pub priority: i32,
     /// Requests with different salts share no cached prefix.
@@ -115,6 +117,16 @@ pub enum EngineError {
     /// A sampling parameter is wrong, or the model's logits are no numbers.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// A request speaks of adapters that the model does not have, or of a strength that is none.
+    #[error(
+        "adapter strengths {given:?}: the model has {loaded} adapters, and each strength is a number"
+    )]
+    Adapters {
+        /// What the request has.
+        given: Vec<f32>,
+        /// How many the model has.
+        loaded: usize,
+    },
     /// The grammar is wrong, or asks for too much.
     #[error(transparent)]
     Grammar(#[from] GrammarError),

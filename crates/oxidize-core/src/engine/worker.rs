@@ -11,6 +11,7 @@ use crate::sampling::{Sampler, StopMatcher};
 use crate::scheduler::{self, LogitsAt, Sampled, Scheduler, SeqId, SequenceRequest, Step};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -105,7 +106,7 @@ impl Worker {
             tokens: request.tokens.clone(),
             max_new_tokens: request.max_tokens.unwrap_or(usize::MAX),
             priority: request.priority,
-            salt: request.salt,
+            salt: request.salt ^ adapter_salt(request.adapters.as_deref()),
             logits: LogitsAt::Last,
             reuse_prefix: true,
         };
@@ -180,6 +181,11 @@ impl Worker {
                 n_tokens: part.rows.len(),
                 blocks: step.blocks_of(part),
                 slot: part.slot,
+                adapters: self
+                    .active
+                    .get(&part.id)
+                    .and_then(|active| active.request.adapters.as_deref())
+                    .unwrap_or(self.model.adapter_strengths()),
             })
             .collect();
         let batch = Batch {
@@ -322,6 +328,14 @@ impl Active {
             },
         }));
     }
+}
+
+/// Keeps what was computed with other strengths out of a request's prefix.
+fn adapter_salt(strengths: Option<&[f32]>) -> u64 {
+    let Some(strengths) = strengths else { return 0 };
+    let mut hasher = std::hash::DefaultHasher::new();
+    strengths.iter().for_each(|x| x.to_bits().hash(&mut hasher));
+    hasher.finish() | 1
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

@@ -170,6 +170,18 @@ pub enum Op {
         /// Same shape as `x`.
         out: ValueId,
     },
+    /// `out = factor · strength · x`, where the strength is what the row's sequence wants of an
+    /// adapter.
+    AdapterScale {
+        /// Input.
+        x: ValueId,
+        /// Which adapter: an index into [`crate::backend::SeqSlice::adapters`].
+        adapter: usize,
+        /// The constant of the adapter.
+        factor: f32,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
     /// `out = x · weight`, element by element.
     ScaleBy {
         /// Input.
@@ -626,6 +638,7 @@ impl Op {
             | Op::Xielu { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Scale { x, .. }
+            | Op::AdapterScale { x, .. }
             | Op::ScaleBy { x, .. }
             | Op::Temperature { x, .. }
             | Op::Clamp { x, .. }
@@ -681,6 +694,7 @@ impl Op {
             | Op::SelectiveScan { out, .. }
             | Op::LinearAttention { out, .. }
             | Op::Scale { out, .. }
+            | Op::AdapterScale { out, .. }
             | Op::ScaleBy { out, .. }
             | Op::Temperature { out, .. }
             | Op::Clamp { out, .. }

@@ -670,6 +670,7 @@ impl<'a> WeightLoader<'a> {
         let weight = self
             .weights
             .push_matrix(name, stored.ty, outputs, cols, pieces, 1);
+        self.weights.set_part(weight, part);
         let bias = bias.map(|bias| {
             let bias = pick(bias, part).collect();
             self.weights.push_vector(name, bias)
@@ -785,7 +786,7 @@ impl NormWeights {
 }
 
 /// Whether weights may be of this type: any but the integers, and the types of activations.
-fn holds_weights(ty: TensorType) -> bool {
+pub(crate) fn holds_weights(ty: TensorType) -> bool {
     use TensorType::{Bool, I8, I16, I32, I64, Q8_1, Q8_K, U8, U16, U32, U64};
     !matches!(
         ty,

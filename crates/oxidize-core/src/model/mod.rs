@@ -13,9 +13,11 @@ mod text;
 mod weights;
 
 pub use error::ModelError;
+pub(crate) use loader::holds_weights;
 pub use loader::{QkvShape, WeightLoader};
 pub use memory::{MemoryPlan, available_memory};
 pub use stored::Part;
+pub(crate) use stored::Stored;
 pub use weights::{LinearWeights, NormWeights, Weight, Weights};
 
 use crate::arch::{Arch, Hparams};
@@ -23,6 +25,7 @@ use crate::backend::{Backend, Session, SessionConfig};
 use crate::error::Result;
 use crate::file::{Format, ModelFile, OpenOptions};
 use crate::graph::{Plan, decoder};
+use crate::lora::{self, Adapter};
 use crate::tokenizer::Tokenizer;
 use std::collections::HashSet;
 use std::path::Path;
@@ -33,6 +36,7 @@ use std::sync::OnceLock;
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     file: ModelFile,
     arch: &'static Arch,
@@ -42,6 +46,8 @@ struct Inner {
     n_vocab: usize,
     unused: Vec<String>,
     tokenizer: OnceLock<Tokenizer>,
+    adapters: Vec<Adapter>,
+    strengths: Vec<f32>,
 }
 
 impl Model {
@@ -74,7 +80,32 @@ impl Model {
             n_vocab,
             unused,
             tokenizer,
+            adapters: Vec::new(),
+            strengths: Vec::new(),
         })))
+    }
+
+    /// The same model with further low-rank adapters, each with the strength it has where a request
+    /// does not say otherwise. The weights stay as they are, and shared with this one.
+    pub fn with_adapters(&self, adapters: Vec<(Adapter, f32)>) -> Result<Model> {
+        let mut inner = (*self.0).clone();
+        for (adapter, strength) in adapters {
+            let index = inner.adapters.len();
+            lora::add(&mut inner.plan, &mut inner.weights, self, &adapter, index)?;
+            inner.adapters.push(adapter);
+            inner.strengths.push(strength);
+        }
+        Ok(Model(Arc::new(inner)))
+    }
+
+    /// Its adapters.
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.0.adapters
+    }
+
+    /// How strongly each adapter takes part where a request does not say.
+    pub fn adapter_strengths(&self) -> &[f32] {
+        &self.0.strengths
     }
 
     /// The file it came from.

@@ -8,15 +8,15 @@ use std::io;
 use std::ops::Range;
 
 /// The bytes of a matrix, or of a stack of them, in rows of `cols` elements.
-pub(super) struct Stored {
-    pub(super) name: String,
-    pub(super) ty: TensorType,
-    pub(super) cols: usize,
-    pub(super) bytes: TensorBytes,
+pub(crate) struct Stored {
+    pub(crate) name: String,
+    pub(crate) ty: TensorType,
+    pub(crate) cols: usize,
+    pub(crate) bytes: TensorBytes,
 }
 
 /// Rows of a matrix that belong together: `runs` runs of `len` rows, `stride` apart.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The first row.
     pub start: usize,
@@ -47,7 +47,7 @@ impl Part {
     }
 
     /// How many rows in all.
-    pub(super) fn rows(self) -> usize {
+    pub(crate) fn rows(self) -> usize {
         self.len * self.runs
     }
 }
@@ -58,7 +58,7 @@ impl Stored {
     }
 
     /// The bytes of some rows: a slice where they are neighbours, else gathered.
-    pub(super) fn cut(&self, part: Part) -> io::Result<TensorBytes> {
+    pub(crate) fn cut(&self, part: Part) -> io::Result<TensorBytes> {
         let row = self.row_bytes();
         let outside = || io::Error::from(io::ErrorKind::UnexpectedEof);
         if part.runs == 1 {
@@ -72,6 +72,24 @@ impl Stored {
                 out.copy_from_slice(bytes.ok_or_else(outside)?);
             }
             Ok(())
+        })
+    }
+
+    /// The rows in another order.
+    pub(crate) fn reordered(&self, order: impl Iterator<Item = usize>) -> io::Result<Stored> {
+        let row = self.row_bytes();
+        let outside = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        let bytes = SharedBytes::build(self.bytes.len(), |out| {
+            for (out, from) in out.chunks_exact_mut(row.max(1)).zip(order) {
+                let bytes = self.bytes.get(from * row..(from + 1) * row);
+                out.copy_from_slice(bytes.ok_or_else(outside)?);
+            }
+            Ok::<_, io::Error>(())
+        })?;
+        Ok(Stored {
+            name: self.name.clone(),
+            bytes,
+            ..*self
         })
     }
 

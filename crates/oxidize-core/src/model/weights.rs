@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::file::TensorBytes;
 use crate::graph::{NormKind, WeightId};
+use crate::model::Part;
 use oxidize_kernels::quant::{self, TensorType};
 
 /// One matrix, vector or stack of expert matrices.
@@ -18,6 +19,8 @@ pub struct Weight {
     pub cols: usize,
     /// Matrices in the stack; one unless these are experts.
     pub n_experts: usize,
+    /// Which rows of the tensor in the file these are, where that keeps several matrices in one.
+    pub part: Part,
     storage: Storage,
 }
 
@@ -98,6 +101,11 @@ impl Weights {
         &self.list[id.0 as usize]
     }
 
+    /// All of them, with their numbers.
+    pub fn numbered(&self) -> impl Iterator<Item = (WeightId, &Weight)> {
+        (0..).map(WeightId).zip(&self.list)
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Weight> {
         self.list.iter()
@@ -117,6 +125,7 @@ impl Weights {
             rows: 1,
             cols,
             n_experts: 1,
+            part: Part::range(0, 1),
             storage,
         })
     }
@@ -130,6 +139,7 @@ impl Weights {
             rows: 1,
             cols,
             n_experts: n,
+            part: Part::range(0, 1),
             storage,
         })
     }
@@ -151,8 +161,16 @@ impl Weights {
             rows,
             cols,
             n_experts,
+            part: Part::range(0, rows),
             storage,
         })
+    }
+
+    /// Says which rows of its tensor a matrix is.
+    pub(super) fn set_part(&mut self, id: WeightId, part: Part) {
+        if let Some(weight) = self.list.get_mut(id.0 as usize) {
+            weight.part = part;
+        }
     }
 
     fn insert(&mut self, weight: Weight) -> WeightId {

@@ -72,6 +72,7 @@ fn a_made_up_model_runs_and_its_logits_differ() {
                 slot: 0,
                 n_tokens: tokens.len(),
                 blocks: &[BlockId(0)],
+                ..SeqSlice::default()
             }],
             outputs: &[tokens.len() as u32 - 1],
         };

@@ -115,6 +115,7 @@ impl Feed {
                     slot: i as u32,
                     n_tokens: n,
                     blocks,
+                    ..SeqSlice::default()
                 });
                 done[i] += n;
             }

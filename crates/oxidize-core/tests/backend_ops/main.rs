@@ -321,6 +321,7 @@ fn blocks_are_copied_and_carried() {
                     slot: 0,
                     n_tokens: tokens.len(),
                     blocks,
+                    ..SeqSlice::default()
                 }];
                 let batch = Batch {
                     tokens: &positions,
@@ -379,6 +380,7 @@ fn bad_batches_are_refused() {
                 slot: 0,
                 n_tokens: tokens.len(),
                 blocks: &blocks,
+                ..SeqSlice::default()
             }];
             session.run(&Batch {
                 tokens,

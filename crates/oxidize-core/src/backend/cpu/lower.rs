@@ -73,6 +73,7 @@ impl Step {
                 | Op::Xielu { x, .. }
                 | Op::Sparsify { x, .. }
                 | Op::Scale { x, .. }
+                | Op::AdapterScale { x, .. }
                 | Op::ScaleBy { x, .. }
                 | Op::Temperature { x, .. }
                 | Op::Clamp { x, .. }

@@ -40,8 +40,13 @@ impl Buffers {
         self.values[value.0 as usize].width
     }
 
+    /// What a row of the value is.
+    pub(super) fn row_kind(&self, value: ValueId) -> Rows {
+        self.values[value.0 as usize].rows
+    }
+
     pub(super) fn rows(&self, value: ValueId) -> usize {
-        match self.values[value.0 as usize].rows {
+        match self.row_kind(value) {
             Rows::Tokens => self.n_tokens,
             Rows::Outputs => self.n_outputs,
         }

@@ -182,6 +182,12 @@ impl CpuSession {
                 out,
             } => self.linear_attention([*q, *k, *v, *decay], spec, *out),
             Op::Scale { x, factor, out } => self.map(*x, *out, |x| kernels.scale(x, *factor)),
+            Op::AdapterScale {
+                x,
+                adapter,
+                factor,
+                out,
+            } => self.adapter_scale(*x, *adapter, *factor, *out, batch),
             Op::ScaleBy { x, weight, out } => {
                 let weights = self.weights.clone();
                 let factors = weights.get(*weight).as_f32();
@@ -372,6 +378,28 @@ impl CpuSession {
                 let factor = factors[row * n_weights + offset + i];
                 self.kernels.add_scaled(out, term, factor);
             }
+        }
+        self.buffers.put(taken);
+    }
+
+    /// Scales what an adapter adds by what each sequence wants of it. The rows are as short as the
+    /// adapter's rank.
+    fn adapter_scale(
+        &mut self,
+        x: ValueId,
+        adapter: usize,
+        factor: f32,
+        out: ValueId,
+        batch: &Batch<'_>,
+    ) {
+        let (kernels, width) = (self.kernels, self.buffers.width(out));
+        let mut taken = self.buffers.take(out);
+        if let Some(source) = self.buffers.source(x, out) {
+            taken.rows().copy_from_slice(source);
+        }
+        let strengths = batch.strengths(self.buffers.row_kind(out), adapter);
+        for (row, strength) in taken.rows().chunks_exact_mut(width).zip(strengths) {
+            kernels.scale(row, factor * strength);
         }
         self.buffers.put(taken);
     }

@@ -1,0 +1,209 @@
+//! The two forms of adapters: GGUF files (`X.lora_a`, `X.lora_b` beside `adapter.*` keys) and PEFT's
+//! safetensors (`X.lora_A.weight`, `X.lora_B.weight` beside `adapter_config.json`).
+
+use super::{LoraError, Pair};
+use crate::error::{Error, Result};
+use crate::file::{Format, ModelFile, OpenOptions, TensorInfo};
+use crate::model::holds_weights;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const PEFT_WEIGHTS: &str = "adapter_model.safetensors";
+const PEFT_CONFIG: &str = "adapter_config.json";
+/// What PEFT puts before the names of the base.
+const PEFT_PREFIX: &str = "base_model.model.";
+
+/// Opens an adapter and pairs its tensors.
+pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<(ModelFile, Vec<Pair>)> {
+    let weights = path.join(PEFT_WEIGHTS);
+    let file = if path.is_dir() {
+        if !weights.is_file() {
+            let problem = format!("there is no {PEFT_WEIGHTS} in the directory");
+            return Err(not_an_adapter(path, problem));
+        }
+        ModelFile::open(weights, options)?
+    } else {
+        ModelFile::open(path, options)?
+    };
+    let scaling = match file.format() {
+        Format::Gguf { .. } => gguf_scaling(&file)?,
+        _ => peft_scaling(&file, options)?,
+    };
+    let pairs = pairs(&file, &scaling)?;
+    if pairs.is_empty() {
+        return Err(not_an_adapter(
+            file.path(),
+            "it has no pair of matrices".into(),
+        ));
+    }
+    Ok((file, pairs))
+}
+
+/// How the products of a pair are scaled.
+struct Scaling {
+    alpha: f32,
+    /// Other values for the modules whose names end so.
+    alpha_pattern: Vec<(String, f32)>,
+    /// Whether by the root of the rank (rsLoRA).
+    by_root: bool,
+}
+
+impl Scaling {
+    fn factor(&self, target: &str, rank: usize) -> f32 {
+        let ends = |module: &str| {
+            let rest = target.strip_suffix(module);
+            rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let other = self.alpha_pattern.iter().find(|(module, _)| ends(module));
+        let alpha = other.map_or(self.alpha, |(_, alpha)| *alpha);
+        // Converters write zero where the factor is in the matrices already.
+        match (alpha, self.by_root) {
+            (0.0, _) => 1.0,
+            (alpha, false) => alpha / rank as f32,
+            (alpha, true) => alpha / (rank as f32).sqrt(),
+        }
+    }
+}
+
+fn gguf_scaling(file: &ModelFile) -> Result<Scaling> {
+    let metadata = file.metadata();
+    let expect = |key: &str, value: &str| match metadata.str(key) {
+        Some(found) if found == value => Ok(()),
+        found => {
+            let found = found.map_or("missing".to_owned(), |found| format!("{found:?}"));
+            let problem = format!("key {key:?} is {found}, not {value:?}");
+            Err(not_an_adapter(file.path(), problem))
+        }
+    };
+    expect("general.type", "adapter")?;
+    expect("adapter.type", "lora")?;
+    let alpha = metadata.f32("adapter.lora.alpha");
+    let alpha = alpha.filter(|alpha| alpha.is_finite()).ok_or_else(|| {
+        let problem = "key \"adapter.lora.alpha\" is not a number".to_owned();
+        not_an_adapter(file.path(), problem)
+    })?;
+    Ok(Scaling {
+        alpha,
+        alpha_pattern: Vec::new(),
+        by_root: false,
+    })
+}
+
+fn peft_scaling(file: &ModelFile, options: &OpenOptions) -> Result<Scaling> {
+    let missing = || {
+        let problem = format!("there is no {PEFT_CONFIG} beside it");
+        not_an_adapter(file.path(), problem)
+    };
+    let path = file.sidecar(PEFT_CONFIG).ok_or_else(missing)?;
+    let config = read_config(&path, options)?;
+    let text = |key: &str| config.get(key).and_then(|value| value.as_str());
+    let is_set = |key: &str| config.get(key).and_then(|value| value.as_bool()) == Some(true);
+    let refuse = |problem: String| Err(not_an_adapter(&path, problem));
+    match text("peft_type") {
+        Some("LORA") => {}
+        kind => return refuse(format!("peft_type is {}", kind.unwrap_or("missing"))),
+    }
+    if is_set("use_dora") {
+        return refuse("use_dora is set: DoRA rescales the base's own weights".into());
+    }
+    if let Some(bias) = text("bias").filter(|bias| *bias != "none") {
+        return refuse(format!("bias is {bias:?}: only matrices are adapted"));
+    }
+    let number = |value: &serde_json::Value| value.as_f64().map(|value| value as f32);
+    let Some(alpha) = config.get("lora_alpha").and_then(number) else {
+        return refuse("lora_alpha is not a number".into());
+    };
+    let patterns = config
+        .get("alpha_pattern")
+        .and_then(|value| value.as_object());
+    let alpha_pattern = patterns.into_iter().flatten();
+    Ok(Scaling {
+        alpha,
+        alpha_pattern: alpha_pattern
+            .filter_map(|(module, value)| Some((module.clone(), number(value)?)))
+            .collect(),
+        by_root: is_set("use_rslora"),
+    })
+}
+
+fn read_config(path: &PathBuf, options: &OpenOptions) -> Result<serde_json::Value> {
+    let size = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    if size > options.limits.safetensors_header_bytes {
+        return Err(not_an_adapter(path, format!("{size} bytes of JSON")));
+    }
+    let json = std::fs::read(path).map_err(Error::io(path))?;
+    serde_json::from_slice(&json).map_err(|error| not_an_adapter(path, error.to_string()))
+}
+
+/// Which half of a pair a tensor is, and what the pair changes.
+fn half(name: &str, format: Format) -> Option<(usize, &str)> {
+    if let Format::Gguf { .. } = format {
+        let endings = [".lora_a", ".lora_b"].into_iter().enumerate();
+        let mut found =
+            endings.filter_map(|(half, ending)| Some((half, name.strip_suffix(ending)?)));
+        return found.next();
+    }
+    let name = name.strip_suffix(".weight")?;
+    // Some versions name the adapter, too.
+    let name = name.strip_suffix(".default").unwrap_or(name);
+    let endings = [".lora_A", ".lora_B"].into_iter().enumerate();
+    let mut found = endings.filter_map(|(half, ending)| Some((half, name.strip_suffix(ending)?)));
+    let (half, target) = found.next()?;
+    Some((half, target.strip_prefix(PEFT_PREFIX).unwrap_or(target)))
+}
+
+fn pairs(file: &ModelFile, scaling: &Scaling) -> Result<Vec<Pair>> {
+    let wrong = |tensor: &TensorInfo, problem: String| LoraError::Tensor {
+        file: file.path().to_path_buf(),
+        tensor: tensor.name.clone(),
+        problem,
+    };
+    let mut halves: BTreeMap<&str, [Option<&TensorInfo>; 2]> = BTreeMap::new();
+    for tensor in file.tensors() {
+        let Some((half, target)) = half(&tensor.name, file.format()) else {
+            let problem = "it is neither half of a pair of matrices".to_owned();
+            return Err(wrong(tensor, problem).into());
+        };
+        if let Some(place) = halves.entry(target).or_default().get_mut(half) {
+            *place = Some(tensor);
+        }
+    }
+    let pair = |(target, halves): (&str, [Option<&TensorInfo>; 2])| {
+        let (a, b) = match halves {
+            [Some(a), Some(b)] => (a, b),
+            [Some(alone), None] | [None, Some(alone)] => {
+                return Err(wrong(alone, "the other half of its pair is missing".into()).into());
+            }
+            [None, None] => return Ok(None),
+        };
+        let (&[rank, inputs], &[_, columns]) = (a.dims().as_slice(), b.dims().as_slice()) else {
+            let problem = format!("shapes {:?} and {:?}: not two matrices", a.dims(), b.dims());
+            return Err(wrong(a, problem).into());
+        };
+        if rank == 0 || columns != rank {
+            let problem = format!("shape {:?} beside a first half of rank {rank}", b.dims());
+            return Err(wrong(b, problem).into());
+        }
+        for (tensor, columns) in [(a, inputs), (b, rank)] {
+            if !columns.is_multiple_of(tensor.ty.block_len()) || !holds_weights(tensor.ty) {
+                let problem = format!("a row of {columns} elements cannot be {}", tensor.ty);
+                return Err(wrong(tensor, problem).into());
+            }
+        }
+        Ok(Some(Pair {
+            target: target.to_owned(),
+            a: a.clone(),
+            b: b.clone(),
+            factor: scaling.factor(target, rank),
+        }))
+    };
+    halves
+        .into_iter()
+        .filter_map(|halves| pair(halves).transpose())
+        .collect()
+}
+
+fn not_an_adapter(file: &Path, problem: String) -> Error {
+    let file = file.to_path_buf();
+    LoraError::NotAnAdapter { file, problem }.into()
+}

@@ -1,0 +1,550 @@
+//! Adapters against the models that result from merging them: in both formats, across formats,
+//! over a quantised base, request by request.
+
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::reference::Reference;
+use oxidize_core::backend::{Backend, Batch, KvType, SeqSlice, SessionConfig};
+use oxidize_core::engine::{Engine, EngineConfig, Event, Request};
+use oxidize_core::error::Error;
+use oxidize_core::file::{ModelFile, OpenOptions, TensorInfo, TensorType};
+use oxidize_core::gguf::{Value, WriteError, Writer};
+use oxidize_core::kv::BlockId;
+use oxidize_core::lora::Adapter;
+use oxidize_core::model::Model;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const ALPHA: f32 = 6.0;
+
+fn golden(name: &str) -> Option<PathBuf> {
+    let shared = std::env::var_os("OXIDIZE_SHARED")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
+    let folder = shared.join("golden").join(name);
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    eprintln!("SKIPPED: no golden model at {}", folder.display());
+    None
+}
+
+fn tiny() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf")
+}
+
+fn open(path: impl AsRef<Path>) -> ModelFile {
+    ModelFile::open(path, &OpenOptions::default()).unwrap()
+}
+
+fn load(path: impl AsRef<Path>) -> Model {
+    Model::load(path, &OpenOptions::default()).unwrap()
+}
+
+fn adapter(path: impl AsRef<Path>) -> Adapter {
+    Adapter::open(path, &OpenOptions::default()).unwrap()
+}
+
+fn floats(file: &ModelFile, tensor: &TensorInfo) -> Vec<f32> {
+    let mut all = Vec::new();
+    let collect = |piece: &[f32]| -> Result<(), Error> {
+        all.extend_from_slice(piece);
+        Ok(())
+    };
+    file.for_each_f32(tensor, collect).unwrap();
+    all
+}
+
+/// Numbers between −0.25 and 0.25 that differ from seed to seed.
+fn random(seed: &mut u64, n: usize) -> Vec<f32> {
+    let mut next = || {
+        *seed = seed
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        ((*seed >> 40) as f32 / (1u64 << 24) as f32 - 0.5) * 0.5
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Two matrices, rank × inputs and outputs × rank.
+struct Pair {
+    rank: usize,
+    inputs: usize,
+    outputs: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+impl Pair {
+    fn random(seed: &mut u64, outputs: usize, inputs: usize) -> Pair {
+        let rank = 4;
+        let (a, b) = (random(seed, rank * inputs), random(seed, outputs * rank));
+        Pair {
+            rank,
+            inputs,
+            outputs,
+            a,
+            b,
+        }
+    }
+
+    /// An element of their product.
+    fn product(&self, output: usize, input: usize) -> f32 {
+        let terms = (0..self.rank)
+            .map(|r| self.b[output * self.rank + r] * self.a[r * self.inputs + input]);
+        terms.sum::<f32>() * ALPHA / self.rank as f32
+    }
+}
+
+/// Pairs for all matrices of layers, by the names of their tensors.
+fn pairs(file: &ModelFile, transposed: bool, seed: u64) -> BTreeMap<String, Pair> {
+    let mut seed = seed;
+    let in_layer =
+        |name: &str| name.starts_with("blk.") || name.contains(".layers.") || name.contains("h.");
+    let mut pairs = BTreeMap::new();
+    for tensor in file.tensors() {
+        let &[rows, cols] = tensor.dims().as_slice() else {
+            continue;
+        };
+        if in_layer(&tensor.name) && tensor.name.ends_with(".weight") {
+            let (outputs, inputs) = if transposed {
+                (cols, rows)
+            } else {
+                (rows, cols)
+            };
+            pairs.insert(
+                tensor.name.clone(),
+                Pair::random(&mut seed, outputs, inputs),
+            );
+        }
+    }
+    assert!(pairs.len() >= 8, "{}", pairs.len());
+    pairs
+}
+
+/// The tensor with its pair's product added, as f32.
+fn merged(
+    file: &ModelFile,
+    tensor: &TensorInfo,
+    pair: Option<&Pair>,
+    transposed: bool,
+) -> Vec<f32> {
+    let mut all = floats(file, tensor);
+    let Some(pair) = pair else { return all };
+    let cols = tensor.dims()[1];
+    for (at, x) in all.iter_mut().enumerate() {
+        let (row, col) = (at / cols, at % cols);
+        *x += if transposed {
+            pair.product(col, row)
+        } else {
+            pair.product(row, col)
+        };
+    }
+    all
+}
+
+fn write_safetensors(path: &Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
+    let (mut header, mut at) = (serde_json::Map::new(), 0);
+    for (name, shape, data) in tensors {
+        let end = at + 4 * data.len();
+        let entry = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [at, end]});
+        header.insert(name.clone(), entry);
+        at = end;
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = std::fs::File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes())
+        .unwrap();
+    file.write_all(&header).unwrap();
+    for (_, _, data) in tensors {
+        file.write_all(bytemuck::cast_slice(data)).unwrap();
+    }
+}
+
+fn write_peft(folder: &Path, pairs: &BTreeMap<String, Pair>) {
+    let mut tensors = Vec::new();
+    for (name, pair) in pairs {
+        let module = format!("base_model.model.{}", name.trim_end_matches(".weight"));
+        tensors.push((
+            format!("{module}.lora_A.weight"),
+            vec![pair.rank, pair.inputs],
+            pair.a.clone(),
+        ));
+        tensors.push((
+            format!("{module}.lora_B.weight"),
+            vec![pair.outputs, pair.rank],
+            pair.b.clone(),
+        ));
+    }
+    write_safetensors(&folder.join("adapter_model.safetensors"), &tensors);
+    let config =
+        serde_json::json!({"peft_type": "LORA", "r": 4, "lora_alpha": ALPHA, "bias": "none"});
+    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+}
+
+fn write_gguf_adapter(path: &Path, arch: &str, pairs: &BTreeMap<String, Pair>) {
+    let mut writer = Writer::new();
+    for (key, value) in [
+        ("general.type", "adapter"),
+        ("general.architecture", arch),
+        ("adapter.type", "lora"),
+    ] {
+        writer.key(key, &Value::Str(value)).unwrap();
+    }
+    writer
+        .key("adapter.lora.alpha", &Value::F32(ALPHA))
+        .unwrap();
+    let mut data: BTreeMap<String, &[f32]> = BTreeMap::new();
+    for (name, pair) in pairs {
+        let (a, b) = (format!("{name}.lora_a"), format!("{name}.lora_b"));
+        writer
+            .tensor(&a, TensorType::F32, &[pair.inputs as u64, pair.rank as u64])
+            .unwrap();
+        writer
+            .tensor(
+                &b,
+                TensorType::F32,
+                &[pair.rank as u64, pair.outputs as u64],
+            )
+            .unwrap();
+        data.extend([(a, pair.a.as_slice()), (b, pair.b.as_slice())]);
+    }
+    let file = std::fs::File::create(path).unwrap();
+    let write =
+        |planned: &oxidize_core::gguf::Planned, out: &mut dyn Write| -> Result<(), WriteError> {
+            out.write_all(bytemuck::cast_slice(data[&planned.name]))
+                .map_err(WriteError::Io)
+        };
+    writer.write(file, write).unwrap();
+}
+
+/// A copy of a GGUF model with the pairs merged in.
+fn write_merged_gguf(path: &Path, file: &ModelFile, pairs: &BTreeMap<String, Pair>) {
+    let mut writer = Writer::new();
+    for (key, value) in file.metadata().iter() {
+        writer.key(key, &value).unwrap();
+    }
+    for tensor in file.tensors() {
+        let mut shape: Vec<u64> = tensor.dims().iter().map(|&d| d as u64).collect();
+        shape.reverse();
+        writer
+            .tensor(&tensor.name, TensorType::F32, &shape)
+            .unwrap();
+    }
+    let out = std::fs::File::create(path).unwrap();
+    let write =
+        |planned: &oxidize_core::gguf::Planned, out: &mut dyn Write| -> Result<(), WriteError> {
+            let tensor = file.tensor(&planned.name).unwrap();
+            let data = merged(file, tensor, pairs.get(&planned.name), false);
+            out.write_all(bytemuck::cast_slice(&data))
+                .map_err(WriteError::Io)
+        };
+    writer.write(out, write).unwrap();
+}
+
+/// A copy of a directory of safetensors with the pairs merged in.
+fn write_merged_directory(
+    folder: &Path,
+    from: &Path,
+    pairs: &BTreeMap<String, Pair>,
+    transposed: bool,
+) {
+    let file = open(from);
+    std::fs::copy(from.join("config.json"), folder.join("config.json")).unwrap();
+    let tensors: Vec<_> = file
+        .tensors()
+        .iter()
+        .map(|tensor| {
+            let data = merged(&file, tensor, pairs.get(&tensor.name), transposed);
+            (tensor.name.clone(), tensor.dims(), data)
+        })
+        .collect();
+    write_safetensors(&folder.join("model.safetensors"), &tensors);
+}
+
+fn logits(model: &Model, backend: &dyn Backend, strengths: &[f32]) -> Vec<f32> {
+    let config = SessionConfig {
+        max_outputs: 24,
+        key_type: KvType::F32,
+        value_type: KvType::F32,
+        n_threads: Some(2),
+        ..SessionConfig::for_context(64)
+    };
+    let mut session = model.session(backend, &config).unwrap();
+    let tokens: Vec<u32> = (0..24)
+        .map(|i| (i * 7 + 3) % model.n_vocab() as u32)
+        .collect();
+    let positions: Vec<u32> = (0..24).collect();
+    let outputs: Vec<u32> = (0..24).step_by(5).collect();
+    let sequences = [SeqSlice {
+        n_tokens: 24,
+        blocks: &[BlockId(0), BlockId(1)],
+        adapters: strengths,
+        ..SeqSlice::default()
+    }];
+    let batch = Batch {
+        tokens: &tokens,
+        positions: &positions,
+        sequences: &sequences,
+        outputs: &outputs,
+    };
+    session.run(&batch).unwrap();
+    (0..outputs.len())
+        .flat_map(|i| session.output(i).unwrap().to_vec())
+        .collect()
+}
+
+fn distance(ours: &[f32], reference: &[f32]) -> f32 {
+    let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
+    norm(&mut ours.iter().zip(reference).map(|(a, b)| a - b)) / norm(&mut reference.iter().copied())
+}
+
+fn assert_near(ours: &[f32], reference: &[f32], what: &str) {
+    let distance = distance(ours, reference);
+    assert!(distance < 1e-4, "{what}: {distance}");
+}
+
+#[test]
+fn an_adapter_is_what_merging_it_gives() {
+    // Permuted rotary rows; fused matrices; transposed and fused ones; a bias and head norms.
+    for (name, transposed) in [
+        ("llama2", false),
+        ("phi3", false),
+        ("gpt2", true),
+        ("qwen3", false),
+    ] {
+        let Some(folder) = golden(name) else { return };
+        let temporary = tempfile::tempdir().unwrap();
+        let place = |name: &str| temporary.path().join(name);
+        for name in ["peft", "merged"] {
+            std::fs::create_dir(place(name)).unwrap();
+        }
+        let (hugging_face, gguf) = (load(&folder), load(folder.join("model.gguf")));
+
+        let changes = pairs(&open(&folder), transposed, 1);
+        write_peft(&place("peft"), &changes);
+        write_merged_directory(&place("merged"), &folder, &changes, transposed);
+        let expected = logits(&load(place("merged")), &Reference, &[]);
+        let plain = logits(&hugging_face, &Reference, &[]);
+        assert!(
+            distance(&expected, &plain) > 0.05,
+            "{name}: the adapter changes next to nothing"
+        );
+        for (base, format) in [(&hugging_face, "safetensors"), (&gguf, "GGUF")] {
+            let adapted = base
+                .with_adapters(vec![(adapter(place("peft")), 1.0)])
+                .unwrap();
+            for backend in [&Reference as &dyn Backend, &Cpu::default()] {
+                let what = format!("{name} ({format}) with PEFT on {}", backend.name());
+                assert_near(&logits(&adapted, backend, &[1.0]), &expected, &what);
+                assert_near(
+                    &logits(&adapted, backend, &[]),
+                    &plain,
+                    &format!("{what}, off"),
+                );
+            }
+        }
+
+        let changes = pairs(&open(folder.join("model.gguf")), false, 2);
+        write_gguf_adapter(&place("adapter.gguf"), gguf.arch().name, &changes);
+        write_merged_gguf(
+            &place("merged.gguf"),
+            &open(folder.join("model.gguf")),
+            &changes,
+        );
+        let expected = logits(&load(place("merged.gguf")), &Reference, &[]);
+        for (base, format) in [(&hugging_face, "safetensors"), (&gguf, "GGUF")] {
+            let adapted = base
+                .with_adapters(vec![(adapter(place("adapter.gguf")), 1.0)])
+                .unwrap();
+            let what = format!("{name} ({format}) with a GGUF adapter");
+            assert_near(&logits(&adapted, &Cpu::default(), &[1.0]), &expected, &what);
+        }
+    }
+}
+
+/// Two adapters over a base, both of which change all matrices.
+struct Two {
+    _folder: tempfile::TempDir,
+    model: Model,
+    both_merged: Model,
+}
+
+fn two_adapters(base: &Path) -> Two {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    let (model, file) = (load(base), open(base));
+    let (first, second) = (pairs(&file, false, 3), pairs(&file, false, 4));
+    write_gguf_adapter(&place("first.gguf"), model.arch().name, &first);
+    write_gguf_adapter(&place("second.gguf"), model.arch().name, &second);
+    write_merged_gguf(&place("one.gguf"), &file, &first);
+    write_merged_gguf(&place("both.gguf"), &open(place("one.gguf")), &second);
+    let adapters = ["first.gguf", "second.gguf"].map(|name| (adapter(place(name)), 1.0));
+    Two {
+        model: model.with_adapters(adapters.into()).unwrap(),
+        both_merged: load(place("both.gguf")),
+        _folder: folder,
+    }
+}
+
+#[test]
+fn several_adapters_add_up() {
+    let two = two_adapters(&tiny());
+    let expected = logits(&two.both_merged, &Reference, &[]);
+    for backend in [&Reference as &dyn Backend, &Cpu::default()] {
+        assert_near(
+            &logits(&two.model, backend, &[1.0, 1.0]),
+            &expected,
+            backend.name(),
+        );
+    }
+    let half = logits(&two.model, &Cpu::default(), &[0.5]);
+    let oracle = logits(&two.model, &Reference, &[0.5, 0.0]);
+    assert_near(&half, &oracle, "half of the first");
+    assert!(distance(&half, &expected) > 0.01);
+    assert_eq!(
+        (two.model.adapters().len(), two.model.adapters()[0].rank()),
+        (2, 4)
+    );
+}
+
+#[test]
+fn each_request_has_its_own_strengths() {
+    let two = two_adapters(&tiny());
+    let config = EngineConfig {
+        n_threads: Some(2),
+        cache_tokens: Some(2048),
+        ..EngineConfig::default()
+    };
+    let start = || Engine::start(two.model.clone(), Arc::new(Cpu::default()), &config).unwrap();
+    let request = |adapters: Option<Vec<f32>>| Request {
+        tokens: (0..70).map(|i| (i * 11 + 5) % 320).collect(),
+        max_tokens: Some(12),
+        ignore_eos: true,
+        adapters,
+        sampling: oxidize_core::sampling::SamplingParams::greedy(),
+        ..Request::default()
+    };
+    let read = |stream: oxidize_core::engine::TokenStream| {
+        let (mut ids, mut cached) = (Vec::new(), 0);
+        for event in stream {
+            match event.unwrap() {
+                Event::Token(token) => ids.push(token.id),
+                Event::Finished(finished) => cached = finished.cached_tokens,
+            }
+        }
+        (ids, cached)
+    };
+    let strengths = [
+        None,
+        Some(vec![0.0, 0.0]),
+        Some(vec![1.0]),
+        Some(vec![0.3, -1.0]),
+    ];
+    let alone: Vec<_> = strengths
+        .iter()
+        .map(|strengths| read(start().submit(request(strengths.clone())).unwrap()).0)
+        .collect();
+    assert!(alone.windows(2).all(|pair| pair[0] != pair[1]), "{alone:?}");
+    let engine = start();
+    let streams: Vec<_> = strengths
+        .iter()
+        .map(|strengths| engine.submit(request(strengths.clone())).unwrap())
+        .collect();
+    let together: Vec<_> = streams.into_iter().map(|stream| read(stream).0).collect();
+    assert_eq!(together, alone);
+    // What was computed with other strengths is no use; with the same, it is.
+    let (_, cached) = read(engine.submit(request(Some(vec![0.7]))).unwrap());
+    assert_eq!(cached, 0);
+    let (ids, cached) = read(engine.submit(request(Some(vec![1.0, 0.0]))).unwrap());
+    assert_eq!((ids, cached), (alone[2].clone(), 64));
+    // The model's own strengths, spelled out.
+    let (ids, cached) = read(engine.submit(request(Some(vec![1.0, 1.0]))).unwrap());
+    assert_eq!((ids, cached), (alone[0].clone(), 64));
+
+    for wrong in [vec![1.0, 1.0, 1.0], vec![f32::NAN]] {
+        let error = engine
+            .submit(request(Some(wrong)))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains("2 adapters"), "{error}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    let model = load(tiny());
+    let refused = |path: &Path| {
+        let opened = Adapter::open(path, &OpenOptions::default());
+        let added = opened.and_then(|adapter| model.with_adapters(vec![(adapter, 1.0)]));
+        added.err().unwrap().to_string()
+    };
+    let pair = |outputs, inputs| Pair::random(&mut 9, outputs, inputs);
+    let one = |name: &str, pair: Pair| BTreeMap::from([(name.to_owned(), pair)]);
+
+    let error = refused(&tiny());
+    assert!(error.contains("general.type"), "{error}");
+    let path = place("other.gguf");
+    write_gguf_adapter(&path, "qwen2", &one("blk.0.attn_q.weight", pair(64, 64)));
+    let error = refused(&path);
+    assert!(
+        error.contains("qwen2") && error.contains("llama"),
+        "{error}"
+    );
+    write_gguf_adapter(&path, "llama", &one("blk.7.attn_q.weight", pair(64, 64)));
+    assert!(refused(&path).contains("blk.7.attn_q.weight"));
+    write_gguf_adapter(&path, "llama", &one("token_embd.weight", pair(320, 64)));
+    assert!(refused(&path).contains("token_embd.weight"));
+    write_gguf_adapter(&path, "llama", &one("blk.0.attn_q.weight", pair(63, 64)));
+    let error = refused(&path);
+    assert!(
+        error.contains("[63, 64]") && error.contains("[64, 64]"),
+        "{error}"
+    );
+
+    let error = refused(folder.path());
+    assert!(error.contains("adapter_model.safetensors"), "{error}");
+    let module = "model.layers.0.self_attn.q_proj";
+    write_peft(
+        folder.path(),
+        &one(&format!("{module}.weight"), pair(64, 64)),
+    );
+    assert!(Adapter::open(folder.path(), &OpenOptions::default()).is_ok());
+    for (config, expected) in [
+        ("{", "adapter_config.json"),
+        (r#"{"peft_type": "IA3"}"#, "IA3"),
+        (r#"{"peft_type": "LORA"}"#, "lora_alpha"),
+        (
+            r#"{"peft_type": "LORA", "lora_alpha": 1, "use_dora": true}"#,
+            "use_dora",
+        ),
+        (
+            r#"{"peft_type": "LORA", "lora_alpha": 1, "bias": "all"}"#,
+            "bias",
+        ),
+    ] {
+        std::fs::write(place("adapter_config.json"), config).unwrap();
+        let error = refused(folder.path());
+        assert!(error.contains(expected), "{error}");
+    }
+    write_peft(folder.path(), &BTreeMap::new());
+    let error = refused(folder.path());
+    assert!(error.contains("no pair"), "{error}");
+    let weights = place("adapter_model.safetensors");
+    let half = format!("base_model.model.{module}.lora_A.weight");
+    write_safetensors(&weights, &[(half.clone(), vec![4, 64], vec![0.0; 256])]);
+    let error = refused(folder.path());
+    assert!(
+        error.contains(&half) && error.contains("missing"),
+        "{error}"
+    );
+    write_safetensors(
+        &weights,
+        &[("model.norm.weight".into(), vec![64], vec![0.0; 64])],
+    );
+    assert!(refused(folder.path()).contains("model.norm.weight"));
+}
