@@ -65,14 +65,15 @@ fn find(name: &str) -> Option<(Model, Vec<Run>)> {
     let shared = set("OXIDIZE_SHARED")
         .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
     let model = cache.join(format!("models/{name}.gguf"));
-    let golden = shared.join(format!("ref/{name}.greedy.json"));
-    for path in [&model, &golden] {
-        if !path.exists() {
-            eprintln!("SKIPPED: no {}", path.display());
-            return None;
-        }
+    // Short answers that are kept, and longer ones where `scripts/greedy_references.py` was run.
+    let answers = [
+        shared.join(format!("ref/{name}.greedy.json")),
+        cache.join(format!("greedy/{name}.greedy.json")),
+    ];
+    if !model.exists() || !answers.iter().any(|path| path.exists()) {
+        eprintln!("SKIPPED: no {} or no answers to it", model.display());
+        return None;
     }
-    let golden: Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
     let id = |value: &Value| value.as_u64().unwrap() as u32;
     let run = |run: &Value| {
         let tokens = run["tokens"].as_array().unwrap();
@@ -88,7 +89,11 @@ fn find(name: &str) -> Option<(Model, Vec<Run>)> {
             top: tokens.iter().map(top).collect(),
         }
     };
-    let runs = golden["runs"].as_array().unwrap().iter().map(run).collect();
+    let mut runs = Vec::new();
+    for path in answers.iter().filter(|path| path.exists()) {
+        let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        runs.extend(golden["runs"].as_array().unwrap().iter().map(run));
+    }
     Some((Model::load(model, &OpenOptions::default()).unwrap(), runs))
 }
 
@@ -136,7 +141,10 @@ fn compare(name: &str) {
         }
         let (ours, theirs) = place.rounding();
         println!("{what}: {same} of {total} tokens; off by {ours:.4}, llama.cpp by {theirs:.4}");
-        assert!(same + 2 >= total, "{what}: only {same} of {total} tokens");
+        assert!(
+            same + total / 12 >= total,
+            "{what}: only {same} of {total} tokens"
+        );
         assert!(ours < 1.25 * theirs + 0.002, "{what}: {ours} and {theirs}");
     }
 }
