@@ -42,15 +42,22 @@ pub(crate) struct ModelArgs {
     /// Read the file instead of mapping it into memory
     #[arg(long, env = "OXIDIZE_NO_MMAP")]
     pub(crate) no_mmap: bool,
-    /// Add a LoRA adapter: a GGUF adapter or a PEFT directory; may be given several times
-    #[arg(long, value_name = "PATH", env = "OXIDIZE_LORA", value_delimiter = ',')]
-    pub(crate) lora: Vec<PathBuf>,
-    /// Add a LoRA adapter with this strength; may be given several times
-    #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
-    pub(crate) lora_scaled: Vec<(PathBuf, f32)>,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
     /// Run the model even if it seems not to fit in memory
     #[arg(long)]
     pub(crate) no_memory_check: bool,
+}
+
+/// What is added to the model.
+#[derive(Args, Clone)]
+pub(crate) struct AdapterArgs {
+    /// Add a LoRA adapter: a GGUF adapter or a PEFT directory; may be given several times
+    #[arg(long, value_name = "PATH", env = "OXIDIZE_LORA", value_delimiter = ',')]
+    lora: Vec<PathBuf>,
+    /// Add a LoRA adapter with this strength; may be given several times
+    #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
+    lora_scaled: Vec<(PathBuf, f32)>,
 }
 
 pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
@@ -101,8 +108,8 @@ impl ModelArgs {
 
     /// The model with the adapters that were asked for.
     fn with_adapters(&self, model: Model) -> anyhow::Result<Model> {
-        let plain = self.lora.iter().map(|path| (path.as_path(), 1.0));
-        let scaled = self.lora_scaled.iter();
+        let plain = self.adapters.lora.iter().map(|path| (path.as_path(), 1.0));
+        let scaled = self.adapters.lora_scaled.iter();
         let asked: Vec<(&Path, f32)> = plain
             .chain(scaled.map(|(path, scale)| (path.as_path(), *scale)))
             .collect();

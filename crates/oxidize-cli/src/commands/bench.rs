@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::bandwidth::{self, Bandwidth};
 use crate::evaluate::Evaluator;
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::{AdapterArgs, ModelArgs, find_model};
 
 /// Measure the speed of a model
 #[derive(Args)]
@@ -60,6 +60,8 @@ pub(crate) struct Bench {
     /// How the cache keeps values
     #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = crate::model_args::kv_type)]
     cache_type_v: oxidize_core::backend::KvType,
+    #[command(flatten)]
+    adapters: AdapterArgs,
     /// How the result is printed
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Md)]
     output: Output,
@@ -165,6 +167,7 @@ impl Bench {
             batch_size: self.batch_size,
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
+            adapters: self.adapters.clone(),
             no_mmap: false,
             no_memory_check: false,
         }

@@ -48,6 +48,7 @@ kinds! {
     Add,
     Mul,
     Scale,
+    AdapterScale,
     ScaleBy,
     Temperature,
     Clamp,
@@ -260,6 +261,24 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             };
             let out = net.like(x);
             (net.push(Op::Temperature { x, spec, out }), FLOATS)
+        }
+        Kind::AdapterScale => {
+            let x = net.input(width);
+            // Strengths differ from sequence to sequence, and so must the rows that are kept.
+            let kept = net
+                .random
+                .chance(0.5)
+                .then(|| net.value(Rows::Outputs, width));
+            let x = kept.map_or(x, |out| net.push(Op::SelectOutputs { x, out }));
+            let (adapter, out) = (net.random.within(0..=3), net.like(x));
+            let factor = 1.5;
+            let op = Op::AdapterScale {
+                x,
+                adapter,
+                factor,
+                out,
+            };
+            (net.push(op), FLOATS)
         }
         Kind::Clamp => {
             let x = wide_input(net, width);

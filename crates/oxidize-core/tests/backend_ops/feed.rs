@@ -17,6 +17,9 @@ pub(crate) struct Feed {
     batches: Vec<(Vec<usize>, Vec<u32>)>,
 }
 
+/// What sequences want of adapters: each from its own place on.
+const STRENGTHS: [f32; 5] = [1.0, -0.5, 0.0, 2.0, 0.25];
+
 impl Feed {
     /// One batch of one sequence.
     pub(crate) fn prompt(random: &mut Random, n_tokens: usize) -> Feed {
@@ -115,7 +118,7 @@ impl Feed {
                     slot: i as u32,
                     n_tokens: n,
                     blocks,
-                    ..SeqSlice::default()
+                    adapters: STRENGTHS.get(i..).unwrap_or_default(),
                 });
                 done[i] += n;
             }
