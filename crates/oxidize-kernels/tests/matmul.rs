@@ -52,6 +52,17 @@ impl Case {
     }
 
     fn run(&self, kernels: &Kernels, ty: TensorType, k: usize, integers: bool) -> Vec<f32> {
+        self.run_as(kernels, ty, k, integers, false)
+    }
+
+    fn run_as(
+        &self,
+        kernels: &Kernels,
+        ty: TensorType,
+        k: usize,
+        integers: bool,
+        each_alone: bool,
+    ) -> Vec<f32> {
         let weight = WeightRows::new(ty, k, &self.weight).unwrap();
         let mut quantized = QuantizedRows::new();
         let acts = if integers {
@@ -61,6 +72,7 @@ impl Case {
         } else {
             Activations::floats(&self.input, k)
         };
+        let acts = acts.each_alone(each_alone);
         let mut out = self.before.clone();
         let epilogue = Epilogue {
             bias: Some(&self.bias),
@@ -103,6 +115,40 @@ fn every_type_agrees_with_the_reference() {
                             error < bound,
                             "{ty} on {isa}: {rows} rows of {k}, {m} tokens, \
                              integers {integers}: {error:e}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What speculative decoding rests on: a token among others has the products that it has alone.
+#[test]
+fn rows_that_ask_for_it_are_multiplied_as_if_alone() {
+    let mut random = Random::new(4);
+    for ty in types() {
+        let (rows, k) = (37, if ty.block_len() == 1 { 333 } else { 768 });
+        for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
+            for m in [2, 3, 4, 5, 8, 13] {
+                let case = Case::new(&mut random, ty, rows, k, m);
+                for integers in [false, true] {
+                    if integers && k % 32 != 0 {
+                        continue;
+                    }
+                    let together = case.run_as(kernels, ty, k, integers, true);
+                    for token in 0..m {
+                        let alone = Case {
+                            weight: case.weight.clone(),
+                            input: case.input[token * k..(token + 1) * k].to_vec(),
+                            bias: case.bias.clone(),
+                            before: case.before[token * rows..(token + 1) * rows].to_vec(),
+                        };
+                        assert_eq!(
+                            together[token * rows..(token + 1) * rows],
+                            alone.run(kernels, ty, k, integers),
+                            "{ty} on {}: token {token} of {m}, integers {integers}",
+                            kernels.isa()
                         );
                     }
                 }

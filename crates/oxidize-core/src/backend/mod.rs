@@ -113,6 +113,10 @@ pub struct SessionConfig {
     pub state_slots: usize,
     /// Most tokens in a sequence: some models turn their keys slower in longer contexts.
     pub max_context: usize,
+    /// In a batch of up to so many tokens whose results are all wanted, each token's are to the last
+    /// bit those that it has in a batch by itself: what drafts are verified with. Sums in whatever
+    /// order is best are faster, so this is 0 unless someone counts on it.
+    pub exact_tokens: usize,
     /// How keys are kept.
     pub key_type: KvType,
     /// How values are kept.
@@ -132,6 +136,7 @@ impl SessionConfig {
             max_outputs: 1,
             state_slots: 1,
             max_context: n_ctx,
+            exact_tokens: 0,
             key_type: KvType::F16,
             value_type: KvType::F16,
             n_threads: None,
@@ -201,6 +206,11 @@ pub enum BackendError {
 }
 
 impl Batch<'_> {
+    /// Whether each token is to be computed as if it were alone: see [`SessionConfig::exact_tokens`].
+    pub fn is_exact(&self, config: &SessionConfig) -> bool {
+        self.outputs.len() == self.tokens.len() && self.tokens.len() <= config.exact_tokens
+    }
+
     /// Checks the batch against the session's limits and itself, so that a backend can trust it.
     pub fn check(&self, config: &SessionConfig, n_vocab: usize) -> Result<(), BackendError> {
         let too_large = |what, asked, limit| BackendError::BatchTooLarge { what, asked, limit };

@@ -23,11 +23,19 @@ pub(super) struct AttentionWork {
     rows: Vec<Range<usize>>,
     /// The cache slot of each token.
     slots: Vec<usize>,
-    /// The longest context of any token.
-    context: usize,
+    /// Whether each token is worked on as if it were alone.
+    each_alone: bool,
     /// For each token, the positions it sees in the layer at hand.
     visible: Vec<Range<u32>>,
+    pieces: Vec<Piece>,
     parts: Vec<f32>,
+}
+
+/// Some of the keys that the token of a run sees.
+#[derive(Clone)]
+struct Piece {
+    run: usize,
+    keys: Range<usize>,
 }
 
 struct Run {
@@ -37,7 +45,9 @@ struct Run {
 
 impl AttentionWork {
     /// Works out the runs and slots of a batch, before it has been checked.
-    pub(super) fn prepare(&mut self, batch: &Batch<'_>, block_size: usize) {
+    pub(super) fn prepare(&mut self, batch: &Batch<'_>, block_size: usize, each_alone: bool) {
+        self.each_alone = each_alone;
+        let longest = if each_alone { 1 } else { TOKENS };
         self.table.clear();
         self.runs.clear();
         self.rows.clear();
@@ -55,7 +65,7 @@ impl AttentionWork {
                     .push(block * block_size + position as usize % block_size);
             }
             while token < end {
-                let tokens = token..end.min(token + TOKENS);
+                let tokens = token..end.min(token + longest);
                 token = tokens.end;
                 self.rows.push(tokens.clone());
                 self.runs.push(Run {
@@ -64,24 +74,32 @@ impl AttentionWork {
                 });
             }
         }
-        self.context = batch
-            .positions
-            .iter()
-            .max()
-            .map_or(0, |&position| position as usize + 1);
     }
 
-    /// Into how many parts the keys of each token are split: more than one only where every run is
-    /// one token, so that heads and sequences alone would leave threads idle.
-    fn n_parts(&self, spec: &AttentionOp, n_threads: usize) -> usize {
+    /// Splits the keys of each token into pieces, those of a run one after the other; `false` where
+    /// that would gain nothing. It is worth it only where every run is one token, so that heads and
+    /// sequences alone would leave threads idle.
+    fn split_keys(&mut self, spec: &AttentionOp, n_threads: usize) -> bool {
+        self.pieces.clear();
         if self.runs.iter().any(|run| run.tokens.len() != 1) {
-            return 1;
+            return false;
         }
-        let context = spec
-            .window
-            .map_or(self.context, |window| window.span().min(self.context));
-        let n_items = self.runs.len() * spec.n_kv_heads;
-        (4 * n_threads).div_ceil(n_items).min(context / MIN_KEYS)
+        // How the keys of a token are split must not depend on others where it counts.
+        let n_runs = if self.each_alone { 1 } else { self.runs.len() };
+        let wanted = (4 * n_threads).div_ceil(n_runs * spec.n_kv_heads);
+        let mut splits = false;
+        for (run, seen) in self.visible.iter().enumerate() {
+            let seen = seen.start as usize..seen.end as usize;
+            let n_parts = wanted.min(seen.len() / MIN_KEYS).max(1);
+            let size = seen.len().div_ceil(n_parts).max(1);
+            splits |= n_parts > 1;
+            self.pieces.extend((0..n_parts).map(|nth| {
+                let start = (seen.start + nth * size).min(seen.end);
+                let keys = start..(start + size).min(seen.end);
+                Piece { run, keys }
+            }));
+        }
+        splits
     }
 
     fn look(&mut self, positions: &[u32], window: Option<Window>) {
@@ -129,6 +147,7 @@ impl CpuSession {
         batch: &Batch<'_>,
     ) {
         self.attention.look(batch.positions, spec.window);
+        let splits = self.attention.split_keys(spec, self.pool.n_threads());
         let mut parts = std::mem::take(&mut self.attention.parts);
         let mut taken = self.buffers.take(out);
         let q = self.buffers.get(q);
@@ -157,8 +176,7 @@ impl CpuSession {
             }
         };
         let cols = spec.n_heads * spec.value_dim;
-        let n_parts = work.n_parts(spec, self.pool.n_threads());
-        if n_parts < 2 {
+        if !splits {
             let matrix = Matrix {
                 data: taken.rows(),
                 cols,
@@ -174,29 +192,30 @@ impl CpuSession {
             );
         } else {
             let part_len = group * (spec.value_dim + 2);
-            let n_pieces = work.runs.len() * spec.n_kv_heads * n_parts;
-            parts.resize((n_pieces * part_len).max(parts.len()), 0.0);
-            let used = &mut parts[..n_pieces * part_len];
+            let n_pieces = work.pieces.len();
+            let needed = spec.n_kv_heads * n_pieces * part_len;
+            parts.resize(needed.max(parts.len()), 0.0);
+            let used = &mut parts[..needed];
             self.pool.parts(
-                n_pieces,
+                spec.n_kv_heads * n_pieces,
                 used,
                 &mut [(); 0],
                 &mut self.workers,
-                |piece, part, _, worker| {
-                    let (item, nth) = (piece / n_parts, piece % n_parts);
-                    let args = args(item / spec.n_kv_heads, item % spec.n_kv_heads);
-                    let seen = args.visible[0].start as usize..args.visible[0].end as usize;
-                    let size = seen.len().div_ceil(n_parts);
-                    let start = (seen.start + nth * size).min(seen.end);
-                    let keys = start..(start + size).min(seen.end);
+                |index, part, _, worker| {
+                    let Piece { run, keys } = work.pieces[index % n_pieces].clone();
+                    let args = args(run, index / n_pieces);
                     kernels.attention_part(&args, keys, part, &mut worker.scratch);
                 },
             );
             let mut out = TileMut::new(taken.rows(), cols);
-            for (item, parts) in used.chunks_exact(n_parts * part_len).enumerate() {
-                let (run, head) = (item / spec.n_kv_heads, item % spec.n_kv_heads);
-                let tile = out.part(work.rows[run].clone(), head * width..(head + 1) * width);
-                merge_attention(parts, sinks_of(head), spec.value_dim, tile);
+            for (head, mut parts) in used.chunks_exact(n_pieces * part_len).enumerate() {
+                for pieces in work.pieces.chunk_by(|a, b| a.run == b.run) {
+                    let (of_run, rest) = parts.split_at(pieces.len() * part_len);
+                    parts = rest;
+                    let rows = work.rows[pieces[0].run].clone();
+                    let tile = out.part(rows, head * width..(head + 1) * width);
+                    merge_attention(of_run, sinks_of(head), spec.value_dim, tile);
+                }
             }
         }
         self.attention.parts = parts;

@@ -90,7 +90,8 @@ impl CpuSession {
                 input,
                 width,
                 quantize,
-            );
+            )
+            .each_alone(self.each_alone);
             let glu = Glu {
                 activation: spec.activation,
                 limit: spec.glu_limit,
@@ -119,7 +120,8 @@ impl CpuSession {
                 hidden,
                 n_ff,
                 quantize,
-            );
+            )
+            .each_alone(self.each_alone);
             let down = matrix(spec.down);
             let mut matrices = [Matrix {
                 data: output,

@@ -29,6 +29,8 @@ pub(super) struct CpuSession {
     pub(super) workers: Vec<Worker>,
     pub(super) attention: AttentionWork,
     pub(super) experts: ExpertWork,
+    /// Whether the batch at hand is one in which each token is computed as if it were alone.
+    pub(super) each_alone: bool,
     steps: Arc<[Step]>,
     quantized: QuantizedRows,
     result: Option<ValueId>,
@@ -70,6 +72,7 @@ impl CpuSession {
             pool,
             attention: AttentionWork::default(),
             experts: ExpertWork::default(),
+            each_alone: false,
             steps: steps.into(),
             quantized: QuantizedRows::new(),
             result: plan.result,
@@ -333,6 +336,7 @@ impl CpuSession {
         let (width, inputs) = (self.buffers.width(x), weight.cols);
         let mut taken = self.buffers.take(out);
         let (kernels, x) = (self.kernels, self.buffers.get(x));
+        let each_alone = self.each_alone;
         let n_tokens = x.len() / width;
         let cols = weight.rows * weight.n_experts;
         let data = taken.rows();
@@ -353,6 +357,7 @@ impl CpuSession {
             } else {
                 Activations::floats(floats, inputs)
             };
+            let acts = acts.each_alone(each_alone);
             let rows = weight_rows(weight, head);
             kernels.matmul(rows, &acts, Epilogue::STORE, out, scratch);
         };
@@ -545,7 +550,8 @@ impl CpuSession {
             input,
             self.buffers.width(x),
             quantize,
-        );
+        )
+        .each_alone(self.each_alone);
         let chunk = list
             .iter()
             .flatten()
@@ -615,7 +621,8 @@ impl CpuSession {
             input,
             self.buffers.width(x),
             quantize,
-        );
+        )
+        .each_alone(self.each_alone);
         let hidden = Matrix {
             data: taken.rows(),
             cols: gate.weight.rows,
@@ -798,7 +805,9 @@ impl Session for CpuSession {
     fn run(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         self.buffers.n_tokens = batch.tokens.len();
         self.buffers.n_outputs = batch.outputs.len();
-        self.attention.prepare(batch, self.config.block_size);
+        self.each_alone = batch.is_exact(&self.config);
+        self.attention
+            .prepare(batch, self.config.block_size, self.each_alone);
         self.states.begin(batch)?;
         let steps = self.steps.clone();
         steps.iter().try_for_each(|step| self.step(step, batch))

@@ -85,6 +85,7 @@ pub struct Activations<'a> {
     floats: &'a [f32],
     k: usize,
     quantized: Option<&'a QuantizedRows>,
+    each_alone: bool,
 }
 
 impl<'a> Activations<'a> {
@@ -102,6 +103,7 @@ impl<'a> Activations<'a> {
             floats,
             k,
             quantized: None,
+            each_alone: false,
         }
     }
 
@@ -116,7 +118,14 @@ impl<'a> Activations<'a> {
             floats,
             k,
             quantized: Some(quantized),
+            each_alone: false,
         }
+    }
+
+    /// Asks that the products of each row be, to the last bit, those it has when it is the only one.
+    /// Slower for many rows: tiles add in another order than the product of a single row.
+    pub fn each_alone(self, each_alone: bool) -> Self {
+        Self { each_alone, ..self }
     }
 
     /// Number of rows (tokens).
@@ -127,6 +136,11 @@ impl<'a> Activations<'a> {
     /// Elements in a row.
     pub fn k(&self) -> usize {
         self.k
+    }
+
+    /// Whether up to `direct` rows at a time are to be multiplied as a single one is, whatever their number.
+    pub(crate) fn is_direct(&self, direct: usize) -> bool {
+        self.each_alone || self.rows() <= direct
     }
 
     /// One row as floats.

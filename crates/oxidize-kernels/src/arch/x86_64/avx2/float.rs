@@ -35,7 +35,7 @@ pub(crate) unsafe fn matmul(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        if acts.rows() <= DIRECT_TOKENS {
+        if acts.is_direct(DIRECT_TOKENS) {
             return direct(weight, acts, epilogue, out, scratch);
         }
         tiled::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);
@@ -93,10 +93,10 @@ unsafe impl FloatFormat for Bf16 {
     }
 }
 
-/// Row by row, straight from memory.
+/// Row by row, straight from memory, with a few tokens at a time.
 ///
 /// # Safety
-/// As [`matmul`], for at most [`DIRECT_TOKENS`] tokens.
+/// As [`matmul`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn direct(
     weight: WeightRows<'_>,
@@ -109,54 +109,67 @@ pub(crate) unsafe fn direct(
     for r in 0..weight.rows() {
         let bytes = weight.row(r);
         let row = bytes.as_ptr();
-        // SAFETY: the row has `k` elements of the type.
-        let dots = unsafe {
-            match weight.ty() {
-                TensorType::F32 => dot_tokens::<F32>(row, acts),
-                TensorType::F16 => dot_tokens::<F16>(row, acts),
-                TensorType::BF16 => dot_tokens::<Bf16>(row, acts),
-                ty => {
-                    let floats = scratch.floats(k);
-                    dequantize(ty, bytes, floats);
-                    dot_tokens::<F32>(floats.as_ptr().cast(), acts)
-                }
+        let floats = match weight.ty() {
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
+            ty => {
+                let floats = scratch.floats(k);
+                dequantize(ty, bytes, floats);
+                Some(floats.as_ptr().cast())
             }
         };
-        for (t, &dot) in dots[..acts.rows()].iter().enumerate() {
-            epilogue.write(&mut out.row(t)[r], r, dot);
+        for token in (0..acts.rows()).step_by(DIRECT_TOKENS) {
+            // SAFETY: the row has `k` elements of the type, or as many as floats.
+            let dots = unsafe {
+                match (floats, weight.ty()) {
+                    (Some(floats), _) => dot_tokens::<F32>(floats, acts, token),
+                    (None, TensorType::F16) => dot_tokens::<F16>(row, acts, token),
+                    (None, TensorType::BF16) => dot_tokens::<Bf16>(row, acts, token),
+                    (None, _) => dot_tokens::<F32>(row, acts, token),
+                }
+            };
+            let n = acts.rows() - token;
+            for (t, &dot) in dots.iter().take(n).enumerate() {
+                epilogue.write(&mut out.row(token + t)[r], r, dot);
+            }
         }
     }
 }
 
+/// The products with the tokens from `first` on, at most [`DIRECT_TOKENS`].
+///
 /// # Safety
 /// Needs AVX2, FMA and F16C; `row` has as many elements as a token.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_tokens<F: FloatFormat>(row: *const u8, acts: &Activations<'_>) -> [f32; 4] {
-    let mut out = [0.0; 4];
-    // SAFETY: as the caller says.
+unsafe fn dot_tokens<F: FloatFormat>(
+    row: *const u8,
+    acts: &Activations<'_>,
+    first: usize,
+) -> [f32; DIRECT_TOKENS] {
+    let mut out = [0.0; DIRECT_TOKENS];
+    // SAFETY: as the caller says; so many tokens are left.
     unsafe {
-        match acts.rows() {
-            1 => out[..1].copy_from_slice(&dot_row::<F, 1>(row, acts)),
-            2 => out[..2].copy_from_slice(&dot_row::<F, 2>(row, acts)),
-            3 => out[..3].copy_from_slice(&dot_row::<F, 3>(row, acts)),
-            4 => out = dot_row::<F, 4>(row, acts),
-            n => debug_assert_eq!(n, 0),
+        match acts.rows() - first {
+            1 => out[..1].copy_from_slice(&dot_row::<F, 1>(row, acts, first)),
+            2 => out[..2].copy_from_slice(&dot_row::<F, 2>(row, acts, first)),
+            3 => out[..3].copy_from_slice(&dot_row::<F, 3>(row, acts, first)),
+            _ => out = dot_row::<F, DIRECT_TOKENS>(row, acts, first),
         }
     }
     out
 }
 
 /// # Safety
-/// As [`dot_tokens`], for at least `M` tokens.
+/// As [`dot_tokens`], for at least `M` tokens from `first` on.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_row<F: FloatFormat, const M: usize>(
     row: *const u8,
     acts: &Activations<'_>,
+    first: usize,
 ) -> [f32; M] {
     let k = acts.k();
-    let x = acts.all_floats().as_ptr();
+    let x = acts.all_floats()[first * k..].as_ptr();
     let mut sums = [[_mm256_setzero_ps(); 2]; M];
     let mut i = 0;
     // SAFETY: `i` stays so far below `k` that eight or sixteen elements can be read.

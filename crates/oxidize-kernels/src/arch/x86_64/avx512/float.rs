@@ -27,7 +27,7 @@ pub(crate) unsafe fn matmul(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        if acts.rows() <= avx2::DIRECT_TOKENS {
+        if acts.is_direct(avx2::DIRECT_TOKENS) {
             return avx2::direct(weight, acts, epilogue, out, scratch);
         }
         avx2::tiled::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);

@@ -34,7 +34,12 @@ pub(crate) unsafe fn matmul(
         };
         with_format!(
             weight.ty(),
-            F => integer::<F>(weight, quantized, epilogue, out, scratch),
+            F => {
+                if acts.is_direct(DIRECT_TOKENS) {
+                    return direct::<F>(weight, quantized, epilogue, out);
+                }
+                tiled::<F>(weight, quantized, epilogue, out, scratch)
+            },
             float::matmul(weight, acts, epilogue, out, scratch)
         )
     }
@@ -43,7 +48,7 @@ pub(crate) unsafe fn matmul(
 /// # Safety
 /// As [`matmul`], for a weight of the format.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn integer<F: Format>(
+unsafe fn tiled<F: Format>(
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
     epilogue: Epilogue<'_>,
@@ -52,12 +57,6 @@ unsafe fn integer<F: Format>(
 ) {
     // SAFETY: as the caller says; the weight is of the format and has the row.
     unsafe {
-        match acts.rows() {
-            1 => return direct::<F, 1>(weight, acts, epilogue, out),
-            2 => return direct::<F, 2>(weight, acts, epilogue, out),
-            DIRECT_TOKENS => return direct::<F, 3>(weight, acts, epilogue, out),
-            _ => {}
-        }
         for first_row in (0..weight.rows()).step_by(panel::ROWS) {
             let panel = panel::unpack::<F, true>(&weight, first_row, scratch);
             if F::GROUP == 16 {
@@ -69,21 +68,35 @@ unsafe fn integer<F: Format>(
     }
 }
 
+/// A few tokens at a time, each as if it were alone.
+///
 /// # Safety
-/// As [`integer`], for `M` tokens.
+/// As [`matmul`], for a weight of the format.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn direct<F: Format, const M: usize>(
+unsafe fn direct<F: Format>(
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
     epilogue: Epilogue<'_>,
     mut out: TileMut<'_>,
 ) {
-    let acts = acts.raw();
+    let (m, acts) = (acts.rows(), acts.raw());
     for r in 0..weight.rows() {
-        // SAFETY: the row is one of the weight's, of as many elements as `acts` has.
-        let dots = unsafe { dot_row::<F, true, M>(weight.row(r).as_ptr(), &acts, 0) };
-        for (t, dot) in dots.into_iter().enumerate() {
-            epilogue.write(&mut out.row(t)[r], r, dot);
+        let row = weight.row(r).as_ptr();
+        let mut write = |token: usize, dots: &[f32]| {
+            for (t, &dot) in dots.iter().enumerate() {
+                epilogue.write(&mut out.row(token + t)[r], r, dot);
+            }
+        };
+        for token in (0..m).step_by(DIRECT_TOKENS) {
+            // SAFETY: the row is one of the weight's, of as many elements as `acts` has; so many
+            // tokens are left.
+            unsafe {
+                match m - token {
+                    1 => write(token, &dot_row::<F, true, 1>(row, &acts, token)),
+                    2 => write(token, &dot_row::<F, true, 2>(row, &acts, token)),
+                    _ => write(token, &dot_row::<F, true, DIRECT_TOKENS>(row, &acts, token)),
+                }
+            }
         }
     }
 }
