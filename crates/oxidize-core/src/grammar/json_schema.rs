@@ -84,6 +84,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
             return Err(GrammarError::Schema(problem));
         }
     };
+    drop_switches(&mut schema);
     JsonCompileOptions {
         whitespace_pattern: Some(WHITESPACE.into()),
         ..JsonCompileOptions::default()
@@ -138,7 +139,10 @@ fn check_keywords(schema: &Value) -> Result<(), GrammarError> {
         let Value::Object(map) = schema else {
             continue;
         };
-        if let Some(keyword) = map.keys().find(|key| UNSUPPORTED.contains(&key.as_str())) {
+        let unsupported = map
+            .iter()
+            .find(|(key, value)| UNSUPPORTED.contains(&key.as_str()) && !is_off(key, value));
+        if let Some((keyword, _)) = unsupported {
             return Err(GrammarError::Keyword {
                 keyword: keyword.clone(),
                 place: format!("#{place}"),
@@ -162,6 +166,34 @@ fn check_keywords(schema: &Value) -> Result<(), GrammarError> {
         }
     }
     Ok(())
+}
+
+/// Keywords that ask for nothing where they are `false`.
+const SWITCHES: &[&str] = &["uniqueItems", "nullable"];
+
+fn is_off(key: &str, value: &Value) -> bool {
+    SWITCHES.contains(&key) && *value == Value::Bool(false)
+}
+
+/// Takes out what asks for nothing: the constraint engine refuses the keyword whatever it says.
+fn drop_switches(schema: &mut Value) {
+    let mut todo = vec![schema];
+    while let Some(schema) = todo.pop() {
+        let Value::Object(map) = schema else {
+            continue;
+        };
+        map.retain(|key, value| !is_off(key, value));
+        for (key, value) in map {
+            let one = WITH_SCHEMAS.contains(&key.as_str());
+            let named = WITH_NAMED_SCHEMAS.contains(&key.as_str());
+            match (value, one, named) {
+                (Value::Array(list), true, _) => todo.extend(list),
+                (Value::Object(map), _, true) => todo.extend(map.values_mut()),
+                (value @ Value::Object(_), true, _) => todo.push(value),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// Named subschemas with their part of the JSON pointer.
@@ -285,6 +317,20 @@ mod tests {
             "default": {"contains": 1},
         });
         assert!(prepare(&schema).is_ok());
+    }
+
+    #[test]
+    fn what_is_switched_off_asks_for_nothing() {
+        let off = json!({
+            "type": "array", "uniqueItems": false, "items": {"nullable": false, "enum": [{"uniqueItems": false}]},
+            "$defs": {"uniqueItems": {"uniqueItems": false}},
+        });
+        let prepared = prepare(&off).unwrap();
+        assert_eq!(prepared["items"], json!({"enum": [{"uniqueItems": false}]}));
+        assert_eq!(prepared["$defs"], json!({"uniqueItems": {}}));
+        assert!(prepared.get("uniqueItems").is_none());
+        assert!(refused(json!({"uniqueItems": true})).contains("uniqueItems"));
+        assert!(refused(json!({"not": false})).contains("not"));
     }
 
     #[test]

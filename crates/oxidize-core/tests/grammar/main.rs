@@ -3,6 +3,7 @@
 
 mod language;
 mod schemas;
+mod suite;
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 #[path = "../tiny/mod.rs"]
 mod tiny;

@@ -165,7 +165,7 @@ fn shape(character: char) -> char {
 }
 
 /// An answer of random tokens, `None` if it did not come to an end.
-fn sample(vocabulary: &Vocabulary, grammar: &Grammar, rng: &mut Rng) -> Option<String> {
+pub(crate) fn sample(vocabulary: &Vocabulary, grammar: &Grammar, rng: &mut Rng) -> Option<String> {
     let tokenizer = &vocabulary.tokenizer;
     let mut constraint = vocabulary.compile(grammar);
     let mut bytes = Vec::new();

@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Validate answers against their schemas with the jsonschema package.
+
+Reads lines of JSON on standard input, each `{"schema": …, "texts": ["…", …]}`, and prints one line for each
+text that is no JSON or does not fit, with the reason. Called by the tests of grammars.
+"""
+
+import json
+import sys
+
+import jsonschema
+
+
+def main() -> None:
+    valid = 0
+    for line in sys.stdin:
+        case = json.loads(line)
+        schema = case["schema"]
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
+        for text in case["texts"]:
+            try:
+                problem = next((error.message for error in validator.iter_errors(json.loads(text))), None)
+            except json.JSONDecodeError as error:
+                problem = f"not JSON: {error}"
+            if problem is None:
+                valid += 1
+            else:
+                print(json.dumps({"schema": schema, "text": text, "problem": problem}))
+    print(valid, file=sys.stderr)
+
+
+main()
