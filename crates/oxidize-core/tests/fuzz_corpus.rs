@@ -4,6 +4,9 @@
 #[path = "../../../fuzz/src/files.rs"]
 mod files;
 #[allow(unreachable_pub, reason = "public for the fuzz targets")]
+#[path = "../../../fuzz/src/language.rs"]
+mod language;
+#[allow(unreachable_pub, reason = "public for the fuzz targets")]
 #[path = "../../../fuzz/src/text.rs"]
 mod text;
 
@@ -51,6 +54,26 @@ fn vocabulary() {
 #[test]
 fn tokenizer() {
     replay("tokenizer", text::tokenizer);
+}
+
+#[test]
+fn gbnf() {
+    replay("gbnf", language::gbnf);
+}
+
+#[test]
+fn json_schema() {
+    replay("json_schema", language::json_schema);
+}
+
+#[test]
+fn template() {
+    replay("template", language::template);
+}
+
+#[test]
+fn answer() {
+    replay("answer", language::answer);
 }
 
 /// Random bytes of a fixed seed: more cases than a corpus holds, in every build.

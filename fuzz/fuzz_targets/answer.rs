@@ -1,0 +1,5 @@
+//! An answer with reasoning and tool calls, read at once and in pieces.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oxidize_fuzz::answer(data));

@@ -1,0 +1,5 @@
+//! A GBNF grammar, followed where it compiles.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oxidize_fuzz::gbnf(data));

@@ -1,0 +1,5 @@
+//! A chat template, rendered.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oxidize_fuzz::template(data));

@@ -1,0 +1,167 @@
+//! What the fuzz targets for grammars, chat templates and answers check. The test `fuzz_corpus` of
+//! oxidize-core runs the same functions over the stored corpus.
+
+use oxidize_core::chat::{
+    Answer, AnswerFormat, AnswerOptions, AnswerParser, ChatInput, ChatOptions, ChatTemplate,
+    Message,
+};
+use oxidize_core::grammar::{Grammar, Grammars};
+use oxidize_core::tokenizer::{ModelSpec, StringTable, TokenKind, Tokenizer, VocabSpec};
+use std::sync::OnceLock;
+
+/// A GBNF grammar: an error, or a constraint that can be followed.
+pub fn gbnf(data: &[u8]) {
+    let (choices, source) = split(data);
+    follow(&Grammar::Gbnf(source), choices);
+}
+
+/// A JSON schema: an error, or a constraint that can be followed.
+pub fn json_schema(data: &[u8]) {
+    let (choices, source) = split(data);
+    if let Ok(schema) = serde_json::from_str(&source) {
+        follow(&Grammar::JsonSchema(schema), choices);
+    }
+}
+
+/// A chat template and a conversation: an error or a text, within fuel and size.
+pub fn template(data: &[u8]) {
+    const MOST: usize = 1 << 20;
+    let source = String::from_utf8_lossy(data);
+    let options = ChatOptions {
+        now: Some(std::time::UNIX_EPOCH),
+        max_output: MOST,
+    };
+    let Ok(template) = ChatTemplate::new(&source, options) else {
+        return;
+    };
+    let tools = serde_json::json!([{"type": "function", "function": {
+        "name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}
+    }}]);
+    let messages = [
+        Message::new("system", "Be brief."),
+        Message::new("user", "Hello, wörld"),
+        Message::new("assistant", "Hi."),
+        Message::new("user", "And?"),
+    ];
+    let rendered = template.render(&ChatInput {
+        messages: &messages,
+        tools: Some(&tools),
+        add_generation_prompt: true,
+        bos_token: "<s>",
+        eos_token: "</s>",
+        ..ChatInput::default()
+    });
+    if let Ok(text) = rendered {
+        assert!(text.len() <= MOST);
+    }
+    AnswerFormat::of(&template);
+}
+
+/// An answer in some family's format, read at once and in pieces: the same is found.
+pub fn answer(data: &[u8]) {
+    static FORMATS: OnceLock<Vec<AnswerFormat>> = OnceLock::new();
+    let formats = FORMATS.get_or_init(|| {
+        let sources = [
+            "<tool_call>{}</tool_call><think></think>",
+            "[TOOL_CALLS][ARGS]",
+            "<|python_tag|>",
+            "<|channel|><|message|><|start|><|end|><|call|>",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜><｜tool▁sep｜>",
+            "```tool_code\n```",
+            "<function=name><parameter=x></parameter></function>",
+            "",
+        ];
+        let format = |source: &&str| {
+            let template = ChatTemplate::new(source, ChatOptions::default());
+            AnswerFormat::of(&template.expect("a text is a template"))
+        };
+        sources.iter().map(format).collect()
+    });
+    let Some((&choice, data)) = data.split_first() else {
+        return;
+    };
+    let Some(format) = formats.get(usize::from(choice) % formats.len()) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(data);
+    let tools = serde_json::json!([{"type": "function", "function": {
+        "name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}
+    }}]);
+    let options = AnswerOptions {
+        reasoning: choice & 1 == 0,
+        tools: Some(&tools).filter(|_| choice & 2 == 0),
+        prompt: "",
+    };
+    let whole = Answer::parse(format, &options, &text);
+    assert!(whole.content.len() + whole.reasoning.len() <= text.len());
+    let mut parser = AnswerParser::new(format, &options);
+    let mut pieces = Answer::default();
+    for character in text.chars() {
+        let mut piece = [0; 4];
+        pieces.extend(parser.push(character.encode_utf8(&mut piece)));
+    }
+    pieces.extend(parser.finish());
+    assert_eq!(pieces, whole);
+}
+
+/// The first bytes make choices, the rest is text.
+fn split(data: &[u8]) -> (&[u8], String) {
+    let (choices, source) = data.split_at(data.len().min(32));
+    (choices, String::from_utf8_lossy(source).into_owned())
+}
+
+/// Compiles a grammar and goes on by allowed tokens.
+fn follow(grammar: &Grammar, choices: &[u8]) {
+    static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
+    let grammars = GRAMMARS.get_or_init(|| {
+        let tokenizer = bytes_and_words();
+        Grammars::new(&tokenizer, tokenizer.vocab_size()).expect("a sound vocabulary")
+    });
+    let Ok(mut constraint) = grammars.compile(grammar) else {
+        return;
+    };
+    for &choice in choices {
+        if constraint.is_complete() {
+            return;
+        }
+        // What a grammar may ask of the engine is bounded: then it says so.
+        let Ok(mask) = constraint.mask() else { return };
+        let allowed: Vec<u32> = (0..mask.len() as u32)
+            .filter(|&token| mask.allows(token))
+            .collect();
+        assert!(!allowed.is_empty(), "nothing may follow, not even the end");
+        let token = allowed[usize::from(choice) % allowed.len()];
+        if token == 0 {
+            return;
+        }
+        constraint.accept(token).expect("it was allowed");
+    }
+}
+
+/// An end, every byte, and a few longer tokens.
+fn bytes_and_words() -> Tokenizer {
+    let words = ["</s>", "{\"", "\":", "null", "true", "ab", "abc", " ", "\n"];
+    let bytes: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
+    let all = words
+        .iter()
+        .copied()
+        .chain(bytes.iter().map(String::as_str));
+    let tokens: StringTable = all.collect();
+    let scores = vec![0.0; words.len() + bytes.len()];
+    let model = ModelSpec::Unigram {
+        pre: None,
+        scores,
+        byte_fallback: true,
+    };
+    let mut spec = VocabSpec::new(model, tokens);
+    spec.special.eos = Some(0);
+    spec.special.unk = Some(0);
+    spec.kinds = (0..words.len() + bytes.len())
+        .map(|token| match token {
+            0 => TokenKind::Control,
+            token if token < words.len() => TokenKind::Normal,
+            _ => TokenKind::Byte,
+        })
+        .collect();
+    Tokenizer::new(spec).expect("a sound vocabulary")
+}
