@@ -171,6 +171,8 @@ pub(crate) fn timings_json(finished: &Finished) -> serde_json::Value {
         "predicted_ms": generation_s * 1e3,
         "predicted_per_second": rate(generated, generation_s),
         "queued_ms": finished.timings.queued.as_secs_f64() * 1e3,
+        "draft_n": finished.drafts.drafted,
+        "draft_n_accepted": finished.drafts.accepted,
         "seed": finished.seed,
     })
 }
@@ -182,8 +184,16 @@ pub(crate) fn speed(finished: &Finished) -> String {
         0 => String::new(),
         n => format!(" ({n} cached)"),
     };
+    let drafts = match finished.drafts.acceptance() {
+        Some(share) => format!(
+            " · {} guessed, {:.0}% right",
+            finished.drafts.drafted,
+            100.0 * share
+        ),
+        None => String::new(),
+    };
     format!(
-        "prompt {} tokens{cached}, {:.1} tok/s · answer {} tokens, {:.1} tok/s",
+        "prompt {} tokens{cached}, {:.1} tok/s · answer {} tokens, {:.1} tok/s{drafts}",
         finished.prompt_tokens,
         rate(prompt, finished.timings.prompt.as_secs_f64()),
         finished.generated_tokens,

@@ -1,6 +1,7 @@
 //! The `oxidize` command: parses the command line and runs one verb of [`commands`].
 
 mod bandwidth;
+mod beam_args;
 mod commands;
 mod conversation;
 mod evaluate;
@@ -9,6 +10,7 @@ mod model_args;
 mod npy;
 mod progress;
 mod sampling_args;
+mod speculation_args;
 mod style;
 
 use std::io::ErrorKind;

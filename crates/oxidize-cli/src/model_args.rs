@@ -13,6 +13,7 @@ use oxidize_core::file::OpenOptions;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::Model;
 
+use crate::speculation_args::SpeculationArgs;
 use crate::style;
 
 /// Which model, and how it is run.
@@ -148,8 +149,12 @@ impl ModelArgs {
     }
 
     /// Starts an engine on the processor.
-    pub(crate) fn engine(&self, model: Model) -> anyhow::Result<EngineHandle> {
-        let config = self.config(&model);
+    pub(crate) fn engine(
+        &self,
+        model: Model,
+        speculation: &SpeculationArgs,
+    ) -> anyhow::Result<EngineHandle> {
+        let config = speculation.apply(self.config(&model), self)?;
         Ok(Engine::start(model, Arc::new(Cpu::default()), &config)?)
     }
 }

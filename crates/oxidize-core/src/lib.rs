@@ -25,6 +25,7 @@ mod names;
 pub mod safetensors;
 pub mod sampling;
 pub mod scheduler;
+pub mod speculative;
 pub mod synth;
 pub mod tokenizer;
 

@@ -73,6 +73,7 @@ fn run(model: &Model) -> std::result::Result<(), String> {
         max_tokens: 4,
         max_outputs: 1,
         state_slots: 1,
+        exact_tokens: 0,
         max_context: 16,
         key_type: KvType::F32,
         value_type: KvType::F32,

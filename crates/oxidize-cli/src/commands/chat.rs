@@ -16,10 +16,12 @@ use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingParams;
 use rustyline::error::ReadlineError;
 
+use crate::beam_args::BeamArgs;
 use crate::conversation::{self, ChatArgs};
 use crate::grammar_args::GrammarArgs;
 use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
+use crate::speculation_args::SpeculationArgs;
 use crate::style;
 
 /// Talk with a model
@@ -52,6 +54,10 @@ pub(crate) struct Chat {
     sampling: SamplingArgs,
     #[command(flatten)]
     grammar: GrammarArgs,
+    #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
+    beams: BeamArgs,
 }
 
 /// How long Ctrl-C may go unnoticed while a long prompt is computed.
@@ -79,12 +85,14 @@ impl Chat {
             None => ChatTemplate::builtin("chatml", ChatOptions::default())?,
         };
         let mut session = Session {
-            engine: self.model_args.engine(model.clone())?,
+            engine: self.model_args.engine(model.clone(), &self.speculation)?,
             params: self.sampling.params(model.sampling_defaults())?,
             system: self.chat.system_message()?,
             messages: Vec::new(),
             grammar: self.grammar.grammar()?,
             predict: self.predict,
+            beams: self.beams,
+            model_args: self.model_args,
             stop: stop_on_interrupt()?,
             model,
             template,
@@ -137,6 +145,8 @@ struct Session {
     messages: Vec<Message>,
     grammar: Option<Grammar>,
     predict: Option<usize>,
+    beams: BeamArgs,
+    model_args: ModelArgs,
     stop: Arc<AtomicBool>,
 }
 
@@ -153,6 +163,9 @@ impl Session {
             ..Request::default()
         };
         self.stop.store(false, Ordering::Relaxed);
+        if self.beams.is_set() {
+            return self.search(&request);
+        }
         let mut out = std::io::stdout().lock();
         let mut answer = String::new();
         let mut stream = self.engine.submit(request)?;
@@ -184,6 +197,19 @@ impl Session {
             }
         }
         self.messages.push(Message::new("assistant", answer));
+        Ok(())
+    }
+
+    /// Shows the answer that a beam search finds best, or the best so far on Ctrl-C.
+    fn search(&mut self, request: &Request) -> anyhow::Result<()> {
+        let go_on = || !self.stop.load(Ordering::Relaxed);
+        let answers = self
+            .beams
+            .search(&self.model, &self.model_args, request, go_on)?;
+        let best = answers.into_iter().next();
+        let text = best.context("the search found no answer")?.text;
+        println!("{text}");
+        self.messages.push(Message::new("assistant", text));
         Ok(())
     }
 

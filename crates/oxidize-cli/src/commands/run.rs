@@ -5,14 +5,16 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::engine::{Event, Finished, Request};
+use oxidize_core::engine::{BeamAnswer, Event, Finished, Request};
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
 
+use crate::beam_args::BeamArgs;
 use crate::conversation::{self, ChatArgs};
 use crate::grammar_args::GrammarArgs;
 use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
+use crate::speculation_args::SpeculationArgs;
 use crate::style;
 
 /// Answer one prompt
@@ -63,6 +65,12 @@ pub(crate) struct Run {
     sampling: SamplingArgs,
     #[command(flatten)]
     grammar: GrammarArgs,
+    #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
+    beams: BeamArgs,
+    #[command(flatten)]
+    gap: GapArgs,
 }
 
 impl Run {
@@ -75,27 +83,50 @@ impl Run {
             ),
             (flag, first, prompt) => (flag.clone().or(first), prompt),
         };
-        let prompt = read_prompt(positional_prompt.or(self.prompt_flag), self.file)?;
-        anyhow::ensure!(!prompt.is_empty(), "the prompt is empty");
-        let model = self.model_args.load(&find_model(model_name)?)?;
-        let tokens = encode(&model, &prompt, self.raw, &self.chat)?;
+        let model_path = find_model(model_name)?;
+        let gap = self.gap.texts();
+        let prompt = match gap {
+            Some(_) => String::new(),
+            None => read_prompt(positional_prompt.or(self.prompt_flag), self.file)?,
+        };
+        anyhow::ensure!(gap.is_some() || !prompt.is_empty(), "the prompt is empty");
+        let model = self.model_args.load(&model_path)?;
+        let tokens = match gap {
+            Some((before, after)) => model
+                .tokenizer()?
+                .infill_prompt(before, after)
+                .context("the model has no tokens for filling gaps")?,
+            None => encode(&model, &prompt, self.raw, &self.chat)?,
+        };
         anyhow::ensure!(!tokens.is_empty(), "the prompt has no tokens");
-        let engine = self.model_args.engine(model.clone())?;
         let request = Request {
-            tokens: tokens.clone(),
+            tokens,
             sampling: self.sampling.params(model.sampling_defaults())?,
             grammar: self.grammar.grammar()?,
             max_tokens: self.predict,
             ignore_eos: self.ignore_eos,
             ..Request::default()
         };
+        if self.beams.is_set() {
+            let answers = self
+                .beams
+                .search(&model, &self.model_args, &request, || true)?;
+            return show_answers(&answers, &request.tokens, self.json);
+        }
+        let engine = self.model_args.engine(model.clone(), &self.speculation)?;
+        let prompt_tokens = request.tokens.clone();
         let mut out = std::io::stdout().lock();
-        let (mut text, mut answer) = (String::new(), Vec::new());
+        let (mut text, mut answer, mut probabilities) = (String::new(), Vec::new(), Vec::new());
         for event in engine.submit(request)? {
             let (piece, finished) =
                 match event.map_err(|error| conversation::explain(error, &model))? {
                     Event::Token(token) => {
                         answer.push(token.id);
+                        if let Some(logprob) = token.logprob {
+                            probabilities.push(serde_json::json!({
+                                "id": token.id, "logprob": logprob, "top": token.top,
+                            }));
+                        }
                         (token.text, None)
                     }
                     Event::Finished(finished) => (finished.text.clone(), Some(finished)),
@@ -107,13 +138,16 @@ impl Run {
             text.push_str(&piece);
             let Some(finished) = finished else { continue };
             if self.json {
-                let report = serde_json::json!({
+                let mut report = serde_json::json!({
                     "text": text,
                     "tokens": answer,
-                    "prompt_tokens": tokens,
+                    "prompt_tokens": prompt_tokens,
                     "finish_reason": conversation::reason_name(finished.reason),
                     "timings": conversation::timings_json(&finished),
                 });
+                if !probabilities.is_empty() {
+                    report["logprobs"] = std::mem::take(&mut probabilities).into();
+                }
                 writeln!(out, "{report}")?;
             } else {
                 if !text.ends_with('\n') {
@@ -124,6 +158,57 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// A gap to fill, instead of a prompt.
+#[derive(Args, Clone, Default)]
+#[command(next_help_heading = "Infill")]
+struct GapArgs {
+    /// Fills a gap: the text before it (for models trained to; a good order of samplers is
+    /// `top_k;top_p;infill`)
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["prompt", "prompt_flag", "file"])]
+    fim_prefix: Option<String>,
+    /// The text after the gap
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["prompt", "prompt_flag", "file"])]
+    fim_suffix: Option<String>,
+}
+
+impl GapArgs {
+    /// What stands before and after the gap, if there is one.
+    fn texts(&self) -> Option<(&str, &str)> {
+        let text = |part: &Option<String>| part.is_some();
+        let given = text(&self.fim_prefix) || text(&self.fim_suffix);
+        let before = self.fim_prefix.as_deref().unwrap_or_default();
+        let after = self.fim_suffix.as_deref().unwrap_or_default();
+        given.then_some((before, after))
+    }
+}
+
+/// The answers of a beam search: the best one, or all of them as JSON.
+fn show_answers(answers: &[BeamAnswer], prompt: &[u32], json: bool) -> anyhow::Result<()> {
+    let best = answers.first().context("the search found no answer")?;
+    let mut out = std::io::stdout().lock();
+    if !json {
+        let end = if best.text.ends_with('\n') { "" } else { "\n" };
+        return Ok(write!(out, "{}{end}", best.text)?);
+    }
+    let beam = |answer: &BeamAnswer| {
+        serde_json::json!({
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "logprob": answer.logprob,
+            "score": answer.score,
+            "finish_reason": conversation::reason_name(answer.reason),
+        })
+    };
+    let report = serde_json::json!({
+        "text": best.text,
+        "tokens": best.tokens,
+        "prompt_tokens": prompt,
+        "finish_reason": conversation::reason_name(best.reason),
+        "beams": answers.iter().map(beam).collect::<Vec<_>>(),
+    });
+    Ok(writeln!(out, "{report}")?)
 }
 
 fn read_prompt(given: Option<String>, file: Option<PathBuf>) -> anyhow::Result<String> {

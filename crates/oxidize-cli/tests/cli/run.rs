@@ -219,3 +219,106 @@ fn an_answer_can_be_given_a_form() {
     assert!(error.contains("grammar, line 1"), "{error}");
     assert_eq!(ask(&["--regex", "a", "--json-object"]).code, Some(2));
 }
+
+#[test]
+fn guesses_do_not_change_the_answer() {
+    let model = model();
+    let args = ["run", &model, "Hello", "-n", "40", "--json"];
+    for sampling in [["--temp", "0"], ["--seed", "3"]] {
+        let ask = |extra: &[&str]| oxidize(&[&args, &sampling[..], extra].concat()).json();
+        let plain = ask(&[]);
+        assert_eq!(plain["timings"]["draft_n"], 0);
+        for extra in [
+            &["-md", &model, "--draft-always", "--draft-p-min", "0"][..],
+            &["--spec-type", "ngram", "--draft-max", "4", "--draft-always"],
+            &["-md", &model],
+        ] {
+            let with = ask(extra);
+            assert_eq!(with["tokens"], plain["tokens"], "{extra:?}");
+            let timings = &with["timings"];
+            let (drafted, accepted) = (&timings["draft_n"], &timings["draft_n_accepted"]);
+            assert!(accepted.as_u64() <= drafted.as_u64(), "{timings}");
+        }
+        let itself = ask(&["-md", &model, "--draft-always", "--draft-p-min", "0"]);
+        assert!(itself["timings"]["draft_n"].as_u64().unwrap() > 0);
+    }
+    let error = run(&[&model, "Hello", "--spec-type", "draft"]).error();
+    assert!(error.contains("--model-draft"), "{error}");
+    let error = run(&[&model, "Hello", "--spec-type", "ngram", "--draft-max", "0"]).error();
+    assert!(error.contains("max_tokens"), "{error}");
+}
+
+#[test]
+fn beams_find_the_most_likely_answer() {
+    let model = model();
+    let args = ["run", &model, "Hello", "-n", "12", "--temp", "0", "--json"];
+    let greedy = oxidize(&args).json();
+    let one = oxidize(&[&args[..], &["--beams", "1"]].concat()).json();
+    assert_eq!(one["tokens"], greedy["tokens"]);
+    let four = oxidize(&[&args[..], &["--beams", "4"]].concat()).json();
+    let beams = four["beams"].as_array().unwrap();
+    assert_eq!(beams.len(), 4);
+    assert!(beams[0]["score"].as_f64() >= beams[3]["score"].as_f64());
+    let plain = oxidize(&["run", &model, "Hello", "-n", "12", "--beams", "4"]).ok();
+    assert_eq!(plain.trim_end_matches('\n'), four["text"].as_str().unwrap());
+    let error = oxidize(&["run", &model, "Hello", "--beams", "0"]).error();
+    assert!(error.contains("1 to 64"), "{error}");
+}
+
+#[test]
+fn banned_text_does_not_come_up() {
+    let model = model();
+    let args = ["run", &model, "Hello", "--temp", "0", "--json", "-n", "24"];
+    let text = oxidize(&args).json()["text"].as_str().unwrap().to_owned();
+    let banned: String = text.chars().skip(3).take(2).collect();
+    let without = oxidize(&[&args[..], &["--ban-string", &banned]].concat()).json();
+    let without = without["text"].as_str().unwrap();
+    assert!(
+        text.contains(&banned) && !without.contains(&banned),
+        "{without:?}"
+    );
+}
+
+#[test]
+fn every_sampler_has_a_flag() {
+    let model = model();
+    for flags in [
+        "--dynatemp-range 0.5 --dynatemp-exp 2",
+        "--top-k 5 --samplers top_k;temperature",
+        "--samplers kpt",
+        "--top-p 0.5",
+        "--min-p 0.2",
+        "--typical 0.5",
+        "--tfs 0.5",
+        "--top-n-sigma 1",
+        "--xtc-probability 1 --xtc-threshold 0.01",
+        "--mirostat 1 --mirostat-ent 3",
+        "--mirostat 2 --mirostat-lr 0.2",
+        "--dry-multiplier 2 --dry-base 2 --dry-allowed-length 1 --dry-penalty-last-n 50",
+        "--dry-multiplier 2 --dry-sequence-breaker none",
+        "--repeat-penalty 1.5 --repeat-last-n 20 --penalize-nl",
+        "--frequency-penalty 1 --presence-penalty 1",
+        "--samplers infill",
+        "--n-probs 3",
+    ] {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let args = [
+            "run", &model, "Hello", "-n", "8", "-s", "4", "--temp", "0.9", "--json",
+        ];
+        let report = oxidize(&[&args[..], &flags].concat()).json();
+        assert!(report["text"].is_string(), "{flags:?}");
+        let has_probabilities = report["logprobs"][0]["top"].as_array().map(Vec::len) == Some(3);
+        assert_eq!(has_probabilities, flags[0] == "--n-probs");
+    }
+    let error = run(&[&model, "Hello", "--samplers", "top_k;top_q"]).error();
+    assert!(
+        error.contains("top_q") && error.contains("infill"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_model_that_cannot_fill_gaps_says_so() {
+    let error = run(&[&model(), "--fim-prefix", "a = ", "--fim-suffix", "\n"]).error();
+    assert!(error.contains("filling gaps"), "{error}");
+}

@@ -17,7 +17,7 @@ type Constraint = std::convert::Infallible;
 type Grammars = std::convert::Infallible;
 
 /// Follows the grammar of one request.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Guide(Option<Constraint>);
 
 /// Makes guides for one model; what they share is made with the first.

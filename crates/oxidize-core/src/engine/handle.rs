@@ -160,10 +160,7 @@ impl EngineHandle {
         }
         let mut sampler =
             Sampler::new(&request.sampling, &self.vocab).map_err(EngineError::Sampling)?;
-        request
-            .tokens
-            .iter()
-            .for_each(|&token| sampler.accept(token));
+        sampler.accept_prompt(&request.tokens);
         let stops = StopMatcher::new(&request.sampling.stop).map_err(EngineError::Sampling)?;
         let guide = self.guides.guide(&self.model, request.grammar.as_ref())?;
         let id = SeqId(self.next_id.fetch_add(1, Ordering::Relaxed));

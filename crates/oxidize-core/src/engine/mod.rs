@@ -3,12 +3,15 @@
 //! [`Engine::start`] gives an [`EngineHandle`]; every face submits [`Request`]s to it and reads
 //! [`TokenStream`]s. Many requests run in one batch; a fault in one ends that one.
 
+mod beam;
+mod drafting;
 mod guide;
 mod handle;
 mod request;
 mod stream;
 mod worker;
 
+pub use beam::{BeamAnswer, BeamParams, MOST_BEAMS, beam_search};
 pub use handle::EngineHandle;
 pub use request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
 pub use stream::TokenStream;
@@ -17,6 +20,8 @@ use crate::backend::{Backend, KvType, SessionConfig};
 use crate::error::Result;
 use crate::model::{MemoryPlan, Model};
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
+use crate::speculative::Speculation;
+use drafting::{Drafting, STEP_DRAFTS};
 use std::sync::Arc;
 use worker::Worker;
 
@@ -42,6 +47,9 @@ pub struct EngineConfig {
     pub n_threads: Option<usize>,
     /// Whether to refuse a model that does not fit in memory.
     pub check_memory: bool,
+    /// Guesses tokens ahead, which changes the speed and nothing else. Models with recurrent state go
+    /// without.
+    pub speculation: Option<Speculation>,
 }
 
 impl Default for EngineConfig {
@@ -56,6 +64,7 @@ impl Default for EngineConfig {
             value_type: KvType::F16,
             n_threads: None,
             check_memory: true,
+            speculation: None,
         }
     }
 }
@@ -82,15 +91,22 @@ impl EngineConfig {
     /// The session that these settings ask for.
     pub fn session(&self, model: &Model) -> SessionConfig {
         let cache_tokens = self.cache_tokens.unwrap_or_else(|| self.context(model));
+        let max_outputs = self.max_sequences.min(self.max_batch_tokens);
+        // Drafts come on top, and each token that is verified has logits.
+        let n_verified = match self.speculation {
+            Some(_) => max_outputs + STEP_DRAFTS,
+            None => 0,
+        };
         SessionConfig {
             n_blocks: cache_tokens.div_ceil(BLOCK_SIZE).max(1),
             block_size: BLOCK_SIZE,
             max_tokens: self.max_batch_tokens,
-            max_outputs: self.max_sequences.min(self.max_batch_tokens),
+            max_outputs: max_outputs.max(n_verified).min(self.max_batch_tokens),
             state_slots: match model.plan().states.is_empty() {
                 true => 0,
                 false => self.max_sequences + self.checkpoints(),
             },
+            exact_tokens: n_verified,
             max_context: self.context(model),
             key_type: self.key_type,
             value_type: self.value_type,
@@ -136,8 +152,20 @@ impl Engine {
         .map_err(EngineError::Config)?;
         let session = model.session(backend.as_ref(), &session_config)?;
         model.tokenizer()?;
+        let drafting = match &config.speculation {
+            Some(speculation) => Drafting::new(speculation, &model, backend.as_ref(), config)?,
+            None => None,
+        };
         let (handle, commands) = EngineHandle::new(model.clone(), config.context(&model));
-        let worker = Worker::new(model, backend, session_config, session, scheduler, commands)?;
+        let worker = Worker::new(
+            model,
+            backend,
+            session_config,
+            session,
+            scheduler,
+            drafting,
+            commands,
+        )?;
         std::thread::Builder::new()
             .name("oxidize-engine".into())
             .spawn(move || worker.run())

@@ -3,6 +3,7 @@
 use crate::grammar::{Grammar, GrammarError};
 use crate::sampling::{SamplingError, SamplingParams};
 use crate::scheduler::{ConfigError, SubmitError};
+use crate::speculative::{DraftCounts, SpeculationError};
 use std::time::Duration;
 
 /// A prompt, and how to go on from it.
@@ -26,6 +27,9 @@ pub struct Request {
     pub priority: i32,
     /// Requests with different salts share no cached prefix.
     pub salt: u64,
+    /// Most tokens guessed at a time where the engine speculates; its own setting where `None`, and no
+    /// guesses with 0.
+    pub max_draft: Option<usize>,
 }
 
 /// What happens to a request, in order: tokens, then the end.
@@ -66,6 +70,8 @@ pub struct Finished {
     pub generated_tokens: usize,
     /// The seed that was used.
     pub seed: u64,
+    /// Guesses of a speculating engine.
+    pub drafts: DraftCounts,
     /// How long it took.
     pub timings: Timings,
 }
@@ -130,6 +136,12 @@ pub enum EngineError {
     /// The grammar is wrong, or asks for too much.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
+    /// The draft model does not fit the model, or a setting of speculation is wrong.
+    #[error(transparent)]
+    Speculation(SpeculationError),
+    /// A beam search of no beams, or of too many.
+    #[error("a beam search with {0} beams, 1 to 64 are possible")]
+    Beams(usize),
     /// A token of the prompt is not in the vocabulary.
     #[error("prompt token {token} is out of range: the vocabulary has {n_vocab} tokens")]
     TokenOutOfRange {

@@ -1,5 +1,6 @@
 //! The engine's thread: plan, run, sample, commit, tell.
 
+use super::drafting::Drafting;
 use super::guide::Guide;
 use super::handle::{Command, Mailbox, Submission};
 use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
@@ -9,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampling::{Sampler, StopMatcher};
 use crate::scheduler::{self, LogitsAt, Sampled, Scheduler, SeqId, SequenceRequest, Step};
+use crate::speculative::DraftCounts;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -24,6 +26,7 @@ pub(super) struct Worker {
     session: Box<dyn Session>,
     tokenizer: Tokenizer,
     scheduler: Scheduler,
+    drafting: Option<Drafting>,
     mailbox: Arc<Mailbox>,
     active: BTreeMap<SeqId, Active>,
 }
@@ -38,6 +41,7 @@ struct Active {
     channel: Arc<Channel>,
     cached_tokens: usize,
     generated_tokens: usize,
+    drafts: DraftCounts,
     /// Why it ended, once its last token is known.
     ended: Option<FinishReason>,
     submitted: Instant,
@@ -52,6 +56,7 @@ impl Worker {
         session_config: SessionConfig,
         session: Box<dyn Session>,
         scheduler: Scheduler,
+        drafting: Option<Drafting>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Worker> {
         let tokenizer = model.tokenizer()?.clone();
@@ -62,6 +67,7 @@ impl Worker {
             session,
             tokenizer,
             scheduler,
+            drafting,
             mailbox,
             active: BTreeMap::new(),
         })
@@ -71,6 +77,7 @@ impl Worker {
     pub(super) fn run(mut self) {
         while let Some(commands) = self.mailbox.receive(self.scheduler.is_idle()) {
             commands.into_iter().for_each(|command| self.obey(command));
+            self.draft();
             if let Some(step) = self.scheduler.plan()
                 && let Err(error) = self.step(step)
             {
@@ -85,7 +92,7 @@ impl Worker {
         match command {
             Command::Cancel(id) => {
                 self.scheduler.cancel(id);
-                self.active.remove(&id);
+                self.forget(id);
             }
             Command::Submit(submission) => self.admit(*submission),
         }
@@ -126,6 +133,7 @@ impl Worker {
             channel,
             cached_tokens: 0,
             generated_tokens: 0,
+            drafts: DraftCounts::default(),
             ended: None,
             submitted,
             started: None,
@@ -154,9 +162,12 @@ impl Worker {
                 return self.restart();
             }
         }
+        if let Some(drafting) = &mut self.drafting {
+            drafting.computed(now.elapsed());
+        }
         let mut sampled = Vec::new();
         for part in step.sequences.iter().filter(|part| part.samples) {
-            match catch_unwind(AssertUnwindSafe(|| self.sample(part))) {
+            match catch_unwind(AssertUnwindSafe(|| self.sample(&step, part))) {
                 Ok(Ok(choice)) => sampled.extend(choice),
                 Ok(Err(error)) => self.fail(part.id, error),
                 Err(panic) => {
@@ -164,6 +175,9 @@ impl Worker {
                     self.fail(part.id, EngineError::Internal(problem));
                 }
             }
+        }
+        if let Some(drafting) = &mut self.drafting {
+            drafting.verified(&step, &sampled);
         }
         for event in self.scheduler.commit(step, &sampled) {
             self.tell(event);
@@ -197,53 +211,56 @@ impl Worker {
         Ok(self.session.run(&batch)?)
     }
 
-    /// Chooses the next token of a sequence and sends it.
-    fn sample(&mut self, part: &scheduler::StepSequence) -> Result<Option<Sampled>> {
-        let Some(active) = self.active.get_mut(&part.id) else {
+    /// Has the next step verify guesses. A fault in guessing ends the guessing and nothing else.
+    fn draft(&mut self) {
+        let Some(mut drafting) = self.drafting.take() else {
+            return;
+        };
+        let decoding = self.active.iter().filter(|(_, a)| a.first_token.is_some());
+        let asks: Vec<(SeqId, Option<usize>)> = decoding
+            .map(|(&id, active)| (id, active.request.max_draft))
+            .collect();
+        let scheduler = &mut self.scheduler;
+        let problem = match catch_unwind(AssertUnwindSafe(|| {
+            drafting.propose(scheduler, &asks)?;
+            Ok::<_, Error>(drafting)
+        })) {
+            Ok(Ok(drafting)) => return self.drafting = Some(drafting),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic_message(panic.as_ref()),
+        };
+        tracing::error!(%problem, "speculative decoding is off");
+    }
+
+    /// Chooses the next token of a sequence and sends it; then the one after, for as long as the
+    /// tokens chosen are those that were guessed.
+    fn sample(&mut self, step: &Step, part: &scheduler::StepSequence) -> Result<Option<Sampled>> {
+        let Some(first) = part.outputs.end.checked_sub(part.n_draft + 1) else {
             return Ok(None);
         };
-        let Some(output) = part.outputs.end.checked_sub(1) else {
-            return Ok(None);
-        };
-        let logits = self.session.output(output)?;
-        let choice = active
-            .sampler
-            .sample(logits, active.guide.mask()?)
-            .map_err(EngineError::Sampling)?;
-        active.sampler.accept(choice.token);
-        let complete = active.guide.accept(choice.token)?;
-        active.first_token.get_or_insert_with(Instant::now);
-        // A grammar only lets the answer end where it may.
-        let ends = (!active.request.ignore_eos || active.guide.is_some())
-            && self.tokenizer.is_end_of_generation(choice.token);
-        let mut text = String::new();
-        if ends {
-            active.ended = Some(FinishReason::EndOfText);
-        } else {
-            active.generated_tokens += 1;
-            let stop = active.stops.push(active.decoder.push(choice.token));
-            text = stop.text;
-            active.ended = stop.stopped_by.map(FinishReason::StopString);
-            if complete {
-                active.ended.get_or_insert(FinishReason::EndOfText);
-            }
-        }
-        if !ends {
-            let token = Token {
-                id: choice.token,
-                text,
-                logprob: choice.logprob,
-                top: choice.top,
+        let fed = step.tokens_of(part);
+        let guesses = fed.get(fed.len() - part.n_draft..).unwrap_or_default();
+        let mut accepted = 0;
+        loop {
+            let logits = self.session.output(first + accepted)?;
+            let Some(active) = self.active.get_mut(&part.id) else {
+                return Ok(None);
             };
-            active.channel.send(Event::Token(token));
+            let token = active.choose(logits, &self.tokenizer)?;
+            let finished = active.ended.is_some();
+            if guesses.get(accepted) == Some(&token) && !finished {
+                accepted += 1;
+                continue;
+            }
+            active.drafts.drafted += part.n_draft;
+            active.drafts.accepted += accepted;
+            return Ok(Some(Sampled {
+                id: part.id,
+                accepted,
+                token,
+                finished,
+            }));
         }
-        let finished = active.ended.is_some();
-        Ok(Some(Sampled {
-            id: part.id,
-            accepted: 0,
-            token: choice.token,
-            finished,
-        }))
     }
 
     fn tell(&mut self, event: scheduler::Event) {
@@ -254,7 +271,7 @@ impl Worker {
                 }
             }
             scheduler::Event::Finished { id, .. } => {
-                if let Some(active) = self.active.remove(&id) {
+                if let Some(active) = self.forget(id) {
                     active.finish();
                 }
             }
@@ -265,9 +282,16 @@ impl Worker {
     /// Ends one request with an error.
     fn fail(&mut self, id: SeqId, error: impl Into<Error>) {
         self.scheduler.cancel(id);
-        if let Some(active) = self.active.remove(&id) {
+        if let Some(active) = self.forget(id) {
             active.channel.fail(error);
         }
+    }
+
+    fn forget(&mut self, id: SeqId) -> Option<Active> {
+        if let Some(drafting) = &mut self.drafting {
+            drafting.forget(id);
+        }
+        self.active.remove(&id)
     }
 
     /// Ends every request of a step that could not be computed.
@@ -307,6 +331,36 @@ impl Drop for Worker {
 }
 
 impl Active {
+    /// Chooses the next token from its logits and sends it.
+    fn choose(&mut self, logits: &[f32], tokenizer: &Tokenizer) -> Result<u32> {
+        let choice = self
+            .sampler
+            .sample(logits, self.guide.mask()?)
+            .map_err(EngineError::Sampling)?;
+        self.sampler.accept(choice.token);
+        let complete = self.guide.accept(choice.token)?;
+        self.first_token.get_or_insert_with(Instant::now);
+        // A grammar only lets the answer end where it may.
+        let may_end = !self.request.ignore_eos || self.guide.is_some();
+        if may_end && tokenizer.is_end_of_generation(choice.token) {
+            self.ended = Some(FinishReason::EndOfText);
+            return Ok(choice.token);
+        }
+        self.generated_tokens += 1;
+        let stop = self.stops.push(self.decoder.push(choice.token));
+        self.ended = stop.stopped_by.map(FinishReason::StopString);
+        if complete {
+            self.ended.get_or_insert(FinishReason::EndOfText);
+        }
+        self.channel.send(Event::Token(Token {
+            id: choice.token,
+            text: stop.text,
+            logprob: choice.logprob,
+            top: choice.top,
+        }));
+        Ok(choice.token)
+    }
+
     fn finish(mut self) {
         let stop = self.stops.push(self.decoder.finish());
         self.ended = self.ended.or(stop.stopped_by.map(FinishReason::StopString));
@@ -321,6 +375,7 @@ impl Active {
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated_tokens,
             seed: self.sampler.seed(),
+            drafts: self.drafts,
             timings: Timings {
                 queued: started - self.submitted,
                 prompt: first_token - started,

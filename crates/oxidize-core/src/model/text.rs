@@ -5,11 +5,11 @@ use super::{Model, ModelError};
 use crate::chat::{ChatOptions, ChatTemplate};
 use crate::error::{Error, Result};
 use crate::file::Format;
-use crate::sampling::{SamplerVocab, SamplingParams, TokenPieces};
+use crate::sampling::{SamplerVocab, SamplingParams, TokenPieces, sort_by_bytes};
 use crate::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 impl Model {
     /// The tokenizer, read on first use.
@@ -116,7 +116,7 @@ impl Model {
                     .or_else(|| t.token_id("<0x0A>"))
                     .or_else(|| t.token_id("Ċ"))
             }),
-            pieces: tokenizer.map(|t| Arc::new(Pieces(t.clone())) as Arc<dyn TokenPieces>),
+            pieces: tokenizer.map(|t| Arc::new(Pieces::of(t)) as Arc<dyn TokenPieces>),
         }
     }
 
@@ -137,13 +137,36 @@ impl Model {
 }
 
 /// The text of tokens, for samplers that look at it.
-struct Pieces(Tokenizer);
+struct Pieces {
+    tokenizer: Tokenizer,
+    /// Sorted when first wanted.
+    sorted: OnceLock<Arc<[u32]>>,
+}
+
+impl Pieces {
+    fn of(tokenizer: &Tokenizer) -> Pieces {
+        Pieces {
+            tokenizer: tokenizer.clone(),
+            sorted: OnceLock::new(),
+        }
+    }
+}
 
 impl TokenPieces for Pieces {
     fn piece(&self, token: u32) -> Option<Cow<'_, [u8]>> {
-        if self.0.is_special(token) {
+        if self.tokenizer.is_special(token) {
             return None;
         }
-        self.0.piece(token).map(Cow::Borrowed)
+        self.tokenizer.piece(token).map(Cow::Borrowed)
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        self.tokenizer.is_end_of_generation(token)
+    }
+
+    fn sorted(&self, n_tokens: usize) -> Arc<[u32]> {
+        // Of one model, so always as many.
+        let sort = || sort_by_bytes(self, n_tokens);
+        self.sorted.get_or_init(sort).clone()
     }
 }

@@ -5,13 +5,14 @@ use std::borrow::Cow;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::banned::BannedStrings;
 use super::candidates::{argmax, check_logits};
 use super::logit_bias::LogitBias;
 use super::mirostat::Mirostat;
 use super::rng::entropy_seed;
 use super::{
-    Candidates, MirostatMode, Rng, SamplingError, SamplingParams, TokenMask, dry, logprobs, min_p,
-    penalty, tail_free, temperature, top_k, top_n_sigma, top_p, typical, xtc,
+    Candidates, MirostatMode, Rng, SamplingError, SamplingParams, TokenMask, dry, infill, logprobs,
+    min_p, penalty, tail_free, temperature, top_k, top_n_sigma, top_p, typical, xtc,
 };
 
 /// Chooses the tokens of one sequence.
@@ -21,6 +22,7 @@ pub struct Sampler {
     seed: u64,
     n_probs: Option<usize>,
     bias: LogitBias,
+    banned: BannedStrings,
     stages: Vec<Box<dyn Stage>>,
     end: End,
     rng: Rng,
@@ -45,7 +47,7 @@ pub struct SamplerVocab {
     pub n_tokens: usize,
     /// The token of a single newline, if there is one.
     pub newline: Option<u32>,
-    /// The text of each token; without it DRY knows no sequence breakers.
+    /// The text of each token; without it DRY knows no sequence breakers, and no string can be banned.
     pub pieces: Option<Arc<dyn TokenPieces>>,
 }
 
@@ -53,6 +55,25 @@ pub struct SamplerVocab {
 pub trait TokenPieces: Send + Sync {
     /// The bytes a token stands for, `None` for special tokens and unknown ids.
     fn piece(&self, token: u32) -> Option<Cow<'_, [u8]>>;
+
+    /// Whether the token ends an answer.
+    fn is_end(&self, _token: u32) -> bool {
+        false
+    }
+
+    /// Those of the first `n_tokens` tokens that stand for bytes, in the order of these.
+    fn sorted(&self, n_tokens: usize) -> Arc<[u32]> {
+        sort_by_bytes(self, n_tokens)
+    }
+}
+
+/// See [`TokenPieces::sorted`].
+pub(crate) fn sort_by_bytes(pieces: &(impl TokenPieces + ?Sized), n_tokens: usize) -> Arc<[u32]> {
+    let all = 0..u32::try_from(n_tokens).unwrap_or(u32::MAX);
+    let has_bytes = |&token: &u32| pieces.piece(token).is_some_and(|piece| !piece.is_empty());
+    let mut tokens: Vec<u32> = all.filter(has_bytes).collect();
+    tokens.sort_by(|&a, &b| pieces.piece(a).cmp(&pieces.piece(b)));
+    tokens.into()
 }
 
 /// The stages by name.
@@ -78,6 +99,8 @@ pub enum SamplerKind {
     Xtc,
     /// Temperature, fixed or dynamic.
     Temperature,
+    /// Infill: ends in time where a gap is filled.
+    Infill,
 }
 
 /// llama.cpp's order, with tail-free where it used to be.
@@ -136,7 +159,7 @@ const fn info(
     }
 }
 
-static STAGES: [StageInfo; 10] = [
+static STAGES: [StageInfo; 11] = [
     info(
         SamplerKind::Penalties,
         &["penalties"],
@@ -183,6 +206,7 @@ static STAGES: [StageInfo; 10] = [
         false,
         temperature::build,
     ),
+    info(SamplerKind::Infill, &["infill"], 'i', true, infill::build),
 ];
 
 /// How the chain ends.
@@ -227,6 +251,7 @@ impl Sampler {
             seed,
             n_probs: params.n_probs.map(|n| n as usize),
             bias: LogitBias::new(&params.logit_bias, vocab)?,
+            banned: BannedStrings::new(&params.banned_strings, vocab)?,
             stages,
             end,
             rng: Rng::new(seed),
@@ -239,11 +264,39 @@ impl Sampler {
         self.seed
     }
 
-    /// Tells the chain of a token that joined the sequence, be it from the prompt or from [`Sampler::sample`].
+    /// Tells the chain of the tokens that the sequence begins with.
+    pub fn accept_prompt(&mut self, tokens: &[u32]) {
+        for stage in &mut self.stages {
+            tokens.iter().for_each(|&token| stage.accept(token));
+        }
+    }
+
+    /// Tells the chain of a token that joined the answer, as from [`Sampler::sample`].
     pub fn accept(&mut self, token: u32) {
+        self.banned.accept(token);
         for stage in &mut self.stages {
             stage.accept(token);
         }
+    }
+
+    /// The `n` most likely tokens, the most likely first, with their log probabilities after biases,
+    /// mask, bans and the stages of the chain: what a beam search ranks.
+    pub fn ranked(
+        &mut self,
+        logits: &[f32],
+        mask: Option<&TokenMask>,
+        n: usize,
+    ) -> Result<Vec<(u32, f32)>, SamplingError> {
+        self.check_lengths(logits, mask)?;
+        self.narrow(logits, mask)?;
+        let (max, total) = (self.candidates.max(), self.candidates.weigh());
+        if total <= 0.0 {
+            return Ok(Vec::new());
+        }
+        let log_sum_exp = max + total.ln() as f32;
+        let mut ranked = logprobs::most_likely(&mut self.candidates, n, log_sum_exp);
+        ranked.retain(|&(_, logprob)| logprob > f32::NEG_INFINITY);
+        Ok(ranked)
     }
 
     /// Chooses the next token from the logits of the whole vocabulary, among those the mask allows.
@@ -252,22 +305,7 @@ impl Sampler {
         logits: &[f32],
         mask: Option<&TokenMask>,
     ) -> Result<Sampled, SamplingError> {
-        if logits.len() != self.n_tokens {
-            return Err(SamplingError::Length {
-                what: "the logits",
-                got: logits.len(),
-                n_tokens: self.n_tokens,
-            });
-        }
-        if let Some(mask) = mask
-            && mask.len() < self.n_tokens
-        {
-            return Err(SamplingError::Length {
-                what: "the mask",
-                got: mask.len(),
-                n_tokens: self.n_tokens,
-            });
-        }
+        self.check_lengths(logits, mask)?;
         let token = self.choose(logits, mask)?;
         let Some(n_probs) = self.n_probs else {
             return Ok(Sampled {
@@ -286,10 +324,31 @@ impl Sampler {
         })
     }
 
+    fn check_lengths(&self, logits: &[f32], mask: Option<&TokenMask>) -> Result<(), SamplingError> {
+        if logits.len() != self.n_tokens {
+            return Err(SamplingError::Length {
+                what: "the logits",
+                got: logits.len(),
+                n_tokens: self.n_tokens,
+            });
+        }
+        if let Some(mask) = mask
+            && mask.len() < self.n_tokens
+        {
+            return Err(SamplingError::Length {
+                what: "the mask",
+                got: mask.len(),
+                n_tokens: self.n_tokens,
+            });
+        }
+        Ok(())
+    }
+
     fn choose(&mut self, logits: &[f32], mask: Option<&TokenMask>) -> Result<u32, SamplingError> {
         if matches!(self.end, End::Greedy)
             && self.stages.is_empty()
             && self.bias.is_empty()
+            && self.banned.is_empty()
             && mask.is_none()
         {
             check_logits(logits)?;
@@ -312,6 +371,9 @@ impl Sampler {
         self.bias.apply(&mut self.candidates);
         if let Some(mask) = mask {
             mask.apply(self.candidates.logits_mut());
+        }
+        if !self.banned.is_empty() {
+            self.banned.apply(&mut self.candidates);
         }
         for stage in &mut self.stages {
             stage.apply(&mut self.candidates, &mut self.rng);

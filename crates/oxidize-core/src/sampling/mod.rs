@@ -2,12 +2,14 @@
 //! the caller sets by name. The engine owns one [`Sampler`] a sequence; grammars join through
 //! [`TokenMask`]; [`StopMatcher`] ends an answer at a stop string.
 
+mod banned;
 mod candidates;
 mod chain;
 mod dry;
 mod error;
 mod exp;
 mod history;
+mod infill;
 mod logit_bias;
 mod logprobs;
 mod mask;
@@ -32,6 +34,7 @@ mod reference;
 mod tests;
 
 pub use candidates::Candidates;
+pub(crate) use chain::sort_by_bytes;
 pub use chain::{DEFAULT_SAMPLERS, Sampled, Sampler, SamplerKind, SamplerVocab, TokenPieces};
 pub use error::SamplingError;
 pub use mask::TokenMask;

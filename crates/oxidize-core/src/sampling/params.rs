@@ -58,6 +58,8 @@ pub struct SamplingParams {
     pub n_probs: Option<u32>,
     /// The answer ends before any of these strings.
     pub stop: Vec<String>,
+    /// The answer never contains any of these strings: what would complete one is ruled out.
+    pub banned_strings: Vec<String>,
 }
 
 /// Settings of the DRY sampler.
@@ -124,6 +126,7 @@ impl Default for SamplingParams {
             samplers: DEFAULT_SAMPLERS.to_vec(),
             n_probs: None,
             stop: Vec::new(),
+            banned_strings: Vec::new(),
         }
     }
 }
@@ -285,6 +288,7 @@ impl SamplingParams {
         }
         at_most("samplers", self.samplers.len(), 64)?;
         strings("stop", &self.stop)?;
+        strings("banned_strings", &self.banned_strings)?;
         strings("dry_sequence_breakers", &self.dry.sequence_breakers)
     }
 }

@@ -27,7 +27,7 @@ pub struct StopStep {
 
 /// Knuth–Morris–Pratt: how much of one stop string the text ends with.
 #[derive(Debug, Clone)]
-struct Automaton {
+pub(super) struct Automaton {
     stop: Vec<u8>,
     /// For a prefix of each length, the longest shorter prefix that is also its suffix.
     failure: Vec<usize>,
@@ -118,7 +118,23 @@ impl StopMatcher {
 }
 
 impl Automaton {
-    fn new(stop: &[u8]) -> Self {
+    /// The string that is looked for.
+    pub(super) fn string(&self) -> &[u8] {
+        &self.stop
+    }
+
+    /// What is missing of the string after each of its beginnings that the text ends with.
+    pub(super) fn open_endings(&self) -> impl Iterator<Item = &[u8]> {
+        let beginnings = std::iter::successors(Some(self.matched), |&matched| {
+            self.failure.get(matched).copied()
+        });
+        beginnings
+            .take_while(|&matched| matched > 0)
+            .filter_map(|matched| self.stop.get(matched..))
+    }
+
+    /// For a string that is not empty.
+    pub(super) fn new(stop: &[u8]) -> Self {
         let mut automaton = Self {
             stop: stop.to_vec(),
             failure: vec![0, 0],
@@ -133,7 +149,7 @@ impl Automaton {
     }
 
     /// Takes a byte; true when the stop string is complete.
-    fn step(&mut self, byte: u8) -> bool {
+    pub(super) fn step(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.stop[self.matched] != byte {
             self.matched = self.failure[self.matched];
         }

@@ -84,6 +84,8 @@ impl Scheduler {
                 let accepted = draft.iter().take(sampled.accepted);
                 n_accepted = accepted.len();
                 seq.computed += accepted.len();
+                self.stats.drafted_tokens += draft.len() as u64;
+                self.stats.accepted_drafts += accepted.len() as u64;
                 for &token in accepted.chain([&sampled.token]) {
                     seq.tokens.push(token);
                     self.events.push(Event::Token { id, token });

@@ -138,6 +138,10 @@ pub struct Stats {
     pub computed_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Drafted tokens that were verified.
+    pub drafted_tokens: u64,
+    /// Those of them that were accepted.
+    pub accepted_drafts: u64,
     /// Times a sequence was sent back to the queue.
     pub preemptions: u64,
     /// Sequences that ended by themselves.

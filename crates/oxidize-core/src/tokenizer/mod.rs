@@ -235,6 +235,24 @@ impl Tokenizer {
         out
     }
 
+    /// The prompt that asks a model trained for it to fill the gap between `before` and `after`. `None`
+    /// if the vocabulary has no tokens for this.
+    pub fn infill_prompt(&self, before: &str, after: &str) -> Option<Vec<TokenId>> {
+        let ids = self.special_ids();
+        let (prefix, suffix, middle) = (ids.fim_prefix?, ids.fim_suffix?, ids.fim_middle?);
+        let options = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let mut tokens: Vec<TokenId> = self.bos().filter(|_| self.adds_bos()).into_iter().collect();
+        tokens.push(prefix);
+        tokens.extend(self.encode(before, options));
+        tokens.push(suffix);
+        tokens.extend(self.encode(after, options));
+        tokens.push(middle);
+        Some(tokens)
+    }
+
     /// The text of `tokens`, without control tokens; bytes that are no text become U+FFFD.
     pub fn decode(&self, tokens: &[TokenId]) -> String {
         self.decode_with(tokens, DecodeOptions::default())

@@ -88,6 +88,7 @@ impl Feed {
                 n_blocks,
                 block_size,
                 max_tokens: most_tokens.unwrap_or(1),
+                exact_tokens: 0,
                 max_context: lengths.iter().copied().max().unwrap_or(1),
                 max_outputs: most_outputs.unwrap_or(1),
                 state_slots: lengths.len(),
