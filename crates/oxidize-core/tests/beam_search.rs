@@ -55,6 +55,7 @@ fn logprobs(model: &Model, tokens: &[u32]) -> Vec<f32> {
     let sequence = SeqSlice {
         n_tokens: tokens.len(),
         blocks: &blocks,
+        ..SeqSlice::default()
     };
     let batch = Batch {
         tokens,

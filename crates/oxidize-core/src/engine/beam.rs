@@ -70,6 +70,8 @@ struct Search<'a> {
     live: Vec<Beam>,
     finished: Vec<BeamAnswer>,
     most_tokens: usize,
+    adapters: &'a [f32],
+    is_recurrent: bool,
 }
 
 /// An answer that goes on.
@@ -86,6 +88,8 @@ struct Beam {
     blocks: Vec<BlockId>,
     /// The place of its logits among the outputs of the last batch.
     output: usize,
+    /// The place of its recurrent state, if the model has one.
+    slot: u32,
 }
 
 /// A beam that may go on by a token.
@@ -129,6 +133,8 @@ impl<'a> Search<'a> {
             n_blocks,
             max_tokens: config.max_batch_tokens.max(params.beams),
             max_outputs: params.beams,
+            // Those of a step, and those that the next one copies them to.
+            state_slots: 2 * params.beams,
             ..config.session(model)
         };
         if config.check_memory {
@@ -153,6 +159,7 @@ impl<'a> Search<'a> {
             decoder: tokenizer.stream().render_special(request.render_special),
             blocks: Vec::new(),
             output: 0,
+            slot: 0,
         };
         Ok(Search {
             request,
@@ -164,6 +171,11 @@ impl<'a> Search<'a> {
             live: vec![beam],
             finished: Vec::new(),
             most_tokens,
+            is_recurrent: !model.plan().states.is_empty(),
+            adapters: request
+                .adapters
+                .as_deref()
+                .unwrap_or(model.adapter_strengths()),
         })
     }
 
@@ -186,6 +198,8 @@ impl<'a> Search<'a> {
                 sequences: &[SeqSlice {
                     n_tokens: tokens.len(),
                     blocks: &beam.blocks,
+                    slot: beam.slot,
+                    adapters: self.adapters,
                 }],
                 outputs: &[tokens.len() as u32 - 1],
             })?;
@@ -303,9 +317,13 @@ impl<'a> Search<'a> {
 
     /// Computes the last token of each beam.
     fn compute(&mut self) -> Result<()> {
-        let mut copies = Vec::new();
+        let (mut copies, mut states) = (Vec::new(), Vec::new());
+        // States go back and forth between two sets of slots, so that none is overwritten too early.
+        let beams = self.params.beams as u32;
+        let first_slot = self.live.first().map_or(0, |beam| beam.slot) / beams * beams;
+        let other_slots = (beams - first_slot)..;
         let (mut tokens, mut positions) = (Vec::new(), Vec::new());
-        for (output, beam) in self.live.iter_mut().enumerate() {
+        for ((output, beam), slot) in self.live.iter_mut().enumerate().zip(other_slots) {
             let position = self.request.tokens.len() + beam.tokens.len() - 1;
             match beam.blocks.get_mut(position / BLOCK_SIZE) {
                 Some(block) => {
@@ -321,11 +339,18 @@ impl<'a> Search<'a> {
             tokens.extend(beam.tokens.last());
             positions.push(position as u32);
             beam.output = output;
+            states.push((beam.slot, slot));
+            beam.slot = slot;
         }
         self.session.copy_blocks(&copies)?;
+        if self.is_recurrent {
+            self.session.copy_states(&states)?;
+        }
         let slices = self.live.iter().map(|beam| SeqSlice {
             n_tokens: 1,
             blocks: &beam.blocks,
+            slot: beam.slot,
+            adapters: self.adapters,
         });
         let sequences: Vec<SeqSlice<'_>> = slices.collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();

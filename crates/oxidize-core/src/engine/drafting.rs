@@ -39,6 +39,10 @@ impl Drafting {
         config: &EngineConfig,
     ) -> Result<Option<Drafting>> {
         settings.check(target)?;
+        if !target.plan().states.is_empty() {
+            tracing::warn!("no speculative decoding: the model keeps recurrent state");
+            return Ok(None);
+        }
         let model = match &settings.source {
             DraftSource::Ngram => None,
             DraftSource::Model(draft) => {

@@ -17,6 +17,7 @@ pub(crate) struct DraftModel {
     /// Tokens that both models have: others are neither computed nor guessed.
     n_vocab: u32,
     candidates: Candidates,
+    adapters: Vec<f32>,
 }
 
 /// What is in the cache of a sequence.
@@ -59,6 +60,7 @@ impl DraftModel {
             sequences: BTreeMap::new(),
             n_vocab: u32::try_from(n_target.min(model.n_vocab())).unwrap_or(u32::MAX),
             candidates: Candidates::default(),
+            adapters: model.adapter_strengths().to_vec(),
         })
     }
 
@@ -150,6 +152,8 @@ impl DraftModel {
                 .get(index)
                 .and_then(|turn| self.sequences.get(&turn.id))
                 .map_or(&[], |kept| &*kept.blocks),
+            adapters: &self.adapters,
+            ..SeqSlice::default()
         });
         let sequences: Vec<SeqSlice<'_>> = slices.collect();
         self.session.run(&Batch {

@@ -114,9 +114,9 @@ pub enum SpeculationError {
         /// What it is.
         target: String,
     },
-    /// The state of a recurrent model cannot be taken back.
-    #[error("{0} keeps recurrent state, which cannot go back to before a wrong guess")]
-    Recurrent(&'static str),
+    /// The state of a recurrent draft model cannot be taken back.
+    #[error("the draft model keeps recurrent state, which cannot go back to before a wrong guess")]
+    Recurrent,
 }
 
 impl From<SpeculationError> for crate::Error {
@@ -147,6 +147,9 @@ impl Speculation {
         }
         match &self.source {
             DraftSource::Ngram => Ok(()),
+            DraftSource::Model(draft) if !draft.plan().states.is_empty() => {
+                Err(SpeculationError::Recurrent.into())
+            }
             DraftSource::Model(draft) => same_vocabulary(draft, target),
         }
     }
