@@ -2,10 +2,15 @@
 //! `cargo bench -p oxidize-core --bench sampling`; the fastest run is what the code costs, the median what a busy
 //! machine makes of it.
 
+use std::borrow::Cow;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oxidize_core::sampling::{Rng, Sampler, SamplerKind, SamplerVocab, SamplingParams, TokenMask};
+use oxidize_core::sampling::{
+    DryParams, MirostatMode, MirostatParams, Rng, Sampler, SamplerKind, SamplerVocab,
+    SamplingParams, TokenMask, TokenPieces,
+};
 
 const N_TOKENS: usize = 262_144;
 const RUNS: usize = 100;
@@ -17,6 +22,7 @@ fn main() {
     );
     let vocab = SamplerVocab {
         n_tokens: N_TOKENS,
+        pieces: Some(Arc::new(Words)),
         ..Default::default()
     };
     for (shape, peaked) in [("peaked", true), ("flat", false)] {
@@ -44,6 +50,16 @@ fn main() {
             .expect("usable logits")
             .token
     });
+}
+
+/// Tokens are words of four letters.
+struct Words;
+
+impl TokenPieces for Words {
+    fn piece(&self, token: u32) -> Option<Cow<'_, [u8]>> {
+        let letter = |place: u32| b'a' + (token / 23u32.pow(place) % 23) as u8;
+        Some((0..4).map(letter).collect::<Vec<u8>>().into())
+    }
 }
 
 fn chains() -> Vec<(&'static str, SamplingParams)> {
@@ -113,6 +129,72 @@ fn chains() -> Vec<(&'static str, SamplingParams)> {
             SamplingParams {
                 top_p: 0.95,
                 samplers: early,
+                ..off.clone()
+            },
+        ),
+        (
+            "tail_free alone",
+            SamplingParams {
+                tfs_z: 0.95,
+                ..off.clone()
+            },
+        ),
+        (
+            "xtc alone",
+            SamplingParams {
+                xtc_probability: 1.0,
+                xtc_threshold: 1e-6,
+                ..off.clone()
+            },
+        ),
+        (
+            "dynamic temperature",
+            SamplingParams {
+                dynatemp_range: 0.5,
+                ..off.clone()
+            },
+        ),
+        (
+            "dry alone",
+            SamplingParams {
+                dry: DryParams {
+                    multiplier: 1.0,
+                    ..Default::default()
+                },
+                ..off.clone()
+            },
+        ),
+        (
+            "mirostat 1",
+            SamplingParams {
+                mirostat: MirostatParams {
+                    mode: MirostatMode::V1,
+                    ..Default::default()
+                },
+                ..off.clone()
+            },
+        ),
+        (
+            "mirostat 2",
+            SamplingParams {
+                mirostat: MirostatParams {
+                    mode: MirostatMode::V2,
+                    ..Default::default()
+                },
+                ..off.clone()
+            },
+        ),
+        (
+            "infill alone",
+            SamplingParams {
+                samplers: vec![SamplerKind::Infill],
+                ..off.clone()
+            },
+        ),
+        (
+            "default, 3 bans",
+            SamplingParams {
+                banned_strings: ["a", "bcd", "aaaabbbb"].map(String::from).to_vec(),
                 ..off
             },
         ),

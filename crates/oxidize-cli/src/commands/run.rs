@@ -83,14 +83,13 @@ impl Run {
             ),
             (flag, first, prompt) => (flag.clone().or(first), prompt),
         };
-        let model_path = find_model(model_name)?;
         let gap = self.gap.texts();
         let prompt = match gap {
             Some(_) => String::new(),
             None => read_prompt(positional_prompt.or(self.prompt_flag), self.file)?,
         };
         anyhow::ensure!(gap.is_some() || !prompt.is_empty(), "the prompt is empty");
-        let model = self.model_args.load(&model_path)?;
+        let model = self.model_args.load(&find_model(model_name)?)?;
         let tokens = match gap {
             Some((before, after)) => model
                 .tokenizer()?

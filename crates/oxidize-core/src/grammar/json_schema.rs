@@ -84,7 +84,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
             return Err(GrammarError::Schema(problem));
         }
     };
-    drop_switches(&mut schema);
+    adapt(&mut schema);
     JsonCompileOptions {
         whitespace_pattern: Some(WHITESPACE.into()),
         ..JsonCompileOptions::default()
@@ -175,14 +175,16 @@ fn is_off(key: &str, value: &Value) -> bool {
     SWITCHES.contains(&key) && *value == Value::Bool(false)
 }
 
-/// Takes out what asks for nothing: the constraint engine refuses the keyword whatever it says.
-fn drop_switches(schema: &mut Value) {
+/// Takes out what asks for nothing, which the constraint engine refuses whatever it says, and spells out
+/// dates, of which it lets through some that are none.
+fn adapt(schema: &mut Value) {
     let mut todo = vec![schema];
     while let Some(schema) = todo.pop() {
         let Value::Object(map) = schema else {
             continue;
         };
         map.retain(|key, value| !is_off(key, value));
+        spell_out_dates(map);
         for (key, value) in map {
             let one = WITH_SCHEMAS.contains(&key.as_str());
             let named = WITH_NAMED_SCHEMAS.contains(&key.as_str());
@@ -193,6 +195,35 @@ fn drop_switches(schema: &mut Value) {
                 _ => {}
             }
         }
+    }
+}
+
+/// Days that there are: 29 February in leap years only.
+const DATE: &str = concat!(
+    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))",
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)",
+);
+/// The rest of a moment, after the date.
+const TIME_OF_DAY: &str = concat!(
+    "T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?",
+    "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
+);
+
+fn spell_out_dates(map: &mut Map<String, Value>) {
+    let pattern = match map.get("format").and_then(Value::as_str) {
+        Some("date") => format!("^{DATE}$"),
+        Some("date-time") => format!("^{DATE}{TIME_OF_DAY}$"),
+        _ => return,
+    };
+    map.remove("format");
+    if !map.contains_key("pattern") {
+        map.insert("pattern".into(), pattern.into());
+        return;
+    }
+    let all = map.entry("allOf").or_insert_with(|| json!([]));
+    if let Value::Array(all) = all {
+        all.push(json!({"pattern": pattern}));
     }
 }
 

@@ -265,6 +265,39 @@ fn schemas_accept_what_fits_and_refuse_the_rest() {
 }
 
 #[test]
+fn dates_are_days_that_there_are() {
+    let date = Grammar::JsonSchema(json!({"type": "string", "format": "date"}));
+    let good = [
+        "\"2024-02-29\"",
+        "\"2000-02-29\"",
+        "\"2023-02-28\"",
+        "\"1999-12-31\"",
+        "\"2023-04-30\"",
+    ];
+    let bad = [
+        "\"2023-02-29\"",
+        "\"1900-02-29\"",
+        "\"2023-04-31\"",
+        "\"2023-13-01\"",
+        "\"2023-00-10\"",
+        "\"2023-01-32\"",
+        "\"23-01-01\"",
+    ];
+    check(&date, &good, &bad);
+    let moment = json!({"type": "string", "format": "date-time", "pattern": "^2024"});
+    let good = [
+        "\"2024-02-29T23:59:59Z\"",
+        "\"2024-01-01T00:00:00.5+01:00\"",
+    ];
+    let bad = [
+        "\"2024-02-30T00:00:00Z\"",
+        "\"2023-01-01T00:00:00Z\"",
+        "\"2024-01-01\"",
+    ];
+    check(&Grammar::JsonSchema(moment), &good, &bad);
+}
+
+#[test]
 fn hostile_schemas_are_refused_at_once() {
     LazyLock::force(&TINY);
     let nested = |n: usize| {
