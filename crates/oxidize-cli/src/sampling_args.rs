@@ -187,7 +187,6 @@ impl SamplingArgs {
             samplers: samplers.unwrap_or(base.samplers),
             logit_bias: [base.logit_bias, self.logit_bias.clone()].concat(),
             stop: [base.stop, self.stop.clone()].concat(),
-            ..base
         };
         params.validate()?;
         Ok(params)

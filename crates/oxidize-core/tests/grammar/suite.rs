@@ -101,7 +101,7 @@ fn made(rng: &mut Rng, depth: usize) -> Value {
                 .take(1 + low as usize % 5)
             {
                 properties.insert((*name).into(), made(rng, depth - 1));
-                if rng.next_u64() % 2 == 0 {
+                if rng.next_u64().is_multiple_of(2) {
                     required.push(*name);
                 }
             }
