@@ -80,8 +80,7 @@ impl CpuSession {
                 }
             };
             let (gate, up) = (spec.gate.map(matrix), matrix(spec.up));
-            let quantize = up.weight.ty.is_quantized()
-                || gate.is_some_and(|gate| gate.weight.ty.is_quantized());
+            let types = [Some(up), gate].map(|matrix| matrix.map(|matrix| matrix.weight.ty));
             let acts = activations(
                 kernels,
                 pool,
@@ -89,7 +88,7 @@ impl CpuSession {
                 quantized_input,
                 input,
                 width,
-                quantize,
+                types.into_iter().flatten(),
             );
             let glu = Glu {
                 activation: spec.activation,
@@ -110,7 +109,6 @@ impl CpuSession {
 
             output.resize((tokens.len() * width).max(output.len()), 0.0);
             let output = &mut output[..tokens.len() * width];
-            let quantize = down.ty.is_quantized();
             let acts = activations(
                 kernels,
                 pool,
@@ -118,7 +116,7 @@ impl CpuSession {
                 quantized_hidden,
                 hidden,
                 n_ff,
-                quantize,
+                [down.ty],
             );
             let down = matrix(spec.down);
             let mut matrices = [Matrix {

@@ -58,7 +58,7 @@ pub(crate) unsafe trait FloatFormat {
 
 pub(crate) struct F32;
 pub(crate) struct F16;
-struct Bf16;
+pub(crate) struct Bf16;
 
 // SAFETY: reads eight elements.
 unsafe impl FloatFormat for F32 {

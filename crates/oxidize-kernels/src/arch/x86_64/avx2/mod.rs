@@ -14,6 +14,7 @@ pub(crate) mod quantize;
 mod row;
 mod slices;
 mod tile;
+pub(crate) mod words;
 
 use super::Avx2;
 use crate::table::{Functions, Isa, Kernels};
