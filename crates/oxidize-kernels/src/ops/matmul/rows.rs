@@ -353,12 +353,11 @@ fn quantize_words(x: &[f32], out: WordRow<'_>) {
 }
 
 /// The scale of a group of words whose largest magnitude is `max`, and its inverse.
-#[inline(always)]
-pub(crate) fn word_scale(max: f32) -> (f32, f32) {
-    let scale = max / WORD_MAX;
+fn word_scale(max: f32) -> (f32, f32) {
+    let scale = max * (1.0 / WORD_MAX);
     // A scale too small to be inverted stands for a group of zeros.
     let inverse = if scale > f32::MIN_POSITIVE {
-        1.0 / scale
+        WORD_MAX / max
     } else {
         0.0
     };

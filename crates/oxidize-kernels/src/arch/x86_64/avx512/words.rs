@@ -3,9 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::avx2::float::FloatFormat;
 use super::super::avx2::panel::ROWS;
-use super::super::avx2::words::{WordPanel, unpack};
+use super::super::avx2::words::{Rounded, WordPanel, unpack};
 use super::matmul::{TileKernel, multiply_panel};
 use crate::ops::matmul::{Epilogue, QuantizedRows, RawRows, Scratch, WORD_GROUP, WeightRows};
 use crate::out::TileMut;
@@ -15,7 +14,7 @@ use crate::out::TileMut;
 /// # Safety
 /// Needs AVX-512 with VNNI; the shapes fit together, and the weight is of the format.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn matmul<F: FloatFormat>(
+pub(crate) unsafe fn matmul<F: Rounded>(
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
     epilogue: Epilogue<'_>,
