@@ -13,7 +13,7 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oxidize_kernels::quant::TensorType::{self, *};
 use oxidize_kernels::{
-    Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut, WeightRows,
+    Activations, Epilogue, Isa, Kernels, Precision, QuantizedRows, Scratch, TileMut, WeightRows,
 };
 use random::Random;
 
@@ -37,9 +37,14 @@ fn matmul(criterion: &mut Criterion) {
                 let weight = WeightRows::new(ty, K, &data).unwrap();
                 let input = random.floats(m * K);
                 let mut quantized = QuantizedRows::new();
-                quantized.resize(m, K);
-                kernels.quantize_rows(&input, quantized.rows_mut());
-                let acts = Activations::new(&input, &quantized);
+                let acts = match Precision::of([ty], m) {
+                    Some(precision) => {
+                        quantized.resize(precision, m, K);
+                        kernels.quantize_rows(&input, quantized.rows_mut());
+                        Activations::new(&input, &quantized)
+                    }
+                    None => Activations::floats(&input, K),
+                };
                 let mut out = vec![0.0; m * rows];
                 let mut scratch = Scratch::new();
                 let mut group = criterion.benchmark_group(format!("{ty}/{}", kernels.isa()));

@@ -23,7 +23,8 @@ mod table;
 pub use ops::activation::Activation;
 pub use ops::attention::{Alibi, AttentionArgs, KvType, PagedKv, merge_attention};
 pub use ops::matmul::{
-    Activations, Epilogue, QuantizedRows, QuantizedRowsMut, Scratch, SharedRows, WeightRows,
+    Activations, Epilogue, Precision, QuantizedRows, QuantizedRowsMut, Scratch, SharedRows,
+    WeightRows,
 };
 pub use ops::rope::RopeLayout;
 pub use out::{SharedMatrix, TileMut};

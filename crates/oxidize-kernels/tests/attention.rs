@@ -13,7 +13,8 @@ use random::Random;
 
 /// A cache whose blocks lie in random order, with other heads' rows between them.
 struct Cache {
-    ty: KvType,
+    k_ty: KvType,
+    v_ty: KvType,
     k: Vec<u8>,
     v: Vec<u8>,
     table: Vec<u32>,
@@ -23,7 +24,13 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(random: &mut Random, ty: KvType, len: usize, k_dim: usize, v_dim: usize) -> Self {
+    fn new(
+        random: &mut Random,
+        (k_ty, v_ty): (KvType, KvType),
+        len: usize,
+        k_dim: usize,
+        v_dim: usize,
+    ) -> Self {
         let block_size = 16;
         let blocks = len.div_ceil(block_size);
         let mut table: Vec<u32> = (0..blocks as u32).collect();
@@ -31,16 +38,17 @@ impl Cache {
             table.swap(i, random.bits() as usize % (i + 1));
         }
         let scalar = Kernels::for_isa(Isa::Scalar).unwrap();
-        let mut rows = |dim: usize| {
+        let mut rows = |ty: KvType, dim: usize| {
             let mut out = vec![0; 2 * blocks * block_size * ty.row_bytes(dim).unwrap()];
             for row in out.chunks_exact_mut(ty.row_bytes(dim).unwrap()) {
                 scalar.store_kv(ty, &random.floats(dim), row);
             }
             out
         };
-        let (k, v) = (rows(k_dim), rows(v_dim));
+        let (k, v) = (rows(k_ty, k_dim), rows(v_ty, v_dim));
         Self {
-            ty,
+            k_ty,
+            v_ty,
             k,
             v,
             table,
@@ -52,12 +60,12 @@ impl Cache {
 
     fn view(&self) -> PagedKv<'_> {
         let (k_row, v_row) = (
-            self.ty.row_bytes(self.k_dim).unwrap(),
-            self.ty.row_bytes(self.v_dim).unwrap(),
+            self.k_ty.row_bytes(self.k_dim).unwrap(),
+            self.v_ty.row_bytes(self.v_dim).unwrap(),
         );
         PagedKv {
-            k_ty: self.ty,
-            v_ty: self.ty,
+            k_ty: self.k_ty,
+            v_ty: self.v_ty,
             k: &self.k,
             v: &self.v,
             table: &self.table,
@@ -93,15 +101,17 @@ fn every_isa_agrees_with_the_reference() {
     let mut random = Random::new(21);
     let scalar = Kernels::for_isa(Isa::Scalar).unwrap();
     let dims = [(64, 64), (128, 96), (32, 160), (72, 40), (6, 5)];
-    for ty in KvType::ALL {
+    let mixed = [(KvType::F16, KvType::Q8_0), (KvType::Q4_0, KvType::F32)];
+    for types in KvType::ALL.map(|ty| (ty, ty)).into_iter().chain(mixed) {
+        let (k_ty, v_ty) = types;
         for (k_dim, v_dim) in dims {
-            if ty.row_bytes(k_dim).is_none() || ty.row_bytes(v_dim).is_none() {
+            if k_ty.row_bytes(k_dim).is_none() || v_ty.row_bytes(v_dim).is_none() {
                 continue;
             }
             for (tokens, heads, len) in
                 [(1, 1, 1), (1, 4, 200), (2, 3, 77), (7, 5, 130), (33, 2, 90)]
             {
-                let cache = Cache::new(&mut random, ty, len, k_dim, v_dim);
+                let cache = Cache::new(&mut random, types, len, k_dim, v_dim);
                 let q_stride = heads * k_dim + 8;
                 let q: Vec<f32> = random
                     .floats(tokens * q_stride)
@@ -173,7 +183,7 @@ fn every_isa_agrees_with_the_reference() {
                     for kernels in Isa::ALL.into_iter().skip(1).filter_map(Kernels::for_isa) {
                         let isa = kernels.isa();
                         let what = format!(
-                            "{name}, {ty:?} on {isa}, {tokens} tokens, {heads} heads, \
+                            "{name}, {types:?} on {isa}, {tokens} tokens, {heads} heads, \
                              {len} keys of {k_dim}, values of {v_dim}"
                         );
                         assert_close(&run(kernels, args), &want, &what);
@@ -187,7 +197,7 @@ fn every_isa_agrees_with_the_reference() {
 #[test]
 fn parts_merge_to_the_whole() {
     let mut random = Random::new(22);
-    let cache = Cache::new(&mut random, KvType::F16, 300, 64, 64);
+    let cache = Cache::new(&mut random, (KvType::F16, KvType::F16), 300, 64, 64);
     let q = random.floats(2 * 3 * 64);
     let visible = [0..299, 10..300];
     let sinks = random.floats(3);
@@ -221,7 +231,7 @@ fn parts_merge_to_the_whole() {
 #[test]
 fn the_reference_is_the_formula() {
     let mut random = Random::new(23);
-    let cache = Cache::new(&mut random, KvType::F32, 20, 8, 8);
+    let cache = Cache::new(&mut random, (KvType::F32, KvType::F32), 20, 8, 8);
     let q = random.floats(8);
     let visible = vec![0..20; 1];
     let args = AttentionArgs {
@@ -272,7 +282,7 @@ fn the_reference_is_the_formula() {
 #[test]
 #[should_panic(expected = "outside the cache")]
 fn a_block_outside_the_cache_is_refused() {
-    let mut cache = Cache::new(&mut Random::new(24), KvType::F32, 20, 8, 8);
+    let mut cache = Cache::new(&mut Random::new(24), (KvType::F32, KvType::F32), 20, 8, 8);
     cache.table[1] = 1000;
     let visible = vec![0..20; 1];
     let args = AttentionArgs {

@@ -6,7 +6,7 @@ mod random;
 
 use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut, WeightRows,
+    Activations, Epilogue, Isa, Kernels, Precision, QuantizedRows, Scratch, TileMut, WeightRows,
 };
 use random::Random;
 
@@ -51,8 +51,14 @@ impl Case {
         }
     }
 
-    fn run(&self, kernels: &Kernels, ty: TensorType, k: usize, integers: bool) -> Vec<f32> {
-        self.run_as(kernels, ty, k, integers, false)
+    fn run(
+        &self,
+        kernels: &Kernels,
+        ty: TensorType,
+        k: usize,
+        precision: Option<Precision>,
+    ) -> Vec<f32> {
+        self.run_as(kernels, ty, k, precision, false)
     }
 
     fn run_as(
@@ -60,17 +66,18 @@ impl Case {
         kernels: &Kernels,
         ty: TensorType,
         k: usize,
-        integers: bool,
+        precision: Option<Precision>,
         each_alone: bool,
     ) -> Vec<f32> {
         let weight = WeightRows::new(ty, k, &self.weight).unwrap();
         let mut quantized = QuantizedRows::new();
-        let acts = if integers {
-            quantized.resize(self.input.len() / k, k);
-            kernels.quantize_rows(&self.input, quantized.rows_mut());
-            Activations::new(&self.input, &quantized)
-        } else {
-            Activations::floats(&self.input, k)
+        let acts = match precision {
+            Some(precision) => {
+                quantized.resize(precision, self.input.len() / k, k);
+                kernels.quantize_rows(&self.input, quantized.rows_mut());
+                Activations::new(&self.input, &quantized)
+            }
+            None => Activations::floats(&self.input, k),
         };
         let acts = acts.each_alone(each_alone);
         let mut out = self.before.clone();
@@ -98,23 +105,26 @@ fn every_type_agrees_with_the_reference() {
         for m in [1, 2, 3, 4, 5, 7, 13, 16, 17, 33] {
             for (rows, &k) in [1, 16, 37, 70].into_iter().zip(ks.iter().cycle()) {
                 let case = Case::new(&mut random, ty, rows, k, m);
-                for integers in [false, true] {
-                    if integers && k % 32 != 0 {
+                for precision in [None, Some(Precision::Bytes), Some(Precision::Words)] {
+                    if precision == Some(Precision::Bytes) && k % 32 != 0 {
                         continue;
                     }
-                    let want = case.run(scalar, ty, k, integers);
+                    let want = case.run(scalar, ty, k, precision);
                     for kernels in other_isas() {
-                        let got = case.run(kernels, ty, k, integers);
+                        let got = case.run(kernels, ty, k, precision);
                         let error = nmse(&got, &want);
                         let isa = kernels.isa();
-                        // Types without an integer kernel use the floats, and so are more exact
-                        // than the reference with its 8-bit activations.
-                        let rare = matches!(ty, TensorType::Q8_1 | TensorType::Q8_K);
-                        let bound = if rare && integers { 1e-3 } else { 1e-9 };
+                        let bound = match (ty, precision) {
+                            // Types without an integer kernel use the floats, and so are more exact
+                            // than the reference with its 8-bit activations.
+                            (TensorType::Q8_1 | TensorType::Q8_K, Some(Precision::Bytes)) => 1e-3,
+                            // The reference does not round.
+                            (TensorType::F16 | TensorType::BF16, Some(Precision::Words)) => 1e-7,
+                            _ => 1e-9,
+                        };
                         assert!(
                             error < bound,
-                            "{ty} on {isa}: {rows} rows of {k}, {m} tokens, \
-                             integers {integers}: {error:e}"
+                            "{ty} on {isa}: {rows} rows of {k}, {m} tokens, {precision:?}: {error:e}"
                         );
                     }
                 }
@@ -132,11 +142,11 @@ fn rows_that_ask_for_it_are_multiplied_as_if_alone() {
         for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
             for m in [2, 3, 4, 5, 8, 13] {
                 let case = Case::new(&mut random, ty, rows, k, m);
-                for integers in [false, true] {
-                    if integers && k % 32 != 0 {
+                for precision in [None, Some(Precision::Bytes)] {
+                    if precision.is_some() && k % 32 != 0 {
                         continue;
                     }
-                    let together = case.run_as(kernels, ty, k, integers, true);
+                    let together = case.run_as(kernels, ty, k, precision, true);
                     for token in 0..m {
                         let alone = Case {
                             weight: case.weight.clone(),
@@ -146,8 +156,8 @@ fn rows_that_ask_for_it_are_multiplied_as_if_alone() {
                         };
                         assert_eq!(
                             together[token * rows..(token + 1) * rows],
-                            alone.run(kernels, ty, k, integers),
-                            "{ty} on {}: token {token} of {m}, integers {integers}",
+                            alone.run(kernels, ty, k, precision),
+                            "{ty} on {}: token {token} of {m}, {precision:?}",
                             kernels.isa()
                         );
                     }
@@ -168,9 +178,33 @@ fn integer_activations_stay_within_their_bound() {
             let Some(kernels) = Kernels::for_isa(isa) else {
                 continue;
             };
-            let exact = case.run(kernels, ty, 512, false);
-            let error = nmse(&case.run(kernels, ty, 512, true), &exact);
+            let exact = case.run(kernels, ty, 512, None);
+            let error = nmse(&case.run(kernels, ty, 512, Some(Precision::Bytes)), &exact);
             assert!(error < 1e-4, "{ty} on {isa}: {error:e}");
+        }
+    }
+}
+
+/// Rounded to words, a product is off by less than 1/5000: about what rounding activations to half
+/// precision costs. What is not finite stays so.
+#[test]
+fn words_stay_within_their_bound() {
+    let mut random = Random::new(4);
+    for ty in [TensorType::F16, TensorType::BF16] {
+        for kernels in other_isas() {
+            let mut case = Case::new(&mut random, ty, 48, 2000, 9);
+            let exact = case.run(kernels, ty, 2000, None);
+            let error = nmse(&case.run(kernels, ty, 2000, Some(Precision::Words)), &exact);
+            assert!(error < 4e-8, "{ty} on {}: {error:e}", kernels.isa());
+
+            // An element of the weight's fourth row, and one of the third token.
+            case.weight[2 * (3 * 2000 + 77)..][..2].copy_from_slice(&[0xff; 2]);
+            case.input[2 * 2000 + 1999] = f32::INFINITY;
+            let out = case.run(kernels, ty, 2000, Some(Precision::Words));
+            for (i, x) in out.iter().enumerate() {
+                let spoiled = i % 48 == 3 || i / 48 == 2;
+                assert_eq!(x.is_finite(), !spoiled, "{ty} on {}", kernels.isa());
+            }
         }
     }
 }
@@ -185,7 +219,7 @@ fn a_tile_keeps_to_its_columns() {
             let weight = WeightRows::new(TensorType::Q4_K, k, &data).unwrap();
             let input = random.floats(m * k);
             let mut quantized = QuantizedRows::new();
-            quantized.resize(m, k);
+            quantized.resize(Precision::Bytes, m, k);
             kernels.quantize_rows(&input, quantized.rows_mut());
             let acts = Activations::new(&input, &quantized);
             let mut wide = vec![7.0; m * 30];

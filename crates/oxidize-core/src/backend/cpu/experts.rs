@@ -80,8 +80,7 @@ impl CpuSession {
                 }
             };
             let (gate, up) = (spec.gate.map(matrix), matrix(spec.up));
-            let quantize = up.weight.ty.is_quantized()
-                || gate.is_some_and(|gate| gate.weight.ty.is_quantized());
+            let types = [Some(up), gate].map(|matrix| matrix.map(|matrix| matrix.weight.ty));
             let acts = activations(
                 kernels,
                 pool,
@@ -89,9 +88,9 @@ impl CpuSession {
                 quantized_input,
                 input,
                 width,
-                quantize,
-            )
-            .each_alone(self.each_alone);
+                types.into_iter().flatten(),
+                self.each_alone,
+            );
             let glu = Glu {
                 activation: spec.activation,
                 limit: spec.glu_limit,
@@ -111,7 +110,6 @@ impl CpuSession {
 
             output.resize((tokens.len() * width).max(output.len()), 0.0);
             let output = &mut output[..tokens.len() * width];
-            let quantize = down.ty.is_quantized();
             let acts = activations(
                 kernels,
                 pool,
@@ -119,9 +117,9 @@ impl CpuSession {
                 quantized_hidden,
                 hidden,
                 n_ff,
-                quantize,
-            )
-            .each_alone(self.each_alone);
+                [down.ty],
+                self.each_alone,
+            );
             let down = matrix(spec.down);
             let mut matrices = [Matrix {
                 data: output,

@@ -12,8 +12,10 @@ use crate::backend::{BackendError, Batch, Session, SessionConfig};
 use crate::graph::{NormKind, Op, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
 use crate::kv::BlockId;
 use crate::model::{Weight, Weights};
+use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    Activation, Activations, Epilogue, Kernels, QuantizedRows, Scratch, TileMut, WeightRows,
+    Activation, Activations, Epilogue, Kernels, Precision, QuantizedRows, Scratch, TileMut,
+    WeightRows,
 };
 use std::sync::Arc;
 
@@ -49,7 +51,7 @@ const SERIAL: usize = 1 << 14;
 /// Bytes of weights in a piece of a projection: a few microseconds of memory traffic.
 const PIECE_BYTES: usize = 1 << 16;
 /// Rows of a weight that the kernels like to get together.
-const PIECE_ROWS: usize = 16;
+const PIECE_ROWS: usize = 32;
 
 impl CpuSession {
     pub(super) fn new(
@@ -350,12 +352,13 @@ impl CpuSession {
             for token in x.chunks_exact(width) {
                 floats.extend_from_slice(&token[head * inputs..(head + 1) * inputs]);
             }
-            let acts = if weight.ty.is_quantized() {
-                quantized.resize(n_tokens, inputs);
-                kernels.quantize_rows(floats, quantized.rows_mut());
-                Activations::new(floats, quantized)
-            } else {
-                Activations::floats(floats, inputs)
+            let acts = match Precision::of([weight.ty], if each_alone { 1 } else { n_tokens }) {
+                Some(precision) => {
+                    quantized.resize(precision, n_tokens, inputs);
+                    kernels.quantize_rows(floats, quantized.rows_mut());
+                    Activations::new(floats, quantized)
+                }
+                None => Activations::floats(floats, inputs),
             };
             let acts = acts.each_alone(each_alone);
             let rows = weight_rows(weight, head);
@@ -537,10 +540,7 @@ impl CpuSession {
                 taken.rows().copy_from_slice(source);
             }
         }
-        let quantize = list
-            .iter()
-            .flatten()
-            .any(|matrix| matrix.weight.ty.is_quantized());
+        let types = list.map(|matrix| matrix.map(|matrix| matrix.weight.ty));
         let input = self.buffers.get(x);
         let acts = activations(
             self.kernels,
@@ -549,9 +549,9 @@ impl CpuSession {
             &mut self.quantized,
             input,
             self.buffers.width(x),
-            quantize,
-        )
-        .each_alone(self.each_alone);
+            types.into_iter().flatten(),
+            self.each_alone,
+        );
         let chunk = list
             .iter()
             .flatten()
@@ -612,7 +612,7 @@ impl CpuSession {
         let (gate, up) = (resolve(&weights, gate), resolve(&weights, up));
         let mut taken = self.buffers.take(out);
         let input = self.buffers.get(x);
-        let quantize = gate.weight.ty.is_quantized() || up.weight.ty.is_quantized();
+        let types = [gate, up].map(|matrix| Some(matrix.weight.ty));
         let acts = activations(
             self.kernels,
             &self.pool,
@@ -620,9 +620,9 @@ impl CpuSession {
             &mut self.quantized,
             input,
             self.buffers.width(x),
-            quantize,
-        )
-        .each_alone(self.each_alone);
+            types.into_iter().flatten(),
+            self.each_alone,
+        );
         let hidden = Matrix {
             data: taken.rows(),
             cols: gate.weight.rows,
@@ -726,7 +726,7 @@ pub(super) fn half_layer(
     });
 }
 
-/// The input of projections, quantised on all threads if some weight needs it so.
+/// The input of projections by weights of these types, quantised on all threads if they want it so.
 pub(super) fn activations<'a>(
     kernels: &Kernels,
     pool: &Pool,
@@ -734,14 +734,16 @@ pub(super) fn activations<'a>(
     quantized: &'a mut QuantizedRows,
     floats: &'a [f32],
     k: usize,
-    quantize: bool,
+    types: impl IntoIterator<Item = TensorType>,
+    each_alone: bool,
 ) -> Activations<'a> {
-    if !quantize {
-        return Activations::floats(floats, k);
-    }
-    quantized.resize(floats.len() / k, k);
+    let n_tokens = floats.len() / k;
+    let Some(precision) = Precision::of(types, if each_alone { 1 } else { n_tokens }) else {
+        return Activations::floats(floats, k).each_alone(each_alone);
+    };
+    quantized.resize(precision, n_tokens, k);
     pool.quantize(kernels, floats, quantized, serial_rows(k), workers);
-    Activations::new(floats, quantized)
+    Activations::new(floats, quantized).each_alone(each_alone)
 }
 
 /// Calls `f` with each row of `out`, filled from `source` where given.

@@ -2,13 +2,16 @@
 //! reference.
 //!
 //! Quantised weights meet activations quantised to 8 bits ([`QuantizedRows`]), 32 to a scale, so
-//! that the multiplication is one of integers; plain float weights meet the activations as they are.
+//! that the multiplication is one of integers. Weights of 16-bit floats meet a few activations as
+//! they are, and many rounded to words; others always as they are.
 //! One call computes some rows of the weight for every token; threads share out the rows.
 
 mod rows;
 
-pub(crate) use rows::{GROUP, QuantizedRow, RawRows, quantize_row};
-pub use rows::{QuantizedRows, QuantizedRowsMut, SharedRows};
+pub(crate) use rows::{
+    ByteRow, GROUP, QuantizedRow, RawRows, WORD_GROUP, WORD_MAX, WordRow, quantize_row,
+};
+pub use rows::{Precision, QuantizedRows, QuantizedRowsMut, SharedRows};
 
 use crate::out::TileMut;
 use crate::quant::{self, TensorType};
@@ -79,7 +82,7 @@ impl<'a> WeightRows<'a> {
 }
 
 /// The input of a matrix product: `m` rows of `k`, as floats and, where quantised weights need
-/// them, as 8-bit integers.
+/// them, as integers.
 #[derive(Clone, Copy)]
 pub struct Activations<'a> {
     floats: &'a [f32],
@@ -143,6 +146,16 @@ impl<'a> Activations<'a> {
         self.each_alone || self.rows() <= direct
     }
 
+    /// Whether each row is to have the products that it has when it is the only one.
+    pub(crate) fn are_alone(&self) -> bool {
+        self.each_alone
+    }
+
+    /// Some of the rows, as floats.
+    pub(crate) fn floats_of(&self, rows: std::ops::Range<usize>) -> Activations<'a> {
+        Activations::floats(&self.floats[rows.start * self.k..rows.end * self.k], self.k)
+    }
+
     /// One row as floats.
     pub(crate) fn float_row(&self, row: usize) -> &'a [f32] {
         &self.floats[row * self.k..][..self.k]
@@ -153,9 +166,16 @@ impl<'a> Activations<'a> {
         self.floats
     }
 
-    /// The quantised rows, where there are any.
-    pub(crate) fn quantized(&self) -> Option<&'a QuantizedRows> {
+    /// The rows quantised to bytes, where there are any.
+    pub(crate) fn bytes(&self) -> Option<&'a QuantizedRows> {
         self.quantized
+            .filter(|rows| rows.precision() == Precision::Bytes)
+    }
+
+    /// The rows rounded to words, where there are any.
+    pub(crate) fn words(&self) -> Option<&'a QuantizedRows> {
+        self.quantized
+            .filter(|rows| rows.precision() == Precision::Words)
     }
 }
 
@@ -256,7 +276,7 @@ pub(crate) fn matmul(
     /// Weight rows that are unpacked together and meet each token once.
     const PANEL: usize = 16;
     let k = weight.k();
-    let quantized = acts.quantized().filter(|_| weight.ty().is_quantized());
+    let quantized = acts.bytes().filter(|_| weight.ty().is_quantized());
     let (panel, act) = scratch.floats((PANEL + 1) * k).split_at_mut(PANEL * k);
     for first in (0..weight.rows()).step_by(PANEL) {
         let rows = first..weight.rows().min(first + PANEL);

@@ -1,20 +1,60 @@
-//! [`QuantizedRows`]: activations as 8-bit integers, in a buffer that is used again.
+//! [`QuantizedRows`]: activations as integers, in a buffer that is used again.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::quant::TensorType;
+
 /// Elements that share a scale.
 pub(crate) const GROUP: usize = 32;
 
-/// Rows of activations quantised to 8 bits: `x ≈ scale · q`, one scale for 32 elements.
+/// Elements of 16 bits that share a scale.
+pub(crate) const WORD_GROUP: usize = 64;
+
+/// The largest word: the sum of [`WORD_GROUP`] products of two such still fits into 32 bits.
+pub(crate) const WORD_MAX: f32 = 5792.0;
+
+/// How activations are rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Precision {
+    /// To 8 bits, for quantised weights.
+    #[default]
+    Bytes,
+    /// To 13 bits and a sign, for weights of 16-bit floats, which are rounded in the same way. The
+    /// products of a batch then are those of integers, of which a processor does twice as many as of
+    /// floats. Together the two roundings cost less than one to half precision.
+    Words,
+}
+
+impl Precision {
+    /// Up to so many tokens are multiplied as floats with weights that are floats.
+    const FLOAT_TOKENS: usize = 4;
+
+    /// What products of weights of these types with so many tokens want, if not floats. What
+    /// quantised weights need comes first: floats can do without.
+    pub fn of(types: impl IntoIterator<Item = TensorType>, tokens: usize) -> Option<Precision> {
+        let of_one = |ty: TensorType| match ty {
+            _ if ty.is_quantized() => Some(Precision::Bytes),
+            TensorType::F16 | TensorType::BF16 if tokens > Precision::FLOAT_TOKENS => {
+                Some(Precision::Words)
+            }
+            _ => None,
+        };
+        types.into_iter().filter_map(of_one).min()
+    }
+}
+
+/// Rows of activations quantised to integers: `x ≈ scale · q`, one scale for 32 bytes or 64 words.
 ///
-/// Beside them lie, for formats whose weights have an offset, the sums of each group already
+/// Beside bytes lie, for formats whose weights have an offset, the sums of each group already
 /// multiplied by its scale. Quantise with [`crate::Kernels::quantize_rows`].
 #[derive(Default)]
 pub struct QuantizedRows {
     rows: usize,
     k: usize,
+    precision: Precision,
     quants: Vec<i8>,
+    words: Vec<i16>,
     scales: Vec<f32>,
     sums: Vec<f32>,
     half_sums: Vec<f32>,
@@ -29,15 +69,28 @@ impl QuantizedRows {
     /// Makes room for `rows` rows of `k` elements; what they hold is unspecified until quantised.
     ///
     /// # Panics
-    /// If `k` is not a multiple of 32.
-    pub fn resize(&mut self, rows: usize, k: usize) {
-        assert!(k > 0 && k.is_multiple_of(GROUP), "rows of {k} elements");
-        (self.rows, self.k) = (rows, k);
+    /// If `k` is 0, or not a multiple of 32 for bytes.
+    pub fn resize(&mut self, precision: Precision, rows: usize, k: usize) {
+        let whole = precision == Precision::Words || k.is_multiple_of(GROUP);
+        assert!(k > 0 && whole, "rows of {k} elements");
+        (self.precision, self.rows, self.k) = (precision, rows, k);
         let (quants, groups) = (rows * self.quant_stride(), rows * self.group_stride());
-        super::grown(&mut self.quants, quants);
         super::grown(&mut self.scales, groups);
-        super::grown(&mut self.sums, groups);
-        super::grown(&mut self.half_sums, 2 * groups);
+        match precision {
+            Precision::Bytes => {
+                super::grown(&mut self.quants, quants);
+                super::grown(&mut self.sums, groups);
+                super::grown(&mut self.half_sums, 2 * groups);
+            }
+            Precision::Words => {
+                super::grown(&mut self.words, quants);
+            }
+        }
+    }
+
+    /// How the rows are rounded.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// Number of rows.
@@ -62,9 +115,11 @@ impl QuantizedRows {
         SharedRows {
             rows: self.rows,
             k: self.k,
+            precision: self.precision,
             quant_stride: self.quant_stride(),
             group_stride: self.group_stride(),
             quants: self.quants.as_mut_ptr(),
+            words: self.words.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),
             half_sums: self.half_sums.as_mut_ptr(),
@@ -74,25 +129,25 @@ impl QuantizedRows {
 
     /// The integers of one row.
     pub fn quants(&self, row: usize) -> &[i8] {
-        assert!(row < self.rows);
+        assert!(row < self.rows && self.precision == Precision::Bytes);
         &self.quants[row * self.quant_stride()..][..self.k]
     }
 
     /// The scales of one row, one for 32 elements.
     pub fn scales(&self, row: usize) -> &[f32] {
-        assert!(row < self.rows);
+        assert!(row < self.rows && self.precision == Precision::Bytes);
         &self.scales[row * self.group_stride()..][..self.k / GROUP]
     }
 
     /// The sums of each 32 elements of one row: scale × Σ quants.
     pub fn sums(&self, row: usize) -> &[f32] {
-        assert!(row < self.rows);
+        assert!(row < self.rows && self.precision == Precision::Bytes);
         &self.sums[row * self.group_stride()..][..self.k / GROUP]
     }
 
     /// The same for each 16 elements.
     pub fn half_sums(&self, row: usize) -> &[f32] {
-        assert!(row < self.rows);
+        assert!(row < self.rows && self.precision == Precision::Bytes);
         &self.half_sums[2 * row * self.group_stride()..][..2 * self.k / GROUP]
     }
 
@@ -112,6 +167,7 @@ impl QuantizedRows {
         RawRows {
             k: self.k,
             quants: self.quants.as_ptr(),
+            words: self.words.as_ptr(),
             quant_stride: self.quant_stride(),
             scales: self.scales.as_ptr(),
             sums: self.sums.as_ptr(),
@@ -120,7 +176,7 @@ impl QuantizedRows {
         }
     }
 
-    /// Bytes from one row to the next: never a power of two, so that the rows which a tile kernel
+    /// Integers from one row to the next: never a power of two, so that the rows which a tile kernel
     /// walks side by side do not fall into the same sets of the cache.
     pub(crate) fn quant_stride(&self) -> usize {
         self.k.next_multiple_of(64) + 64
@@ -128,7 +184,10 @@ impl QuantizedRows {
 
     /// Scales from one row to the next: whole vectors of eight, ending in zeros.
     pub(crate) fn group_stride(&self) -> usize {
-        (self.k / GROUP).next_multiple_of(8)
+        match self.precision {
+            Precision::Bytes => (self.k / GROUP).next_multiple_of(8),
+            Precision::Words => self.k.div_ceil(WORD_GROUP),
+        }
     }
 }
 
@@ -137,7 +196,8 @@ impl QuantizedRows {
 pub(crate) struct RawRows {
     pub(crate) k: usize,
     pub(crate) quants: *const i8,
-    /// Bytes from one row of quants to the next.
+    pub(crate) words: *const i16,
+    /// Quants, or words, from one row to the next.
     pub(crate) quant_stride: usize,
     pub(crate) scales: *const f32,
     pub(crate) sums: *const f32,
@@ -152,15 +212,27 @@ pub struct QuantizedRowsMut<'a> {
     range: Range<usize>,
 }
 
-/// One row to be quantised. The slices of scales and sums have the zeros at their end too.
-pub(crate) struct QuantizedRow<'a> {
+/// One row to be quantised.
+pub(crate) enum QuantizedRow<'a> {
+    Bytes(ByteRow<'a>),
+    Words(WordRow<'a>),
+}
+
+/// A row of words: whole groups, whose scales are all there are.
+pub(crate) struct WordRow<'a> {
+    pub(crate) words: &'a mut [i16],
+    pub(crate) scales: &'a mut [f32],
+}
+
+/// A row of bytes. The slices of scales and sums have the zeros at their end too.
+pub(crate) struct ByteRow<'a> {
     pub(crate) quants: &'a mut [i8],
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [f32],
     pub(crate) half_sums: &'a mut [f32],
 }
 
-impl QuantizedRow<'_> {
+impl ByteRow<'_> {
     /// Writes the zeros after the last group.
     pub(crate) fn clear_padding(&mut self, groups: usize) {
         self.scales[groups..].fill(0.0);
@@ -185,9 +257,11 @@ impl QuantizedRowsMut<'_> {
         assert!(row < self.range.len());
         let SharedRows {
             k,
+            precision,
             quant_stride,
             group_stride,
             quants,
+            words,
             scales,
             sums,
             half_sums,
@@ -198,11 +272,18 @@ impl QuantizedRowsMut<'_> {
         // every buffer long enough for it.
         unsafe {
             use std::slice::from_raw_parts_mut as slice;
-            QuantizedRow {
-                quants: slice(quants.add(row * quant_stride), k),
-                scales: slice(scales.add(row * group_stride), group_stride),
-                sums: slice(sums.add(row * group_stride), group_stride),
-                half_sums: slice(half_sums.add(2 * row * group_stride), 2 * group_stride),
+            let scales = slice(scales.add(row * group_stride), group_stride);
+            match precision {
+                Precision::Bytes => QuantizedRow::Bytes(ByteRow {
+                    quants: slice(quants.add(row * quant_stride), k),
+                    scales,
+                    sums: slice(sums.add(row * group_stride), group_stride),
+                    half_sums: slice(half_sums.add(2 * row * group_stride), 2 * group_stride),
+                }),
+                Precision::Words => QuantizedRow::Words(WordRow {
+                    words: slice(words.add(row * quant_stride), group_stride * WORD_GROUP),
+                    scales,
+                }),
             }
         }
     }
@@ -213,9 +294,11 @@ impl QuantizedRowsMut<'_> {
 pub struct SharedRows<'a> {
     rows: usize,
     k: usize,
+    precision: Precision,
     quant_stride: usize,
     group_stride: usize,
     quants: *mut i8,
+    words: *mut i16,
     scales: *mut f32,
     sums: *mut f32,
     half_sums: *mut f32,
@@ -244,8 +327,45 @@ impl<'a> SharedRows<'a> {
     }
 }
 
-/// Quantises one row: each 32 elements so that the largest becomes ±127.
-pub(crate) fn quantize_row(x: &[f32], mut out: QuantizedRow<'_>) {
+/// Quantises one row.
+pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
+    match out {
+        QuantizedRow::Bytes(out) => quantize_bytes(x, out),
+        QuantizedRow::Words(out) => quantize_words(x, out),
+    }
+}
+
+/// Each 64 elements so that the largest becomes ±[`WORD_MAX`]; zeros after the last.
+fn quantize_words(x: &[f32], out: WordRow<'_>) {
+    out.words[x.len()..].fill(0);
+    for (g, (x, words)) in x
+        .chunks(WORD_GROUP)
+        .zip(out.words.chunks_exact_mut(WORD_GROUP))
+        .enumerate()
+    {
+        let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        let (scale, inverse) = word_scale(max);
+        out.scales[g] = scale;
+        for (&x, word) in x.iter().zip(words) {
+            *word = (x * inverse).round_ties_even() as i16;
+        }
+    }
+}
+
+/// The scale of a group of words whose largest magnitude is `max`, and its inverse.
+fn word_scale(max: f32) -> (f32, f32) {
+    let scale = max * (1.0 / WORD_MAX);
+    // A scale too small to be inverted stands for a group of zeros.
+    let inverse = if scale > f32::MIN_POSITIVE {
+        WORD_MAX / max
+    } else {
+        0.0
+    };
+    (scale, inverse)
+}
+
+/// Each 32 elements so that the largest becomes ±127.
+fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     for (g, x) in x.chunks_exact(GROUP).enumerate() {
         let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
         let scale = max / 127.0;
@@ -279,7 +399,7 @@ mod tests {
     fn error_is_within_half_a_step() {
         let x: Vec<f32> = (0..64).map(|i| ((i * 37) % 64) as f32 - 31.5).collect();
         let mut rows = QuantizedRows::new();
-        rows.resize(1, 64);
+        rows.resize(Precision::Bytes, 1, 64);
         quantize_row(&x, rows.rows_mut().row(0));
         let mut back = [0.0; 64];
         rows.dequantize_row(0, &mut back);
@@ -294,7 +414,7 @@ mod tests {
     #[test]
     fn zeros_stay_zeros() {
         let mut rows = QuantizedRows::new();
-        rows.resize(2, 32);
+        rows.resize(Precision::Bytes, 2, 32);
         let mut part = rows.rows_mut();
         quantize_row(&[0.0; 32], part.row(1));
         assert!(rows.quants(1).iter().all(|&q| q == 0) && rows.scales(1) == [0.0]);

@@ -112,24 +112,48 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
         let quants = acts
             .quants
             .add(first * acts.quant_stride + first_group * 32);
-        for g in 0..groups {
-            let mut weight = F::quants(chunk, g);
-            if shifted {
-                weight = _mm256_xor_si256(weight, _mm256_set1_epi8(-128));
-            }
-            for t in 0..M {
-                let act = _mm256_loadu_si256(quants.add(t * acts.quant_stride + 32 * g).cast());
-                let product = inner_product::<F, VNNI>(weight, act);
-                let scale = if F::GROUP == 32 {
-                    _mm256_set1_ps(products[t][g])
-                } else {
-                    let pair = _mm256_broadcast_sd(&*products[t].as_ptr().add(2 * g).cast());
-                    let spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-                    _mm256_permutevar8x32_ps(_mm256_castpd_ps(pair), spread)
-                };
-                let sum = &mut sums.products[t][g % CHAINS];
-                *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), scale, *sum);
-            }
+        // A chain for even groups and one for odd.
+        for pair in 0..groups / 2 {
+            dot_group::<F, VNNI, M, 0>(chunk, 2 * pair, &products, quants, acts, sums);
+            dot_group::<F, VNNI, M, 1>(chunk, 2 * pair + 1, &products, quants, acts, sums);
+        }
+        if groups % 2 == 1 {
+            dot_group::<F, VNNI, M, 0>(chunk, groups - 1, &products, quants, acts, sums);
+        }
+    }
+}
+
+/// Adds the products of a group of 32 to one of the chains.
+///
+/// # Safety
+/// As [`dot_row`]; `quants` are the chunk's, of the first token.
+#[inline(always)]
+unsafe fn dot_group<F: Format, const VNNI: bool, const M: usize, const CHAIN: usize>(
+    chunk: *const u8,
+    g: usize,
+    scales: &[[f32; 16]; M],
+    quants: *const i8,
+    acts: &RawRows,
+    sums: &mut Sums<M>,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut weight = F::quants(chunk, g);
+        if VNNI && F::SIGNED {
+            weight = _mm256_xor_si256(weight, _mm256_set1_epi8(-128));
+        }
+        for t in 0..M {
+            let act = _mm256_loadu_si256(quants.add(t * acts.quant_stride + 32 * g).cast());
+            let product = inner_product::<F, VNNI>(weight, act);
+            let scale = if F::GROUP == 32 {
+                _mm256_set1_ps(scales[t][g])
+            } else {
+                let pair = _mm256_broadcast_sd(&*scales[t].as_ptr().add(2 * g).cast());
+                let spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+                _mm256_permutevar8x32_ps(_mm256_castpd_ps(pair), spread)
+            };
+            let sum = &mut sums.products[t][CHAIN];
+            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), scale, *sum);
         }
     }
 }

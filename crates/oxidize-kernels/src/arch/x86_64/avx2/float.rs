@@ -3,17 +3,15 @@
 
 use std::arch::x86_64::*;
 
-use super::dot::horizontal_sum;
+use super::float_rows::{DIRECT_TOKENS, direct};
 use super::panel::transpose;
+use super::vector::Vector;
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize, grown};
 use crate::out::TileMut;
 use crate::quant::TensorType;
 
 /// Elements of `k` that a panel holds: short enough for it to stay in the cache.
 const PANEL_LEN: usize = 512;
-
-/// Up to so many tokens, weight rows are multiplied as they are stored.
-pub(crate) const DIRECT_TOKENS: usize = 4;
 
 /// Tokens of a tile.
 pub(crate) const TOKENS: usize = 6;
@@ -36,174 +34,47 @@ pub(crate) unsafe fn matmul(
     // SAFETY: as the caller says.
     unsafe {
         if acts.is_direct(DIRECT_TOKENS) {
-            return direct(weight, acts, epilogue, out, scratch);
+            return direct::<__m256>(weight, acts, epilogue, out, scratch);
         }
         tiled::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);
     }
 }
 
-/// A format whose elements become floats eight at a time.
+/// A format whose elements are floats.
 ///
 /// # Safety
-/// `load` needs AVX2 and F16C, and eight readable elements.
+/// `load` needs the instructions of the vector, and as many readable elements as it has lanes.
 pub(crate) unsafe trait FloatFormat {
     /// Bytes of an element.
     const BYTES: usize;
-    /// Eight elements.
+    /// As many elements as the vector has lanes.
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn load(p: *const u8) -> __m256;
+    unsafe fn load<V: Vector>(p: *const u8) -> V;
 }
 
 pub(crate) struct F32;
 pub(crate) struct F16;
-struct Bf16;
+pub(crate) struct Bf16;
 
-// SAFETY: reads eight elements.
-unsafe impl FloatFormat for F32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> __m256 {
-        // SAFETY: as the trait says.
-        unsafe { _mm256_loadu_ps(p.cast()) }
-    }
-}
-
-// SAFETY: reads eight elements.
-unsafe impl FloatFormat for F16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> __m256 {
-        // SAFETY: as the trait says.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
-    }
-}
-
-// SAFETY: reads eight elements.
-unsafe impl FloatFormat for Bf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> __m256 {
-        // SAFETY: as the trait says.
-        unsafe {
-            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        }
-    }
-}
-
-/// Row by row, straight from memory, with a few tokens at a time.
-///
-/// # Safety
-/// As [`matmul`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn direct(
-    weight: WeightRows<'_>,
-    acts: &Activations<'_>,
-    epilogue: Epilogue<'_>,
-    mut out: TileMut<'_>,
-    scratch: &mut Scratch,
-) {
-    let k = weight.k();
-    for r in 0..weight.rows() {
-        let bytes = weight.row(r);
-        let row = bytes.as_ptr();
-        let floats = match weight.ty() {
-            TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
-            ty => {
-                let floats = scratch.floats(k);
-                dequantize(ty, bytes, floats);
-                Some(floats.as_ptr().cast())
-            }
-        };
-        for token in (0..acts.rows()).step_by(DIRECT_TOKENS) {
-            // SAFETY: the row has `k` elements of the type, or as many as floats.
-            let dots = unsafe {
-                match (floats, weight.ty()) {
-                    (Some(floats), _) => dot_tokens::<F32>(floats, acts, token),
-                    (None, TensorType::F16) => dot_tokens::<F16>(row, acts, token),
-                    (None, TensorType::BF16) => dot_tokens::<Bf16>(row, acts, token),
-                    (None, _) => dot_tokens::<F32>(row, acts, token),
-                }
-            };
-            let n = acts.rows() - token;
-            for (t, &dot) in dots.iter().take(n).enumerate() {
-                epilogue.write(&mut out.row(token + t)[r], r, dot);
+macro_rules! float_format {
+    ($name:ident, $bytes:literal, |$p:ident| $load:expr) => {
+        // SAFETY: reads as many elements as the vector has lanes.
+        unsafe impl FloatFormat for $name {
+            const BYTES: usize = $bytes;
+            #[inline(always)]
+            unsafe fn load<V: Vector>($p: *const u8) -> V {
+                // SAFETY: as the trait says.
+                unsafe { $load }
             }
         }
-    }
+    };
 }
 
-/// The products with the tokens from `first` on, at most [`DIRECT_TOKENS`].
-///
-/// # Safety
-/// Needs AVX2, FMA and F16C; `row` has as many elements as a token.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_tokens<F: FloatFormat>(
-    row: *const u8,
-    acts: &Activations<'_>,
-    first: usize,
-) -> [f32; DIRECT_TOKENS] {
-    let mut out = [0.0; DIRECT_TOKENS];
-    // SAFETY: as the caller says; so many tokens are left.
-    unsafe {
-        match acts.rows() - first {
-            1 => out[..1].copy_from_slice(&dot_row::<F, 1>(row, acts, first)),
-            2 => out[..2].copy_from_slice(&dot_row::<F, 2>(row, acts, first)),
-            3 => out[..3].copy_from_slice(&dot_row::<F, 3>(row, acts, first)),
-            _ => out = dot_row::<F, DIRECT_TOKENS>(row, acts, first),
-        }
-    }
-    out
-}
-
-/// # Safety
-/// As [`dot_tokens`], for at least `M` tokens from `first` on.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_row<F: FloatFormat, const M: usize>(
-    row: *const u8,
-    acts: &Activations<'_>,
-    first: usize,
-) -> [f32; M] {
-    let k = acts.k();
-    let x = acts.all_floats()[first * k..].as_ptr();
-    let mut sums = [[_mm256_setzero_ps(); 2]; M];
-    let mut i = 0;
-    // SAFETY: `i` stays so far below `k` that eight or sixteen elements can be read.
-    unsafe {
-        while i + 16 <= k {
-            for h in 0..2 {
-                let w = F::load(row.add((i + 8 * h) * F::BYTES));
-                for t in 0..M {
-                    let a = _mm256_loadu_ps(x.add(t * k + i + 8 * h));
-                    sums[t][h] = _mm256_fmadd_ps(w, a, sums[t][h]);
-                }
-            }
-            i += 16;
-        }
-        let mut tail = [0.0; M];
-        if i < k {
-            // The rest, filled up with zeros.
-            let n = k - i;
-            let mut bytes = [0u8; 64];
-            bytes
-                .as_mut_ptr()
-                .copy_from_nonoverlapping(row.add(i * F::BYTES), n * F::BYTES);
-            let mut w = [0.0f32; 16];
-            for h in 0..2 {
-                let eight = F::load(bytes.as_ptr().add(8 * h * F::BYTES));
-                _mm256_storeu_ps(w.as_mut_ptr().add(8 * h), eight);
-            }
-            for t in 0..M {
-                tail[t] = (0..n).map(|j| w[j] * *x.add(t * k + i + j)).sum();
-            }
-        }
-        std::array::from_fn(|t| horizontal_sum(_mm256_add_ps(sums[t][0], sums[t][1])) + tail[t])
-    }
-}
+float_format!(F32, 4, |p| V::load(p.cast()));
+float_format!(F16, 2, |p| V::load_f16(p));
+float_format!(Bf16, 2, |p| V::load_bf16(p));
 
 /// Panel by panel: `R` rows of up to [`PANEL_LEN`] elements, times `T` tokens at once.
 ///
@@ -293,10 +164,8 @@ unsafe fn convert_row<F: FloatFormat>(row: &[u8], out: &mut [f32]) {
     // SAFETY: eight elements are left at each step, in both.
     unsafe {
         for i in (0..whole).step_by(8) {
-            _mm256_storeu_ps(
-                out.as_mut_ptr().add(i),
-                F::load(row.as_ptr().add(i * F::BYTES)),
-            );
+            let eight: __m256 = F::load(row.as_ptr().add(i * F::BYTES));
+            _mm256_storeu_ps(out.as_mut_ptr().add(i), eight);
         }
         if whole < out.len() {
             let mut bytes = [0u8; 32];

@@ -3,13 +3,15 @@
 use std::arch::x86_64::*;
 
 use super::dot::dot_row;
-use super::float;
+use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
 use super::panel::{self, Panel};
-use super::tile::{Kind, TOKENS, tile};
-use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, Scratch, WeightRows};
+use super::tile::{BytePanel, Kind};
+use super::words;
+use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
+use crate::quant::TensorType;
 
 /// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
 const DIRECT_TOKENS: usize = 3;
@@ -29,19 +31,25 @@ pub(crate) unsafe fn matmul(
     // SAFETY: the caller has the instructions and has checked the shapes; each arm runs the format
     // that the type names.
     unsafe {
-        let Some(quantized) = acts.quantized() else {
-            return float::matmul(weight, acts, epilogue, out, scratch);
-        };
-        with_format!(
-            weight.ty(),
-            F => {
-                if acts.is_direct(DIRECT_TOKENS) {
-                    return direct::<F>(weight, quantized, epilogue, out);
-                }
-                tiled::<F>(weight, quantized, epilogue, out, scratch)
-            },
-            float::matmul(weight, acts, epilogue, out, scratch)
-        )
+        match (weight.ty(), acts.bytes(), acts.words()) {
+            (TensorType::F16, _, Some(words)) => {
+                words::matmul::<F16>(weight, words, epilogue, out, scratch);
+            }
+            (TensorType::BF16, _, Some(words)) => {
+                words::matmul::<Bf16>(weight, words, epilogue, out, scratch);
+            }
+            (ty, Some(bytes), _) => with_format!(
+                ty,
+                F => {
+                    if acts.is_direct(DIRECT_TOKENS) {
+                        return direct::<F>(weight, bytes, epilogue, out);
+                    }
+                    tiled::<F>(weight, bytes, epilogue, out, scratch)
+                },
+                float::matmul(weight, acts, epilogue, out, scratch)
+            ),
+            _ => float::matmul(weight, acts, epilogue, out, scratch),
+        }
     }
 }
 
@@ -108,7 +116,7 @@ const fn multiplier(
     macro_rules! kinds {
         ($($kind:literal)*) => {
             match kind {
-                $($kind => multiply_panel::<$kind>,)*
+                $($kind => multiply_kind::<$kind>,)*
                 _ => panic!("no format is of this kind"),
             }
         };
@@ -119,20 +127,51 @@ const fn multiplier(
 /// # Safety
 /// Needs AVX2 and FMA; the panel is of the kind.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_panel<const KIND: u8>(
+unsafe fn multiply_kind<const KIND: u8>(
     panel: &Panel,
     acts: &QuantizedRows,
     first_row: usize,
     epilogue: &Epilogue<'_>,
     out: &mut TileMut<'_>,
 ) {
+    // SAFETY: as the caller says.
+    unsafe { multiply_panel(&BytePanel::<KIND>(*panel), acts, first_row, epilogue, out) }
+}
+
+/// Tokens of a tile.
+const TOKENS: usize = 4;
+
+/// A panel that can be multiplied with up to [`TOKENS`] tokens at once.
+///
+/// # Safety
+/// `tile` needs AVX2 and FMA, a panel of rows of `acts.k`, and `acts` with the tokens.
+pub(crate) unsafe trait TileKernel {
+    /// The products of the panel's rows with tokens `first` to `first + T − 1`.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [[__m256; 2]; T];
+}
+
+/// Multiplies a panel with all tokens.
+///
+/// # Safety
+/// As [`TileKernel`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn multiply_panel<P: TileKernel>(
+    panel: &P,
+    acts: &QuantizedRows,
+    first_row: usize,
+    epilogue: &Epilogue<'_>,
+    out: &mut TileMut<'_>,
+) {
     let (m, acts) = (acts.rows(), acts.raw());
-    let mut token = 0;
-    while token < m {
+    for token in (0..m).step_by(TOKENS) {
         macro_rules! run {
             ($t:literal) => {
                 // SAFETY: so many tokens are left.
-                for (t, sums) in unsafe { tile::<KIND, $t>(panel, &acts, token) }
+                for (t, sums) in unsafe { panel.tile::<$t>(&acts, token) }
                     .into_iter()
                     .enumerate()
                 {
@@ -147,7 +186,6 @@ unsafe fn multiply_panel<const KIND: u8>(
             3 => run!(3),
             _ => run!(4),
         }
-        token += TOKENS;
     }
 }
 
@@ -156,7 +194,7 @@ unsafe fn multiply_panel<const KIND: u8>(
 /// # Safety
 /// Needs AVX2.
 #[inline(always)]
-pub(crate) unsafe fn write_rows(
+unsafe fn write_rows(
     out: &mut TileMut<'_>,
     token: usize,
     first_row: usize,

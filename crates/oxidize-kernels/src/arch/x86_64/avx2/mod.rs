@@ -5,6 +5,7 @@ pub(crate) mod attention;
 mod convert;
 pub(crate) mod dot;
 pub(crate) mod float;
+pub(crate) mod float_rows;
 pub(crate) mod format;
 pub(crate) mod formats;
 mod math;
@@ -14,6 +15,8 @@ pub(crate) mod quantize;
 mod row;
 mod slices;
 mod tile;
+mod vector;
+pub(crate) mod words;
 
 use super::Avx2;
 use crate::table::{Functions, Isa, Kernels};

@@ -1,15 +1,43 @@
-//! Activations to 8 bits.
+//! Activations to integers.
 
 use std::arch::x86_64::*;
 
-use crate::ops::matmul::{GROUP, QuantizedRow};
+use super::float::F32;
+use super::words::round_group;
+use crate::ops::matmul::{ByteRow, GROUP, QuantizedRow, WORD_GROUP, WordRow};
 
 /// See [`crate::Kernels::quantize_rows`].
 ///
 /// # Safety
 /// Needs AVX2; the slices of `out` fit `x`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn quantize_row(x: &[f32], mut out: QuantizedRow<'_>) {
+pub(crate) unsafe fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
+    match out {
+        // SAFETY: as the caller says.
+        QuantizedRow::Bytes(out) => unsafe { quantize_bytes(x, out) },
+        QuantizedRow::Words(out) => quantize_words(x, out),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quantize_words(x: &[f32], out: WordRow<'_>) {
+    let (groups, rest) = x.as_chunks::<WORD_GROUP>();
+    let (words, _) = out.words.as_chunks_mut::<WORD_GROUP>();
+    let mut last = [0.0; WORD_GROUP];
+    last[..rest.len()].copy_from_slice(rest);
+    let all = groups.iter().chain((!rest.is_empty()).then_some(&last));
+    for ((x, words), scale) in all.zip(words).zip(out.scales) {
+        // SAFETY: both hold a group.
+        *scale = unsafe { round_group::<F32>(x.as_ptr().cast(), words) };
+    }
+}
+
+/// # Safety
+/// As [`quantize_row`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     let groups = x.len() / GROUP;
     let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
     // Packing interleaves 128-bit halves; this puts the words of four back in order.

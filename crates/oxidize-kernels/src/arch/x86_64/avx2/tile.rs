@@ -6,11 +6,9 @@
 use std::arch::x86_64::*;
 
 use super::format::Format;
+use super::matmul::TileKernel;
 use super::panel::Panel;
 use crate::ops::matmul::RawRows;
-
-/// Tokens of a tile.
-pub(crate) const TOKENS: usize = 4;
 
 /// What of a format the kernel must know, so that formats of a kind share its code.
 #[derive(Clone, Copy)]
@@ -24,7 +22,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// The kind of a format, as a number that can be a parameter of [`tile`].
+    /// The kind of a format, as a number that can be a parameter of [`BytePanel`].
     pub(crate) const fn of<F: Format>() -> u8 {
         let depth = match F::BITS {
             0..=4 => 3,
@@ -45,14 +43,26 @@ impl Kind {
     }
 }
 
-/// The products of the panel's rows with tokens `first` to `first + T − 1`.
+/// A panel that was unpacked from a format of the kind.
+pub(crate) struct BytePanel<const KIND: u8>(pub(crate) Panel);
+
+// SAFETY: reads only inside the panel and inside the rows of the tokens.
+unsafe impl<const KIND: u8> TileKernel for BytePanel<KIND> {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [[__m256; 2]; T] {
+        // SAFETY: as the caller says.
+        unsafe { tile::<KIND, T>(&self.0, acts, first) }
+    }
+}
+
+/// See [`TileKernel`].
 ///
 /// # Safety
-/// Needs AVX2 and FMA. The panel was unpacked from a format of the kind with rows of `acts.k`, and `acts` has
-/// the tokens.
+/// Needs AVX2 and FMA. The panel is of the kind, with rows of `acts.k`, and `acts` has the tokens.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn tile<const KIND: u8, const T: usize>(
+unsafe fn tile<const KIND: u8, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,

@@ -3,13 +3,15 @@
 use std::arch::x86_64::*;
 
 use super::super::avx2::dot::dot_row;
+use super::super::avx2::float::{Bf16, F16};
 use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
-use super::super::avx2::panel::{self, Panel};
-use super::float;
-use super::tile::{TOKENS, tile};
-use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, Scratch, WeightRows};
+use super::super::avx2::panel;
+use super::tile::BytePanel;
+use super::{float, words};
+use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
+use crate::quant::TensorType;
 
 /// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
 const DIRECT_TOKENS: usize = 3;
@@ -29,19 +31,25 @@ pub(crate) unsafe fn matmul(
     // SAFETY: the caller has the instructions and has checked the shapes; each arm runs the format
     // that the type names.
     unsafe {
-        let Some(quantized) = acts.quantized() else {
-            return float::matmul(weight, acts, epilogue, out, scratch);
-        };
-        with_format!(
-            weight.ty(),
-            F => {
-                if acts.is_direct(DIRECT_TOKENS) {
-                    return direct::<F>(weight, quantized, epilogue, out);
-                }
-                tiled::<F>(weight, quantized, epilogue, out, scratch)
-            },
-            float::matmul(weight, acts, epilogue, out, scratch)
-        )
+        match (weight.ty(), acts.bytes(), acts.words()) {
+            (TensorType::F16, _, Some(words)) => {
+                words::matmul::<F16>(weight, words, epilogue, out, scratch);
+            }
+            (TensorType::BF16, _, Some(words)) => {
+                words::matmul::<Bf16>(weight, words, epilogue, out, scratch);
+            }
+            (ty, Some(bytes), _) => with_format!(
+                ty,
+                F => {
+                    if acts.is_direct(DIRECT_TOKENS) {
+                        return direct::<F>(weight, bytes, epilogue, out);
+                    }
+                    tiled::<F>(weight, bytes, epilogue, out, scratch)
+                },
+                float::matmul(weight, acts, epilogue, out, scratch)
+            ),
+            _ => float::matmul(weight, acts, epilogue, out, scratch),
+        }
     }
 }
 
@@ -60,9 +68,11 @@ unsafe fn tiled<F: Format>(
         for first_row in (0..weight.rows()).step_by(panel::ROWS) {
             let panel = panel::unpack::<F, true>(&weight, first_row, scratch);
             if F::GROUP == 16 {
-                multiply_panel::<true>(&panel, acts, first_row, &epilogue, &mut out);
+                let panel = BytePanel::<true>(panel);
+                multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
             } else {
-                multiply_panel::<false>(&panel, acts, first_row, &epilogue, &mut out);
+                let panel = BytePanel::<false>(panel);
+                multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
             }
         }
     }
@@ -101,13 +111,29 @@ unsafe fn direct<F: Format>(
     }
 }
 
+/// Tokens of a tile.
+const TOKENS: usize = 12;
+
+/// A panel that can be multiplied with up to [`TOKENS`] tokens at once.
+///
+/// # Safety
+/// `tile` needs AVX-512 with VNNI, a panel of rows of `acts.k`, and `acts` with the tokens.
+pub(crate) unsafe trait TileKernel {
+    /// The products of the panel's rows with tokens `first` to `first + T − 1`.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [__m512; T];
+}
+
 /// Multiplies a panel with all tokens.
 ///
 /// # Safety
-/// Needs AVX-512 with VNNI; the panel has scales as `HALVES` says.
+/// As [`TileKernel`].
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply_panel<const HALVES: bool>(
-    panel: &Panel,
+pub(crate) unsafe fn multiply_panel<P: TileKernel>(
+    panel: &P,
     acts: &QuantizedRows,
     first_row: usize,
     epilogue: &Epilogue<'_>,
@@ -120,7 +146,7 @@ unsafe fn multiply_panel<const HALVES: bool>(
         macro_rules! run {
             ($t:literal) => {{
                 // SAFETY: so many tokens are left.
-                let sums = unsafe { tile::<HALVES, $t>(panel, &acts, token) };
+                let sums = unsafe { panel.tile::<$t>(&acts, token) };
                 for (t, sums) in sums.into_iter().enumerate() {
                     let mut rows = [0.0; panel::ROWS];
                     // SAFETY: `rows` takes 16 floats.

@@ -4,6 +4,7 @@ mod attention;
 mod float;
 mod matmul;
 mod tile;
+mod words;
 
 use super::Avx512;
 use super::avx2::FUNCTIONS;

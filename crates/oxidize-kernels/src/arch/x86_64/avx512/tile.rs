@@ -1,4 +1,4 @@
-//! The integer tile kernel: a panel of 16 rows times up to [`TOKENS`] tokens.
+//! The integer tile kernel: a panel of 16 rows times a tile of tokens.
 //!
 //! One instruction multiplies four bytes of 16 rows with four bytes of a token and adds the products
 //! (`vpdpbusd`). A group of weights stays in eight registers while the tokens pass by.
@@ -6,21 +6,30 @@
 use std::arch::x86_64::*;
 
 use super::super::avx2::panel::Panel;
+use super::matmul::TileKernel;
 use crate::ops::matmul::RawRows;
 
-/// Tokens of a tile.
-pub(crate) const TOKENS: usize = 12;
+/// A panel that was unpacked without signs. `HALVES` says that there is a scale for each 16
+/// elements, not 32.
+pub(crate) struct BytePanel<const HALVES: bool>(pub(crate) Panel);
 
-/// The products of the panel's rows with tokens `first` to `first + T − 1`.
-///
-/// `HALVES` says that there is a scale for each 16 elements, not 32.
+// SAFETY: reads only inside the panel and inside the rows of the tokens.
+unsafe impl<const HALVES: bool> TileKernel for BytePanel<HALVES> {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [__m512; T] {
+        // SAFETY: as the caller says.
+        unsafe { tile::<HALVES, T>(&self.0, acts, first) }
+    }
+}
+
+/// See [`TileKernel`].
 ///
 /// # Safety
-/// Needs AVX-512 F and VNNI. The panel was unpacked, without signs, from rows of `acts.k`, and
-/// `acts` has the tokens.
+/// Needs AVX-512 F and VNNI, a panel of rows of `acts.k`, and `acts` with the tokens.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn tile<const HALVES: bool, const T: usize>(
+unsafe fn tile<const HALVES: bool, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,

@@ -1,5 +1,6 @@
 //! The formats that index tables of 4 or 8 magnitudes: IQ1_S to IQ3_S.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::format::{Format, Scales, bytes32, half_at, spread_bits};
@@ -53,9 +54,15 @@ unsafe impl Format for Iq2Xxs {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
-        let word = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
-        let grid = four(|i| IQ2_XXS_GRID[(word >> (8 * i)) as usize & 0xff]);
-        _mm256_sign_epi8(grid, packed_signs((word >> 32) as u32))
+        let (indices, signs) = unsafe {
+            let pair = chunk.add(2 + 8 * group);
+            (
+                pair.cast::<[u8; 4]>().read(),
+                pair.add(4).cast::<u32>().read_unaligned(),
+            )
+        };
+        let grid = four(&IQ2_XXS_GRID, |i| usize::from(indices[i]));
+        _mm256_sign_epi8(grid, packed_signs(signs))
     }
 }
 
@@ -82,8 +89,8 @@ unsafe impl Format for Iq2Xs {
         // SAFETY: inside the caller's block.
         let word = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
         let entry = |i: usize| (word >> (16 * i)) as usize & 0xffff;
-        let grid = four(|i| IQ2_XS_GRID[entry(i) & 0x1ff]);
-        _mm256_sign_epi8(grid, four(|i| EVEN_SIGNS[entry(i) >> 9]))
+        let grid = four(&IQ2_XS_GRID, |i| entry(i) & 0x1ff);
+        _mm256_sign_epi8(grid, four(&EVEN_SIGNS, |i| entry(i) >> 9))
     }
 }
 
@@ -112,9 +119,8 @@ unsafe impl Format for Iq2S {
             let word = |offset: usize| chunk.add(offset + 4 * group).cast::<u32>().read_unaligned();
             (word(2), usize::from(chunk.add(66 + group).read()), word(34))
         };
-        let grid = four(|i| {
-            let index = (low >> (8 * i)) as usize & 0xff | (high >> (2 * i) & 3) << 8;
-            IQ2_S_GRID[index]
+        let grid = four(&IQ2_S_GRID, |i| {
+            (low >> (8 * i)) as usize & 0xff | (high >> (2 * i) & 3) << 8
         });
         negate_where(grid, spread_bits(signs))
     }
@@ -151,7 +157,7 @@ unsafe impl Format for Iq3Xxs {
                 chunk.add(66 + 4 * group).cast::<u32>().read_unaligned(),
             )
         };
-        let grid = eight(|i| IQ3_XXS_GRID[(indices >> (8 * i)) as usize & 0xff]);
+        let grid = eight(&IQ3_XXS_GRID, |i| (indices >> (8 * i)) as usize & 0xff);
         _mm256_sign_epi8(grid, packed_signs(signs))
     }
 }
@@ -194,9 +200,8 @@ unsafe impl Format for Iq3S {
                 chunk.add(74 + 4 * group).cast::<u32>().read_unaligned(),
             )
         };
-        let grid = eight(|i| {
-            let index = (low >> (8 * i)) as usize & 0xff | (high >> i & 1) << 8;
-            IQ3_S_GRID[index]
+        let grid = eight(&IQ3_S_GRID, |i| {
+            (low >> (8 * i)) as usize & 0xff | (high >> i & 1) << 8
         });
         negate_where(grid, spread_bits(signs))
     }
@@ -239,9 +244,8 @@ unsafe impl Format for Iq1S {
                 usize::from(high),
             )
         };
-        let grid = four(|i| {
-            let index = (low >> (8 * i)) as usize & 0xff | (high >> (3 * i) & 7) << 8;
-            IQ1_GRID[index]
+        let grid = four(&IQ1_GRID, |i| {
+            (low >> (8 * i)) as usize & 0xff | (high >> (3 * i) & 7) << 8
         });
         _mm256_add_epi8(grid, _mm256_set1_epi8(1))
     }
@@ -283,14 +287,16 @@ unsafe impl Format for Iq1M {
                 usize::from(high),
             )
         };
-        let grid = four(|i| {
-            let index = (low >> (8 * i)) as usize & 0xff | (high >> (4 * i) & 7) << 8;
-            IQ1_GRID[index]
+        let grid = four(&IQ1_GRID, |i| {
+            (low >> (8 * i)) as usize & 0xff | (high >> (4 * i) & 7) << 8
         });
-        let shift = four(|i| {
-            let offset: u64 = if high >> (4 * i + 3) & 1 == 1 { 8 } else { 10 };
-            offset * 0x0101_0101_0101_0101
-        });
+        // Bit 3 of each nibble says minus.
+        let minus = _mm256_and_si256(
+            _mm256_set1_epi64x(high as i64),
+            _mm256_setr_epi64x(0x8, 0x80, 0x800, 0x8000),
+        );
+        let plus = _mm256_cmpeq_epi64(minus, _mm256_setzero_si256());
+        let shift = _mm256_blendv_epi8(_mm256_set1_epi8(8), _mm256_set1_epi8(10), plus);
         // The mask drops what a shift of 16-bit lanes carries from one byte into the next, and the
         // sum wraps as two's complement does.
         let times_8 = _mm256_and_si256(_mm256_slli_epi16::<3>(grid), _mm256_set1_epi8(-8));
@@ -333,7 +339,7 @@ fn odd_scales(words: __m256i, d: f32) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn packed_signs(bits: u32) -> __m256i {
-    four(|i| EVEN_SIGNS[(bits >> (7 * i)) as usize & 0x7f])
+    four(&EVEN_SIGNS, |i| (bits >> (7 * i)) as usize & 0x7f)
 }
 
 #[inline]
@@ -342,20 +348,57 @@ fn negate_where(x: __m256i, mask: __m256i) -> __m256i {
     _mm256_sub_epi8(_mm256_xor_si256(x, mask), mask)
 }
 
+/// Four entries of a table, side by side; `N` is a power of two, and indices are taken modulo it.
+///
+/// In assembly, because where AVX-512 is there the compiler would otherwise make a gather of it, which
+/// takes several times as long.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn four(entry: impl Fn(usize) -> u64) -> __m256i {
-    _mm256_setr_epi64x(
-        entry(0) as i64,
-        entry(1) as i64,
-        entry(2) as i64,
-        entry(3) as i64,
-    )
+fn four<const N: usize>(table: &[u64; N], index: impl Fn(usize) -> usize) -> __m256i {
+    const { assert!(N.is_power_of_two()) };
+    let pair = |i: usize| {
+        let out: __m128i;
+        // SAFETY: reads two entries of the table.
+        unsafe {
+            asm!(
+                "vmovq {out}, qword ptr [{table} + 8 * {a}]",
+                "vpinsrq {out}, {out}, qword ptr [{table} + 8 * {b}], 1",
+                table = in(reg) table,
+                a = in(reg) index(i) & (N - 1),
+                b = in(reg) index(i + 1) & (N - 1),
+                out = out(xmm_reg) out,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        out
+    };
+    _mm256_set_m128i(pair(2), pair(0))
 }
 
+/// Eight entries of a table, as [`four`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn eight(entry: impl Fn(usize) -> u32) -> __m256i {
-    let pair = |i: usize| u64::from(entry(2 * i)) | u64::from(entry(2 * i + 1)) << 32;
-    four(pair)
+fn eight<const N: usize>(table: &[u32; N], index: impl Fn(usize) -> usize) -> __m256i {
+    const { assert!(N.is_power_of_two()) };
+    let quad = |i: usize| {
+        let out: __m128i;
+        // SAFETY: reads four entries of the table.
+        unsafe {
+            asm!(
+                "vmovd {out}, dword ptr [{table} + 4 * {a}]",
+                "vpinsrd {out}, {out}, dword ptr [{table} + 4 * {b}], 1",
+                "vpinsrd {out}, {out}, dword ptr [{table} + 4 * {c}], 2",
+                "vpinsrd {out}, {out}, dword ptr [{table} + 4 * {d}], 3",
+                table = in(reg) table,
+                a = in(reg) index(i) & (N - 1),
+                b = in(reg) index(i + 1) & (N - 1),
+                c = in(reg) index(i + 2) & (N - 1),
+                d = in(reg) index(i + 3) & (N - 1),
+                out = out(xmm_reg) out,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        out
+    };
+    _mm256_set_m128i(quad(4), quad(0))
 }

@@ -1,0 +1,133 @@
+//! [`Vector`]: a register of floats, so that kernels which differ in its width only are written once.
+
+use std::arch::x86_64::*;
+
+use super::dot::horizontal_sum;
+
+/// A register of floats.
+///
+/// # Safety
+/// The methods need the instruction set that the register belongs to (with F16C for `__m256`), and
+/// [`Vector::LANES`] elements at each pointer.
+pub(crate) unsafe trait Vector: Copy {
+    /// Floats in the register.
+    const LANES: usize;
+
+    /// Zeros.
+    ///
+    /// # Safety
+    /// See the trait; so for the other methods.
+    unsafe fn zero() -> Self;
+    /// As many floats.
+    unsafe fn load(p: *const f32) -> Self;
+    /// As many numbers of half precision.
+    unsafe fn load_f16(p: *const u8) -> Self;
+    /// As many of bfloat16.
+    unsafe fn load_bf16(p: *const u8) -> Self;
+    /// `self + x · y`.
+    unsafe fn add_product(self, x: Self, y: Self) -> Self;
+    /// `self + x`.
+    unsafe fn plus(self, x: Self) -> Self;
+    /// The sum of all lanes.
+    unsafe fn sum(self) -> f32;
+}
+
+// SAFETY: reads eight elements.
+unsafe impl Vector for __m256 {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: as the trait says; so below.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_product(self, x: Self, y: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_fmadd_ps(x, y, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(self, x: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_add_ps(self, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe { horizontal_sum(self) }
+    }
+}
+
+// SAFETY: reads 16 elements.
+unsafe impl Vector for __m512 {
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: as the trait says; so below.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_product(self, x: Self, y: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_fmadd_ps(x, y, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(self, x: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_add_ps(self, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_add_ps(self) }
+    }
+}
