@@ -78,9 +78,14 @@ const ACTIVATIONS: [Activation; 8] = [
 /// What float arithmetic in another order, and approximations of exp and tanh, may cost.
 const FLOATS: f64 = 1e-11;
 
-/// The error of a product with weights of this type: quantised ones meet 8-bit activations.
+/// The error of a product with weights of this type: quantised ones meet 8-bit activations, and
+/// 16-bit floats are rounded to 13 bits and a sign together with what they meet.
 pub(crate) fn product_bound(ty: TensorType) -> f64 {
-    if ty.is_quantized() { 1e-4 } else { FLOATS }
+    match ty {
+        _ if ty.is_quantized() => 1e-4,
+        TensorType::F16 | TensorType::BF16 => 1e-7,
+        _ => FLOATS,
+    }
 }
 
 /// The error of attention over a cache of this type. Queries may be rounded as keys are.

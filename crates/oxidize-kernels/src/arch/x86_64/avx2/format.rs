@@ -64,26 +64,23 @@ pub(crate) unsafe fn half_at(p: *const u8) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
-/// Eight half-precision numbers, `STRIDE` bytes apart.
+/// Eight half-precision numbers, `STRIDE` bytes apart: at least 4.
 ///
 /// # Safety
-/// Needs AVX2 and F16C, and two readable bytes at each place.
+/// Needs AVX2 and F16C, and readable bytes from the first number to `7 · (STRIDE − 2) + 16`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn halves_at<const STRIDE: usize>(p: *const u8) -> __m256 {
+    // Sixteen bytes from `i · (STRIDE − 2)` on have number `i` as their word `i`.
     // SAFETY: the caller's bytes.
-    let half = |i: usize| unsafe { p.add(i * STRIDE).cast::<i16>().read_unaligned() };
-    let bits = _mm_setr_epi16(
-        half(0),
-        half(1),
-        half(2),
-        half(3),
-        half(4),
-        half(5),
-        half(6),
-        half(7),
-    );
-    _mm256_cvtph_ps(bits)
+    let at = |i: usize| unsafe { _mm_loadu_si128(p.add(i * (STRIDE - 2)).cast()) };
+    let bits = _mm_blend_epi16::<0x02>(at(0), at(1));
+    let bits = _mm_blend_epi16::<0x04>(bits, at(2));
+    let bits = _mm_blend_epi16::<0x08>(bits, at(3));
+    let bits = _mm_blend_epi16::<0x10>(bits, at(4));
+    let bits = _mm_blend_epi16::<0x20>(bits, at(5));
+    let bits = _mm_blend_epi16::<0x40>(bits, at(6));
+    _mm256_cvtph_ps(_mm_blend_epi16::<0x80>(bits, at(7)))
 }
 
 impl Scales {
@@ -112,9 +109,9 @@ impl Scales {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn nibbles(p: *const u8) -> __m256i {
     // SAFETY: the caller's 16 bytes.
-    let x = unsafe { _mm_loadu_si128(p.cast()) };
-    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(x), x);
-    _mm256_and_si256(both, _mm256_set1_epi8(0x0f))
+    let twice = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(p.cast()) });
+    let shifted = _mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4));
+    _mm256_and_si256(shifted, _mm256_set1_epi8(0x0f))
 }
 
 /// 32 bytes, all ones where the bit of the same number is set.
