@@ -205,7 +205,7 @@ impl Worker {
                 n_tokens: part.rows.len(),
                 blocks: step.blocks_of(part),
                 slot: part.slot,
-                adapters: self.adapters(part),
+                adapters: adapters(&self.active, &self.model, part.id),
             })
             .collect();
         let batch = Batch {
@@ -389,6 +389,14 @@ impl Active {
             },
         }));
     }
+}
+
+/// What a sequence wants of the adapters.
+fn adapters<'a>(active: &'a BTreeMap<SeqId, Active>, model: &'a Model, id: SeqId) -> &'a [f32] {
+    active
+        .get(&id)
+        .and_then(|active| active.request.adapters.as_deref())
+        .unwrap_or(model.adapter_strengths())
 }
 
 /// Keeps what was computed with other strengths out of a request's prefix.

@@ -1,7 +1,7 @@
 //! Steps of an encoder-decoder. To the scheduler a sequence is its prompt and what follows; here
 //! the prompt goes to the encoder, at once, and the rest to the decoder.
 
-use super::Worker;
+use super::{Worker, adapters};
 use crate::backend::{Batch, SeqSlice};
 use crate::error::Result;
 use crate::scheduler::{Step, StepSequence};
@@ -10,16 +10,19 @@ impl Worker {
     /// Runs the decoder over the rows of a step that follow prompts, and before it the encoder over
     /// the prompts that are complete now. Pieces of prompts wait for the last.
     pub(super) fn compute_encoded(&mut self, step: &Step) -> Result<()> {
+        for part in &step.sequences {
+            let n_prompt = self.n_prompt(part);
+            let end = part.start + part.rows.len();
+            if part.start <= n_prompt && n_prompt < end {
+                self.read_prompt(step, part)?;
+            }
+        }
         let (mut tokens, mut positions) = (Vec::new(), Vec::new());
         let (mut sequences, mut outputs) = (Vec::new(), Vec::new());
         for part in &step.sequences {
-            let n_prompt = self.n_prompt(part);
-            let n_read = n_prompt.saturating_sub(part.start);
+            let n_read = self.n_prompt(part).saturating_sub(part.start);
             if n_read >= part.rows.len() {
                 continue;
-            }
-            if part.start <= n_prompt {
-                self.read_prompt(step, part)?;
             }
             let first = part.rows.start + n_read;
             let shift = first - tokens.len();
@@ -31,7 +34,7 @@ impl Worker {
                 n_tokens: part.rows.len() - n_read,
                 blocks: step.blocks_of(part),
                 slot: part.slot,
-                adapters: self.adapters(part),
+                adapters: adapters(&self.active, &self.model, part.id),
             });
         }
         if tokens.is_empty() {
@@ -56,7 +59,7 @@ impl Worker {
             n_tokens: prompt.len(),
             blocks: step.blocks_of(part),
             slot: part.slot,
-            adapters: self.adapters(part),
+            adapters: adapters(&self.active, &self.model, part.id),
         }];
         let batch = Batch {
             tokens: prompt,
