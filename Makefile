@@ -33,7 +33,7 @@ demo: ## fetch a small model, build, and ask it PROMPT
 test: setup ## run all tests
 	$(CARGO) test --workspace
 
-test-models: ## run all tests, those on larger models too (another 1.7 GB)
+test-models: ## run all tests, those on larger models too (another 2.1 GB)
 	@scripts/setup --models
 	$(CARGO) test --workspace -- --include-ignored
 

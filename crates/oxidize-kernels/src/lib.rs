@@ -21,7 +21,7 @@ mod out;
 mod table;
 
 pub use ops::activation::Activation;
-pub use ops::attention::{Alibi, AttentionArgs, KvType, PagedKv, merge_attention};
+pub use ops::attention::{Alibi, AttentionArgs, KvType, PagedKv, RelativeBias, merge_attention};
 pub use ops::matmul::{
     Activations, Epilogue, Precision, QuantizedRows, QuantizedRowsMut, Scratch, SharedRows,
     WeightRows,

@@ -7,7 +7,8 @@ mod random;
 use std::ops::Range;
 
 use oxidize_kernels::{
-    Alibi, AttentionArgs, Isa, Kernels, KvType, PagedKv, Scratch, TileMut, merge_attention,
+    Alibi, AttentionArgs, Isa, Kernels, KvType, PagedKv, RelativeBias, Scratch, TileMut,
+    merge_attention,
 };
 use random::Random;
 
@@ -141,9 +142,15 @@ fn every_isa_agrees_with_the_reference() {
                     softcap: None,
                     sinks: None,
                     alibi: None,
+                    relative: None,
                 };
                 let alibi = Some(Alibi {
                     slopes: &slopes,
+                    positions: &positions,
+                });
+                let table = random.floats(heads * 11);
+                let relative = Some(RelativeBias {
+                    table: &table,
                     positions: &positions,
                 });
                 let variants = [
@@ -177,6 +184,7 @@ fn every_isa_agrees_with_the_reference() {
                         },
                     ),
                     ("alibi", AttentionArgs { alibi, ..plain }),
+                    ("relative", AttentionArgs { relative, ..plain }),
                 ];
                 for (name, args) in &variants {
                     let want = run(scalar, args);
@@ -211,6 +219,7 @@ fn parts_merge_to_the_whole() {
         softcap: None,
         sinks: Some(&sinks),
         alibi: None,
+        relative: None,
     };
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
         let whole = run(kernels, &args);
@@ -244,6 +253,7 @@ fn the_reference_is_the_formula() {
         softcap: None,
         sinks: None,
         alibi: None,
+        relative: None,
     };
     let row = |slice: &[u8], p: usize| -> Vec<f32> {
         let start = cache.table[p / 16] as usize * 2 * 16 * 32 + p % 16 * 32;
@@ -295,6 +305,7 @@ fn a_block_outside_the_cache_is_refused() {
         softcap: None,
         sinks: None,
         alibi: None,
+        relative: None,
     };
     run(Kernels::for_isa(Isa::Scalar).unwrap(), &args);
 }

@@ -45,6 +45,8 @@ enum PoolingName {
     Cls,
     /// A vector for each token
     None,
+    /// The scores of the model's classifier
+    Rank,
 }
 
 impl From<PoolingName> for Pooling {
@@ -54,6 +56,7 @@ impl From<PoolingName> for Pooling {
             PoolingName::Last => Pooling::Last,
             PoolingName::Cls => Pooling::Cls,
             PoolingName::None => Pooling::None,
+            PoolingName::Rank => Pooling::Rank,
         }
     }
 }

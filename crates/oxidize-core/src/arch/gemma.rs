@@ -40,7 +40,7 @@ pub(super) static GEMMA2: Arch = Arch {
 };
 
 /// Gemma 3: norms on q and k, five windowed layers to a full one, each kind with its own RoPE base.
-pub(super) static GEMMA3: Arch = Arch {
+const GEMMA3_BASE: Arch = Arch {
     name: "gemma3",
     hf_classes: &[
         "Gemma3ForCausalLM",
@@ -52,6 +52,18 @@ pub(super) static GEMMA3: Arch = Arch {
     query_scale: QueryScale::HeadDimUnlessLayers(62),
     hf_names: SANDWICH_NAMES,
     ..GEMMA_BASE
+};
+
+/// Gemma 3.
+pub(super) static GEMMA3: Arch = GEMMA3_BASE;
+
+/// EmbeddingGemma: Gemma 3 whose tokens see each other in both directions, as its `config.json` says
+/// and its GGUF name means.
+pub(super) static GEMMA_EMBEDDING: Arch = Arch {
+    name: "gemma-embedding",
+    hf_classes: &[],
+    causal: false,
+    ..GEMMA3_BASE
 };
 
 /// VaultGemma: Gemma 2 without the norms after half-layers.

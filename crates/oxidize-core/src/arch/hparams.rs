@@ -8,8 +8,8 @@ use super::source::{Key, MAX_LAYERS, Source, key};
 use super::{ActivationRule, Alibi, Arch, Mixer, QkNorm, Scales, TemperatureRule};
 use crate::file::{Format, ModelFile};
 use crate::graph::{
-    Activation, ExpertGroups, Gating, GroupScore, NormKind, Rope, RopeLayout, Temperature, Window,
-    Xielu,
+    Activation, ExpertGroups, Gating, GroupScore, NormKind, Rope, RopeLayout, Sees, Temperature,
+    Window, Xielu,
 };
 use crate::model::ModelError;
 use serde_json::Value;
@@ -47,6 +47,14 @@ pub struct Hparams {
     pub ropes: Vec<Rope>,
     /// The context that `ropes` were first trained on.
     pub rope_original_context: usize,
+    /// Which tokens of its sequence a token sees.
+    pub sees: Sees,
+    /// Biases by distance, where there are any.
+    pub relative: Option<RelativeParams>,
+    /// Layers of the encoder, where that is not the decoder itself.
+    pub n_encoder_layers: usize,
+    /// The token that the decoder of an encoder-decoder begins with.
+    pub decoder_start: Option<u32>,
     /// How attention sharpens, in the layers that say so.
     pub temperature: Option<Temperature>,
     /// Whether queries and keys are normalised without weights.
@@ -119,6 +127,15 @@ pub struct MlaParams {
     pub value_dim: usize,
 }
 
+/// Biases by distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelativeParams {
+    /// Distances that are told apart.
+    pub n_buckets: usize,
+    /// Where the last of them begins.
+    pub max_distance: usize,
+}
+
 /// A mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeParams {
@@ -151,6 +168,7 @@ const LAYERS: Key = key(
     "block_count",
     &["num_hidden_layers", "n_layer", "n_layers", "num_layers"],
 );
+const DECODER_LAYERS: Key = key("decoder_block_count", &["num_decoder_layers"]);
 const EXTRA_LAYERS: Key = key("nextn_predict_layers", &[]);
 const EMBD: Key = key("embedding_length", &["hidden_size", "n_embd", "d_model"]);
 pub(super) const CONTEXT: Key = key(
@@ -164,8 +182,11 @@ pub(super) const CONTEXT: Key = key(
         "model_max_length",
     ],
 );
-pub(super) const KEY_DIM: Key = key("attention.key_length", &["head_dim", "kv_channels"]);
-pub(super) const VALUE_DIM: Key = key("attention.value_length", &["v_head_dim", "head_dim"]);
+pub(super) const KEY_DIM: Key = key("attention.key_length", &["head_dim", "kv_channels", "d_kv"]);
+pub(super) const VALUE_DIM: Key = key(
+    "attention.value_length",
+    &["v_head_dim", "head_dim", "d_kv"],
+);
 pub(super) const FF: Key = key(
     "feed_forward_length",
     &[
@@ -174,6 +195,7 @@ pub(super) const FF: Key = key(
         "intermediate_size",
         "n_inner",
         "ffn_dim",
+        "d_ff",
         "ffn_hidden_size",
         "ffn_config.ffn_hidden_size",
     ],
@@ -195,6 +217,14 @@ impl Hparams {
             None => source
                 .listed_layers()
                 .ok_or_else(|| source.missing(&LAYERS))?,
+        };
+        // What a file with two stacks counts first is the encoder's.
+        let (n_encoder_layers, n_listed) = match arch.encoder {
+            None => (0, n_listed),
+            Some(_) => {
+                let decoder = source.optional(&DECODER_LAYERS, 1, MAX_LAYERS)?;
+                (n_listed, decoder.unwrap_or(n_listed))
+            }
         };
         // Layers that guess further tokens come last, and are not part of the model proper.
         let n_extra = source.optional(&EXTRA_LAYERS, 0, n_listed - 1)?;
@@ -267,6 +297,10 @@ impl Hparams {
                 &["clip_qkv", "attn_config.clip_qkv"],
             ))?,
             max_alibi_bias,
+            sees: source.sees(arch)?,
+            relative: source.relative()?,
+            n_encoder_layers,
+            decoder_start: source.decoder_start(arch)?,
             rope_layout: source.rope_layout(arch, file.format())?,
             rope_original_context: source.rope_original_context(n_ctx_train)?,
             ropes,
@@ -292,7 +326,70 @@ impl Hparams {
     }
 }
 
+impl Hparams {
+    /// The numbers of the encoder, whose layers are all like the decoder's.
+    pub(crate) fn of_encoder(&self) -> Hparams {
+        let layers = self.layers.iter().take(1).cycle();
+        let numbered = |(i, layer): (usize, &LayerParams)| LayerParams {
+            kv_layer: i,
+            ..layer.clone()
+        };
+        Hparams {
+            sees: Sees::All,
+            layers: layers
+                .take(self.n_encoder_layers)
+                .enumerate()
+                .map(numbered)
+                .collect(),
+            ..self.clone()
+        }
+    }
+}
+
 impl Source<'_> {
+    /// Which tokens of its sequence a token sees.
+    pub(super) fn sees(&self, arch: &Arch) -> Result<Sees, ModelError> {
+        const CAUSAL: Key = key("attention.causal", &[]);
+        const BOTH_WAYS: Key = key("", &["use_bidirectional_attention"]);
+        if arch.encoder.is_some() {
+            return Ok(Sees::Decoded);
+        }
+        let both_ways = self.get(&BOTH_WAYS) == Some(Value::Bool(true));
+        match self.flag(&CAUSAL)?.unwrap_or(arch.causal) && !both_ways {
+            true => Ok(Sees::Past),
+            false => Ok(Sees::All),
+        }
+    }
+
+    fn relative(&self) -> Result<Option<RelativeParams>, ModelError> {
+        const BUCKETS: Key = key(
+            "attention.relative_buckets_count",
+            &["relative_attention_num_buckets"],
+        );
+        const DISTANCE: Key = key("", &["relative_attention_max_distance"]);
+        let Some(n_buckets) = self.optional(&BUCKETS, 4, 1 << 10)? else {
+            return Ok(None);
+        };
+        let max_distance = self.optional(&DISTANCE, 1, 1 << 16)?.unwrap_or(128);
+        if !n_buckets.is_multiple_of(4) || max_distance <= n_buckets / 2 {
+            let problem = format!("{n_buckets} for distances up to {max_distance}");
+            return Err(self.bad(&BUCKETS, problem));
+        }
+        Ok(Some(RelativeParams {
+            n_buckets,
+            max_distance,
+        }))
+    }
+
+    fn decoder_start(&self, arch: &Arch) -> Result<Option<u32>, ModelError> {
+        const START: Key = key("decoder_start_token_id", &["decoder_start_token_id"]);
+        if arch.encoder.is_none() {
+            return Ok(None);
+        }
+        let start = self.optional(&START, 0, 1 << 26)?.unwrap_or(0);
+        Ok(Some(start as u32))
+    }
+
     fn mla(&self) -> Result<MlaParams, ModelError> {
         const Q_RANK: Key = key("attention.q_lora_rank", &["q_lora_rank"]);
         const KV_RANK: Key = key("attention.kv_lora_rank", &["kv_lora_rank"]);
@@ -596,13 +693,14 @@ impl Source<'_> {
         let usual = match arch.activation {
             ActivationRule::Always(activation) => return Ok(activation),
             ActivationRule::Xielu => return Ok(Activation::Silu),
+            ActivationRule::ReluOrGatedGelu => return Ok(Activation::Relu),
             ActivationRule::Named(activation) => activation,
         };
         let Some(value) = self.get(&NAME) else {
             return Ok(usual);
         };
         Ok(match value.as_str() {
-            Some("silu" | "swish") => Activation::Silu,
+            Some("silu" | "swish" | "swiglu") => Activation::Silu,
             Some("gelu") => Activation::GeluErf,
             Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
             Some("quick_gelu") => Activation::GeluQuick,

@@ -7,7 +7,7 @@ use super::hparams::{
 use super::recurrent::LayerKind;
 use super::source::{Key, Source, key};
 use super::{Arch, QueryScale, RecurrentLayers, RopeLayers, WindowKind, Windows};
-use crate::graph::{Rope, Window, Xielu};
+use crate::graph::{Rope, Sees, Window, Xielu};
 use crate::model::ModelError;
 use serde_json::Value;
 
@@ -18,6 +18,7 @@ pub(super) const HEADS: Key = key(
         "num_attention_heads",
         "n_head",
         "n_heads",
+        "num_heads",
     ],
 );
 
@@ -34,7 +35,7 @@ pub(super) const KV_HEADS: Key = key(
 
 const WINDOW: Key = key(
     "attention.sliding_window",
-    &["sliding_window", "attention_chunk_size"],
+    &["sliding_window", "attention_chunk_size", "local_attention"],
 );
 
 const ROPE_DIMS: Key = key("rope.dimension_count", &["partial_rotary_factor"]);
@@ -301,6 +302,7 @@ impl Source<'_> {
             return Ok(vec![None; n_layers]);
         };
         let window = match arch.window_kind {
+            WindowKind::Sliding if self.sees(arch)? == Sees::All => Window::Around(size / 2),
             WindowKind::Sliding => Window::Sliding(size),
             WindowKind::Chunk(_) => Window::Chunk(size),
         };

@@ -3,6 +3,7 @@
 //! [`hparams`] reads the numbers of a particular model, [`names`] knows what its tensors are
 //! called. Nothing outside this folder asks for an architecture by name.
 
+mod bert;
 mod cohere;
 mod deepseek;
 mod experts;
@@ -22,6 +23,7 @@ mod recurrent;
 mod ropes;
 mod rwkv;
 mod source;
+mod t5;
 
 use crate::file::{Format, ModelFile};
 use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
@@ -62,6 +64,10 @@ pub struct Arch {
     /// Rows before position 0 in a table of learned positions.
     pub position_offset: usize,
 
+    /// Whether tokens see only those before them, where the file does not say.
+    pub causal: bool,
+    /// What reads the prompt, where that is not the decoder itself.
+    pub encoder: Option<&'static Arch>,
     /// How tokens see each other, in layers with attention.
     pub mixer: Mixer,
     /// Whether layers may lack attention, or all of it but a projection, or the feed-forward half.
@@ -297,6 +303,8 @@ pub enum ActivationRule {
     Always(Activation),
     /// xIELU.
     Xielu,
+    /// GELU's approximation where there is a gate, else ReLU (T5).
+    ReluOrGatedGelu,
 }
 
 /// How wide feed-forward layers are by default.
@@ -357,6 +365,8 @@ const BASE: Arch = Arch {
     alibi: Alibi::IfGiven,
     hf_rotary_share: 1.0,
     position_offset: 0,
+    causal: true,
+    encoder: None,
     mixer: Mixer::Attention,
     pruned: false,
     recurrent: None,
@@ -503,6 +513,16 @@ pub static ARCHS: &[&Arch] = &[
     &deepseek::KIMI_LINEAR,
     &rwkv::RWKV6,
     &rwkv::RWKV7,
+    &bert::BERT,
+    &bert::ROBERTA,
+    &bert::NOMIC_BERT,
+    &bert::NOMIC_BERT_MOE,
+    &bert::MODERN_BERT,
+    &bert::JINA_BERT_V2,
+    &bert::JINA_BERT_V3,
+    &gemma::GEMMA_EMBEDDING,
+    &t5::T5,
+    &t5::T5_ENCODER,
 ];
 
 impl Arch {
@@ -570,8 +590,11 @@ impl Arch {
             alibi,
             hf_rotary_share,
             position_offset,
+            causal,
             mixer,
             pruned,
+            recurrent,
+            gated_queries,
             windows,
             window_kind,
             window_rope_base,
@@ -590,6 +613,9 @@ impl Arch {
             scales,
             hf_gate_up_alternate
         );
+        if let Some(encoder) = self.encoder {
+            knobs.push(("encoder", encoder.name.to_owned()));
+        }
         knobs
     }
 }

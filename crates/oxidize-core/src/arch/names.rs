@@ -31,6 +31,16 @@ roles! {
     TOKEN_EMBEDDING_NORM = "token_embd_norm", "";
     /// Learned positions.
     POSITION_EMBEDDING = "position_embd", "";
+    /// What is added to each token by the part of the text it is in; only the first part is used.
+    TOKEN_TYPES = "token_types", "";
+    /// Into the classifier on top of an encoder.
+    CLASSIFIER = "cls", "";
+    /// Out of it.
+    CLASSIFIER_OUTPUT = "cls.output", "";
+    /// The first projection of embeddings.
+    EMBEDDING_DENSE_2 = "dense_2", "";
+    /// The second.
+    EMBEDDING_DENSE_3 = "dense_3", "";
     /// Norm before the logits.
     OUTPUT_NORM = "output_norm", "model.norm";
     /// Projection to logits; where it is missing, the embeddings serve.
@@ -68,6 +78,21 @@ roles! {
     ATTN_OUTPUT = "blk.{}.attn_output", "model.layers.{}.self_attn.o_proj";
     /// Norm after attention.
     ATTN_POST_NORM = "blk.{}.post_attention_norm", "";
+
+    /// Norm of the stream and what attention added to it.
+    ATTN_SUM_NORM = "blk.{}.attn_output_norm", "";
+    /// T5: biases by distance.
+    ATTN_RELATIVE = "blk.{}.attn_rel_b", "";
+    /// T5: norm before the attention to what the encoder has read.
+    CROSS_NORM = "dec.blk.{}.cross_attn_norm", "decoder.block.{}.layer.1.layer_norm";
+    /// T5: its queries.
+    CROSS_Q = "dec.blk.{}.cross_attn_q", "decoder.block.{}.layer.1.EncDecAttention.q";
+    /// T5: its keys.
+    CROSS_K = "dec.blk.{}.cross_attn_k", "decoder.block.{}.layer.1.EncDecAttention.k";
+    /// T5: its values.
+    CROSS_V = "dec.blk.{}.cross_attn_v", "decoder.block.{}.layer.1.EncDecAttention.v";
+    /// T5: its way back.
+    CROSS_OUTPUT = "dec.blk.{}.cross_attn_o", "decoder.block.{}.layer.1.EncDecAttention.o";
 
     /// MLA: down-projection of queries.
     ATTN_Q_A = "blk.{}.attn_q_a", "model.layers.{}.self_attn.q_a_proj";
@@ -233,6 +258,8 @@ roles! {
     FFN_SUB_NORM = "blk.{}.ffn_sub_norm", "model.layers.{}.mlp.ffn_sub_norm";
     /// Back to the width of the stream.
     FFN_DOWN = "blk.{}.ffn_down", "model.layers.{}.mlp.down_proj";
+    /// Norm of the stream and what the feed-forward layer added to it.
+    FFN_SUM_NORM = "blk.{}.layer_output_norm", "";
     /// Norm after the feed-forward layer.
     FFN_POST_NORM = "blk.{}.post_ffw_norm", "";
     /// xIELU's parameters, which GGUF keeps in its metadata.

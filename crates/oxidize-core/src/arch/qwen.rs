@@ -28,7 +28,7 @@ pub(super) static QWEN: Arch = Arch {
 /// Qwen 2 and 2.5: Llama with biases on q, k and v.
 pub(super) static QWEN2: Arch = Arch {
     name: "qwen2",
-    hf_classes: &["Qwen2ForCausalLM"],
+    hf_classes: &["Qwen2ForCausalLM", "Qwen2Model"],
     ..BASE
 };
 
@@ -69,7 +69,7 @@ pub(super) static QWEN2MOE: Arch = Arch {
 /// Qwen 3: a norm on each head of q and k instead of the biases.
 pub(super) static QWEN3: Arch = Arch {
     name: "qwen3",
-    hf_classes: &["Qwen3ForCausalLM"],
+    hf_classes: &["Qwen3ForCausalLM", "Qwen3Model"],
     ..BASE
 };
 

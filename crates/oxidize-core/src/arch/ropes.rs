@@ -150,7 +150,10 @@ impl Source<'_> {
         }
         let (full, query_magnitude) = self.config_rope(arch, config, parameters, width)?;
         let windowed = self
-            .positive(&key("", &["rope_local_base_freq", "swa_rope_theta"]))?
+            .positive(&key(
+                "",
+                &["rope_local_base_freq", "swa_rope_theta", "local_rope_theta"],
+            ))?
             .map(|base| Rope {
                 dims: full.dims,
                 base,
@@ -284,7 +287,10 @@ impl Source<'_> {
         };
         let base = match number("rope_theta")? {
             Some(base) => base,
-            None => number("rotary_emb_base")?.unwrap_or(10_000.0),
+            None => match number("rotary_emb_base")? {
+                Some(base) => base,
+                None => number("global_rope_theta")?.unwrap_or(10_000.0),
+            },
         };
         let base = base * number("rope_ratio")?.unwrap_or(1.0);
         let rope = Rope {

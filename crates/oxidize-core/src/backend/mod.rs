@@ -47,6 +47,12 @@ pub trait Session: Send {
     /// Runs one batch. Its results are there until the next.
     fn run(&mut self, batch: &Batch<'_>) -> Result<(), BackendError>;
 
+    /// Runs the encoder of a model that has one over whole sequences, from their first position on.
+    /// What comes after them in the same slots sees them.
+    fn encode(&mut self, _batch: &Batch<'_>) -> Result<(), BackendError> {
+        Err(BackendError::Malformed("the model has no encoder".into()))
+    }
+
     /// The results for the `index`-th of the batch's outputs: for a language model, its logits.
     fn output(&mut self, index: usize) -> Result<&[f32], BackendError>;
 
@@ -279,6 +285,20 @@ impl Batch<'_> {
         };
         let rows = (0..).zip(of_tokens).filter(is_row);
         rows.map(|(_, strength)| strength)
+    }
+
+    /// Refuses sequences that are not there from their first token on: tokens that see those after
+    /// them are computed together.
+    pub(crate) fn check_whole(&self) -> Result<(), BackendError> {
+        let mut positions = self.positions.iter();
+        for sequence in self.sequences {
+            let own = positions.by_ref().take(sequence.n_tokens);
+            if !own.copied().eq(0..sequence.n_tokens as u32) {
+                let problem = "a sequence that is seen whole comes in pieces".to_owned();
+                return Err(BackendError::Malformed(problem));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a position that a table of learned positions does not have.

@@ -5,7 +5,7 @@
 mod recurrent;
 
 use super::routing::route;
-use super::slots::StateSlots;
+use super::slots::{Encoded, StateSlots};
 use super::{Backend, BackendError, Batch, Device, KvType, Session, SessionConfig};
 use crate::graph::{
     Activation, AttentionOp, CacheInfo, ExpertWeights, ExpertsOp, NormKind, Op, Plan,
@@ -15,6 +15,7 @@ use crate::kv::BlockId;
 use crate::math::erf;
 use crate::model::Weights;
 use oxidize_kernels::quant;
+use std::ops::Range;
 
 /// The backend of the oracle.
 pub struct Reference;
@@ -55,6 +56,11 @@ impl Backend for Reference {
             caches,
             states: recurrent::states(plan, config),
             slots: StateSlots::new(config.state_slots),
+            encoded: Encoded::new(if plan.n_encoder_ops > 0 {
+                config.state_slots
+            } else {
+                0
+            }),
             values,
         }))
     }
@@ -67,6 +73,7 @@ struct ReferenceSession {
     caches: Vec<KvCache>,
     states: Vec<recurrent::State>,
     slots: StateSlots,
+    encoded: Encoded,
     /// The rows of each value of the last batch.
     values: Vec<Vec<f32>>,
 }
@@ -99,11 +106,18 @@ impl KvCache {
 impl Session for ReferenceSession {
     fn run(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         self.begin_states(batch)?;
-        for index in 0..self.plan.ops.len() {
-            let op = self.plan.ops[index].clone();
-            self.step(&op, batch)?;
+        if self.plan.is_bidirectional() {
+            batch.check_whole()?;
         }
-        Ok(())
+        self.steps(self.plan.n_encoder_ops..self.plan.ops.len(), batch)
+    }
+
+    fn encode(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        if self.plan.n_encoder_ops == 0 {
+            return Err(malformed("the model has no encoder"));
+        }
+        self.encoded.begin(batch)?;
+        self.steps(0..self.plan.n_encoder_ops, batch)
     }
 
     fn output(&mut self, index: usize) -> Result<&[f32], BackendError> {
@@ -188,6 +202,14 @@ fn malformed(what: &str) -> BackendError {
 }
 
 impl ReferenceSession {
+    fn steps(&mut self, ops: Range<usize>, batch: &Batch<'_>) -> Result<(), BackendError> {
+        for index in ops {
+            let op = self.plan.ops[index].clone();
+            self.step(&op, batch)?;
+        }
+        Ok(())
+    }
+
     fn check_block(&self, block: BlockId) -> Result<(), BackendError> {
         if (block.0 as usize) < self.config.n_blocks {
             return Ok(());
@@ -325,6 +347,11 @@ impl ReferenceSession {
                 rows.zip(batch.strengths(info.rows, *adapter))
                     .flat_map(|(row, strength)| row.iter().map(move |x| x * factor * strength))
                     .collect()
+            }
+            Op::AddVector { x, weight, .. } => {
+                let terms = self.weights.get(*weight).as_f32().iter().cycle();
+                let pairs = self.value(*x).iter().zip(terms);
+                pairs.map(|(x, term)| x + term).collect()
             }
             Op::Temperature { x, spec, .. } => {
                 let width = self.plan.value(*x).width;
@@ -521,28 +548,41 @@ impl ReferenceSession {
                 let block = sequence.blocks[position / self.config.block_size].0 as usize;
                 block * self.config.block_size + position % self.config.block_size
             };
+            let last = batch.positions[token..][..sequence.n_tokens].last();
+            let end = last.map_or(0, |&last| last as usize + 1);
+            let encoded = self.encoded.of(sequence.slot) as usize;
             for _ in 0..sequence.n_tokens {
                 let position = batch.positions[token] as usize;
-                let first = spec.window.map_or(0, |window| window.first(position));
+                let seen = spec.visible(position, end, encoded);
                 for head in 0..spec.n_heads {
                     let q_at = (token * spec.n_heads + head) * spec.key_dim;
                     let q = &q[q_at..q_at + spec.key_dim];
                     let kv_head = head / group;
                     let slope = spec.slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
-                    let mut scores: Vec<f32> = (first..=position)
+                    let relative = self.vector(spec.relative).map(|table| {
+                        let row = table.len() / spec.n_heads;
+                        &table[head * row..(head + 1) * row]
+                    });
+                    let mut scores: Vec<f32> = seen
+                        .clone()
                         .map(|p| {
                             let at = (slot_of(p) * spec.n_kv_heads + kv_head) * spec.key_dim;
                             let score = spec.scale * dot(q, &cache.k[at..at + spec.key_dim]);
                             let score =
                                 spec.softcap.map_or(score, |cap| cap * (score / cap).tanh());
-                            score - slope * (position - p) as f32
+                            let learned = relative.map_or(0.0, |table| {
+                                let reach = table.len() / 2;
+                                let column = (p + reach).saturating_sub(position);
+                                table[column.min(2 * reach)]
+                            });
+                            score - slope * position.abs_diff(p) as f32 + learned
                         })
                         .collect();
                     // A sink takes part in the softmax, but has no value.
                     scores.extend(self.vector(spec.sinks).map(|sinks| sinks[head]));
                     let weights = softmax(&scores);
                     let out_at = (token * spec.n_heads + head) * spec.value_dim;
-                    for (p, weight) in (first..=position).zip(weights) {
+                    for (p, weight) in seen.clone().zip(weights) {
                         let value = cache.value(slot_of(p), kv_head);
                         let out = &mut out[out_at..out_at + spec.value_dim];
                         out.iter_mut()

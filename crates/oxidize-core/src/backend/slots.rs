@@ -96,6 +96,40 @@ impl StateSlots {
     }
 }
 
+/// How much of the sequence in each slot the encoder has read.
+#[derive(Default)]
+pub(super) struct Encoded {
+    by_slot: Vec<u32>,
+}
+
+impl Encoded {
+    pub(super) fn new(n_slots: usize) -> Encoded {
+        Encoded {
+            by_slot: vec![0; n_slots],
+        }
+    }
+
+    /// Takes note of a batch that the encoder is about to read.
+    pub(super) fn begin(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        batch.check_whole()?;
+        for sequence in batch.sequences {
+            let limit = self.by_slot.len();
+            let slot = self.by_slot.get_mut(sequence.slot as usize);
+            *slot.ok_or(BackendError::BatchTooLarge {
+                what: "slots of encoded sequences",
+                asked: sequence.slot as usize + 1,
+                limit,
+            })? = sequence.n_tokens as u32;
+        }
+        Ok(())
+    }
+
+    /// How many positions of the sequence in `slot`; none where there is no encoder.
+    pub(super) fn of(&self, slot: u32) -> u32 {
+        self.by_slot.get(slot as usize).copied().unwrap_or(0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,7 @@ pub use stream::TokenStream;
 
 use crate::backend::{Backend, KvType, SessionConfig};
 use crate::error::Result;
+use crate::graph::Gives;
 use crate::model::{MemoryPlan, Model};
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
 use crate::speculative::Speculation;
@@ -100,10 +101,14 @@ impl EngineConfig {
         SessionConfig {
             n_blocks: cache_tokens.div_ceil(BLOCK_SIZE).max(1),
             block_size: BLOCK_SIZE,
-            max_tokens: self.max_batch_tokens,
+            max_tokens: match model.hparams().decoder_start {
+                // An encoder reads its prompt at once.
+                Some(_) => self.max_batch_tokens.max(self.context(model)),
+                None => self.max_batch_tokens,
+            },
             max_outputs: max_outputs.max(n_verified).min(self.max_batch_tokens),
             state_slots: match model.plan().states.is_empty() {
-                true => 0,
+                true => self.max_sequences,
                 false => self.max_sequences + self.checkpoints(),
             },
             exact_tokens: n_verified,
@@ -126,6 +131,9 @@ impl Engine {
         backend: Arc<dyn Backend>,
         config: &EngineConfig,
     ) -> Result<EngineHandle> {
+        if model.plan().gives != Gives::Logits {
+            return Err(EngineError::NoText(model.arch().name).into());
+        }
         let (asked, limit) = (config.context(&model), model.hparams().n_ctx_train);
         if asked > limit {
             return Err(EngineError::ContextTooLong { asked, limit }.into());
@@ -141,9 +149,11 @@ impl Engine {
             max_sequences: config.max_sequences,
             max_queue: config.max_queue,
             context_length: config.context(&model),
-            reuse: match model.plan().states.is_empty() {
-                true => PrefixReuse::Blocks,
-                false => PrefixReuse::Recurrent {
+            reuse: match model.plan() {
+                // What an encoder makes of a token depends on those after it.
+                plan if plan.n_encoder_ops > 0 => PrefixReuse::None,
+                plan if plan.states.is_empty() => PrefixReuse::Blocks,
+                _ => PrefixReuse::Recurrent {
                     checkpoints: u32::try_from(config.checkpoints()).unwrap_or(u32::MAX),
                 },
             },

@@ -158,6 +158,12 @@ pub enum EngineError {
         /// How many fit.
         n_ctx: usize,
     },
+    /// The model makes embeddings or scores.
+    #[error("{0} makes no text: it is for embeddings")]
+    NoText(&'static str),
+    /// The model has no classifier.
+    #[error("this {0} gives no scores: it has no classifier")]
+    NoScores(&'static str),
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,

@@ -1,5 +1,7 @@
 //! The engine's thread: plan, run, sample, commit, tell.
 
+mod encoder;
+
 use super::drafting::Drafting;
 use super::guide::Guide;
 use super::handle::{Command, Mailbox, Submission};
@@ -108,9 +110,14 @@ impl Worker {
             channel,
             submitted,
         } = submission;
+        let mut tokens = request.tokens.clone();
+        // The decoder behind an encoder begins with a token of its own; no prompt stays none.
+        if !tokens.is_empty() {
+            tokens.extend(self.model.hparams().decoder_start);
+        }
         let sequence = SequenceRequest {
             id,
-            tokens: request.tokens.clone(),
+            tokens,
             max_new_tokens: request.max_tokens.unwrap_or(usize::MAX),
             priority: request.priority,
             salt: request.salt ^ adapter_salt(request.adapters.as_deref()),
@@ -188,6 +195,9 @@ impl Worker {
     fn compute(&mut self, step: &Step) -> Result<()> {
         self.session.copy_blocks(&step.copies)?;
         self.session.copy_states(&step.state_copies)?;
+        if self.model.plan().n_encoder_ops > 0 {
+            return self.compute_encoded(step);
+        }
         let sequences: Vec<SeqSlice<'_>> = step
             .sequences
             .iter()
@@ -195,11 +205,7 @@ impl Worker {
                 n_tokens: part.rows.len(),
                 blocks: step.blocks_of(part),
                 slot: part.slot,
-                adapters: self
-                    .active
-                    .get(&part.id)
-                    .and_then(|active| active.request.adapters.as_deref())
-                    .unwrap_or(self.model.adapter_strengths()),
+                adapters: adapters(&self.active, &self.model, part.id),
             })
             .collect();
         let batch = Batch {
@@ -383,6 +389,14 @@ impl Active {
             },
         }));
     }
+}
+
+/// What a sequence wants of the adapters.
+fn adapters<'a>(active: &'a BTreeMap<SeqId, Active>, model: &'a Model, id: SeqId) -> &'a [f32] {
+    active
+        .get(&id)
+        .and_then(|active| active.request.adapters.as_deref())
+        .unwrap_or(model.adapter_strengths())
 }
 
 /// Keeps what was computed with other strengths out of a request's prefix.

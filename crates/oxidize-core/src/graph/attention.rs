@@ -83,6 +83,7 @@ impl Block<'_, '_> {
             key_dim: params.key_dim,
             value_dim: params.value_dim,
             scale: params.query_scale,
+            sees: self.hp.sees,
             window: params.window,
             softcap: self.hp.attention_softcap,
             sinks: self
@@ -92,6 +93,7 @@ impl Block<'_, '_> {
                 .hp
                 .max_alibi_bias
                 .map(|bias| alibi_slopes(params.n_heads, bias)),
+            relative: self.relative_bias()?,
         };
         let mut attended = self.g.attention(q, spec);
         if let Some(gate) = gate {

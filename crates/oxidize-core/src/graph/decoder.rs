@@ -1,19 +1,57 @@
-//! The decoder: one function reads a descriptor and writes down what the model computes.
+//! The decoder: one function reads a descriptor and writes down what the model computes. Encoders
+//! are made of the same layers; what else they have is in [`super::encoder`].
 //!
 //! Which norms, biases and experts a layer has is told by the tensors that are there; how they
 //! are used, by the descriptor.
 
 use super::rope::RopeFactors;
-use super::{Builder, Op, Plan, ValueId};
+use super::{Builder, Gives, Op, Plan, Sees, ValueId, WeightId, encoder};
 use crate::arch::names::*;
 use crate::arch::{Arch, Hparams, LayerParams};
 use crate::error::Result;
-use crate::model::{NormWeights, WeightLoader};
+use crate::model::{LinearWeights, NormWeights, WeightLoader};
 
 /// Builds the plan of a model, taking each weight from `weights`, which checks its shape.
-pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Result<Plan> {
+pub fn build(arch: &'static Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Result<Plan> {
     let mut g = Builder::default();
     let embedding = weights.embedding(&TOKEN_EMBEDDING, hp.n_embd)?;
+    let cross = match arch.encoder {
+        Some(encoder) => encoder::read_prompt(&mut g, (encoder, arch), hp, weights, &embedding)?,
+        None => Vec::new(),
+    };
+    let streams = stack(&mut g, arch, hp, weights, &embedding, &cross)?;
+    let streams = streams.into_iter().map(|x| g.select_outputs(x)).collect();
+    let mut x = super::altup::close(&mut g, hp, weights, streams)?;
+    // Encoders that normalise each sum have nothing left to normalise.
+    if hp.sees != Sees::All || weights.has(&OUTPUT_NORM, 0) {
+        x = g.norm(x, &weights.norm(&OUTPUT_NORM, 0, hp.n_embd, hp.epsilon)?);
+    }
+    if hp.sees == Sees::All || weights.has(&CLASSIFIER_OUTPUT, 0) {
+        x = encoder::project(&mut g, hp, weights, x)?;
+        let result = encoder::head(&mut g, hp, weights, x)?;
+        return Ok(g.finish(x, result));
+    }
+    let output = weights.optional_linear(&OUTPUT, 0, hp.n_embd, embedding.outputs)?;
+    // T5's first had no matrix of its own for logits, and scaled what goes into the embeddings'.
+    let scale = match hp.relative {
+        Some(_) if output.is_none() && !weights.has(&FFN_GATE, 0) => (hp.n_embd as f32).powf(-0.5),
+        _ => hp.logit_scale,
+    };
+    let mut logits = g.linear(x, &output.unwrap_or(embedding));
+    logits = g.scale(logits, scale);
+    logits = g.softcap(logits, hp.logit_softcap);
+    Ok(g.finish(x, (logits, Gives::Logits)))
+}
+
+/// Embeddings and all layers; several streams where the model has them.
+pub(super) fn stack(
+    g: &mut Builder,
+    arch: &Arch,
+    hp: &Hparams,
+    weights: &mut WeightLoader<'_>,
+    embedding: &LinearWeights,
+    cross: &[usize],
+) -> Result<Vec<ValueId>> {
     let mut x = g.embed(embedding.weight, hp.n_embd);
     x = g.scale(x, hp.embedding_scale);
     if weights.has(&POSITION_EMBEDDING, 0) {
@@ -21,16 +59,20 @@ pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Resul
         let positions = g.embed_position(table.weight, arch.position_offset, hp.n_embd);
         x = g.add(x, positions);
     }
+    if let Some(first) = weights.first_row(&TOKEN_TYPES, hp.n_embd)? {
+        let first = weights.constant("token type", first);
+        x = g.add_vector(x, first);
+    }
     if weights.has(&TOKEN_EMBEDDING_NORM, 0) {
         let norm = weights.norm(&TOKEN_EMBEDDING_NORM, 0, hp.n_embd, hp.epsilon)?;
         x = g.norm(x, &norm);
     }
 
-    let ropes = rope_tables(&mut g, hp, weights)?;
-    let per_layer = super::per_layer::inputs(&mut g, hp, weights, x)?;
-    let mut streams = super::altup::open(&mut g, hp, weights, x)?;
+    let ropes = rope_tables(g, hp, weights)?;
+    let per_layer = super::per_layer::inputs(g, hp, weights, x)?;
+    let mut streams = super::altup::open(g, hp, weights, x)?;
     let mut caches = Vec::with_capacity(hp.layers.len());
-    let mut first_value = None;
+    let (mut first_value, mut relative) = (None, None);
     for layer in 0..hp.layers.len() {
         streams = g.layer(|g| {
             let mut block = Block {
@@ -43,6 +85,8 @@ pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Resul
                 per_layer,
                 caches: &mut caches,
                 first_value: &mut first_value,
+                cross: cross.get(layer).copied(),
+                relative: &mut relative,
             };
             match *streams.as_slice() {
                 [x] => Ok(vec![block.forward(x)?]),
@@ -50,15 +94,7 @@ pub fn build(arch: &Arch, hp: &Hparams, weights: &mut WeightLoader<'_>) -> Resul
             }
         })?;
     }
-
-    let streams = streams.into_iter().map(|x| g.select_outputs(x)).collect();
-    x = super::altup::close(&mut g, hp, weights, streams)?;
-    x = g.norm(x, &weights.norm(&OUTPUT_NORM, 0, hp.n_embd, hp.epsilon)?);
-    let output = weights.optional_linear(&OUTPUT, 0, hp.n_embd, embedding.outputs)?;
-    let mut logits = g.linear(x, &output.unwrap_or(embedding));
-    logits = g.scale(logits, hp.logit_scale);
-    logits = g.softcap(logits, hp.logit_softcap);
-    Ok(g.finish(x, logits))
+    Ok(streams)
 }
 
 /// The cosines and sines of each rotary embedding that some layer uses.
@@ -106,6 +142,10 @@ pub(super) struct Block<'a, 'w> {
     pub(super) caches: &'a mut Vec<usize>,
     /// RWKV 7: the values of the first layer.
     pub(super) first_value: &'a mut Option<ValueId>,
+    /// What the layer has of the encoder's reading.
+    cross: Option<usize>,
+    /// T5: the biases by distance of this layer or one before.
+    pub(super) relative: &'a mut Option<WeightId>,
 }
 
 impl Block<'_, '_> {
@@ -136,13 +176,18 @@ impl Block<'_, '_> {
             let h = self.pre_norm(x, &ATTN_NORM)?;
             let mixed = self.mix(h)?;
             x = self.add_residual(x, mixed);
+            x = self.sum_norm(x, &ATTN_SUM_NORM)?;
         } else {
             self.caches.push(0);
+        }
+        if let Some(cache) = self.cross {
+            x = self.cross_attention(x, cache)?;
         }
         if self.has_feed_forward() {
             let h = self.pre_norm(x, &FFN_NORM)?;
             let fed = self.feed_forward(h, x)?;
             x = self.add_residual(x, fed);
+            x = self.sum_norm(x, &FFN_SUM_NORM)?;
         }
         Ok(x)
     }
@@ -179,7 +224,7 @@ impl Block<'_, '_> {
         Ok(self.add_residual(x, fed))
     }
 
-    fn add_residual(&mut self, x: ValueId, added: ValueId) -> ValueId {
+    pub(super) fn add_residual(&mut self, x: ValueId, added: ValueId) -> ValueId {
         let added = self.g.scale(added, self.hp.residual_scale);
         self.g.add(x, added)
     }
@@ -189,10 +234,21 @@ impl Block<'_, '_> {
     }
 
     pub(super) fn pre_norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
-        if self.arch.pre_norm {
-            self.norm(x, role)
-        } else {
+        // ModernBERT's first layer finds its input normalised already.
+        let normalised = self.layer == 0 && self.weights.has(&TOKEN_EMBEDDING_NORM, 0);
+        if !self.arch.pre_norm || normalised && !self.weights.has(role, 0) {
             Ok(x)
+        } else {
+            self.norm(x, role)
+        }
+    }
+
+    /// The norm of a sum, where there is none before a half-layer; others have other uses for the
+    /// tensor's name.
+    fn sum_norm(&mut self, x: ValueId, role: &TensorRole) -> Result<ValueId> {
+        match self.arch.pre_norm {
+            true => Ok(x),
+            false => self.optional_norm(x, role),
         }
     }
 

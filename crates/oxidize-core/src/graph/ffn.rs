@@ -1,7 +1,7 @@
 //! Feed-forward layers: gated or plain, dense or with experts, in one of the places for norms.
 
 use super::decoder::Block;
-use super::{Op, ValueId, Xielu};
+use super::{Activation, Op, ValueId, Xielu};
 use crate::arch::names::*;
 use crate::arch::{ActivationRule, RecurrentLayers, RecurrentSpec};
 use crate::error::Result;
@@ -62,7 +62,11 @@ impl Block<'_, '_> {
             });
         }
         let up = self.g.linear(h, &up);
-        Ok(self.g.glu(gate, up, self.hp.activation))
+        let activation = match self.arch.activation {
+            ActivationRule::ReluOrGatedGelu => Activation::GeluTanh,
+            _ => self.hp.activation,
+        };
+        Ok(self.g.glu(gate, up, activation))
     }
 
     fn activate(&mut self, x: ValueId) -> Result<ValueId> {

@@ -3,7 +3,7 @@
 //! applied to queries and results instead.
 
 use super::decoder::Block;
-use super::{AttentionOp, CacheInfo, ValueId};
+use super::{AttentionOp, CacheInfo, Sees, ValueId};
 use crate::arch::hparams::MlaParams;
 use crate::arch::names::*;
 use crate::error::Result;
@@ -66,10 +66,12 @@ impl Block<'_, '_> {
             key_dim: kv_rank + rope_dim,
             value_dim: kv_rank,
             scale: params.query_scale,
+            sees: Sees::Past,
             window: params.window,
             softcap: None,
             sinks: None,
             slopes: None,
+            relative: None,
         };
         let attended = self.g.attention(q, spec);
         let values = self.g.head_linear(attended, w_v, n_heads * value_dim);

@@ -1,13 +1,14 @@
 //! The plan: what a model computes, as a flat list of [`Op`]s that a backend compiles whole.
 //!
 //! [`decoder`] builds it from a descriptor, with [`attention`], [`mla`], [`recurrent`], [`mamba`],
-//! [`delta_net`], [`rwkv`], [`ffn`], [`moe`], [`per_layer`] and [`altup`] for the parts of a layer;
-//! [`op`] defines the operations.
+//! [`delta_net`], [`rwkv`], [`ffn`], [`moe`], [`per_layer`] and [`altup`] for the parts of a layer,
+//! and [`encoder`] for what is not a decoder; [`op`] defines the operations.
 
 mod altup;
 mod attention;
 pub mod decoder;
 mod delta_net;
+mod encoder;
 mod ffn;
 mod mamba;
 mod mla;
@@ -21,7 +22,7 @@ mod rwkv;
 use crate::error::Result;
 pub use op::{
     Activation, AttentionOp, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore,
-    KeySharing, LinearAttentionOp, NormKind, Op, RopeFrequencies, RopeLayout, Routing,
+    KeySharing, LinearAttentionOp, NormKind, Op, RopeFrequencies, RopeLayout, Routing, Sees,
     SelectiveScanOp, ShortConvOp, StateUpdate, Temperature, Window, Xielu,
 };
 pub use rope::Rope;
@@ -85,6 +86,18 @@ pub struct StateInfo {
     pub len: usize,
 }
 
+/// What the result of a plan is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gives {
+    /// Logits of the next token.
+    #[default]
+    Logits,
+    /// Hidden states, from which embeddings are made.
+    Hidden,
+    /// Scores of a classifier.
+    Scores,
+}
+
 /// All that a model computes for one batch, symbolic in its tokens and in the context.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
@@ -96,10 +109,15 @@ pub struct Plan {
     pub caches: Vec<CacheInfo>,
     /// The states that recurrent ops name by index.
     pub states: Vec<StateInfo>,
+    /// How many of the ops, the first ones, are an encoder's: what they leave in caches is what the
+    /// rest looks at.
+    pub n_encoder_ops: usize,
     /// The ops of each layer, for splitting a model over devices.
     pub layers: Vec<std::ops::Range<usize>>,
     /// The value that `Session::logits` gives out.
     pub result: Option<ValueId>,
+    /// What that is.
+    pub gives: Gives,
     /// The value that the result is made of at the very end: what embeddings are taken from.
     pub hidden: Option<ValueId>,
 }
@@ -119,8 +137,16 @@ impl Plan {
             ops,
             values: self.values[..n_values].to_vec(),
             result: Some(hidden),
+            gives: Gives::Hidden,
             ..self.clone()
         })
+    }
+
+    /// Whether a sequence can only be computed whole, because its tokens see those after them.
+    pub fn is_bidirectional(&self) -> bool {
+        let ops = self.ops.iter().skip(self.n_encoder_ops);
+        ops.into_iter()
+            .any(|op| matches!(op, Op::Attention { spec, .. } if spec.sees == Sees::All))
     }
 
     /// The shape of `value`.
@@ -292,6 +318,11 @@ impl Builder {
         self.map(x, |out| Op::ScaleBy { x, weight, out })
     }
 
+    /// `x + weight`, the same for every row.
+    pub(crate) fn add_vector(&mut self, x: ValueId, weight: WeightId) -> ValueId {
+        self.map(x, |out| Op::AddVector { x, weight, out })
+    }
+
     /// Adds a state; returns its index.
     pub(crate) fn state(&mut self, n_heads: usize, len: usize) -> usize {
         self.plan.states.push(StateInfo { n_heads, len });
@@ -387,8 +418,14 @@ impl Builder {
         Ok(out)
     }
 
-    pub(crate) fn finish(mut self, hidden: ValueId, result: ValueId) -> Plan {
+    /// Notes that all ops so far are the encoder's.
+    pub(crate) fn end_encoder(&mut self) {
+        self.plan.n_encoder_ops = self.plan.ops.len();
+    }
+
+    pub(crate) fn finish(mut self, hidden: ValueId, (result, gives): (ValueId, Gives)) -> Plan {
         self.plan.hidden = Some(hidden);
+        self.plan.gives = gives;
         self.plan.result = Some(result);
         self.plan
     }

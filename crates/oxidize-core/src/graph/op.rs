@@ -6,6 +6,7 @@
 use super::rope::Rope;
 use super::{ValueId, WeightId};
 pub use oxidize_kernels::{Activation, RopeLayout};
+use std::ops::Range;
 
 /// One step of a plan. `out` is always a new value; whether it shares memory with an input that is
 /// no longer needed is the backend's business.
@@ -149,6 +150,15 @@ pub enum Op {
         /// Second term.
         b: ValueId,
         /// Same shape as both.
+        out: ValueId,
+    },
+    /// `out = x + weight`, the same for every row.
+    AddVector {
+        /// Input.
+        x: ValueId,
+        /// One term an element of a row.
+        weight: WeightId,
+        /// Same shape as `x`.
         out: ValueId,
     },
     /// `out = a · b`, where each element of `b` multiplies as many neighbours of `a` as there are
@@ -355,7 +365,9 @@ pub struct AttentionOp {
     pub value_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Which positions a query sees; all before it where `None`.
+    /// Which positions of its sequence a query sees.
+    pub sees: Sees,
+    /// How far of them; all where `None`.
     pub window: Option<Window>,
     /// `cap · tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
@@ -363,6 +375,40 @@ pub struct AttentionOp {
     pub sinks: Option<WeightId>,
     /// For each query head, what its score loses with each position of distance (ALiBi).
     pub slopes: Option<Vec<f32>>,
+    /// For each query head, what is added to its scores of keys from so many positions before to so
+    /// many after its own; farther ones have the bias of the end on their side (T5).
+    pub relative: Option<WeightId>,
+}
+
+impl AttentionOp {
+    /// The positions that are seen from `position`, in a sequence of which `end` positions are
+    /// there and the first `encoded` were read by the encoder.
+    pub fn visible(&self, position: usize, end: usize, encoded: usize) -> Range<usize> {
+        let all = match self.sees {
+            Sees::Past => 0..position + 1,
+            Sees::All => 0..end,
+            Sees::Encoded => return 0..encoded,
+            Sees::Decoded => encoded..position + 1,
+        };
+        let Some(window) = self.window else {
+            return all;
+        };
+        let last = window.last(position).saturating_add(1);
+        all.start.max(window.first(position))..all.end.min(last)
+    }
+}
+
+/// Which positions of its sequence a query sees, before a window narrows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sees {
+    /// Those up to its own.
+    Past,
+    /// All, before and after; the whole sequence must be in the batch.
+    All,
+    /// Those that the encoder has read.
+    Encoded,
+    /// Those up to its own that come after what the encoder has read.
+    Decoded,
 }
 
 /// The constants of a [`Op::ShortConv`].
@@ -466,6 +512,8 @@ pub enum Window {
     Sliding(usize),
     /// Those of the same chunk: positions that share the quotient by this number.
     Chunk(usize),
+    /// Its own and this many on either side.
+    Around(usize),
 }
 
 impl Window {
@@ -474,6 +522,15 @@ impl Window {
         match self {
             Window::Sliding(n) => (position + 1).saturating_sub(n),
             Window::Chunk(n) => position / n.max(1) * n,
+            Window::Around(n) => position.saturating_sub(n),
+        }
+    }
+
+    /// The last position that may be seen from `position`.
+    pub fn last(self, position: usize) -> usize {
+        match self {
+            Window::Sliding(_) | Window::Chunk(_) => position,
+            Window::Around(n) => position.saturating_add(n),
         }
     }
 
@@ -481,6 +538,7 @@ impl Window {
     pub fn span(self) -> usize {
         match self {
             Window::Sliding(n) | Window::Chunk(n) => n,
+            Window::Around(n) => n.saturating_mul(2).saturating_add(1),
         }
     }
 }
@@ -640,6 +698,7 @@ impl Op {
             | Op::Scale { x, .. }
             | Op::AdapterScale { x, .. }
             | Op::ScaleBy { x, .. }
+            | Op::AddVector { x, .. }
             | Op::Temperature { x, .. }
             | Op::Clamp { x, .. }
             | Op::Slice { x, .. }
@@ -696,6 +755,7 @@ impl Op {
             | Op::Scale { out, .. }
             | Op::AdapterScale { out, .. }
             | Op::ScaleBy { out, .. }
+            | Op::AddVector { out, .. }
             | Op::Temperature { out, .. }
             | Op::Clamp { out, .. }
             | Op::WeightedSum { out, .. }
@@ -715,8 +775,10 @@ impl Op {
             Op::Embed { table, .. } | Op::EmbedPosition { table, .. } => vec![*table],
             Op::Norm { weight, bias, .. } => some(&[*weight, *bias]),
             Op::Linear { weight, bias, .. } => some(&[Some(*weight), *bias]),
-            Op::HeadLinear { weight, .. } | Op::ScaleBy { weight, .. } => vec![*weight],
-            Op::Attention { spec, .. } => some(&[spec.sinks]),
+            Op::HeadLinear { weight, .. }
+            | Op::ScaleBy { weight, .. }
+            | Op::AddVector { weight, .. } => vec![*weight],
+            Op::Attention { spec, .. } => some(&[spec.sinks, spec.relative]),
             Op::ShortConv { spec, .. } => some(&[Some(spec.weight), spec.bias]),
             Op::SelectiveScan { spec, .. } => vec![spec.a, spec.skip],
             Op::LinearAttention { spec, .. } => some(&[spec.bonus]),

@@ -34,6 +34,7 @@ pub(super) fn insert(plan: &mut Plan, adapter: usize, insertions: &[Insertion]) 
     }
     places.push(plan.ops.len());
     let place = |op: usize| places.get(op).copied().unwrap_or_default();
+    plan.n_encoder_ops = place(plan.n_encoder_ops);
     for layer in &mut plan.layers {
         *layer = place(layer.start)..place(layer.end);
     }

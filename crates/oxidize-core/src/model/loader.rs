@@ -51,16 +51,24 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
+    /// Reads names as another architecture has them from here on.
+    pub(crate) fn set_arch(&mut self, arch: &'a Arch) {
+        self.arch = arch;
+    }
+
     /// What was loaded, and the names of the tensors that were not.
     pub fn finish(self) -> (Weights, Vec<String>) {
         // Tables that the graph computes for itself.
-        const COMPUTED: [&str; 6] = [
+        const COMPUTED: [&str; 8] = [
             ".inv_freq",
             ".attn.bias",
             ".masked_bias",
             ".attention.bias",
             ".attn_rot_embd.weight",
             ".rope_freqs.weight",
+            // What BERT was trained with, besides; of no use without the classifier on top.
+            "pooler.dense.weight",
+            "pooler.dense.bias",
         ];
         let used = self.used.into_inner();
         let tensors = self.file.tensors().iter().map(|tensor| &tensor.name);
@@ -438,6 +446,32 @@ impl<'a> WeightLoader<'a> {
         self.find(role, layer, VECTOR)
             .map(|info| self.floats(info, &[len]))
             .transpose()
+    }
+
+    /// The elements of a small table that the graph itself needs; `None` where there is none.
+    pub fn table(
+        &self,
+        role: &TensorRole,
+        layer: usize,
+        shape: [usize; 2],
+    ) -> Result<Option<Vec<f32>>> {
+        self.find(role, layer, WEIGHT)
+            .map(|info| self.floats(info, &shape))
+            .transpose()
+    }
+
+    /// The first row of a small table; `None` where there is none.
+    pub fn first_row(&self, role: &TensorRole, width: usize) -> Result<Option<Vec<f32>>> {
+        let Some(info) = self.find(role, 0, WEIGHT) else {
+            return Ok(None);
+        };
+        let rows = match *info.dims().as_slice() {
+            [rows, _] if (1..=1024).contains(&rows) => rows,
+            _ => 1,
+        };
+        let mut floats = self.floats(info, &[rows, width])?;
+        floats.truncate(width);
+        Ok(Some(floats))
     }
 
     /// A vector as a weight; `None` where there is none.

@@ -24,7 +24,7 @@ use crate::arch::{Arch, Hparams};
 use crate::backend::{Backend, Session, SessionConfig};
 use crate::error::Result;
 use crate::file::{Format, ModelFile, OpenOptions};
-use crate::graph::{Plan, decoder};
+use crate::graph::{Gives, Op, Plan, WeightId, decoder};
 use crate::lora::{self, Adapter};
 use crate::tokenizer::Tokenizer;
 use std::collections::HashSet;
@@ -69,7 +69,15 @@ impl Model {
             let n = unused.len();
             tracing::warn!("{n} tensors are not part of the text model, such as {first}");
         }
-        let n_vocab = plan.result.map_or(0, |result| plan.value(result).width);
+        let n_vocab = match plan.gives {
+            Gives::Logits => plan.result.map_or(0, |result| plan.value(result).width),
+            // What has no logits still has an embedding for each token.
+            _ => plan
+                .ops
+                .iter()
+                .find_map(embedded)
+                .map_or(0, |table| weights.get(table).rows),
+        };
         let tokenizer = OnceLock::new();
         Ok(Model(Arc::new(Inner {
             file,
@@ -191,11 +199,20 @@ impl Model {
     }
 }
 
+fn embedded(op: &Op) -> Option<WeightId> {
+    match op {
+        Op::Embed { table, .. } => Some(*table),
+        _ => None,
+    }
+}
+
 /// A GGUF file has no tensors in its layers that the plan could do without: whoever put them there
 /// meant another graph. Layers that guess further tokens are left alone.
 fn check_unused(file: &ModelFile, hparams: &Hparams, unused: &[String]) -> Result<()> {
     let layer = |name: &str| -> Option<usize> {
-        let (layer, _) = name.strip_prefix("blk.")?.split_once('.')?;
+        // Of either stack, where there are two.
+        let (_, rest) = name.split_once("blk.")?;
+        let (layer, _) = rest.split_once('.')?;
         layer.parse().ok()
     };
     let further = hparams.layers.len()..hparams.n_layers_in_file;

@@ -120,7 +120,7 @@ impl Model {
         }
     }
 
-    fn sidecar_json(&self, name: &str) -> Result<Option<Value>> {
+    pub(crate) fn sidecar_json(&self, name: &str) -> Result<Option<Value>> {
         if let Format::Gguf { .. } = self.file().format() {
             return Ok(None);
         }

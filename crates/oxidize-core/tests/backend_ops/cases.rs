@@ -7,8 +7,8 @@ use oxidize_core::file::TensorType;
 use oxidize_core::graph::rope::{RopeFactors, RopeScaling, Yarn};
 use oxidize_core::graph::{
     Activation, AttentionOp, CacheInfo, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore,
-    KeySharing, LinearAttentionOp, NormKind, Op, Rope, RopeLayout, Routing, Rows, SelectiveScanOp,
-    ShortConvOp, StateInfo, StateUpdate, Temperature, ValueId, Window, Xielu,
+    KeySharing, LinearAttentionOp, NormKind, Op, Rope, RopeLayout, Routing, Rows, Sees,
+    SelectiveScanOp, ShortConvOp, StateInfo, StateUpdate, Temperature, ValueId, Window, Xielu,
 };
 
 macro_rules! kinds {
@@ -50,6 +50,7 @@ kinds! {
     Scale,
     AdapterScale,
     ScaleBy,
+    AddVector,
     Temperature,
     Clamp,
     WeightedSum,
@@ -199,6 +200,8 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
                 sinks: net.random.chance(0.3),
                 alibi: net.random.chance(0.3),
                 values_in_keys,
+                relative: net.random.chance(0.3),
+                sees: Sees::Past,
             };
             (attention(net, &shape, variant), cache_bound(KvType::F32))
         }
@@ -256,6 +259,11 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             let (x, weight) = (net.input(width), net.vector(width));
             let out = net.like(x);
             (net.push(Op::ScaleBy { x, weight, out }), FLOATS)
+        }
+        Kind::AddVector => {
+            let (x, weight) = (net.input(width), net.vector(width));
+            let out = net.like(x);
+            (net.push(Op::AddVector { x, weight, out }), 0.0)
         }
         Kind::Temperature => {
             let x = net.input(width);
@@ -369,13 +377,29 @@ pub(crate) struct HeadShape {
 }
 
 /// What an attention may have besides.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct Variant {
     pub(crate) window: Option<Window>,
     pub(crate) softcap: Option<f32>,
     pub(crate) sinks: bool,
     pub(crate) alibi: bool,
     pub(crate) values_in_keys: bool,
+    pub(crate) relative: bool,
+    pub(crate) sees: Sees,
+}
+
+impl Default for Variant {
+    fn default() -> Variant {
+        Variant {
+            window: None,
+            softcap: None,
+            sinks: false,
+            alibi: false,
+            values_in_keys: false,
+            relative: false,
+            sees: Sees::Past,
+        }
+    }
 }
 
 /// Random queries, keys and values, stored and attended to.
@@ -406,12 +430,14 @@ pub(crate) fn attention(net: &mut Net, shape: &HeadShape, variant: Variant) -> V
         key_dim,
         value_dim,
         scale: 1.0 / (key_dim as f32).sqrt(),
+        sees: variant.sees,
         window: variant.window,
         softcap: variant.softcap,
         sinks: variant.sinks.then(|| net.vector(n_heads)),
         slopes: variant
             .alibi
             .then(|| slopes.iter().map(|x| x.abs()).collect()),
+        relative: variant.relative.then(|| net.vector(n_heads * 15)),
     };
     net.push(Op::Attention { q, spec, out })
 }

@@ -45,6 +45,11 @@ impl Feed {
         })
     }
 
+    /// Whole sequences in one batch.
+    pub(crate) fn whole(random: &mut Random, lengths: &[usize]) -> Feed {
+        Feed::new(random, lengths, |_, left| left)
+    }
+
     fn new(
         random: &mut Random,
         lengths: &[usize],

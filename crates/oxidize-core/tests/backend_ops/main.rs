@@ -13,7 +13,7 @@ use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, BackendError, Batch, KvType, SeqSlice};
 use oxidize_core::file::TensorType;
-use oxidize_core::graph::{Activation, NormKind, Op, RopeLayout, Rows, ValueId, Window};
+use oxidize_core::graph::{Activation, NormKind, Op, RopeLayout, Rows, Sees, ValueId, Window};
 use oxidize_core::kv::BlockId;
 
 /// A plan of one op and what feeds it.
@@ -107,6 +107,53 @@ fn attention_of_mixed_cache_types() {
                 bound,
                 &format!("{key_type:?} and {value_type:?}"),
             );
+        }
+    }
+}
+
+/// Tokens that see those after them too, in sequences that come whole.
+#[test]
+fn attention_of_encoders() {
+    let windows = [None, Some(Window::Around(3)), Some(Window::Around(40))];
+    for (seed, window) in windows.into_iter().enumerate() {
+        for lengths in [&[1][..], &[90], &[7, 70, 1, 33]] {
+            let mut net = Net::new(seed as u64);
+            let shape = cases::HeadShape {
+                n_heads: 4,
+                n_kv_heads: 2,
+                key_dim: 32,
+                value_dim: 32,
+            };
+            let variant = Variant {
+                window,
+                sees: Sees::All,
+                relative: seed == 0,
+                alibi: seed == 1,
+                ..Variant::default()
+            };
+            net.plan.result = Some(cases::attention(&mut net, &shape, variant));
+            let feed = Feed::whole(&mut net.random, lengths);
+            let what = format!("window {window:?}, {lengths:?}");
+            compare(&net, &feed, cases::cache_bound(feed.config.key_type), &what);
+            // A piece of a sequence has no meaning of its own.
+            let backends: [Box<dyn Backend>; 2] = [Box::new(Reference), Box::<Cpu>::default()];
+            for backend in backends {
+                let compiled = backend.compile(&net.plan, &net.weights, &feed.config);
+                let sequences = [SeqSlice {
+                    slot: 0,
+                    n_tokens: 1,
+                    blocks: &[BlockId(0); 2],
+                    ..SeqSlice::default()
+                }];
+                let piece = Batch {
+                    tokens: &[1],
+                    positions: &[1],
+                    sequences: &sequences,
+                    outputs: &[],
+                };
+                let error = compiled.unwrap().run(&piece).unwrap_err();
+                assert!(matches!(error, BackendError::Malformed(_)), "{error}");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The engine on a tiny real model: what requests get, alone and in a crowd, and what happens when
 //! something is wrong with them, with their clients, or with the backend.
 
+mod families;
 mod tampered;
 #[path = "../tiny/mod.rs"]
 mod tiny;

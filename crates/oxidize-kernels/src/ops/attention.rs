@@ -165,6 +165,28 @@ pub struct Alibi<'a> {
     pub positions: &'a [u32],
 }
 
+/// Biases by distance that a model has learned (T5).
+#[derive(Clone, Copy)]
+pub struct RelativeBias<'a> {
+    /// For each query head of the group, the bias of keys from `reach` positions before the query
+    /// to `reach` after it. Those farther away have that of the end on their side.
+    pub table: &'a [f32],
+    /// Position of each token.
+    pub positions: &'a [u32],
+}
+
+impl RelativeBias<'_> {
+    /// The bias on a key, with `heads` heads in the table.
+    #[inline]
+    pub(crate) fn at(&self, heads: usize, (token, head): (usize, usize), key: usize) -> f32 {
+        let row = self.table.len() / heads;
+        let reach = (row / 2) as i64;
+        let distance = key as i64 - i64::from(self.positions[token]);
+        let column = distance.clamp(-reach, reach) + reach;
+        self.table[head * row + column as usize]
+    }
+}
+
 /// What attention reads.
 #[derive(Clone, Copy)]
 pub struct AttentionArgs<'a> {
@@ -186,6 +208,8 @@ pub struct AttentionArgs<'a> {
     pub sinks: Option<&'a [f32]>,
     /// Biases by distance.
     pub alibi: Option<Alibi<'a>>,
+    /// The same, from a table.
+    pub relative: Option<RelativeBias<'a>>,
 }
 
 impl AttentionArgs<'_> {
@@ -217,6 +241,9 @@ impl AttentionArgs<'_> {
             let distance = (alibi.positions[token] as usize).abs_diff(key);
             score -= alibi.slopes[head] * distance as f32;
         }
+        if let Some(relative) = &self.relative {
+            score += relative.at(self.heads, (token, head), key);
+        }
         score
     }
 
@@ -240,6 +267,12 @@ impl AttentionArgs<'_> {
         assert!(self.alibi.is_none_or(
             |alibi| alibi.slopes.len() == self.heads && alibi.positions.len() == self.tokens()
         ));
+        assert!(self.relative.is_none_or(|relative| {
+            let row = relative.table.len() / self.heads;
+            row * self.heads == relative.table.len()
+                && row % 2 == 1
+                && relative.positions.len() == self.tokens()
+        }));
         self.kv.check(self.end());
     }
 }
@@ -383,6 +416,7 @@ mod tests {
             softcap: None,
             sinks,
             alibi: None,
+            relative: None,
         };
         args.check();
         let mut parts = vec![0.0; 2 * args.part_len()];

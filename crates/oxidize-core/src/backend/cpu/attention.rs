@@ -4,8 +4,9 @@
 use super::pool::Matrix;
 use super::run::CpuSession;
 use crate::backend::Batch;
-use crate::graph::{AttentionOp, ValueId, Window};
-use oxidize_kernels::{Alibi, AttentionArgs, TileMut, merge_attention};
+use crate::backend::slots::Encoded;
+use crate::graph::{AttentionOp, ValueId};
+use oxidize_kernels::{Alibi, AttentionArgs, RelativeBias, TileMut, merge_attention};
 use std::ops::Range;
 
 /// Tokens of a sequence that are worked on together, so that they share the reading of keys.
@@ -25,6 +26,9 @@ pub(super) struct AttentionWork {
     slots: Vec<usize>,
     /// Whether each token is worked on as if it were alone.
     each_alone: bool,
+    /// For each token, how many positions of its sequence are there, and how many of them the
+    /// encoder has read.
+    extents: Vec<(usize, usize)>,
     /// For each token, the positions it sees in the layer at hand.
     visible: Vec<Range<u32>>,
     pieces: Vec<Piece>,
@@ -45,13 +49,20 @@ struct Run {
 
 impl AttentionWork {
     /// Works out the runs and slots of a batch, before it has been checked.
-    pub(super) fn prepare(&mut self, batch: &Batch<'_>, block_size: usize, each_alone: bool) {
+    pub(super) fn prepare(
+        &mut self,
+        batch: &Batch<'_>,
+        block_size: usize,
+        encoded: &Encoded,
+        each_alone: bool,
+    ) {
         self.each_alone = each_alone;
         let longest = if each_alone { 1 } else { TOKENS };
         self.table.clear();
         self.runs.clear();
         self.rows.clear();
         self.slots.clear();
+        self.extents.clear();
         let mut token = 0;
         for sequence in batch.sequences {
             let table = self.table.len()..self.table.len() + sequence.blocks.len();
@@ -64,6 +75,10 @@ impl AttentionWork {
                 self.slots
                     .push(block * block_size + position as usize % block_size);
             }
+            let own = batch.positions[token..end].last();
+            let extent = own.map_or(0, |&last| last as usize + 1);
+            let extent = (extent, encoded.of(sequence.slot) as usize);
+            self.extents.resize(end, extent);
             while token < end {
                 let tokens = token..end.min(token + longest);
                 token = tokens.end;
@@ -102,12 +117,14 @@ impl AttentionWork {
         splits
     }
 
-    fn look(&mut self, positions: &[u32], window: Option<Window>) {
+    fn look(&mut self, positions: &[u32], spec: &AttentionOp) {
         self.visible.clear();
-        self.visible.extend(positions.iter().map(|&position| {
-            let first = window.map_or(0, |window| window.first(position as usize));
-            first as u32..position + 1
-        }));
+        let tokens = positions.iter().zip(&self.extents);
+        self.visible
+            .extend(tokens.map(|(&position, &(end, encoded))| {
+                let seen = spec.visible(position as usize, end, encoded);
+                seen.start as u32..seen.end as u32
+            }));
     }
 }
 
@@ -146,7 +163,7 @@ impl CpuSession {
         out: ValueId,
         batch: &Batch<'_>,
     ) {
-        self.attention.look(batch.positions, spec.window);
+        self.attention.look(batch.positions, spec);
         let splits = self.attention.split_keys(spec, self.pool.n_threads());
         let mut parts = std::mem::take(&mut self.attention.parts);
         let mut taken = self.buffers.take(out);
@@ -154,6 +171,7 @@ impl CpuSession {
         let (kernels, block_size) = (self.kernels, self.config.block_size);
         let (work, cache) = (&self.attention, &self.caches[spec.layer]);
         let sinks = spec.sinks.map(|id| self.weights.get(id).as_f32());
+        let relative = spec.relative.map(|id| self.weights.get(id).as_f32());
         let group = spec.n_heads / spec.n_kv_heads;
         let (q_stride, width) = (spec.n_heads * spec.key_dim, group * spec.value_dim);
         let sinks_of = |head: usize| sinks.map(|sinks| &sinks[head * group..(head + 1) * group]);
@@ -172,6 +190,13 @@ impl CpuSession {
                 alibi: slopes.map(|slopes| Alibi {
                     slopes: &slopes[head * group..(head + 1) * group],
                     positions: &batch.positions[tokens.clone()],
+                }),
+                relative: relative.map(|table| {
+                    let rows = table.len() / spec.n_heads * group;
+                    RelativeBias {
+                        table: &table[head * rows..(head + 1) * rows],
+                        positions: &batch.positions[tokens.clone()],
+                    }
                 }),
             }
         };

@@ -75,6 +75,7 @@ impl Step {
                 | Op::Scale { x, .. }
                 | Op::AdapterScale { x, .. }
                 | Op::ScaleBy { x, .. }
+                | Op::AddVector { x, .. }
                 | Op::Temperature { x, .. }
                 | Op::Clamp { x, .. }
                 | Op::MatchMagnitude { x, .. }
@@ -88,16 +89,20 @@ impl Step {
     }
 }
 
-/// Lowers a plan for sequences of at most `max_context` tokens.
-pub(super) fn lower(plan: &Plan, max_context: usize) -> Vec<Step> {
+/// Lowers a plan for sequences of at most `max_context` tokens; also says how many of the steps are
+/// the encoder's, whose last op and the decoder's first are never one step.
+pub(super) fn lower(plan: &Plan, max_context: usize) -> (Vec<Step>, usize) {
     let mut uses = vec![0usize; plan.values.len()];
     for value in plan.ops.iter().flat_map(Op::inputs).chain(plan.result) {
         uses[value.0 as usize] += 1;
     }
     let last_uses = plan.last_uses();
     let mut steps = Vec::with_capacity(plan.ops.len());
-    let mut at = 0;
+    let (mut at, mut n_encoder_steps) = (0, 0);
     while at < plan.ops.len() {
+        if at == plan.n_encoder_ops {
+            n_encoder_steps = steps.len();
+        }
         let used = if let Some((step, used)) = gated(&plan.ops[at..], &uses) {
             steps.push(step);
             used
@@ -119,7 +124,7 @@ pub(super) fn lower(plan: &Plan, max_context: usize) -> Vec<Step> {
         };
         at += used;
     }
-    steps
+    (steps, n_encoder_steps)
 }
 
 /// Two projections whose outputs only meet in a gated unit.

@@ -8,6 +8,7 @@ use super::memory::Buffers;
 use super::pool::{MAX_MATRICES, Matrix, Pool};
 use super::recurrent::States;
 use crate::backend::reference::{magnitude_ratio, threshold};
+use crate::backend::slots::Encoded;
 use crate::backend::{BackendError, Batch, Session, SessionConfig};
 use crate::graph::{NormKind, Op, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
 use crate::kv::BlockId;
@@ -17,6 +18,7 @@ use oxidize_kernels::{
     Activation, Activations, Epilogue, Kernels, Precision, QuantizedRows, Scratch, TileMut,
     WeightRows,
 };
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A plan compiled for the CPU.
@@ -34,6 +36,10 @@ pub(super) struct CpuSession {
     /// Whether the batch at hand is one in which each token is computed as if it were alone.
     pub(super) each_alone: bool,
     steps: Arc<[Step]>,
+    n_encoder_steps: usize,
+    encoded: Encoded,
+    /// Whether sequences must come whole.
+    bidirectional: bool,
     quantized: QuantizedRows,
     result: Option<ValueId>,
 }
@@ -60,7 +66,11 @@ impl CpuSession {
         weights: &Weights,
         config: &SessionConfig,
     ) -> Result<CpuSession, BackendError> {
-        let steps = lower(plan, config.max_context);
+        let (steps, n_encoder_steps) = lower(plan, config.max_context);
+        let encoder_slots = match n_encoder_steps {
+            0 => 0,
+            _ => config.state_slots,
+        };
         let caches = plan.caches.iter().map(|info| KvCache::new(info, config));
         let pool = Pool::new(config.n_threads.unwrap_or_else(super::default_threads));
         Ok(CpuSession {
@@ -76,6 +86,9 @@ impl CpuSession {
             experts: ExpertWork::default(),
             each_alone: false,
             steps: steps.into(),
+            n_encoder_steps,
+            encoded: Encoded::new(encoder_slots),
+            bidirectional: plan.is_bidirectional(),
             quantized: QuantizedRows::new(),
             result: plan.result,
         })
@@ -197,6 +210,11 @@ impl CpuSession {
                 let weights = self.weights.clone();
                 let factors = weights.get(*weight).as_f32();
                 self.map(*x, *out, |x| kernels.mul(x, factors));
+            }
+            Op::AddVector { x, weight, out } => {
+                let weights = self.weights.clone();
+                let terms = weights.get(*weight).as_f32();
+                self.map(*x, *out, |x| kernels.add(x, terms));
             }
             Op::Temperature { x, spec, out } => self.each_row(Some(*x), *out, |row, x| {
                 kernels.scale(x, spec.at(batch.positions[row]));
@@ -805,14 +823,20 @@ pub(super) fn weight_rows(weight: &Weight, expert: usize) -> WeightRows<'_> {
 
 impl Session for CpuSession {
     fn run(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
-        self.buffers.n_tokens = batch.tokens.len();
-        self.buffers.n_outputs = batch.outputs.len();
-        self.each_alone = batch.is_exact(&self.config);
-        self.attention
-            .prepare(batch, self.config.block_size, self.each_alone);
         self.states.begin(batch)?;
-        let steps = self.steps.clone();
-        steps.iter().try_for_each(|step| self.step(step, batch))
+        if self.bidirectional {
+            batch.check_whole()?;
+        }
+        self.steps(self.n_encoder_steps..self.steps.len(), batch)
+    }
+
+    fn encode(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        if self.n_encoder_steps == 0 {
+            let problem = "the model has no encoder".to_owned();
+            return Err(BackendError::Malformed(problem));
+        }
+        self.encoded.begin(batch)?;
+        self.steps(0..self.n_encoder_steps, batch)
     }
 
     fn output(&mut self, index: usize) -> Result<&[f32], BackendError> {
@@ -877,6 +901,18 @@ impl Session for CpuSession {
 }
 
 impl CpuSession {
+    fn steps(&mut self, steps: Range<usize>, batch: &Batch<'_>) -> Result<(), BackendError> {
+        self.buffers.n_tokens = batch.tokens.len();
+        self.buffers.n_outputs = batch.outputs.len();
+        self.each_alone = batch.is_exact(&self.config);
+        let block_size = self.config.block_size;
+        self.attention
+            .prepare(batch, block_size, &self.encoded, self.each_alone);
+        let all = self.steps.clone();
+        let mut steps = all[steps].iter();
+        steps.try_for_each(|step| self.step(step, batch))
+    }
+
     fn check_block(&self, block: BlockId) -> Result<(), BackendError> {
         if (block.0 as usize) < self.config.n_blocks {
             return Ok(());

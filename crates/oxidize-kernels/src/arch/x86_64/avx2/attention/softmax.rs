@@ -58,6 +58,12 @@ pub(super) unsafe fn weigh(
                 let slope = _mm256_set1_ps(alibi.slopes[head]);
                 x = _mm256_fnmadd_ps(slope, _mm256_cvtepi32_ps(distance), x);
             }
+            if let Some(relative) = &args.relative {
+                let bias: [f32; 8] = std::array::from_fn(|lane| {
+                    relative.at(args.heads, (token, head), keys.start + 8 * i + lane)
+                });
+                x = _mm256_add_ps(x, _mm256_loadu_ps(bias.as_ptr()));
+            }
             if from > 0 || to < 8 * vectors {
                 let after = _mm256_cmpgt_epi32(_mm256_set1_epi32(to as i32), lane);
                 let before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from as i32), lane);

@@ -1,0 +1,142 @@
+//! The same models with their matrices quantised to 8 bits: what they say stays nearly the same.
+
+use crate::feed::{config, feed, feed_encoded, feed_whole};
+use crate::{Case, Golden, Kind, cases, distance, for_each_form};
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::file::{ModelFile, OpenOptions, TensorInfo, TensorType};
+use oxidize_core::gguf::{WriteError, Writer};
+use oxidize_core::model::Model;
+use oxidize_kernels::quant;
+use std::path::Path;
+
+/// Most that the distributions of tokens may differ by, in the mean over positions (nats).
+const KL: f64 = 0.05;
+/// How far the hidden states of encoders may be off, relative to their spread.
+const DISTANCE: f64 = 0.05;
+
+#[test]
+fn eight_bits_are_nearly_as_good() {
+    for_each_form(check);
+}
+
+fn check(golden: &Golden, form: &Path) -> Vec<String> {
+    if form.is_dir() {
+        return Vec::new();
+    }
+    let file = ModelFile::open(form, &OpenOptions::default()).unwrap();
+    let model =
+        ModelFile::from_bytes(quantized(&file), &OpenOptions::default()).and_then(Model::from_file);
+    let model = match model {
+        Ok(model) => model,
+        Err(error) => return vec![format!("{}: {error}", golden.name)],
+    };
+    let cases = cases(&golden.dir);
+    let scores = cases.iter().map(|case| compare(golden.kind, &model, case));
+    let scores: Vec<f64> = scores.collect();
+    let mean = scores.iter().sum::<f64>() / scores.len() as f64;
+    let limit = if golden.kind == Kind::Encoder {
+        DISTANCE
+    } else {
+        KL
+    };
+    println!("{}: {mean:.1e}", golden.name);
+    if mean.is_nan() || mean > limit {
+        return vec![format!("{}: {mean:.1e} over {limit}", golden.name)];
+    }
+    Vec::new()
+}
+
+fn compare(kind: Kind, model: &Model, case: &Case) -> f64 {
+    let backend = Cpu::default();
+    let config = config(256);
+    let Case {
+        tokens,
+        decoder_tokens,
+        logits,
+        hidden,
+        ..
+    } = case;
+    match kind {
+        Kind::Decoder => {
+            let mut session = model.session(&backend, &config).unwrap();
+            let ours = feed(session.as_mut(), tokens, &[128]);
+            divergence(&ours, logits, tokens.len())
+        }
+        Kind::Both => {
+            let mut session = model.session(&backend, &config).unwrap();
+            let ours = feed_encoded(session.as_mut(), 0, tokens, decoder_tokens, &[128]);
+            divergence(&ours, logits, decoder_tokens.len())
+        }
+        Kind::Encoder => {
+            let mut session = model.embedding_session(&backend, &config).unwrap();
+            distance(&feed_whole(session.as_mut(), &[tokens]), hidden)
+        }
+    }
+}
+
+/// The mean over positions of the Kullback-Leibler divergence of our distribution from theirs.
+fn divergence(ours: &[f32], theirs: &[f32], n_positions: usize) -> f64 {
+    let width = theirs.len() / n_positions;
+    let positions = ours.chunks_exact(width).zip(theirs.chunks_exact(width));
+    let one = |(ours, theirs): (&[f32], &[f32])| -> f64 {
+        let (ours, theirs) = (log_softmax(ours), log_softmax(theirs));
+        let terms = ours.iter().zip(&theirs).map(|(q, p)| p.exp() * (p - q));
+        terms.sum()
+    };
+    positions.map(one).sum::<f64>() / n_positions as f64
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let logits: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
+    logits.iter().map(|x| x - max - sum.ln()).collect()
+}
+
+/// The file with every matrix of whole blocks in Q8_0.
+fn quantized(file: &ModelFile) -> Vec<u8> {
+    let fits = |tensor: &TensorInfo| {
+        let [columns, rows, ..] = tensor.shape[..] else {
+            return false;
+        };
+        tensor.ty == TensorType::F32 && columns.is_multiple_of(32) && rows > 1
+    };
+    let mut writer = Writer::new();
+    for (key, value) in file.metadata().iter() {
+        if !key.starts_with("tokenizer.") {
+            writer.key(key, &value).unwrap();
+        }
+    }
+    let mut n_quantized = 0;
+    for tensor in file.tensors() {
+        let ty = if fits(tensor) {
+            TensorType::Q8_0
+        } else {
+            tensor.ty
+        };
+        n_quantized += usize::from(ty == TensorType::Q8_0);
+        writer.tensor(&tensor.name, ty, &tensor.shape).unwrap();
+    }
+    assert!(
+        n_quantized > 0,
+        "nothing to quantise in {}",
+        file.path().display()
+    );
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |planned, out| {
+            let tensor = file.tensor(&planned.name).unwrap();
+            let data = file.data(tensor).unwrap();
+            if planned.ty == tensor.ty {
+                out.write_all(&data)?;
+                return Ok::<_, WriteError>(());
+            }
+            let (numbers, _) = data.as_chunks();
+            let floats: Vec<f32> = numbers.iter().copied().map(f32::from_le_bytes).collect();
+            let mut blocks = vec![0; planned.bytes as usize];
+            quant::quantize(planned.ty, &floats, &mut blocks).unwrap();
+            Ok(out.write_all(&blocks)?)
+        })
+        .unwrap();
+    bytes
+}

@@ -1,0 +1,98 @@
+//! Embeddings of real models: what sentence-transformers and llama.cpp make of the same texts.
+
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::embedding::{Embedder, EmbedderConfig};
+use oxidize_core::file::OpenOptions;
+use oxidize_core::model::Model;
+use oxidize_core::tokenizer::EncodeOptions;
+use std::path::PathBuf;
+
+/// A model of the test cache, which `scripts/setup --models` fills.
+fn cached(name: &str) -> Option<Model> {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
+        .map(PathBuf::from)
+        .or_else(|| Some(home?.join(".cache/oxidize")))?;
+    let path = cache.join("models").join(name);
+    if !path.exists() {
+        eprintln!("SKIPPED: no {}", path.display());
+        return None;
+    }
+    Some(Model::load(path, &OpenOptions::default()).unwrap())
+}
+
+fn embed(model: &Model, texts: &[&str], normalize: bool) -> Vec<Vec<f32>> {
+    let tokenizer = model.tokenizer().unwrap();
+    let encode = |text: &&str| tokenizer.encode(text, EncodeOptions::default());
+    let texts: Vec<Vec<u32>> = texts.iter().map(encode).collect();
+    let config = EmbedderConfig {
+        normalize,
+        ..EmbedderConfig::default()
+    };
+    let mut embedder = Embedder::new(model, &Cpu::default(), &config).unwrap();
+    let embeddings = embedder.embed(&texts).unwrap();
+    embeddings.into_iter().flatten().collect()
+}
+
+/// Double precision in NumPy, with the `tokenizers` package: mean pooling and unit length are what
+/// the model's directory asks for.
+#[test]
+fn minilm() {
+    let Some(model) = cached("all-MiniLM-L6-v2") else {
+        return;
+    };
+    let texts = [
+        "This is a test sentence.",
+        "How do I bake a cake? Unbelievable naïveté!",
+    ];
+    let expected: [[f32; 6]; 2] = [
+        [
+            0.08429644,
+            0.05795368,
+            0.00449337,
+            0.1058211,
+            0.00708341,
+            -0.01784466,
+        ],
+        [
+            0.08172203,
+            0.03819199,
+            -0.0064828,
+            -0.00187798,
+            -0.03140071,
+            -0.00236892,
+        ],
+    ];
+    for (vector, expected) in embed(&model, &texts, false).iter().zip(expected) {
+        assert_eq!(vector.len(), 384);
+        for (ours, theirs) in vector.iter().zip(expected) {
+            assert!((ours - theirs).abs() < 2e-6, "{ours} {theirs}");
+        }
+    }
+}
+
+/// llama.cpp on the same file, which rounds keys, values and activations to half precision.
+#[test]
+fn nomic() {
+    let Some(model) = cached("nomic-embed-text-v1.5.f16.gguf") else {
+        return;
+    };
+    let shared = std::env::var_os("OXIDIZE_SHARED")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
+    let Ok(text) = std::fs::read_to_string(shared.join("ref/nomic-embed.json")) else {
+        eprintln!("SKIPPED: no reference vectors in {}", shared.display());
+        return;
+    };
+    let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for entry in reference["embeddings"].as_array().unwrap() {
+        let theirs = entry["r"]["data"][0]["embedding"].as_array().unwrap();
+        let ours = embed(&model, &[entry["text"].as_str().unwrap()], true).remove(0);
+        assert_eq!(ours.len(), theirs.len());
+        let pairs = ours.iter().zip(theirs);
+        let cosine: f64 = pairs
+            .map(|(a, b)| f64::from(*a) * b.as_f64().unwrap())
+            .sum();
+        assert!(cosine > 0.999_99, "{cosine}");
+    }
+}

@@ -1,0 +1,175 @@
+//! Families whose state or encoder asks something of the engine: their golden models answer in it
+//! as they do alone, in a session.
+
+use crate::{Answer, greedy, read};
+use oxidize_core::Error;
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::{Batch, KvType, SeqSlice, Session};
+use oxidize_core::engine::{Engine, EngineConfig, EngineError, EngineHandle};
+use oxidize_core::file::OpenOptions;
+use oxidize_core::kv::BlockId;
+use oxidize_core::model::Model;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn golden(name: &str) -> Option<Model> {
+    let shared = std::env::var_os("OXIDIZE_SHARED")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
+    let path = shared.join("golden").join(name).join("model.gguf");
+    if !path.exists() {
+        eprintln!("SKIPPED: no golden model at {}", path.display());
+        return None;
+    }
+    Some(Model::load(path, &OpenOptions::default()).unwrap())
+}
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(256),
+        cache_tokens: Some(1024),
+        // Less than a prompt, so that it comes in pieces.
+        max_batch_tokens: 24,
+        max_sequences: 3,
+        key_type: KvType::F32,
+        value_type: KvType::F32,
+        n_threads: Some(2),
+        ..EngineConfig::default()
+    }
+}
+
+fn start(model: &Model) -> EngineHandle {
+    Engine::start(model.clone(), Arc::new(Cpu::default()), &config()).unwrap()
+}
+
+fn prompt(seed: u32, len: u32) -> Vec<u32> {
+    (0..len)
+        .map(|i| 5 + (i * i * 7 + seed * 31) % 300)
+        .collect()
+}
+
+/// The tokens that a session gives greedily, one after the other.
+fn alone(model: &Model, prompt: &[u32], n_tokens: usize) -> Vec<u32> {
+    let session_config = config().session(model);
+    let mut session = model.session(&Cpu::default(), &session_config).unwrap();
+    let blocks: Vec<BlockId> = (0..8).map(BlockId).collect();
+    let mut at = 0;
+    let mut run = |session: &mut dyn Session, tokens: &[u32], encode: bool| {
+        let positions: Vec<u32> = (at..at + tokens.len() as u32).collect();
+        at += tokens.len() as u32;
+        let sequences = [SeqSlice {
+            n_tokens: tokens.len(),
+            blocks: &blocks,
+            slot: 0,
+            ..SeqSlice::default()
+        }];
+        let last = [tokens.len() as u32 - 1];
+        let batch = Batch {
+            tokens,
+            positions: &positions,
+            sequences: &sequences,
+            outputs: if encode { &[] } else { &last },
+        };
+        if encode {
+            session.encode(&batch).unwrap();
+            return 0;
+        }
+        session.run(&batch).unwrap();
+        let logits = session.output(0).unwrap();
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        best.unwrap() as u32
+    };
+    let mut next = match model.hparams().decoder_start {
+        Some(start) => {
+            run(session.as_mut(), prompt, true);
+            run(session.as_mut(), &[start], false)
+        }
+        None => {
+            let pieces: Vec<&[u32]> = prompt.chunks(24).collect();
+            let mut next = 0;
+            pieces
+                .into_iter()
+                .for_each(|piece| next = run(session.as_mut(), piece, false));
+            next
+        }
+    };
+    let mut tokens = vec![next];
+    while tokens.len() < n_tokens {
+        next = run(session.as_mut(), &[next], false);
+        tokens.push(next);
+    }
+    tokens
+}
+
+fn ask(engine: &EngineHandle, prompts: &[Vec<u32>]) -> Vec<Answer> {
+    let streams: Vec<_> = prompts
+        .iter()
+        .map(|prompt| engine.submit(greedy(prompt.clone(), 40)).unwrap())
+        .collect();
+    streams
+        .into_iter()
+        .map(|stream| read(stream).unwrap())
+        .collect()
+}
+
+#[test]
+fn recurrent_models_answer_the_same_in_a_crowd_and_from_copies_of_their_state() {
+    for name in ["mamba2", "kimi-linear", "qwen3-next", "falcon-h1", "lfm2"] {
+        let Some(model) = golden(name) else { return };
+        let engine = start(&model);
+        // More than run at once; two begin alike and part in the third block.
+        let mut prompts: Vec<Vec<u32>> = (0..4).map(|seed| prompt(seed, 70)).collect();
+        let mut fork = prompts[0][..66].to_vec();
+        fork.extend([9, 8, 7]);
+        prompts.push(fork);
+        let expected: Vec<Vec<u32>> = prompts.iter().map(|p| alone(&model, p, 40)).collect();
+        let first = ask(&engine, &prompts);
+        for (answer, expected) in first.iter().zip(&expected) {
+            assert_eq!(&answer.ids(), expected, "{name}");
+        }
+        // Again: the prompts' full blocks are known, and so is the state at their ends.
+        for (prompt, expected) in prompts.iter().zip(&expected).rev() {
+            let answer = ask(&engine, std::slice::from_ref(prompt)).remove(0);
+            assert_eq!(&answer.ids(), expected, "{name}, from a copy");
+        }
+        let answer = ask(&engine, &prompts[4..]).remove(0);
+        assert_eq!(answer.finished.cached_tokens, 64, "{name}");
+        // A conversation goes on from where the answer's last block ended.
+        let mut longer = prompts[1].clone();
+        longer.extend(&expected[1]);
+        longer.extend([4, 5, 6]);
+        ask(&engine, &prompts[1..2]);
+        let answer = ask(&engine, std::slice::from_ref(&longer)).remove(0);
+        assert!(answer.finished.cached_tokens >= 96, "{name}");
+        assert_eq!(answer.ids(), alone(&model, &longer, 40), "{name}, longer");
+    }
+}
+
+#[test]
+fn an_encoder_decoder_answers_the_same_in_a_crowd() {
+    for name in ["t5", "t5-v1.1"] {
+        let Some(model) = golden(name) else { return };
+        let engine = start(&model);
+        let prompts: Vec<Vec<u32>> = (0..5).map(|seed| prompt(seed, 10 + 20 * seed)).collect();
+        let answers = ask(&engine, &prompts);
+        for (answer, prompt) in answers.iter().zip(&prompts) {
+            assert_eq!(answer.ids(), alone(&model, prompt, 40), "{name}");
+        }
+        assert!(
+            engine
+                .submit(greedy(Vec::new(), 4))
+                .is_ok_and(|stream| read(stream).is_err())
+        );
+    }
+}
+
+#[test]
+fn an_encoder_makes_no_text() {
+    let Some(model) = golden("bert") else { return };
+    let started = Engine::start(model, Arc::new(Cpu::default()), &EngineConfig::default());
+    let error = started.err().expect("BERT has no logits");
+    assert!(
+        matches!(error, Error::Engine(EngineError::NoText("bert"))),
+        "{error}"
+    );
+}
