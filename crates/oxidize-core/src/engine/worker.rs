@@ -1,6 +1,7 @@
 //! The engine's thread: plan, run, sample, commit, tell.
 
 use super::drafting::Drafting;
+use super::disk::Disk;
 use super::guide::Guide;
 use super::handle::{Command, Mailbox, Submission};
 use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
@@ -27,6 +28,7 @@ pub(super) struct Worker {
     tokenizer: Tokenizer,
     scheduler: Scheduler,
     drafting: Option<Drafting>,
+    disk: Option<Disk>,
     mailbox: Arc<Mailbox>,
     active: BTreeMap<SeqId, Active>,
 }
@@ -42,6 +44,10 @@ struct Active {
     cached_tokens: usize,
     generated_tokens: usize,
     drafts: DraftCounts,
+    /// The answer, for the cache on disk.
+    answer: Vec<u32>,
+    /// What separates its prefixes from those of others.
+    salt: u64,
     /// Why it ended, once its last token is known.
     ended: Option<FinishReason>,
     submitted: Instant,
@@ -57,6 +63,7 @@ impl Worker {
         session: Box<dyn Session>,
         scheduler: Scheduler,
         drafting: Option<Drafting>,
+        disk: Option<Disk>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Worker> {
         let tokenizer = model.tokenizer()?.clone();
@@ -68,6 +75,7 @@ impl Worker {
             tokenizer,
             scheduler,
             drafting,
+            disk,
             mailbox,
             active: BTreeMap::new(),
         })
@@ -108,17 +116,22 @@ impl Worker {
             channel,
             submitted,
         } = submission;
+        let salt = request.salt ^ adapter_salt(request.adapters.as_deref());
         let sequence = SequenceRequest {
             id,
             tokens: request.tokens.clone(),
             max_new_tokens: request.max_tokens.unwrap_or(usize::MAX),
             priority: request.priority,
-            salt: request.salt ^ adapter_salt(request.adapters.as_deref()),
+            salt,
             logits: LogitsAt::Last,
             reuse_prefix: true,
         };
         if let Err(error) = self.scheduler.submit(sequence) {
             return channel.fail(EngineError::Submit(error));
+        }
+        if let Some(disk) = &mut self.disk {
+            let session = self.session.as_mut();
+            disk.restore(salt, &request.tokens, &mut self.scheduler, session);
         }
         let decoder = self
             .tokenizer
@@ -134,6 +147,8 @@ impl Worker {
             cached_tokens: 0,
             generated_tokens: 0,
             drafts: DraftCounts::default(),
+            answer: Vec::new(),
+            salt,
             ended: None,
             submitted,
             started: None,
@@ -272,6 +287,11 @@ impl Worker {
             }
             scheduler::Event::Finished { id, .. } => {
                 if let Some(active) = self.forget(id) {
+                    if let Some(disk) = &mut self.disk {
+                        let tokens = [&*active.request.tokens, &*active.answer].concat();
+                        let session = self.session.as_ref();
+                        disk.keep(active.salt, &tokens, &self.scheduler, session);
+                    }
                     active.finish();
                 }
             }
@@ -323,6 +343,8 @@ impl Worker {
 /// However the thread ends, nobody waits for it in vain.
 impl Drop for Worker {
     fn drop(&mut self) {
+        // What is on its way to the disk gets there first.
+        self.disk = None;
         self.mailbox.end();
         for active in std::mem::take(&mut self.active).into_values() {
             active.channel.fail(EngineError::Stopped);
@@ -338,6 +360,7 @@ impl Active {
             .sample(logits, self.guide.mask()?)
             .map_err(EngineError::Sampling)?;
         self.sampler.accept(choice.token);
+        self.answer.push(choice.token);
         let complete = self.guide.accept(choice.token)?;
         self.first_token.get_or_insert_with(Instant::now);
         // A grammar only lets the answer end where it may.
