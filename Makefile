@@ -16,7 +16,7 @@ PORTABLE := -p oxidize-kernels -p oxidize-core
 ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models bench bench-peers lint docs coverage fuzz-smoke fuzz-replay deny miri \
+.PHONY: help setup demo test test-models soak bench bench-peers bench-serve lint docs coverage fuzz-smoke fuzz-replay deny miri \
 	check-targets clean
 
 help: ## list these commands
@@ -37,6 +37,15 @@ test-models: ## run all tests, those on larger models too (another 2.1 GB)
 	@scripts/setup --models
 	$(CARGO) test --workspace -- --include-ignored
 
+# The short form, a minute: make soak REQUESTS=1000 CONNECTIONS=200 KILLS=10
+REQUESTS ?= 20000
+CONNECTIONS ?= 1000
+KILLS ?= 200
+soak: ## put a server under the load that breaks servers
+	$(CARGO) build --release -p oxidize-cli
+	$(PYTHON) scripts/soak.py --oxidize target/release/oxidize --requests $(REQUESTS) --connections $(CONNECTIONS)
+	OXIDIZE_KILLS=$(KILLS) $(CARGO) test -p oxidize-server --test server -- disk::a_killed_server --nocapture
+
 bench: setup ## run the benchmarks
 	$(CARGO) bench --workspace
 
@@ -44,6 +53,11 @@ bench: setup ## run the benchmarks
 bench-peers: ## measure speed, memory and start-up beside other engines
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/bench_peers.py --contention $(PEER_FLAGS)
+
+# The peer is found by LLAMA_SERVER or on PATH; SERVE_FLAGS goes to the script.
+bench-serve: ## measure the server beside llama-server
+	$(CARGO) build --release -p oxidize-cli
+	$(PYTHON) scripts/bench_serve.py $(SERVE_FLAGS)
 
 lint: ## check formatting, and clippy without warnings
 	$(CARGO) fmt --all --check

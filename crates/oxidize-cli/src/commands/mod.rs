@@ -9,6 +9,7 @@ mod inspect;
 mod logits;
 mod perplexity;
 mod run;
+mod serve;
 mod synth;
 mod tokenize;
 
@@ -34,6 +35,7 @@ macro_rules! verbs {
 verbs! {
     Run(run::Run),
     Chat(chat::Chat),
+    Serve(serve::Serve),
     Inspect(inspect::Inspect),
     Archs(archs::Archs),
     Bench(bench::Bench),

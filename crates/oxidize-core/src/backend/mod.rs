@@ -214,7 +214,8 @@ pub enum BackendError {
 impl Batch<'_> {
     /// Whether each token is to be computed as if it were alone: see [`SessionConfig::exact_tokens`].
     pub fn is_exact(&self, config: &SessionConfig) -> bool {
-        self.outputs.len() == self.tokens.len() && self.tokens.len() <= config.exact_tokens
+        config.exact_tokens == usize::MAX
+            || self.outputs.len() == self.tokens.len() && self.tokens.len() <= config.exact_tokens
     }
 
     /// Checks the batch against the session's limits and itself, so that a backend can trust it.

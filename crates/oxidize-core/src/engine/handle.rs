@@ -24,6 +24,17 @@ pub struct EngineHandle {
     _alive: Arc<Alive>,
 }
 
+/// Tells whether an engine is still there, without keeping it.
+#[derive(Clone)]
+pub struct EngineMonitor(Arc<Mailbox>);
+
+impl EngineMonitor {
+    /// Whether the engine has ended and given back what it held.
+    pub fn has_ended(&self) -> bool {
+        self.0.lock().ended
+    }
+}
+
 /// A request on its way to the engine.
 pub(super) struct Submission {
     pub(super) id: SeqId,
@@ -195,6 +206,11 @@ impl EngineHandle {
         }
         given.resize(loaded, 0.0);
         Ok((given != usual).then_some(given))
+    }
+
+    /// What tells when the engine has ended.
+    pub fn monitor(&self) -> EngineMonitor {
+        EngineMonitor(self.mailbox.clone())
     }
 
     /// Where the engine stood after its last step.

@@ -5,6 +5,7 @@
 
 mod beam;
 mod drafting;
+mod disk;
 mod guide;
 mod handle;
 mod request;
@@ -12,7 +13,8 @@ mod stream;
 mod worker;
 
 pub use beam::{BeamAnswer, BeamParams, MOST_BEAMS, beam_search};
-pub use handle::EngineHandle;
+pub use disk::DiskCache;
+pub use handle::{EngineHandle, EngineMonitor};
 pub use request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
 pub use stream::TokenStream;
 
@@ -23,6 +25,7 @@ use crate::model::{MemoryPlan, Model};
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
 use crate::speculative::Speculation;
 use drafting::{Drafting, STEP_DRAFTS};
+use disk::Disk;
 use std::sync::Arc;
 use worker::Worker;
 
@@ -48,9 +51,15 @@ pub struct EngineConfig {
     pub n_threads: Option<usize>,
     /// Whether to refuse a model that does not fit in memory.
     pub check_memory: bool,
+    /// Gives an answer the same tokens whatever else is computed beside it, to the last bit of their
+    /// log probabilities. Costs the speed that tokens gain from being computed together.
+    pub deterministic: bool,
     /// Guesses tokens ahead, which changes the speed and nothing else. Models with recurrent state go
     /// without.
     pub speculation: Option<Speculation>,
+    /// Where computed prefixes are kept across restarts, if they are. Models with recurrent state go
+    /// without.
+    pub disk: Option<DiskCache>,
 }
 
 impl Default for EngineConfig {
@@ -65,7 +74,9 @@ impl Default for EngineConfig {
             value_type: KvType::F16,
             n_threads: None,
             check_memory: true,
+            deterministic: false,
             speculation: None,
+            disk: None,
         }
     }
 }
@@ -111,7 +122,10 @@ impl EngineConfig {
                 true => self.max_sequences,
                 false => self.max_sequences + self.checkpoints(),
             },
-            exact_tokens: n_verified,
+            exact_tokens: match self.deterministic {
+                true => usize::MAX,
+                false => n_verified,
+            },
             max_context: self.context(model),
             key_type: self.key_type,
             value_type: self.value_type,
@@ -166,6 +180,16 @@ impl Engine {
             Some(speculation) => Drafting::new(speculation, &model, backend.as_ref(), config)?,
             None => None,
         };
+        // Blocks without the recurrent state at their end would be of no use.
+        let kept = config
+            .disk
+            .as_ref()
+            .filter(|_| model.plan().states.is_empty());
+        let disk = kept.map(|cache| {
+            let session = session.as_ref();
+            Disk::open(cache, &model, backend.as_ref(), &session_config, session)
+        });
+        let disk = disk.transpose()?;
         let (handle, commands) = EngineHandle::new(model.clone(), config.context(&model));
         let worker = Worker::new(
             model,
@@ -174,6 +198,7 @@ impl Engine {
             session,
             scheduler,
             drafting,
+            disk,
             commands,
         )?;
         std::thread::Builder::new()

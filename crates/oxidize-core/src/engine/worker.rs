@@ -3,6 +3,7 @@
 mod encoder;
 
 use super::drafting::Drafting;
+use super::disk::Disk;
 use super::guide::Guide;
 use super::handle::{Command, Mailbox, Submission};
 use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
@@ -29,6 +30,7 @@ pub(super) struct Worker {
     tokenizer: Tokenizer,
     scheduler: Scheduler,
     drafting: Option<Drafting>,
+    disk: Option<Disk>,
     mailbox: Arc<Mailbox>,
     active: BTreeMap<SeqId, Active>,
 }
@@ -44,6 +46,10 @@ struct Active {
     cached_tokens: usize,
     generated_tokens: usize,
     drafts: DraftCounts,
+    /// The answer, for the cache on disk.
+    answer: Vec<u32>,
+    /// What separates its prefixes from those of others.
+    salt: u64,
     /// Why it ended, once its last token is known.
     ended: Option<FinishReason>,
     submitted: Instant,
@@ -59,6 +65,7 @@ impl Worker {
         session: Box<dyn Session>,
         scheduler: Scheduler,
         drafting: Option<Drafting>,
+        disk: Option<Disk>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Worker> {
         let tokenizer = model.tokenizer()?.clone();
@@ -70,6 +77,7 @@ impl Worker {
             tokenizer,
             scheduler,
             drafting,
+            disk,
             mailbox,
             active: BTreeMap::new(),
         })
@@ -115,17 +123,22 @@ impl Worker {
         if !tokens.is_empty() {
             tokens.extend(self.model.hparams().decoder_start);
         }
+        let salt = request.salt ^ adapter_salt(request.adapters.as_deref());
         let sequence = SequenceRequest {
             id,
             tokens,
             max_new_tokens: request.max_tokens.unwrap_or(usize::MAX),
             priority: request.priority,
-            salt: request.salt ^ adapter_salt(request.adapters.as_deref()),
+            salt,
             logits: LogitsAt::Last,
             reuse_prefix: true,
         };
         if let Err(error) = self.scheduler.submit(sequence) {
             return channel.fail(EngineError::Submit(error));
+        }
+        if let Some(disk) = &mut self.disk {
+            let session = self.session.as_mut();
+            disk.restore(salt, &request.tokens, &mut self.scheduler, session);
         }
         let decoder = self
             .tokenizer
@@ -141,6 +154,8 @@ impl Worker {
             cached_tokens: 0,
             generated_tokens: 0,
             drafts: DraftCounts::default(),
+            answer: Vec::new(),
+            salt,
             ended: None,
             submitted,
             started: None,
@@ -278,6 +293,11 @@ impl Worker {
             }
             scheduler::Event::Finished { id, .. } => {
                 if let Some(active) = self.forget(id) {
+                    if let Some(disk) = &mut self.disk {
+                        let tokens = [&*active.request.tokens, &*active.answer].concat();
+                        let session = self.session.as_ref();
+                        disk.keep(active.salt, &tokens, &self.scheduler, session);
+                    }
                     active.finish();
                 }
             }
@@ -329,6 +349,8 @@ impl Worker {
 /// However the thread ends, nobody waits for it in vain.
 impl Drop for Worker {
     fn drop(&mut self) {
+        // What is on its way to the disk gets there first.
+        self.disk = None;
         self.mailbox.end();
         for active in std::mem::take(&mut self.active).into_values() {
             active.channel.fail(EngineError::Stopped);
@@ -344,6 +366,7 @@ impl Active {
             .sample(logits, self.guide.mask()?)
             .map_err(EngineError::Sampling)?;
         self.sampler.accept(choice.token);
+        self.answer.push(choice.token);
         let complete = self.guide.accept(choice.token)?;
         self.first_token.get_or_insert_with(Instant::now);
         // A grammar only lets the answer end where it may.

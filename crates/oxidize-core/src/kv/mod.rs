@@ -1,16 +1,19 @@
 //! Accounting of the paged KV cache: which block belongs to whom, and which content can be found
 //! again. The bytes of a block live in the backend's session; only a [`BlockId`] crosses. The
 //! scheduler is the one user; `pool` counts references, `prefix` remembers contents, and `checkpoint`
-//! knows at the end of which blocks there is a copy of recurrent state.
+//! knows at the end of which blocks there is a copy of recurrent state. `store` keeps blocks on disk,
+//! for the engine.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod checkpoint;
 mod pool;
 mod prefix;
+mod store;
 
 pub use checkpoint::Checkpoints;
 pub use pool::{Allocated, BlockPool};
 pub use prefix::{BlockKey, PrefixCache};
+pub use store::{BlockName, BlockStore, BlockWriter};
 
 /// One fixed-size block of the KV cache: room for `block_size` positions of every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

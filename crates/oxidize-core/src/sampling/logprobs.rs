@@ -27,6 +27,9 @@ pub(super) fn most_likely(
     n: usize,
     log_sum_exp: f32,
 ) -> Vec<(u32, f32)> {
+    if n == 0 {
+        return Vec::new();
+    }
     candidates.retain_top(n);
     candidates.sort();
     candidates

@@ -8,6 +8,7 @@ mod integrity;
 mod plan;
 mod policy;
 mod request;
+mod restore;
 mod step;
 #[cfg(test)]
 mod tests;

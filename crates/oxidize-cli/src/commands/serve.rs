@@ -1,0 +1,35 @@
+//! `oxidize serve`: models over HTTP. The server itself is the crate `oxidize-server`.
+
+use std::sync::Arc;
+
+use clap::Args;
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_server::ServeArgs;
+
+use crate::model_args::find_model;
+
+/// Serve models over HTTP to clients of OpenAI, Anthropic, Ollama and llama-server
+#[derive(Args)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    args: ServeArgs,
+}
+
+impl Serve {
+    pub(crate) fn run(mut self) -> anyhow::Result<()> {
+        if self.args.models.is_empty() && self.args.model_flags.is_empty() {
+            let default = find_model(None)?;
+            self.args
+                .models
+                .push(default.to_string_lossy().into_owned());
+        }
+        let specs = self
+            .args
+            .specs(|path| find_model(Some(path.to_path_buf())))?;
+        Ok(oxidize_server::run(
+            self.args,
+            specs,
+            Arc::new(Cpu::default()),
+        )?)
+    }
+}

@@ -1,0 +1,218 @@
+//! The router: every endpoint, and the layers that each request passes on its way in and out.
+
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+use crate::auth::{Client, authenticate};
+use crate::error::{ApiError, translate};
+use crate::openapi;
+use crate::routes::{
+    anthropic, chat, completions, embeddings, health, models, native, ollama, responses,
+};
+use crate::state::AppState;
+use crate::webpage;
+
+/// The whole application.
+pub fn app(state: AppState) -> Router {
+    let routes = Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{model}", get(models::get))
+        .route("/health", get(health::ready))
+        .route("/v1/health", get(health::ready))
+        .route("/health/ready", get(health::ready))
+        .route("/health/live", get(health::live))
+        .route("/metrics", get(health::metrics))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/completion", post(native::completion))
+        .route("/completions", post(native::completion))
+        .route("/infill", post(native::infill))
+        .route("/tokenize", post(native::tokenize))
+        .route("/detokenize", post(native::detokenize))
+        .route("/apply-template", post(native::apply_template))
+        .route("/props", get(native::props))
+        .route("/slots", get(native::slots))
+        .route(
+            "/lora-adapters",
+            get(native::lora_adapters).post(native::scale_adapters),
+        )
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/version", get(ollama::version))
+        .route("/openapi.json", get(openapi::document))
+        .merge(webpage::routes());
+    layered(routes, state)
+}
+
+/// Puts every layer around `routes`.
+pub fn layered(routes: Router<AppState>, state: AppState) -> Router {
+    let routes = routes
+        .fallback(async || ApiError::not_found("there is nothing at this address"))
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed());
+    // What is added last sees a request first.
+    routes
+        .layer(from_fn_with_state(state.clone(), authenticate))
+        .layer(from_fn_with_state(state.clone(), check_origin))
+        .layer(cors(&state))
+        .layer(CatchPanicLayer::custom(|_| {
+            // The panic hook has written what it was to the log.
+            ApiError::internal("a fault inside the server ended this request").into_response()
+        }))
+        .layer(from_fn(translate))
+        .layer(from_fn_with_state(state.clone(), observe))
+        .with_state(state)
+}
+
+fn cors(state: &AppState) -> CorsLayer {
+    let origins = &state.args().cors_origin;
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([
+            header::AUTHORIZATION,
+            header::CONTENT_TYPE,
+            HeaderName::from_static("x-api-key"),
+            HeaderName::from_static("anthropic-version"),
+        ]);
+    if origins.iter().any(|origin| origin == "*") {
+        return layer.allow_origin(Any);
+    }
+    let allowed = origins
+        .iter()
+        .filter_map(|origin| origin.parse::<HeaderValue>().ok());
+    layer.allow_origin(AllowOrigin::list(allowed))
+}
+
+/// Keeps strange web pages out. A page can make a browser send requests here, in its own name or, by pointing a name
+/// of its own at this machine, in ours: so names are checked where no key keeps strangers out, and so are origins.
+async fn check_origin(
+    State(state): State<AppState>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    check_headers(&state, request.method(), request.headers())?;
+    Ok(next.run(request).await)
+}
+
+fn check_headers(state: &AppState, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+    let args = state.args();
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let host = text(header::HOST);
+    if let Some(host) = host
+        && state.keys().is_empty()
+        && !is_own_name(host, &args.allowed_host)
+    {
+        return Err(ApiError::forbidden(
+            "this server is not known by that name; --allowed-host makes it so",
+        ));
+    }
+    let origin = text(header::ORIGIN).filter(|_| method == Method::POST);
+    if let Some(origin) = origin
+        && origin.split_once("://").map(|(_, name)| name) != host
+        && !args
+            .cors_origin
+            .iter()
+            .any(|known| known == "*" || known == origin)
+    {
+        return Err(ApiError::forbidden(
+            "web pages of this origin may not use the server; --cors-origin lets them",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a Host header names this machine in a way that nobody else can point here.
+fn is_own_name(host: &str, allowed: &[String]) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let plain = name.trim_start_matches('[').trim_end_matches(']');
+    let is_address = plain.parse::<std::net::IpAddr>().is_ok();
+    let listed = |known: &String| known == "*" || known.eq_ignore_ascii_case(name);
+    is_address || name.eq_ignore_ascii_case("localhost") || allowed.iter().any(listed)
+}
+
+/// Logs and counts each request, and gives it a number.
+async fn observe(
+    State(state): State<AppState>,
+    matched: Option<MatchedPath>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let start = Instant::now();
+    let id = state.new_id("req_");
+    let method = request.method().clone();
+    // Not the path itself: what strangers make up must not fill the books.
+    let endpoint = matched.map_or("other".to_owned(), |path| path.as_str().to_owned());
+    let mut response = next.run(request).await;
+    let took = start.elapsed();
+    let status = response.status().as_u16();
+    state.metrics().response(&endpoint, status, took);
+    let client = response.extensions().get::<Client>();
+    let client = client.map_or("unknown", |client| client.name()).to_owned();
+    let error = response
+        .extensions()
+        .get::<ApiError>()
+        .map(|error| error.message.clone());
+    let ms = took.as_secs_f64() * 1e3;
+    if status >= 500 && status != 503 {
+        tracing::error!(id, %method, endpoint, status, ms, client, error, "request");
+    } else {
+        tracing::info!(id, %method, endpoint, status, ms, client, error, "request");
+    }
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert("x-request-id", id);
+    }
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_others_could_point_here_are_not_ours() {
+        for own in [
+            "127.0.0.1:8080",
+            "localhost",
+            "LOCALHOST:1",
+            "[::1]:8080",
+            "[::1]",
+            "10.0.0.7",
+        ] {
+            assert!(is_own_name(own, &[]), "{own}");
+        }
+        for strange in [
+            "evil.example:8080",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+        ] {
+            assert!(!is_own_name(strange, &[]), "{strange}");
+        }
+        assert!(is_own_name("box.lan:80", &["box.lan".into()]));
+        assert!(is_own_name("anything", &["*".into()]));
+    }
+}

@@ -1,0 +1,401 @@
+//! The command line of the server, shared by `oxidize serve` and `oxidize-server`, and what it comes to.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use oxidize_core::backend::KvType;
+
+use crate::auth::{KeyError, Keys};
+
+/// How models are served over HTTP.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Models to serve: GGUF files or safetensors directories, each as MODEL or NAME=MODEL. The first is loaded
+    /// at once, the others on first use
+    #[arg(value_name = "MODEL")]
+    pub models: Vec<String>,
+    /// A model, as a flag (repeatable)
+    #[arg(
+        short = 'm',
+        long = "model",
+        value_name = "MODEL",
+        env = "OXIDIZE_MODEL"
+    )]
+    pub model_flags: Vec<String>,
+    /// Answer requests for models that are not here with the first one
+    #[arg(long, env = "OXIDIZE_ANY_MODEL")]
+    pub any_model: bool,
+    /// Unload a model that was not used for so many seconds; 0 is never. Where memory runs out, idle models go
+    /// either way
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        env = "OXIDIZE_IDLE_UNLOAD"
+    )]
+    pub idle_unload: u64,
+
+    /// Address to listen on. Other than the machine's own, it needs a key or --no-auth
+    #[arg(
+        long,
+        default_value = "127.0.0.1",
+        env = "OXIDIZE_HOST",
+        help_heading = "Network"
+    )]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(
+        long,
+        default_value_t = 8080,
+        env = "OXIDIZE_PORT",
+        help_heading = "Network"
+    )]
+    pub port: u16,
+    /// A key that clients must show, perhaps with settings: `KEY name=alice rpm=60 tpm=100000 priority=1`
+    /// (repeatable; KEY may be sha256:HEX)
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "OXIDIZE_API_KEY",
+        hide_env_values = true,
+        help_heading = "Network"
+    )]
+    pub api_key: Vec<String>,
+    /// Keys from a file, one a line
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "OXIDIZE_API_KEY_FILE",
+        help_heading = "Network"
+    )]
+    pub api_key_file: Option<PathBuf>,
+    /// Listen for everyone without any key
+    #[arg(long, env = "OXIDIZE_NO_AUTH", help_heading = "Network")]
+    pub no_auth: bool,
+    /// Web pages from these origins may use the server, `*` for all (repeatable)
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        env = "OXIDIZE_CORS_ORIGIN",
+        help_heading = "Network"
+    )]
+    pub cors_origin: Vec<String>,
+    /// Names that requests may give in their Host header, besides the address itself, `*` for all (repeatable)
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "OXIDIZE_ALLOWED_HOST",
+        help_heading = "Network"
+    )]
+    pub allowed_host: Vec<String>,
+
+    /// Most connections at once
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4096,
+        help_heading = "Limits"
+    )]
+    pub max_connections: usize,
+    /// Most bytes of a request's body
+    #[arg(long, value_name = "BYTES", default_value_t = 32 << 20, help_heading = "Limits")]
+    pub max_body: usize,
+    /// Requests that wait for a slot, for each model; more are told to come back later
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        env = "OXIDIZE_QUEUE",
+        help_heading = "Limits"
+    )]
+    pub queue: usize,
+    /// Most seconds that a request may take
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        env = "OXIDIZE_TIMEOUT",
+        help_heading = "Limits"
+    )]
+    pub timeout: u64,
+    /// Seconds after which a client that does not read or send is cut off
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        help_heading = "Limits"
+    )]
+    pub io_timeout: u64,
+    /// Seconds that running requests get to finish when the server is told to stop
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        help_heading = "Limits"
+    )]
+    pub drain: u64,
+
+    /// Most tokens of context of a request, prompt and answer together; 0 is the model's own limit [default:
+    /// the model's limit, at most 4096]
+    #[arg(
+        short = 'c',
+        long = "ctx-size",
+        value_name = "N",
+        env = "OXIDIZE_CTX_SIZE",
+        help_heading = "Engine"
+    )]
+    pub ctx_size: Option<usize>,
+    /// Most requests that run at once
+    #[arg(
+        long = "parallel",
+        visible_alias = "np",
+        value_name = "N",
+        default_value_t = 16,
+        env = "OXIDIZE_PARALLEL",
+        help_heading = "Engine"
+    )]
+    pub parallel: usize,
+    /// Tokens that the KV cache holds for all requests together [default: the context times --parallel, as far as
+    /// a quarter of the memory allows]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "OXIDIZE_CACHE_TOKENS",
+        help_heading = "Engine"
+    )]
+    pub cache_tokens: Option<usize>,
+    /// Give an answer the same tokens whatever else runs beside it; slower
+    #[arg(long, env = "OXIDIZE_DETERMINISTIC", help_heading = "Engine")]
+    pub deterministic: bool,
+    /// Keep computed prefixes in this folder, so that they are found again after a restart
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "OXIDIZE_CACHE_DIR",
+        help_heading = "Engine"
+    )]
+    pub cache_dir: Option<PathBuf>,
+    /// Most gigabytes in that folder, for each model
+    #[arg(long, value_name = "GB", default_value_t = 10, help_heading = "Engine")]
+    pub cache_dir_size: u64,
+    /// Threads [default: all cores]
+    #[arg(
+        short = 't',
+        long,
+        value_name = "N",
+        env = "OXIDIZE_THREADS",
+        help_heading = "Engine"
+    )]
+    pub threads: Option<usize>,
+    /// Most tokens that are computed in one step: how long a prompt can hold up others
+    #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, env = "OXIDIZE_BATCH_SIZE", help_heading = "Engine")]
+    pub batch_size: usize,
+    /// How the cache keeps keys: f32, f16, q8_0 or q4_0
+    #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_K", help_heading = "Engine")]
+    pub cache_type_k: KvType,
+    /// How the cache keeps values: f32, f16, q8_0 or q4_0
+    #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_V", help_heading = "Engine")]
+    pub cache_type_v: KvType,
+    /// Read model files instead of mapping them into memory
+    #[arg(long, env = "OXIDIZE_NO_MMAP", help_heading = "Engine")]
+    pub no_mmap: bool,
+    /// Run models even if they seem not to fit in memory
+    #[arg(long, help_heading = "Engine")]
+    pub no_memory_check: bool,
+    /// Add a LoRA adapter to the first model, as PATH or PATH:SCALE (repeatable)
+    #[arg(long, value_name = "PATH[:SCALE]", value_parser = adapter, env = "OXIDIZE_LORA", value_delimiter = ',', help_heading = "Engine")]
+    pub lora: Vec<(PathBuf, f32)>,
+    /// A chat template from a file, or a built-in one by name, instead of the models' own
+    #[arg(
+        long = "chat-template",
+        visible_alias = "chat-template-file",
+        value_name = "FILE|NAME",
+        help_heading = "Engine"
+    )]
+    pub chat_template: Option<String>,
+
+    /// How the log is written
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "OXIDIZE_LOG_FORMAT", help_heading = "Log")]
+    pub log_format: LogFormat,
+    /// Which events are logged: error, warn, info, debug, or a filter such as `oxidize_server=debug`
+    #[arg(
+        long,
+        value_name = "FILTER",
+        default_value = "info",
+        env = "OXIDIZE_LOG",
+        help_heading = "Log"
+    )]
+    pub log: String,
+    /// Log prompts and answers, too
+    #[arg(long, env = "OXIDIZE_LOG_PROMPTS", help_heading = "Log")]
+    pub log_prompts: bool,
+}
+
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// A model to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSpec {
+    /// What clients call it.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+/// Why the server cannot be started as asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// There is nothing to serve.
+    #[error("no model to serve: name one, as in `oxidize serve model.gguf`")]
+    NoModel,
+    /// Two models have the same name.
+    #[error("two models are called {0:?}: name them, as in `first=a.gguf second=b.gguf`")]
+    SameName(String),
+    /// Everyone on the network could use the server.
+    #[error("{0} is not this machine alone: give an --api-key, or --no-auth to let everyone in")]
+    OpenBind(IpAddr),
+    /// A key is wrong.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// A name in --cors-origin or --log cannot be used.
+    #[error("{option}: {problem}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+fn kv_type(name: &str) -> Result<KvType, String> {
+    let named = |ty: &KvType| ty.tensor_type().name().eq_ignore_ascii_case(name);
+    KvType::ALL
+        .into_iter()
+        .find(named)
+        .ok_or_else(|| "known types are f32, f16, q8_0 and q4_0".to_owned())
+}
+
+/// A path, and how strongly it counts.
+fn adapter(given: &str) -> Result<(PathBuf, f32), String> {
+    let scaled = given.rsplit_once(':').and_then(|(path, scale)| {
+        let scale = scale.parse().ok().filter(|scale: &f32| scale.is_finite())?;
+        Some((PathBuf::from(path), scale))
+    });
+    Ok(scaled.unwrap_or_else(|| (given.into(), 1.0)))
+}
+
+impl ServeArgs {
+    /// The models, with `find` turning what someone typed into a path.
+    pub fn specs<E>(
+        &self,
+        find: impl Fn(&Path) -> Result<PathBuf, E>,
+    ) -> Result<Vec<ModelSpec>, E> {
+        let all = self.models.iter().chain(&self.model_flags);
+        all.map(|given| {
+            let named = given.split_once('=').filter(|_| !Path::new(given).exists());
+            let (name, path) = match named {
+                Some((name, path)) => (Some(name.to_owned()), path),
+                None => (None, given.as_str()),
+            };
+            let path = find(Path::new(path))?;
+            let stem = if path.is_dir() {
+                path.file_name()
+            } else {
+                path.file_stem()
+            };
+            let name = name.or_else(|| Some(stem?.to_string_lossy().into_owned()));
+            Ok(ModelSpec {
+                name: name.unwrap_or_else(|| "model".into()),
+                path,
+            })
+        })
+        .collect()
+    }
+
+    /// Checks what can be checked before anything is done.
+    pub fn check(&self, specs: &[ModelSpec]) -> Result<Keys, ConfigError> {
+        let keys = Keys::new(&self.api_key, self.api_key_file.as_deref())?;
+        if specs.is_empty() {
+            return Err(ConfigError::NoModel);
+        }
+        for (index, spec) in specs.iter().enumerate() {
+            if specs
+                .iter()
+                .take(index)
+                .any(|other| other.name == spec.name)
+            {
+                return Err(ConfigError::SameName(spec.name.clone()));
+            }
+        }
+        if !self.host.is_loopback() && keys.is_empty() && !self.no_auth {
+            return Err(ConfigError::OpenBind(self.host));
+        }
+        Ok(keys)
+    }
+
+    /// The address to listen on.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.host, self.port)
+    }
+
+    /// How long a client may do nothing.
+    pub fn io_patience(&self) -> Duration {
+        Duration::from_secs(self.io_timeout.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn args(words: &[&str]) -> ServeArgs {
+        Cli::parse_from(["serve"].iter().chain(words)).args
+    }
+
+    fn specs(args: &ServeArgs) -> Vec<ModelSpec> {
+        args.specs(|path| Ok::<_, ()>(path.to_owned())).unwrap()
+    }
+
+    #[test]
+    fn only_the_machine_itself_gets_in_without_a_key() {
+        let check = |words: &[&str]| {
+            let args = args(words);
+            args.check(&specs(&args))
+        };
+        assert!(check(&["m.gguf"]).is_ok());
+        let open = ["m.gguf", "--host", "0.0.0.0"];
+        assert!(matches!(check(&open), Err(ConfigError::OpenBind(_))));
+        assert!(check(&[&open[..], &["--api-key", "k"]].concat()).is_ok());
+        assert!(check(&[&open[..], &["--no-auth"]].concat()).is_ok());
+        assert!(matches!(check(&[]), Err(ConfigError::NoModel)));
+    }
+
+    #[test]
+    fn models_have_names() {
+        let args = args(&["models/a.gguf", "big=/models/b.gguf"]);
+        let names: Vec<_> = specs(&args).into_iter().map(|spec| spec.name).collect();
+        assert_eq!(names, ["a", "big"]);
+        let twice = self::args(&["x/a.gguf", "y/a.gguf"]);
+        assert!(matches!(
+            twice.check(&specs(&twice)),
+            Err(ConfigError::SameName(_))
+        ));
+    }
+}

@@ -1,0 +1,92 @@
+"""The openai package against a running server: openai_client.py URL"""
+
+import json
+import sys
+
+try:
+    import openai
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+url = sys.argv[1]
+client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0)
+MODEL = client.models.list().data[0].id
+ASKED = [{"role": "user", "content": "Hello"}]
+TIME = {"type": "function", "function": {"name": "time", "description": "The time.", "parameters": {
+    "type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"], "additionalProperties": False}}}
+
+# A whole answer, and the same one streamed.
+common = dict(model=MODEL, messages=ASKED, temperature=0, max_completion_tokens=12, extra_body={"ignore_eos": True})
+whole = client.chat.completions.create(**common)
+assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 12
+pieces = list(client.chat.completions.create(**common, stream=True, stream_options={"include_usage": True}))
+text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+assert text == whole.choices[0].message.content
+assert pieces[-1].usage.completion_tokens == 12
+again = client.chat.completions.create(**common)
+assert again.usage.prompt_tokens_details.cached_tokens >= 0
+
+# The package's own accumulation of a stream.
+with client.chat.completions.stream(model=MODEL, messages=ASKED, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}) as stream:
+    for event in stream:
+        pass
+    try:
+        stream.get_final_completion()
+    except openai.LengthFinishReasonError as cut:
+        assert cut.completion.usage is None or cut.completion.usage.completion_tokens == 8
+    else:
+        raise AssertionError("the answer was cut off")
+
+# Several answers with log probabilities.
+several = client.chat.completions.create(model=MODEL, messages=ASKED, n=2, seed=1, max_tokens=4, logprobs=True, top_logprobs=2)
+assert len(several.choices) == 2
+assert all(len(token.top_logprobs) == 2 for token in several.choices[0].logprobs.content)
+
+# JSON by schema.
+schema = {"type": "object", "properties": {"answer": {"enum": ["yes", "no"]}}, "required": ["answer"], "additionalProperties": False}
+shaped = client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=60, response_format={
+    "type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}})
+assert json.loads(shaped.choices[0].message.content)["answer"] in ("yes", "no")
+
+# Tools: required, then their result goes back.
+called = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TIME], tool_choice="required",
+                                        parallel_tool_calls=False, max_tokens=400)
+call = called.choices[0].message.tool_calls[0]
+assert called.choices[0].finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"zone": "UTC"}
+history = ASKED + [called.choices[0].message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
+client.chat.completions.create(model=MODEL, messages=history, tools=[TIME], max_tokens=4)
+streamed = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TIME], stream=True, max_tokens=400,
+                                          tool_choice={"type": "function", "function": {"name": "time"}})
+arguments = "".join(c.function.arguments or "" for p in streamed for c in (p.choices[0].delta.tool_calls or []))
+assert json.loads(arguments) == {"zone": "UTC"}
+
+# Completions, embeddings.
+completion = client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=3, logprobs=1)
+assert len(completion.choices) == 2 and len(completion.choices[0].logprobs.tokens) == 3
+# The package asks for base64 and decodes it.
+vectors = client.embeddings.create(model=MODEL, input=["a", "b"]).data
+assert len(vectors) == 2 and abs(sum(x * x for x in vectors[0].embedding) - 1) < 1e-3
+
+# Responses, whole and streamed.
+response = client.responses.create(model=MODEL, input="Hello", max_output_tokens=6, temperature=0)
+events = list(client.responses.create(model=MODEL, input="Hello", max_output_tokens=6, temperature=0, stream=True))
+assert events[0].type == "response.created"
+assert events[-1].response.output_text == response.output_text
+called = client.responses.create(model=MODEL, input="Hello", tool_choice="required", parallel_tool_calls=False,
+                                 tools=[{"type": "function", **TIME["function"]}])
+assert called.output[0].type == "function_call" and json.loads(called.output[0].arguments) == {"zone": "UTC"}
+
+# Errors become the package's own.
+for kind, act in [
+    (openai.NotFoundError, lambda: client.chat.completions.create(model="none", messages=ASKED)),
+    (openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=[])),
+    (openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=ASKED, temperature=-1)),
+    (openai.AuthenticationError, lambda: openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").models.list()),
+]:
+    try:
+        act()
+    except kind as error:
+        assert error.body["message"], error
+    else:
+        raise AssertionError(f"no {kind}")

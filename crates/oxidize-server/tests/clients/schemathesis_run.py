@@ -1,0 +1,16 @@
+"""Requests made up from the OpenAPI document: schemathesis_run.py URL"""
+
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("schemathesis") is None:
+    print("No module named 'schemathesis'")
+    sys.exit(77)
+
+command = [
+    sys.executable, "-m", "schemathesis.cli", "run", f"{sys.argv[1]}/openapi.json",
+    "--max-examples", "20", "--generation-deterministic", "--request-timeout", "20", "--phases", "examples,coverage,fuzzing",
+    "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+]
+sys.exit(subprocess.run(command).returncode)

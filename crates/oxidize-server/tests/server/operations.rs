@@ -1,0 +1,311 @@
+//! What operators count on: limits, overload, clients that leave or do not read, stopping.
+
+use super::*;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A request that takes a while.
+fn long(stream: bool) -> String {
+    let mut asked = question("Tell me everything", 1900);
+    asked["stream"] = stream.into();
+    asked.to_string()
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let server = start(&["-np", "1", "--queue", "1"]);
+    let running = http::open(server.address, "POST", CHAT, &[], &long(true));
+    let waiting = http::open(server.address, "POST", CHAT, &[], &long(true));
+    wait_until("both are in", || {
+        let slots = server.get("/slots").ok();
+        slots
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|slot| slot["is_processing"] == true)
+            .count()
+            == 2
+    });
+    for _ in 0..20 {
+        let start = Instant::now();
+        let reply = server.post(CHAT, &question("Hello", 4));
+        let took = start.elapsed();
+        assert!(reply.error(429).contains("queue is full"));
+        assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+        assert!(took < Duration::from_millis(500), "{took:?}");
+        assert_eq!(server.get("/health").status, 200);
+    }
+    drop((running, waiting));
+    wait_until("both are gone", || server.is_idle());
+    server.post(CHAT, &question("Hello", 4)).ok();
+    assert!(server.metric("oxidize_turned_away_total") >= 20.0);
+}
+
+#[test]
+fn work_ends_when_its_client_leaves() {
+    let server = start(&["-np", "4"]);
+    for stream in [true, false] {
+        let clients: Vec<TcpStream> = (0..4)
+            .map(|_| http::open(server.address, "POST", CHAT, &[], &long(stream)))
+            .collect();
+        wait_until("all run", || server.metric("oxidize_running") == 4.0);
+        drop(clients);
+        wait_until("none run", || server.is_idle());
+    }
+    assert!(server.metric("oxidize_cancelled_total") >= 4.0);
+    assert!(server.metric("oxidize_engine_cancelled_total") >= 8.0);
+}
+
+#[test]
+fn those_who_stay_do_not_notice_those_who_leave() {
+    let server = start(&["-np", "8"]);
+    let asked = question("Hello", 200);
+    let alone = server.post(CHAT, &asked).ok();
+    let text = |answer: &Value| {
+        answer["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let address = server.address;
+    let leavers = std::thread::spawn(move || {
+        for _ in 0..30 {
+            let client = http::open(address, "POST", CHAT, &[], &long(true));
+            std::thread::sleep(Duration::from_millis(7));
+            drop(client);
+        }
+    });
+    for _ in 0..3 {
+        assert_eq!(text(&server.post(CHAT, &asked).ok()), text(&alone));
+    }
+    leavers.join().unwrap();
+    wait_until("none run", || server.is_idle());
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cut_off() {
+    let server = start(&["--io-timeout", "1", "-np", "16"]);
+    // Log probabilities make for long events; nobody reads any of them.
+    let asked = json!({
+        "messages": [{"role": "user", "content": "Hello"}], "ignore_eos": true, "stream": true,
+        "n": 16, "logprobs": true, "top_logprobs": 20, "max_tokens": 1900,
+    });
+    let mut client = http::open(server.address, "POST", CHAT, &[], &asked.to_string());
+    wait_until("it is cut off", || {
+        server.metric("oxidize_cut_off_total") == 1.0
+    });
+    wait_until("none run", || server.is_idle());
+    let mut rest = Vec::new();
+    let _ = client.read_to_end(&mut rest);
+    assert!(!rest.ends_with(b"0\r\n\r\n"));
+}
+
+#[test]
+fn heads_and_bodies_are_limited() {
+    let server = start(&["--io-timeout", "1", "--max-body", "100000"]);
+    let big = question(&"x".repeat(200_000), 1);
+    assert!(server.post(CHAT, &big).error(413).contains("100000"));
+    // A head that never ends.
+    let mut client = TcpStream::connect(server.address).unwrap();
+    let _ =
+        client.write_all(format!("GET /health HTTP/1.1\r\nX: {}", "y".repeat(100_000)).as_bytes());
+    assert_eq!(http::read(client).status, 431);
+    let many: Vec<(String, String)> = (0..200).map(|i| (format!("X-{i}"), "y".into())).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+    assert_eq!(
+        http::request(server.address, "GET", "/health", &many, "").status,
+        431
+    );
+    // A head and a body that do not come.
+    let mut client = TcpStream::connect(server.address).unwrap();
+    client.write_all(b"GET /health HT").unwrap();
+    let start = Instant::now();
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(10));
+    let mut client = TcpStream::connect(server.address).unwrap();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 50\r\n\r\n{{"
+    );
+    client.write_all(head.as_bytes()).unwrap();
+    assert_eq!(http::read(client).status, 408);
+}
+
+#[test]
+fn malformed_requests_are_harmless() {
+    let server = start(&[]);
+    let deep = format!(
+        "{{\"messages\":{}1{}}}",
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
+    for body in [
+        "",
+        "{",
+        "null",
+        "[]",
+        "\"x\"",
+        "{\"messages\":{}}",
+        "\u{0}",
+        &deep,
+    ] {
+        for path in [
+            CHAT,
+            "/v1/completions",
+            "/v1/messages",
+            "/api/chat",
+            "/v1/embeddings",
+            "/tokenize",
+        ] {
+            let start = Instant::now();
+            let reply = http::request(server.address, "POST", path, &[], body);
+            assert_eq!(reply.status, 400, "{path}: {}", reply.body);
+            assert!(start.elapsed() < Duration::from_secs(2));
+        }
+    }
+    for junk in [
+        &b"\x16\x03\x01\x02\x00"[..],
+        b"GET\r\n\r\n",
+        b"POST / HTTP/9.9\r\n\r\n",
+        &[0xff; 4096],
+    ] {
+        let mut client = TcpStream::connect(server.address).unwrap();
+        let _ = client.write_all(junk);
+        let _ = client.shutdown(std::net::Shutdown::Write);
+        let _ = client.read_to_end(&mut Vec::new());
+    }
+    // Paths of files are no models.
+    for name in ["../../etc/passwd", "/etc/passwd", tiny().to_str().unwrap()] {
+        let mut asked = question("x", 1);
+        asked["model"] = name.into();
+        server.post(CHAT, &asked).error(404);
+    }
+    server.post(CHAT, &question("Hello", 2)).ok();
+}
+
+#[test]
+fn sigterm_lets_answers_finish() {
+    let mut server = start(&[]);
+    let client = http::open(server.address, "POST", CHAT, &[], &long(true));
+    wait_until("it runs", || server.metric("oxidize_running") == 1.0);
+    server.terminate();
+    let reply = http::read(client);
+    assert!(reply.body.ends_with("data: [DONE]\n\n"));
+    assert_eq!(
+        reply.body.matches("\"finish_reason\":\"length\"").count(),
+        1
+    );
+    assert!(server.wait().success());
+}
+
+#[test]
+fn sigterm_does_not_wait_for_ever() {
+    let mut server = start(&["--drain", "1", "-b", "8"]);
+    let mut asked = question("Tell me everything", 1900);
+    asked["n"] = 16.into();
+    let _client = http::open(server.address, "POST", CHAT, &[], &asked.to_string());
+    wait_until("it runs", || server.metric("oxidize_running") >= 1.0);
+    let start = Instant::now();
+    server.terminate();
+    assert!(server.wait().success());
+    assert!(start.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn strangers_are_not_invited() {
+    for args in [&["--host", "0.0.0.0"][..], &["--host", "::"]] {
+        let all = [&["--port", "0", tiny().to_str().unwrap()], args].concat();
+        let output = command(&all).stderr(Stdio::piped()).output().unwrap();
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("--api-key"), "{said}");
+    }
+    let server = start(&[
+        "--cors-origin",
+        "https://friend.example",
+        "--allowed-host",
+        "box.lan",
+    ]);
+    let get =
+        |headers: &[(&str, &str)]| http::request(server.address, "GET", "/v1/models", headers, "");
+    assert_eq!(get(&[("Host", "evil.example")]).status, 403);
+    assert_eq!(get(&[("Host", "localhost:1234")]).status, 200);
+    assert_eq!(get(&[("Host", "box.lan")]).status, 200);
+    let friend = get(&[("Origin", "https://friend.example")]);
+    assert_eq!(
+        friend.header("access-control-allow-origin"),
+        Some("https://friend.example")
+    );
+    assert_eq!(
+        get(&[("Origin", "https://evil.example")]).header("access-control-allow-origin"),
+        None
+    );
+    let body = question("x", 1).to_string();
+    let post = |origin: &str| {
+        http::request(server.address, "POST", CHAT, &[("Origin", origin)], &body).status
+    };
+    assert_eq!(post("https://evil.example"), 403);
+    assert_eq!(post("https://friend.example"), 200);
+    assert_eq!(post(&format!("http://{}", server.address)), 200);
+}
+
+#[test]
+fn an_idle_model_is_let_go_of_and_comes_back() {
+    let server = start(&["--idle-unload", "1"]);
+    let loaded = || {
+        !server.get("/api/ps").ok()["models"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    };
+    assert!(loaded());
+    wait_until("it is unloaded", || !loaded());
+    assert_eq!(server.get("/health").status, 200);
+    server.post(CHAT, &question("Hello", 2)).ok();
+    assert!(loaded());
+}
+
+#[test]
+fn the_log_says_who_and_what_but_not_the_words() {
+    let args = [
+        "--port",
+        "0",
+        "--log-format",
+        "json",
+        "--api-key",
+        "topsecret name=alice",
+        tiny().to_str().unwrap(),
+    ];
+    let mut child = command(&args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    let address: SocketAddr = line.trim().rsplit("//").next().unwrap().parse().unwrap();
+    let body = question("a private matter", 2).to_string();
+    let key = [("Authorization", "Bearer topsecret")];
+    assert_eq!(
+        http::request(address, "POST", CHAT, &key, &body).status,
+        200
+    );
+    child.kill().unwrap();
+    let log = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    let entries: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let entry = entries
+        .iter()
+        .find(|entry| entry["message"] == "request")
+        .unwrap();
+    assert_eq!(
+        (&entry["client"], &entry["status"]),
+        (&json!("alice"), &json!(200))
+    );
+    assert_eq!(entry["endpoint"], CHAT);
+    assert!(
+        !log.contains("private") && !log.contains("topsecret"),
+        "{log}"
+    );
+}

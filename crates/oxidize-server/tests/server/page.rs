@@ -1,0 +1,63 @@
+//! The page, and the document that describes the API.
+
+use super::*;
+
+#[test]
+fn the_document_and_the_server_agree() {
+    let server = start(&[]);
+    let document = server.get("/openapi.json").ok();
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() >= 25, "{}", paths.len());
+    for (path, operations) in paths {
+        let known = path.replace("{model}", "tiny");
+        for method in operations.as_object().unwrap().keys() {
+            let reply = if method == "get" {
+                server.get(&known)
+            } else {
+                server.post(&known, &json!({"unknown": true}))
+            };
+            let expected = if method == "get" || path == "/api/show" {
+                200
+            } else {
+                400
+            };
+            let wanted = if path == "/infill" || (method == "post" && path == "/lora-adapters") {
+                400
+            } else {
+                expected
+            };
+            assert_eq!(reply.status, wanted, "{method} {path}: {}", reply.body);
+        }
+    }
+    // Every reference leads somewhere.
+    let text = document.to_string();
+    for reference in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
+        let name = reference.split('"').next().unwrap();
+        assert!(
+            document["components"]["schemas"].get(name).is_some(),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn the_page_is_whole_and_closed() {
+    let server = start(&[]);
+    let page = server.get("/");
+    assert_eq!(page.status, 200);
+    assert!(
+        page.header("content-security-policy")
+            .unwrap()
+            .contains("default-src 'self'")
+    );
+    for text in [&page.body, &server.get("/docs").body] {
+        // Whatever a page asks for is here.
+        for part in text
+            .split(['"'])
+            .filter(|part| part.starts_with('/') && part.len() > 1)
+        {
+            assert_eq!(server.get(part).status, 200, "{part}");
+        }
+        assert!(!text.contains("http://") && !text.contains("https://"));
+    }
+}

@@ -1,0 +1,212 @@
+//! Completions, tokens, embeddings: everything that is about text and not about conversations.
+
+use super::*;
+
+#[test]
+fn completions_go_on_from_text_and_tokens() {
+    let server = start(&[]);
+    let tokens = server
+        .post(
+            "/tokenize",
+            &json!({"content": "Hello there", "add_special": true}),
+        )
+        .ok();
+    let asked = |prompt: Value| json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true});
+    let from_text = server
+        .post("/v1/completions", &asked("Hello there".into()))
+        .ok();
+    let from_tokens = server
+        .post("/v1/completions", &asked(tokens["tokens"].clone()))
+        .ok();
+    assert_eq!(from_text["object"], "text_completion");
+    assert_eq!(from_text["choices"], from_tokens["choices"]);
+    let both = server
+        .post("/v1/completions", &asked(json!(["Hello there", "Goodbye"])))
+        .ok();
+    assert_eq!(both["choices"][0]["text"], from_text["choices"][0]["text"]);
+    assert_eq!(both["choices"].as_array().unwrap().len(), 2);
+    let mut echo = asked("Hello there".into());
+    echo["echo"] = true.into();
+    echo["logprobs"] = 2.into();
+    let echoed = server.post("/v1/completions", &echo).ok();
+    let text = echoed["choices"][0]["text"].as_str().unwrap();
+    assert!(
+        text.starts_with("Hello there")
+            && text.ends_with(from_text["choices"][0]["text"].as_str().unwrap())
+    );
+    assert_eq!(
+        echoed["choices"][0]["logprobs"]["tokens"]
+            .as_array()
+            .unwrap()
+            .len(),
+        8
+    );
+    let events = server.events("/v1/completions", &asked("Hello there".into()));
+    let streamed: String = events
+        .iter()
+        .filter_map(|e| e["choices"][0]["text"].as_str())
+        .collect();
+    assert_eq!(streamed, from_text["choices"][0]["text"].as_str().unwrap());
+}
+
+#[test]
+fn the_native_completion_speaks_llama_servers_words() {
+    let server = start(&[]);
+    let asked = json!({"prompt": "Hello", "n_predict": 6, "temperature": 0, "ignore_eos": true, "n_probs": 2, "return_tokens": true});
+    let whole = server.post("/completion", &asked).ok();
+    assert_eq!(
+        (&whole["stop"], &whole["stop_type"]),
+        (&json!(true), &json!("limit"))
+    );
+    assert_eq!(whole["tokens"].as_array().unwrap().len(), 6);
+    assert_eq!(
+        whole["completion_probabilities"].as_array().unwrap().len(),
+        6
+    );
+    assert_eq!(whole["tokens_predicted"], 6);
+    let events = server.events("/completion", &asked);
+    let text: String = events
+        .iter()
+        .map(|event| event["content"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, whole["content"].as_str().unwrap());
+    assert_eq!(events.last().unwrap()["stop"], true);
+    // The tiny model was not trained to fill gaps, and says so.
+    let error = server
+        .post(
+            "/infill",
+            &json!({"input_prefix": "a", "input_suffix": "b"}),
+        )
+        .error(400);
+    assert!(error.contains("gaps"));
+}
+
+#[test]
+fn text_survives_tokens() {
+    let server = start(&[]);
+    for text in ["Hello, world!", "  two  spaces", "naïve café ☕ 漢字", ""] {
+        let tokens = server.post("/tokenize", &json!({ "content": text })).ok();
+        let back = server
+            .post("/detokenize", &json!({ "tokens": tokens["tokens"] }))
+            .ok();
+        assert_eq!(back["content"], text);
+    }
+    let pieces = server
+        .post(
+            "/tokenize",
+            &json!({"content": "Hello", "with_pieces": true}),
+        )
+        .ok();
+    assert!(pieces["tokens"][0]["piece"].is_string());
+    assert!(
+        server
+            .post("/detokenize", &json!({"tokens": [99_999_999]}))
+            .error(400)
+            .contains("vocabulary")
+    );
+}
+
+#[test]
+fn embeddings_and_ranks() {
+    let server = start(&[]);
+    let asked = json!({"input": ["a cat", "a dog", "a cat"]});
+    let list = server.post("/v1/embeddings", &asked).ok();
+    let vector = |index: usize| -> Vec<f64> {
+        let numbers = list["data"][index]["embedding"].as_array().unwrap();
+        numbers.iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    assert_eq!(vector(0).len(), 256);
+    let length: f64 = vector(0).iter().map(|x| x * x).sum();
+    assert!((length - 1.0).abs() < 1e-4);
+    let near = |a: Vec<f64>, b: Vec<f64>| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
+    assert!(near(vector(0), vector(2)) && !near(vector(0), vector(1)));
+
+    let coded = server
+        .post(
+            "/v1/embeddings",
+            &json!({"input": "a cat", "encoding_format": "base64"}),
+        )
+        .ok();
+    let text = coded["data"][0]["embedding"].as_str().unwrap();
+    assert_eq!(text.len(), (256 * 4usize).div_ceil(3) * 4);
+    let short = server
+        .post(
+            "/v1/embeddings",
+            &json!({"input": "a cat", "dimensions": 8}),
+        )
+        .ok();
+    assert_eq!(short["data"][0]["embedding"].as_array().unwrap().len(), 8);
+    server
+        .post(
+            "/v1/embeddings",
+            &json!({"input": "a cat", "dimensions": 10_000}),
+        )
+        .error(400);
+    server
+        .post("/v1/embeddings", &json!({"input": []}))
+        .error(400);
+
+    let asked = json!({"query": "a cat", "documents": ["a dog", "a cat", {"text": "rust"}], "top_n": 2, "return_documents": true});
+    let ranks = server.post("/v1/rerank", &asked).ok();
+    assert_eq!(ranks["results"].as_array().unwrap().len(), 2);
+    assert_eq!(ranks["results"][0]["index"], 1);
+    assert_eq!(ranks["results"][0]["document"], "a cat");
+}
+
+#[test]
+fn models_and_properties() {
+    let server = start_with(&[
+        "--port",
+        "0",
+        tiny().to_str().unwrap(),
+        &format!("other={}", fixture()),
+    ]);
+    let list = server.get("/v1/models").ok();
+    let ids: Vec<&str> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(ids, ["tiny", "other"]);
+    assert_eq!(
+        (&list["data"][0]["loaded"], &list["data"][1]["loaded"]),
+        (&json!(true), &json!(false))
+    );
+    // The second is loaded when it is first asked for.
+    let answer = server
+        .post(
+            "/v1/completions",
+            &json!({"model": "other", "prompt": "a", "max_tokens": 2}),
+        )
+        .ok();
+    assert_eq!(answer["model"], "other");
+    assert_eq!(server.get("/v1/models/other").ok()["loaded"], true);
+    assert_eq!(server.get("/v1/models/none").status, 404);
+    let props = server.get("/props").ok();
+    assert_eq!(props["total_slots"], 16);
+    assert!(
+        props["chat_template"]
+            .as_str()
+            .unwrap()
+            .contains("<|im_start|>")
+    );
+    assert_eq!(server.get("/props?model=none").status, 404);
+    let slots = server.get("/slots").ok();
+    assert!(
+        slots
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|slot| slot["is_processing"] == false)
+    );
+    assert_eq!(server.get("/lora-adapters").ok(), json!([]));
+    assert_eq!(server.post("/lora-adapters", &json!([])).ok(), json!([]));
+    let strange = json!([{"id": 0, "scale": 0.5}]);
+    assert!(
+        server
+            .post("/lora-adapters", &strange)
+            .error(400)
+            .contains("0 adapters")
+    );
+}

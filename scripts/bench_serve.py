@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Measure `oxidize serve` beside llama-server: the same file, slots, threads and requests, in one run.
+
+    bench_serve.py --oxidize target/release/oxidize --llama-server PATH [--model FILE]
+
+For each number of concurrent streams: tokens per second in all, time to the first token (p50, p99) and memory. Servers
+take turns and the best round of each counts. Then what a cached prefix of 2k tokens saves. Without --model, a file of
+the 1B shape is made by `oxidize synth`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from http_load import Server, ask
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Result:
+    """One round with so many streams."""
+
+    rate: float
+    p50: float
+    p99: float
+    memory: int
+
+
+def prompt(rng: random.Random, words: int) -> str:
+    vocabulary = ["river", "stone", "light", "north", "seven", "paper", "green", "under", "winter", "music"]
+    return " ".join(rng.choice(vocabulary) for _ in range(words))
+
+
+async def streams(server: Server, n: int, tokens: int, seed: int) -> Result:
+    rng = random.Random(seed)
+    bodies = [{"messages": [{"role": "user", "content": prompt(rng, 20)}], "max_tokens": tokens, "stream": True,
+               "ignore_eos": True, "temperature": 0.8, "seed": i, "cache_prompt": True} for i in range(n)]
+    start = time.perf_counter()
+    answers = await asyncio.gather(*(ask("127.0.0.1", server.port, CHAT, body) for body in bodies))
+    took = time.perf_counter() - start
+    bad = [answer.status for answer in answers if answer.status != 200]
+    if bad:
+        raise RuntimeError(f"{len(bad)} of {n} failed, the first with {bad[0]}")
+    firsts = sorted(answer.first_token or answer.seconds for answer in answers)
+    # As many tokens as were asked for came, whatever part of them was text.
+    return Result(n * tokens / took, firsts[len(firsts) // 2], firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], server.memory())
+
+
+async def prefix(server: Server) -> tuple[float, float]:
+    """Time to the first token of a long prompt, new and known."""
+    rng = random.Random(99)
+    shared = prompt(rng, 2000)
+    times = []
+    for tail in ("First question?", "Second question?"):
+        body = {"messages": [{"role": "user", "content": f"{shared}\n{tail}"}], "max_tokens": 4, "stream": True, "cache_prompt": True}
+        answer = await ask("127.0.0.1", server.port, CHAT, body)
+        if answer.status != 200:
+            raise RuntimeError(answer.body.decode())
+        times.append(answer.first_token or answer.seconds)
+    return times[0], times[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--oxidize", type=Path, default=Path("target/release/oxidize"))
+    parser.add_argument("--llama-server", default=os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"))
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--type", default="Q4_K_M")
+    parser.add_argument("--streams", default="1,4,16,64")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--port", type=int, default=18100)
+    parser.add_argument("--folder", type=Path, default=Path("target/bench-serve"))
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    model = options.model
+    if model is None:
+        model = options.folder / f"1b-{options.type}.gguf"
+        if not model.exists():
+            subprocess.run([options.oxidize, "synth", "-o", model, "--shape", "1b", "--type", options.type], check=True)
+    sizes = [int(n) for n in options.streams.split(",")]
+    slots, context = max(sizes), 4096
+    port, threads = str(options.port), str(options.threads)
+    # Every stream of 64 fits into this many tokens of cache; a long prompt needs it, too.
+    cache = str(max(slots * 256, context))
+    engines = {
+        "oxidize": [str(options.oxidize), "serve", str(model), "--port", port, "-t", threads, "-c", str(context), "--parallel", str(slots),
+                    "--cache-tokens", cache, "--queue", "256", "--log", "warn"],
+    }
+    if options.llama_server:
+        # Its context is for all slots together, and one slot may have all of it.
+        engines["llama-server"] = [options.llama_server, "-m", str(model), "--host", "127.0.0.1", "--port", port, "-t", threads, "-tb", threads,
+                                   "-c", cache, "-np", str(slots), "--kv-unified", "--no-webui"]
+    else:
+        print("no llama-server: name one with --llama-server or LLAMA_SERVER", file=sys.stderr)
+
+    best: dict[tuple[str, int], Result] = {}
+    prefixes: dict[str, tuple[float, float]] = {}
+    idle: dict[str, int] = {}
+    for round_ in range(options.rounds):
+        for name, command in engines.items():
+            server = Server(command, options.port, options.folder / f"{name}.log")
+            try:
+                server.wait_ready()
+                asyncio.run(streams(server, 1, 4, 1000))
+                idle[name] = server.memory()
+                for n in sizes:
+                    result = asyncio.run(streams(server, n, options.tokens, round_ * 1000 + n))
+                    print(f"{name:>13} {n:>3} streams: {result.rate:7.1f} tokens/s, first token {result.p50:.2f} s (p50) {result.p99:.2f} s (p99)", flush=True)
+                    key = (name, n)
+                    if key not in best or result.rate > best[key].rate:
+                        best[key] = result
+                cold, warm = asyncio.run(prefix(server))
+                if name not in prefixes or warm < prefixes[name][1]:
+                    prefixes[name] = (cold, warm)
+            finally:
+                server.stop(signal.SIGTERM)
+
+    print(f"\n{model.name}, {options.tokens} tokens each, {options.threads} threads, best of {options.rounds}\n")
+    print("| streams | " + " | ".join(f"{name} tok/s" for name in engines) + " | ratio | " + " | ".join(f"{name} first token p50/p99" for name in engines) + " |")
+    print("|--:|" + "--:|" * (2 * len(engines) + 1))
+    for n in sizes:
+        row = [best[name, n] for name in engines]
+        ratio = f"{row[0].rate / row[1].rate:.2f} ×" if len(row) > 1 else "–"
+        print(f"| {n} | " + " | ".join(f"{r.rate:.1f}" for r in row) + f" | {ratio} | " + " | ".join(f"{r.p50:.2f} / {r.p99:.2f} s" for r in row) + " |")
+    print()
+    for name in engines:
+        cold, warm = prefixes[name]
+        grown = best[name, sizes[-1]].memory
+        print(f"{name}: a prompt of 2k words {cold:.2f} s to the first token, known {warm:.3f} s ({warm / cold:.3f} ×); "
+              f"memory {idle[name] / 1e6:.0f} MB at first, {grown / 1e6:.0f} MB after {sizes[-1]} streams")
+    results = {f"{name}/{n}": vars(result) for (name, n), result in best.items()}
+    (options.folder / "results.json").write_text(json.dumps({"streams": results, "prefix": prefixes}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
