@@ -4,7 +4,6 @@ mod bandwidth;
 mod beam_args;
 mod commands;
 mod conversation;
-mod evaluate;
 mod grammar_args;
 mod model_args;
 mod npy;

@@ -12,6 +12,7 @@ use oxidize_core::engine::{Engine, EngineConfig, EngineHandle};
 use oxidize_core::file::OpenOptions;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::Model;
+use oxidize_quantize::evaluate::Settings;
 
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
@@ -145,6 +146,17 @@ impl ModelArgs {
             n_threads: self.threads,
             check_memory: !self.no_memory_check,
             ..EngineConfig::default()
+        }
+    }
+
+    /// How the arguments would have a model run for measuring.
+    pub(crate) fn evaluation(&self) -> Settings {
+        Settings {
+            batch_size: self.batch_size,
+            key_type: self.cache_type_k,
+            value_type: self.cache_type_v,
+            threads: self.threads,
+            check_memory: !self.no_memory_check,
         }
     }
 

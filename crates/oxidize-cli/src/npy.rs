@@ -8,11 +8,11 @@ use oxidize_core::Error;
 use oxidize_core::io::save_atomically;
 
 /// Writes a matrix of f32 whose rows come one after the other from `rows`.
-pub(crate) fn write_rows(
+pub(crate) fn write_rows<E: From<Error>>(
     path: &Path,
     dims: &[usize],
-    rows: impl FnOnce(&mut dyn FnMut(&[f32]) -> Result<(), Error>) -> Result<(), Error>,
-) -> Result<(), Error> {
+    rows: impl FnOnce(&mut dyn FnMut(&[f32]) -> Result<(), Error>) -> Result<(), E>,
+) -> Result<(), E> {
     save_atomically(path, |file| {
         file.write_all(&header(dims)).map_err(Error::io(path))?;
         rows(&mut |floats| {

@@ -20,6 +20,7 @@ pub mod kv;
 pub mod limits;
 pub mod lora;
 mod math;
+pub mod mix;
 pub mod model;
 mod names;
 pub mod safetensors;

@@ -78,6 +78,7 @@ fn run(model: &Model) -> std::result::Result<(), String> {
         key_type: KvType::F32,
         value_type: KvType::F32,
         n_threads: Some(1),
+        observer: None,
     };
     let session = model.session(&Cpu::default(), &config);
     let mut session = session.map_err(|error| error.to_string())?;

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use crate::ops;
 use crate::ops::attention::row_bytes;
 use crate::ops::matmul::QuantizedRow;
+use crate::quant::{self, QuantError, TensorType};
 use crate::{
     Activation, Activations, AttentionArgs, Epilogue, KvType, QuantizedRowsMut, RopeLayout,
     Scratch, TileMut, WeightRows, merge_attention,
@@ -81,6 +82,7 @@ type Weights<'a> = Option<&'a [f32]>;
 /// handed out for a witness of it), and the method has checked the shapes.
 #[derive(Clone, Copy)]
 pub(crate) struct Functions {
+    pub(crate) encode: unsafe fn(TensorType, &[f32], Weights<'_>, &mut [u8]),
     pub(crate) quantize_row: unsafe fn(&[f32], QuantizedRow<'_>),
     pub(crate) matmul:
         unsafe fn(WeightRows<'_>, &Activations<'_>, Epilogue<'_>, TileMut<'_>, &mut Scratch),
@@ -110,6 +112,7 @@ pub(crate) struct Functions {
 pub(crate) static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,
     functions: Functions {
+        encode: quant::encode,
         quantize_row: ops::matmul::quantize_row,
         matmul: ops::matmul::matmul,
         attention_part: ops::attention::attention_part,
@@ -152,6 +155,24 @@ impl Kernels {
     /// The instruction set these are for.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Turns weights into whole blocks of type `ty`, whatever the instruction set the same ones as
+    /// [`quant::quantize`] does. `importance` says how much an error of each element matters.
+    pub fn encode(
+        &self,
+        ty: TensorType,
+        src: &[f32],
+        importance: Option<&[f32]>,
+        out: &mut [u8],
+    ) -> Result<(), QuantError> {
+        if !quant::can_quantize(ty) {
+            return Err(QuantError::Unsupported { ty });
+        }
+        quant::check_length(ty, out.len(), src.len())?;
+        assert!(importance.is_none_or(|importance| importance.len() == src.len()));
+        call!(self.encode(ty, src, importance, out));
+        Ok(())
     }
 
     /// Quantises rows of activations: `x` holds as many as `out`, one after the other.

@@ -6,10 +6,10 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use oxidize_core::backend::cpu::{Cpu, default_threads};
 use oxidize_core::model::Model;
+use oxidize_quantize::evaluate::Evaluator;
 use serde::Serialize;
 
 use crate::bandwidth::{self, Bandwidth};
-use crate::evaluate::Evaluator;
 use crate::model_args::{AdapterArgs, ModelArgs, find_model};
 
 /// Measure the speed of a model
@@ -183,7 +183,8 @@ impl Bench {
         n_depth: usize,
     ) -> anyhow::Result<Measurement> {
         let n = n_prompt + n_gen;
-        let mut evaluator = Evaluator::for_bench(model, &Cpu::default(), args, n_depth + n)?;
+        let settings = args.evaluation();
+        let mut evaluator = Evaluator::for_bench(model, &Cpu::default(), &settings, n_depth + n)?;
         // Any tokens will do; these differ from one another, so that no cache flatters us.
         let token = |i: usize| (i * 7919 % model.n_vocab()) as u32;
         let tokens: Vec<u32> = (0..n_depth + n).map(token).collect();

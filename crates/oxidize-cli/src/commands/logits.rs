@@ -6,8 +6,8 @@ use clap::Args;
 use oxidize_core::backend::Backend;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
+use oxidize_quantize::evaluate::Evaluator;
 
-use crate::evaluate::Evaluator;
 use crate::model_args::{ModelArgs, find_model};
 use crate::npy;
 
@@ -41,12 +41,12 @@ impl Logits {
         let mut evaluator = Evaluator::new(
             &model,
             backend.as_ref(),
-            &self.model_args,
+            &self.model_args.evaluation(),
             self.tokens.len(),
         )?;
         let dims = [self.tokens.len(), model.n_vocab()];
         Ok(npy::write_rows(&self.output, &dims, |write| {
-            evaluator.each_logits(&self.tokens, 0, |_, logits| write(logits))
+            evaluator.each_logits(&self.tokens, 0, |_, logits| Ok(write(logits)?))
         })?)
     }
 }

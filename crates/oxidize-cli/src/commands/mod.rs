@@ -1,10 +1,13 @@
 //! The verbs of the command line. A verb is a file here with a `clap::Args` struct that has a
-//! `run`, its `mod` line, and its line in `verbs!`.
+//! `run`, its `mod` line, and its line in `verbs!`. Those that make model files are files of
+//! `oxidize_quantize::commands`.
 
 mod archs;
 mod bench;
 mod chat;
+mod compare;
 mod embed;
+mod imatrix;
 mod inspect;
 mod logits;
 mod perplexity;
@@ -40,6 +43,10 @@ verbs! {
     Archs(archs::Archs),
     Bench(bench::Bench),
     Perplexity(perplexity::Perplexity),
+    Compare(compare::Compare),
+    Convert(oxidize_quantize::commands::convert::Convert),
+    Quantize(oxidize_quantize::commands::quantize::Quantize),
+    Imatrix(imatrix::Imatrix),
     Logits(logits::Logits),
     Tokenize(tokenize::Tokenize),
     Embed(embed::Embed),

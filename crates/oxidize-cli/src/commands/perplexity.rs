@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::tokenizer::EncodeOptions;
+use oxidize_quantize::evaluate::{Chunks, Evaluator};
 
-use crate::evaluate::Evaluator;
 use crate::model_args::{ModelArgs, find_model};
 use crate::progress;
 
@@ -36,34 +35,19 @@ impl Perplexity {
         let text =
             std::fs::read_to_string(&self.file).with_context(|| self.file.display().to_string())?;
         let model = self.model_args.load(&find_model(self.model)?)?;
-        let tokenizer = model.tokenizer()?;
-        let options = EncodeOptions {
-            add_special: true,
-            parse_special: false,
-        };
-        let tokens = tokenizer.encode(&text, options);
         // llama.cpp scores contexts of 512 tokens unless told otherwise.
         let n_ctx = self.model_args.context(&model).unwrap_or(512);
-        anyhow::ensure!(
-            tokens.len() >= 2 * n_ctx,
-            "{}: {} tokens, at least {} are needed for a context of {n_ctx}",
-            self.file.display(),
-            tokens.len(),
-            2 * n_ctx
-        );
-        let n_chunks = (tokens.len() / n_ctx).min(self.chunks.unwrap_or(usize::MAX));
-        let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let mut evaluator = Evaluator::new(&model, &Cpu::default(), &self.model_args, n_ctx)?;
+        let chunks = Chunks::new(&model, &text, n_ctx, self.chunks)
+            .with_context(|| self.file.display().to_string())?;
+        let n_chunks = chunks.n_chunks;
+        let settings = self.model_args.evaluation();
+        let mut evaluator = Evaluator::new(&model, &Cpu::default(), &settings, n_ctx)?;
         let mut score = Score::default();
         let progress = progress::counter("chunks", n_chunks as u64);
-        for chunk in tokens.chunks_exact(n_ctx).take(n_chunks) {
-            let mut input = chunk.to_vec();
-            if let Some(bos) = bos {
-                input[0] = bos;
-            }
-            let last = n_ctx - 1;
-            evaluator.each_logits(&input, n_ctx / 2, |position, logits| {
-                if position < last {
+        for (input, chunk) in chunks.iter() {
+            let scored = chunks.scored();
+            evaluator.each_logits(&input, scored.start, |position, logits| {
+                if scored.contains(&position) {
                     score.add(surprise(logits, chunk[position + 1]));
                 }
                 Ok(())

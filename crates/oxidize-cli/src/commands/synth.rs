@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use oxidize_core::synth::{MIXES, Mix, SHAPES, Shape, Synthesis};
+use oxidize_core::synth::{MIXES, Mix, SHAPES, Shape, Synthesis, SynthesisError};
 
 use crate::model_args::bar_style;
 
@@ -88,7 +88,8 @@ impl Synth {
             tied: self.tied.unwrap_or(named.tied),
             ..named
         };
-        let mix = Mix::named(&self.mix).map_err(oxidize_core::Error::from)?;
+        let name = self.mix;
+        let mix = Mix::named(&name).ok_or(SynthesisError::UnknownMix { name })?;
         let synthesis = Synthesis {
             shape,
             mix: if self.pure { mix.pure() } else { mix },

@@ -2,8 +2,8 @@
 
 use super::names::*;
 use super::{
-    Arch, BASE, INTERLEAVED, MOE, Mixer, MoeSpec, PERMUTED, RECURRENT, RecurrentKind,
-    RecurrentSpec, RopeLayers, Scales,
+    Arch, BASE, GgufForm, INTERLEAVED, MOE, Mixer, MoeSpec, PERMUTED, RECURRENT, RecurrentKind,
+    RecurrentSpec, RopeLayers, Scales, USUAL_FORM,
 };
 use crate::graph::{Gating, GroupScore};
 
@@ -19,6 +19,12 @@ pub(super) static DEEPSEEK: Arch = Arch {
     ..BASE
 };
 
+/// GGUF keeps the up-projection in the form that is applied to queries.
+const ABSORBED: GgufForm = GgufForm {
+    absorbed_kv: true,
+    ..USUAL_FORM
+};
+
 const LATENT_BASE: Arch = Arch {
     mixer: Mixer::Mla,
     rope: INTERLEAVED,
@@ -32,6 +38,7 @@ const LATENT_BASE: Arch = Arch {
 /// DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash in GGUF files.
 pub(super) static DEEPSEEK2: Arch = Arch {
     name: "deepseek2",
+    gguf_form: ABSORBED,
     ..LATENT_BASE
 };
 
@@ -44,6 +51,7 @@ pub(super) static DEEPSEEK_V2: Arch = Arch {
         group_score: GroupScore::Best,
         ..MOE
     },
+    gguf_form: ABSORBED,
     ..LATENT_BASE
 };
 
@@ -59,6 +67,7 @@ pub(super) static DEEPSEEK_V3: Arch = Arch {
         gating: Gating::Sigmoid,
         ..MOE
     },
+    gguf_form: ABSORBED,
     ..LATENT_BASE
 };
 

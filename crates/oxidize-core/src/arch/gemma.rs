@@ -1,7 +1,7 @@
 //! The Gemma family: scaled embeddings, GeGLU, and norms on both sides of each half-layer.
 
 use super::names::*;
-use super::{ActivationRule, Arch, BASE, QueryScale, Scales, Windows};
+use super::{ActivationRule, Arch, BASE, GgufForm, QueryScale, Scales, USUAL_FORM, Windows};
 use crate::graph::Activation;
 
 /// Llama calls the norm before the feed-forward layer "post attention"; here it is what it says.
@@ -112,5 +112,9 @@ pub(super) static GEMMA4: Arch = Arch {
     hf_classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
     windows: Windows::AllButEvery(6),
     keys_as_values: true,
+    gguf_form: GgufForm {
+        fused_experts: true,
+        ..USUAL_FORM
+    },
     ..GEMMA_N_BASE
 };

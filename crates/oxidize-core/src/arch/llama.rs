@@ -2,8 +2,8 @@
 
 use super::names::*;
 use super::{
-    ActivationRule, Alibi, Arch, BASE, DefaultFf, INTERLEAVED, MOE, MoeSpec, PERMUTED, QkNorm,
-    QkvLayout, RopeLayers, TemperatureRule, WindowKind, Windows,
+    ActivationRule, Alibi, Arch, BASE, DefaultFf, GgufForm, INTERLEAVED, MOE, MoeSpec, PERMUTED,
+    QkNorm, QkvLayout, RopeLayers, TemperatureRule, USUAL_FORM, WindowKind, Windows,
 };
 use crate::graph::{Activation, Gating, NormKind};
 
@@ -181,6 +181,10 @@ pub(super) static INTERNLM2: Arch = Arch {
     hf_classes: &["InternLM2ForCausalLM"],
     rope: PERMUTED,
     hf_qkv: QkvLayout::Grouped,
+    gguf_form: GgufForm {
+        split_qkv: true,
+        ..USUAL_FORM
+    },
     hf_names: &[
         (TOKEN_EMBEDDING, "model.tok_embeddings"),
         (OUTPUT, "output"),

@@ -120,7 +120,28 @@ pub struct Arch {
     pub hf_transposed: &'static [TensorRole],
     /// Whether rows of gate and up alternate where Hugging Face files keep both in one matrix.
     pub hf_gate_up_alternate: bool,
+    /// What GGUF makes of matrices that Hugging Face files keep together.
+    pub gguf_form: GgufForm,
 }
+
+/// What GGUF takes apart, or keeps together, of the matrices of Hugging Face files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GgufForm {
+    /// Whether queries, keys and values in one matrix become three.
+    pub split_qkv: bool,
+    /// Whether both halves of experts in one stack stay so.
+    pub fused_experts: bool,
+    /// Whether the up-projection of compressed keys and values becomes two, ready to be applied to
+    /// queries.
+    pub absorbed_kv: bool,
+}
+
+/// What GGUF files of most families look like.
+const USUAL_FORM: GgufForm = GgufForm {
+    split_qkv: false,
+    fused_experts: false,
+    absorbed_kv: false,
+};
 
 /// The layout of rotary embeddings in each kind of file.
 #[derive(Clone, Copy, Debug)]
@@ -391,6 +412,7 @@ const BASE: Arch = Arch {
     hf_names: &[],
     hf_transposed: &[],
     hf_gate_up_alternate: false,
+    gguf_form: USUAL_FORM,
 };
 
 /// The usual router.

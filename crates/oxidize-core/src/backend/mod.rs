@@ -3,6 +3,7 @@
 //! Nothing here says where weights, cache or logits live: they may be on a device.
 
 pub mod cpu;
+mod observe;
 pub mod reference;
 mod routing;
 mod slots;
@@ -10,6 +11,7 @@ mod slots;
 use crate::graph::{Op, Plan, Rows};
 use crate::kv::BlockId;
 use crate::model::Weights;
+pub use observe::{Observation, Observer};
 pub use oxidize_kernels::KvType;
 use oxidize_kernels::quant::TensorType;
 
@@ -129,6 +131,8 @@ pub struct SessionConfig {
     pub value_type: KvType,
     /// Threads, where the backend has threads; all cores where `None`.
     pub n_threads: Option<usize>,
+    /// Who sees the inputs of matrices, where the backend shows them.
+    pub observer: Option<Observer>,
 }
 
 impl SessionConfig {
@@ -146,6 +150,7 @@ impl SessionConfig {
             key_type: KvType::F16,
             value_type: KvType::F16,
             n_threads: None,
+            observer: None,
         }
     }
 }

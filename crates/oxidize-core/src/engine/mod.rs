@@ -130,6 +130,7 @@ impl EngineConfig {
             key_type: self.key_type,
             value_type: self.value_type,
             n_threads: self.n_threads,
+            observer: None,
         }
     }
 }

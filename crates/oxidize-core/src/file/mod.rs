@@ -10,6 +10,7 @@ mod summary;
 mod tensor;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -266,6 +267,28 @@ impl ModelFile {
         };
         self.report(tensor.bytes);
         Ok(data)
+    }
+
+    /// Some of the bytes of a tensor, counted from its start. A tensor that MLX packed is unpacked
+    /// whole.
+    pub fn data_range(&self, tensor: &TensorInfo, range: Range<u64>) -> Result<TensorBytes> {
+        let outside = || Error::io(self.path())(std::io::ErrorKind::UnexpectedEof.into());
+        if self.0.contents.mlx.contains_key(&tensor.name) {
+            let part =
+                || Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
+            let data = self.data(tensor)?;
+            return part().and_then(|part| data.slice(part)).ok_or_else(outside);
+        }
+        let start = tensor.offset.checked_add(range.start).ok_or_else(outside)?;
+        if range.start > range.end || range.end > tensor.bytes {
+            return Err(outside());
+        }
+        let bytes = range.end - range.start;
+        self.stored(&TensorInfo {
+            offset: start,
+            bytes,
+            ..tensor.clone()
+        })
     }
 
     /// The elements of a tensor as floats, in order, a piece at a time.

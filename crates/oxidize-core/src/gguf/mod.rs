@@ -20,7 +20,7 @@ pub use load::GgufLoader;
 pub use metadata::Metadata;
 pub use read::{Header, parse};
 pub use value::{Array, Value, ValueType, Values};
-pub use write::{ArrayBuf, Planned, WriteError, Writer};
+pub use write::{ArrayBuf, Planned, ValueBuf, WriteError, Writer};
 
 /// The first four bytes of every GGUF file.
 pub const MAGIC: [u8; 4] = *b"GGUF";

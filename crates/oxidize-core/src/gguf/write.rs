@@ -206,6 +206,13 @@ impl Writer {
         out.flush().map_err(io_error)
     }
 
+    /// Writes everything before the tensors' data: what [`Writer::write`] begins with.
+    ///
+    /// With other values of the same length it is as long, and may replace it in a written file.
+    pub fn write_header(&self, out: &mut impl Write) -> Result<(), WriteError> {
+        Ok(out.write_all(&self.header()?)?)
+    }
+
     fn alignment(&self) -> u64 {
         self.alignment.unwrap_or(DEFAULT_ALIGNMENT)
     }
@@ -295,6 +302,42 @@ impl ArrayBuf {
             len: 0,
             payload: Vec::new(),
         }
+    }
+}
+
+/// A [`Value`] that needs no file behind it.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the variants are those of Value")]
+pub enum ValueBuf {
+    U16(u16),
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    F32(f32),
+    Bool(bool),
+    Str(String),
+    Array(ArrayBuf),
+}
+
+impl ValueBuf {
+    /// The value.
+    pub fn as_value(&self) -> Value<'_> {
+        match self {
+            ValueBuf::U16(n) => Value::U16(*n),
+            ValueBuf::U32(n) => Value::U32(*n),
+            ValueBuf::I32(n) => Value::I32(*n),
+            ValueBuf::U64(n) => Value::U64(*n),
+            ValueBuf::F32(x) => Value::F32(*x),
+            ValueBuf::Bool(flag) => Value::Bool(*flag),
+            ValueBuf::Str(text) => Value::Str(text),
+            ValueBuf::Array(list) => Value::Array(list.as_array()),
+        }
+    }
+}
+
+impl From<&str> for ValueBuf {
+    fn from(text: &str) -> ValueBuf {
+        ValueBuf::Str(text.to_owned())
     }
 }
 

@@ -123,6 +123,15 @@ impl Rope {
         }
     }
 
+    /// What the scaling divides the frequency of each pair by.
+    pub fn divisors(&self) -> Vec<f32> {
+        let plain = |pair: usize| 1.0 / self.base.powf((2 * pair) as f32 / self.dims as f32);
+        let pairs = 0..self.dims / 2;
+        pairs
+            .map(|pair| plain(pair) / self.stretch(pair, plain(pair)))
+            .collect()
+    }
+
     /// The frequency of a pair, as the scaling makes it.
     fn stretch(&self, pair: usize, f: f32) -> f32 {
         match &self.scaling {

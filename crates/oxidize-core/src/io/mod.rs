@@ -6,6 +6,6 @@ mod mmap;
 mod save;
 mod source;
 
-pub use save::save_atomically;
+pub use save::{PendingFile, SavedFile, save_atomically};
 pub(crate) use source::not_a_file;
 pub use source::{SharedBytes, Source};

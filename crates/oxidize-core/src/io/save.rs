@@ -13,27 +13,79 @@ pub fn save_atomically<E: From<Error>>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (file, temporary) = create_beside(path).map_err(Error::io(path))?;
-    let mut cleanup = RemoveOnDrop {
-        path: &temporary,
-        armed: true,
-    };
-    let mut out = BufWriter::with_capacity(1 << 20, file);
-    write(&mut out)?;
-    finish(out, &temporary, path).map_err(Error::io(path))?;
-    cleanup.armed = false;
+    let mut pending = PendingFile::create(path)?;
+    write(&mut pending.out)?;
+    pending.finish()?.publish()?;
     Ok(())
 }
 
-fn finish(out: BufWriter<File>, temporary: &Path, path: &Path) -> io::Result<()> {
-    let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.sync_all()?;
-    drop(file);
-    fs::rename(temporary, path)?;
-    // The rename itself has to reach the disk. Only Unix opens directories as files.
-    #[cfg(unix)]
-    File::open(directory_of(path))?.sync_all()?;
-    Ok(())
+/// A file that is being written under a temporary name. Dropped, it is gone.
+#[derive(Debug)]
+pub struct PendingFile {
+    /// Where to write.
+    pub out: BufWriter<File>,
+    saved: SavedFile,
+}
+
+/// A file that is whole and on disk, still under its temporary name. Dropped, it is gone.
+#[derive(Debug)]
+pub struct SavedFile {
+    path: PathBuf,
+    temporary: RemoveOnDrop,
+}
+
+impl PendingFile {
+    /// Begins a file that is to become `path`.
+    pub fn create(path: &Path) -> Result<PendingFile> {
+        let (file, temporary) = create_beside(path).map_err(Error::io(path))?;
+        Ok(PendingFile {
+            out: BufWriter::with_capacity(1 << 20, file),
+            saved: SavedFile {
+                path: path.to_path_buf(),
+                temporary: RemoveOnDrop {
+                    path: temporary,
+                    armed: true,
+                },
+            },
+        })
+    }
+
+    /// What the file is to become.
+    pub fn path(&self) -> &Path {
+        &self.saved.path
+    }
+
+    /// Brings all of it to disk.
+    pub fn finish(self) -> Result<SavedFile> {
+        let PendingFile { out, saved } = self;
+        let write = || {
+            let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+            file.sync_all()
+        };
+        write().map_err(Error::io(&saved.path))?;
+        Ok(saved)
+    }
+}
+
+impl SavedFile {
+    /// Where it is until it is published.
+    pub fn temporary(&self) -> &Path {
+        &self.temporary.path
+    }
+
+    /// Gives it its name, in place of a file that had it.
+    pub fn publish(mut self) -> Result<()> {
+        let rename = || {
+            fs::rename(&self.temporary.path, &self.path)?;
+            // The rename itself has to reach the disk. Only Unix opens directories as files.
+            #[cfg(unix)]
+            File::open(directory_of(&self.path))?.sync_all()?;
+            Ok(())
+        };
+        rename().map_err(Error::io(&self.path))?;
+        self.temporary.armed = false;
+        Ok(())
+    }
 }
 
 /// A new file in the directory of `path`, under a name that nobody else uses.
@@ -66,16 +118,17 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-struct RemoveOnDrop<'a> {
-    path: &'a Path,
+#[derive(Debug)]
+struct RemoveOnDrop {
+    path: PathBuf,
     armed: bool,
 }
 
-impl Drop for RemoveOnDrop<'_> {
+impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
         if self.armed {
             // Nothing can be done about a temporary file that will not go away.
-            let _ = fs::remove_file(self.path);
+            let _ = fs::remove_file(&self.path);
         }
     }
 }

@@ -497,6 +497,45 @@ impl<'a> WeightLoader<'a> {
         self.missing_name(format!("{name}.weight"))
     }
 
+    /// The tensor of a role, whatever its ending.
+    pub(super) fn weight_of(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
+        self.find(role, layer, WEIGHT)
+    }
+
+    /// The same, where the architecture says that there is one.
+    pub(super) fn has_own(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
+        self.find(role, layer, WEIGHT)
+            .filter(|info| !info.dims().is_empty())
+    }
+
+    /// The bias of a role.
+    pub(super) fn bias_of(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
+        self.find(role, layer, BIAS)
+    }
+
+    /// The tensors of a role that the file keeps under numbered names, in order.
+    pub(super) fn numbered_parts(
+        &self,
+        role: &TensorRole,
+        layer: usize,
+    ) -> Option<Vec<&'a TensorInfo>> {
+        let names = role.names(self.arch, self.file.format(), layer);
+        let numbered = names.iter().filter(|name| name.contains("{e}"));
+        numbered
+            .map(|name| {
+                let part = |i: usize| self.lookup(&name.replace("{e}", &i.to_string()), WEIGHT);
+                (0..).map_while(part).collect::<Vec<_>>()
+            })
+            .find(|parts| !parts.is_empty())
+    }
+
+    /// All elements of a tensor, whatever its shape.
+    pub(super) fn all_floats(&self, info: &'a TensorInfo) -> Result<Vec<f32>> {
+        let dims = info.dims();
+        let shape = if dims.is_empty() { vec![1] } else { dims };
+        self.floats(info, &shape)
+    }
+
     pub(super) fn is_gguf(&self) -> bool {
         matches!(self.file.format(), Format::Gguf { .. })
     }
@@ -550,7 +589,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// A stack of `n` matrices of rows × cols, transposed where the file keeps it so.
-    fn stack(
+    pub(super) fn stack(
         &self,
         role: &TensorRole,
         layer: usize,

@@ -4,6 +4,7 @@
 
 mod companions;
 mod error;
+mod export;
 mod loader;
 mod memory;
 mod mxfp4;
@@ -13,6 +14,7 @@ mod text;
 mod weights;
 
 pub use error::ModelError;
+pub use export::{GgufData, GgufTensor, gguf_tensors};
 pub(crate) use loader::holds_weights;
 pub use loader::{QkvShape, WeightLoader};
 pub use memory::{MemoryPlan, available_memory};

@@ -124,6 +124,16 @@ impl Stored {
         })
     }
 
+    /// Some rows, in this order, in memory.
+    pub(super) fn with_rows(&self, order: &[usize]) -> io::Result<Stored> {
+        Ok(Stored {
+            name: self.name.clone(),
+            ty: self.ty,
+            cols: self.cols,
+            bytes: pick_rows(self, order)?,
+        })
+    }
+
     fn to_f16(&self, rows: usize) -> io::Result<TensorBytes> {
         let mut floats = vec![0.0; self.cols];
         SharedBytes::build(2 * rows * self.cols, |out| {
@@ -136,6 +146,18 @@ impl Stored {
             Ok(())
         })
     }
+}
+
+/// The bytes of some rows of a matrix, in this order.
+pub(super) fn pick_rows(stored: &Stored, order: &[usize]) -> io::Result<TensorBytes> {
+    let row = stored.row_bytes();
+    SharedBytes::build(order.len() * row, |out| {
+        for (out, &from) in out.chunks_exact_mut(row.max(1)).zip(order) {
+            let bytes = stored.bytes.get(from * row..(from + 1) * row);
+            out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        }
+        Ok(())
+    })
 }
 
 /// The elements of a vector that belong to some rows.

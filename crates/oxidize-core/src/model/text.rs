@@ -36,7 +36,8 @@ impl Model {
         Ok(Some(ChatTemplate::new(&source, ChatOptions::default())?))
     }
 
-    fn chat_template_source(&self) -> Result<Option<String>> {
+    /// The template itself.
+    pub fn chat_template_source(&self) -> Result<Option<String>> {
         let file = self.file();
         if let Format::Gguf { .. } = file.format() {
             return Ok(file

@@ -26,7 +26,8 @@ impl Tile {
         let bytes_of = |elements: usize| elements / ty.block_len() * ty.block_bytes();
         let mut bytes = vec![0; bytes_of(TILE)];
         let floats: Vec<f32> = (0..TILE).map(|_| DEVIATION * random.normal()).collect();
-        if quant::quantize(ty, &floats, &mut bytes).is_err() {
+        // A search through tables takes longer than writing the whole model.
+        if searches_a_table(ty) || quant::quantize(ty, &floats, &mut bytes).is_err() {
             random_blocks(ty, random, &mut bytes);
         }
         Tile {
@@ -63,7 +64,16 @@ impl Tile {
     }
 }
 
-/// Blocks of a format that has no quantiser: any bits are a block, only its scale must be right.
+/// Whether the quantiser of a type looks for the nearest entries of a table.
+fn searches_a_table(ty: TensorType) -> bool {
+    use TensorType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+    matches!(
+        ty,
+        IQ1_M | IQ1_S | IQ2_S | IQ2_XS | IQ2_XXS | IQ3_S | IQ3_XXS
+    )
+}
+
+/// Blocks that are not made from floats: any bits are a block, only its scale must be right.
 fn random_blocks(ty: TensorType, random: &mut Random, bytes: &mut [u8]) {
     bytes.fill_with(|| random.next() as u8);
     let mut set_scales = |scale: f32| {

@@ -4,7 +4,6 @@
 //! blocks from [`blocks`], a vocabulary from [`vocabulary`], so that any engine that reads GGUF runs it.
 
 mod blocks;
-mod mix;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -23,7 +22,7 @@ use crate::gguf::{ArrayBuf, Value, WriteError, Writer};
 use crate::io::save_atomically;
 use blocks::{Random, Tile};
 
-pub use mix::{MIXES, Mix};
+pub use crate::mix::{MIXES, Mix};
 pub use shape::{SHAPES, Shape};
 
 /// A model to be made up. The same one is made up every time.
@@ -47,7 +46,7 @@ pub enum SynthesisError {
     /// Nobody stores weights like that.
     #[error(
         "{name} is neither a mix nor a type of weights; known mixes are {}",
-        mix::names()
+        crate::mix::names()
     )]
     UnknownMix {
         /// What was asked for.
@@ -167,8 +166,9 @@ impl Synthesis {
         let shape = &self.shape;
         let (embd, ff) = (shape.n_embd, shape.n_ff);
         let kv = shape.n_kv_heads * shape.head_dim();
+        let traits = shape.traits();
         let mut matrix = |role: TensorRole, layer, inputs: usize, outputs: usize| {
-            let ty = self.mix.tensor_type(role, layer, shape, inputs);
+            let ty = self.mix.tensor_type(role, layer, &traits, inputs);
             file.tensor(&name(role, layer), ty, &[inputs as u64, outputs as u64])
         };
         matrix(TOKEN_EMBEDDING, 0, embd, shape.n_vocab)?;

@@ -1,6 +1,7 @@
 //! [`Shape`]: the dimensions of a model, and those of models that people run.
 
 use super::SynthesisError;
+use crate::mix::Traits;
 
 /// The dimensions of a Llama.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +76,17 @@ const fn shape(
 }
 
 impl Shape {
+    /// What a mix wants to know of it.
+    pub fn traits(&self) -> Traits {
+        Traits {
+            n_layers: self.n_layers,
+            heads_per_kv: self.n_heads / self.n_kv_heads.max(1),
+            tied: self.tied,
+            llama: true,
+            ..Traits::default()
+        }
+    }
+
     /// The shape called `name`.
     pub fn named(name: &str) -> Result<Shape, SynthesisError> {
         let mut known = SHAPES.iter();

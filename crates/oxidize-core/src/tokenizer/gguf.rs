@@ -424,6 +424,12 @@ const WHOLE_WORDS: &[&str] = &[
     "tekken",
     "granite-embed-multi-97m",
 ];
+
+/// Whether the model of a pre-tokenizer takes a word that is a token as it is.
+pub(super) fn takes_whole_words(pre: &str) -> bool {
+    WHOLE_WORDS.contains(&pre)
+}
+
 /// Those whose models begin a text with BOS where the file does not say.
 const BOS_FIRST: &[&str] = &[
     "llama3",

@@ -16,6 +16,7 @@ mod base64;
 mod bpe;
 mod byte_level;
 mod error;
+mod export;
 mod gguf;
 mod heal;
 mod huggingface;
@@ -134,15 +135,11 @@ pub struct DecodeOptions {
 impl Tokenizer {
     /// The tokenizer of a model: from GGUF metadata, or from the files beside its weights.
     pub fn from_file(file: &ModelFile) -> crate::Result<Tokenizer> {
-        let spec = match file.format() {
-            Format::Gguf { .. } => gguf::spec(file.metadata()),
-            _ => sidecar::spec(file),
+        let in_file = |error| crate::Error::Tokenizer {
+            path: file.path().to_path_buf(),
+            error,
         };
-        spec.and_then(Tokenizer::new)
-            .map_err(|error| crate::Error::Tokenizer {
-                path: file.path().to_path_buf(),
-                error,
-            })
+        Tokenizer::new(VocabSpec::of_file(file)?).map_err(in_file)
     }
 
     /// The tokenizer in a directory, in a tokenizer file (`tokenizer.json`, `tokenizer.model`, a

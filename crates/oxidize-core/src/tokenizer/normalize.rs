@@ -294,6 +294,16 @@ impl Charsmap {
         })
     }
 
+    /// The blob that [`Charsmap::parse`] reads.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let trie = self.units.iter().flat_map(|unit| unit.to_le_bytes());
+        let size = (4 * self.units.len()) as u32;
+        let mut blob = size.to_le_bytes().to_vec();
+        blob.extend(trie);
+        blob.extend(&self.replacements);
+        blob
+    }
+
     fn apply(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;

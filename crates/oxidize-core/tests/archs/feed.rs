@@ -18,6 +18,7 @@ pub(crate) fn config(max_context: usize) -> SessionConfig {
         key_type: KvType::F32,
         value_type: KvType::F32,
         n_threads: Some(2),
+        observer: None,
     }
 }
 

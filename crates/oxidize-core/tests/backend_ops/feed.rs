@@ -100,6 +100,7 @@ impl Feed {
                 key_type: KvType::F32,
                 value_type: KvType::F32,
                 n_threads: Some(random.within(1..=3)),
+                observer: None,
             },
             sequences,
             batches,

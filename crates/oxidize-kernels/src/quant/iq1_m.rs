@@ -6,10 +6,12 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
-use super::iq1_s::shifted;
+use super::grid_search::Shift;
+use super::iq1_s::{search, shifted};
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::{Block, Dot, TensorType};
+use super::weighting::{raised_square, weights};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -81,10 +83,36 @@ impl Dot for IQ1_M {
     }
 }
 
+impl Quantize for IQ1_M {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let w = weights(src, importance, 2.0, raised_square);
+        let mut x = [0.0; 256];
+        x.copy_from_slice(src);
+        let found = search(2, Shift::EachVector).run(&x, &w);
+        let mut block = IQ1_M::zeroed();
+        for (i, entry) in found.entries[..32].iter().enumerate() {
+            block.qs[i] = *entry as u8;
+            // Those that are moved down come after the table's 2048.
+            let nibble = (entry >> 8 & 7 | (entry >> 11) << 3) as u8;
+            block.qh[i / 2] |= nibble << (i % 2 * 4);
+        }
+        let d = found.d.get().to_bits();
+        for (i, scales) in block.scales.iter_mut().enumerate() {
+            let mut bits = (d >> (4 * i) & 15) << 12;
+            for j in 0..4 {
+                bits |= u16::from(found.scales[4 * i + j]) << (3 * j);
+            }
+            *scales = bits.into();
+        }
+        block
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
     fn known_block() {
@@ -104,5 +132,10 @@ mod tests {
     #[test]
     fn dot_is_that_of_the_floats() {
         check_dot::<IQ1_M>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ1_M>(0.47);
     }
 }

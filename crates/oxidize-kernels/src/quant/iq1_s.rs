@@ -2,13 +2,17 @@
 //!
 //! `w = d · (2 · scale + 1) · (grid ± ⅛)`. An index has 8 bits in `qs` and 3 in `qh`.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
+use super::grid_search::{Grid, Search, Shift};
 use super::grids::IQ1_GRID;
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::{Block, Dot, TensorType};
+use super::weighting::{raised_square, weights};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -79,10 +83,54 @@ impl Dot for IQ1_S {
     }
 }
 
+impl Quantize for IQ1_S {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let w = weights(src, importance, 2.0, raised_square);
+        let mut x = [0.0; 256];
+        x.copy_from_slice(src);
+        let found = search(4, Shift::EachScale).run(&x, &w);
+        let mut block = IQ1_S::zeroed();
+        block.d = found.d;
+        for (i, qh) in block.qh.iter_mut().enumerate() {
+            let mut bits = u16::from(found.scales[i]) << 12;
+            for j in 0..4 {
+                let entry = found.entries[4 * i + j];
+                block.qs[4 * i + j] = entry as u8;
+                bits |= (entry >> 8 & 7) << (3 * j);
+                // Those that are moved down come after the table's 2048.
+                bits |= (entry >> 11) << 15;
+            }
+            *qh = bits.into();
+        }
+        block
+    }
+}
+
+/// The search of IQ1_S and IQ1_M.
+#[inline(always)]
+pub(super) fn search(per_scale: usize, shift: Shift) -> Search<'static, 8> {
+    static GRID: LazyLock<Grid<8>> = LazyLock::new(|| {
+        Grid::new(
+            IQ1_GRID
+                .iter()
+                .map(|entry| entry.to_le_bytes().map(|level| level as i8)),
+        )
+    });
+    Search {
+        grid: &GRID,
+        per_scale,
+        last: 7,
+        unit: 1.0,
+        tops: [1.0, 1.15, 1.3, 1.5, 1.7, 1.9, 2.2, 2.6],
+        shift,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
     fn known_block() {
@@ -100,5 +148,10 @@ mod tests {
     #[test]
     fn dot_is_that_of_the_floats() {
         check_dot::<IQ1_S>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ1_S>(0.53);
     }
 }

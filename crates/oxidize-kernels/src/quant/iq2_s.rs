@@ -2,13 +2,18 @@
 //!
 //! `w = d · (½ + scale) / 4 · ±grid`.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::grid_search::{Grid, Search, Shift, split_signs};
 use super::grids::{IQ2_S_GRID, signed};
+use super::iq2_xxs::{TOPS, grid};
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::{Block, Dot, TensorType};
+use super::weighting::{raised_square, weights};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -77,10 +82,38 @@ impl Dot for IQ2_S {
     }
 }
 
+impl Quantize for IQ2_S {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_S_GRID));
+        let w = weights(src, importance, 2.0, raised_square);
+        let (signs, magnitudes) = split_signs(src, &w, false);
+        let search = Search {
+            grid: &GRID,
+            per_scale: 2,
+            last: 15,
+            unit: 0.125,
+            tops: TOPS,
+            shift: Shift::None,
+        };
+        let found = search.run(&magnitudes, &w);
+        let mut block = IQ2_S::zeroed();
+        (block.d, block.signs) = (found.d, signs);
+        for (i, entry) in found.entries[..32].iter().enumerate() {
+            block.qs[i] = *entry as u8;
+            block.qh[i / 4] |= ((entry >> 8) as u8) << (i % 4 * 2);
+        }
+        for (i, scale) in found.scales.into_iter().enumerate() {
+            block.scales[i / 2] |= scale << (i % 2 * 4);
+        }
+        block
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
     fn known_block() {
@@ -101,5 +134,10 @@ mod tests {
     #[test]
     fn dot_is_that_of_the_floats() {
         check_dot::<IQ2_S>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ2_S>(0.26);
     }
 }

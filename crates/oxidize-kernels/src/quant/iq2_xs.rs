@@ -3,13 +3,18 @@
 //! `w = d · (½ + scale) / 4 · ±grid`. The eighth sign of a group makes the number of minuses
 //! even.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
+use super::grid_search::{Grid, Search, Shift, split_signs};
 use super::grids::{IQ2_XS_GRID, even_signs, signed};
+use super::iq2_xxs::{TOPS, grid};
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::{Block, Dot, TensorType};
+use super::weighting::{raised_square, weights};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -74,10 +79,37 @@ impl Dot for IQ2_XS {
     }
 }
 
+impl Quantize for IQ2_XS {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_XS_GRID));
+        let w = weights(src, importance, 1.0, raised_square);
+        let (signs, magnitudes) = split_signs(src, &w, true);
+        let search = Search {
+            grid: &GRID,
+            per_scale: 2,
+            last: 15,
+            unit: 0.125,
+            tops: TOPS,
+            shift: Shift::None,
+        };
+        let found = search.run(&magnitudes, &w);
+        let mut block = IQ2_XS::zeroed();
+        block.d = found.d;
+        for (i, q) in block.qs.iter_mut().enumerate() {
+            *q = U16Le::from(found.entries[i] | u16::from(signs[i] & 127) << 9);
+        }
+        for (i, scale) in found.scales.into_iter().enumerate() {
+            block.scales[i / 2] |= scale << (i % 2 * 4);
+        }
+        block
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
     fn known_block() {
@@ -96,5 +128,10 @@ mod tests {
     #[test]
     fn dot_is_that_of_the_floats() {
         check_dot::<IQ2_XS>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ2_XS>(0.31);
     }
 }

@@ -3,13 +3,17 @@
 //! `w = d · (½ + scale) / 4 · ±grid`. The eighth sign of a group makes the number of minuses
 //! even.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::grid_search::{Grid, Search, Shift, split_signs};
 use super::grids::{IQ2_XXS_GRID, even_signs, signed};
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::{Block, Dot, TensorType};
+use super::weighting::{raised_square, weights};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -79,10 +83,51 @@ impl Dot for IQ2_XXS {
     }
 }
 
+impl Quantize for IQ2_XXS {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_XXS_GRID));
+        let w = weights(src, importance, 1.0, raised_square);
+        let (signs, magnitudes) = split_signs(src, &w, true);
+        let search = Search {
+            grid: &GRID,
+            per_scale: 4,
+            last: 15,
+            unit: 0.125,
+            tops: TOPS,
+            shift: Shift::None,
+        };
+        let found = search.run(&magnitudes, &w);
+        let mut block = IQ2_XXS::zeroed();
+        block.d = found.d;
+        for (i, qs) in block.qs.iter_mut().enumerate() {
+            let mut bits = u32::from(found.scales[i]) << 28;
+            for j in 0..4 {
+                qs[j] = found.entries[4 * i + j] as u8;
+                bits |= u32::from(signs[4 * i + j] & 127) << (7 * j);
+            }
+            qs[4..].copy_from_slice(&bits.to_le_bytes());
+        }
+        block
+    }
+}
+
+/// A table of eight magnitudes an entry.
+pub(super) fn grid(table: &[u64]) -> Grid<8> {
+    Grid::new(
+        table
+            .iter()
+            .map(|entry| entry.to_le_bytes().map(|m| m as i8)),
+    )
+}
+
+/// Where the largest element may lie: magnitudes are 8, 25 and 43.
+pub(super) const TOPS: [f32; 8] = [26.0, 30.0, 34.0, 38.0, 42.0, 46.0, 51.0, 57.0];
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
     fn known_block() {
@@ -102,5 +147,10 @@ mod tests {
     #[test]
     fn dot_is_that_of_the_floats() {
         check_dot::<IQ2_XXS>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ2_XXS>(0.37);
     }
 }

@@ -2,13 +2,18 @@
 //!
 //! `w = d · (1 + 2 · scale) · ±grid`.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
+use super::grid_search::{Grid, Search, Shift, split_signs};
 use super::grids::{IQ3_S_GRID, signed};
+use super::iq3_xxs::grid;
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::{Block, Dot, TensorType};
+use super::weighting::{raised_square, weights};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -76,10 +81,38 @@ impl Dot for IQ3_S {
     }
 }
 
+impl Quantize for IQ3_S {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_S_GRID));
+        let w = weights(src, importance, 2.0, raised_square);
+        let (signs, magnitudes) = split_signs(src, &w, false);
+        let search = Search {
+            grid: &GRID,
+            per_scale: 8,
+            last: 15,
+            unit: 1.0,
+            tops: [9.0, 10.3, 11.5, 12.6, 13.7, 14.8, 16.0, 17.8],
+            shift: Shift::None,
+        };
+        let found = search.run(&magnitudes, &w);
+        let mut block = IQ3_S::zeroed();
+        (block.d, block.signs) = (found.d, signs);
+        for (i, entry) in found.entries.iter().enumerate() {
+            block.qs[i] = *entry as u8;
+            block.qh[i / 8] |= ((entry >> 8) as u8) << (i % 8);
+        }
+        for (i, scale) in found.scales[..8].iter().enumerate() {
+            block.scales[i / 2] |= scale << (i % 2 * 4);
+        }
+        block
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
     fn known_block() {
@@ -99,5 +132,10 @@ mod tests {
     #[test]
     fn dot_is_that_of_the_floats() {
         check_dot::<IQ3_S>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ3_S>(0.146);
     }
 }

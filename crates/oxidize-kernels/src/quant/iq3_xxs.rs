@@ -3,13 +3,17 @@
 //! `w = d · (½ + scale) / 2 · ±grid`. The eighth sign of 8 weights makes the number of minuses
 //! even.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
+use super::grid_search::{Grid, Search, Shift, split_signs};
 use super::grids::{IQ3_XXS_GRID, even_signs, signed};
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::{Block, Dot, TensorType};
+use super::weighting::{raised_square, weights};
+use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -76,10 +80,48 @@ impl Dot for IQ3_XXS {
     }
 }
 
+impl Quantize for IQ3_XXS {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_XXS_GRID));
+        let w = weights(src, importance, 2.0, raised_square);
+        let (signs, magnitudes) = split_signs(src, &w, true);
+        let search = Search {
+            grid: &GRID,
+            per_scale: 8,
+            last: 15,
+            unit: 0.25,
+            tops: [36.0, 41.0, 46.0, 50.0, 54.0, 58.0, 63.0, 70.0],
+            shift: Shift::None,
+        };
+        let found = search.run(&magnitudes, &w);
+        let mut block = IQ3_XXS::zeroed();
+        block.d = found.d;
+        block.qs = found.entries.map(|entry| entry as u8);
+        for (i, bits) in block.scales.iter_mut().enumerate() {
+            let mut packed = u32::from(found.scales[i]) << 28;
+            for j in 0..4 {
+                packed |= u32::from(signs[4 * i + j] & 127) << (7 * j);
+            }
+            *bits = packed.into();
+        }
+        block
+    }
+}
+
+/// A table of four magnitudes an entry.
+pub(super) fn grid(table: &[u32]) -> Grid<4> {
+    Grid::new(
+        table
+            .iter()
+            .map(|entry| entry.to_le_bytes().map(|m| m as i8)),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::testing::{check_dot, floats};
+    use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
     fn known_block() {
@@ -98,5 +140,10 @@ mod tests {
     #[test]
     fn dot_is_that_of_the_floats() {
         check_dot::<IQ3_XXS>();
+    }
+
+    #[test]
+    fn floats_survive() {
+        check_quantize::<IQ3_XXS>(0.2);
     }
 }

@@ -8,6 +8,7 @@ use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
 use super::scale_search::{best_scale, inverse_or_zero};
+use super::weighting::{square, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -56,8 +57,11 @@ impl Dot for IQ4_NL {
 }
 
 impl Quantize for IQ4_NL {
-    fn quantize(src: &[f32]) -> Self {
-        let d = F16Le::from_f32(scale(src));
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let w: [f32; 32] = weights(src, importance, 2.0, square);
+        let (d, _) = best_scale(src, &w, f32::from(LEVELS[0]), nearest);
+        let d = F16Le::from_f32(d);
         IQ4_NL {
             d,
             qs: pack_nibbles(&indices(src, d.to_f32())),
@@ -65,30 +69,40 @@ impl Quantize for IQ4_NL {
     }
 }
 
-/// The best scale of 32 weights.
-pub(super) fn scale(src: &[f32]) -> f32 {
-    best_scale(src, f32::from(LEVELS[0]), |x| {
-        f32::from(LEVELS[usize::from(nearest(x))])
-    })
-}
-
 /// The levels nearest to 32 weights at this scale.
+#[inline(always)]
 pub(super) fn indices(src: &[f32], d: f32) -> [u8; 32] {
     let inverse = inverse_or_zero(d);
     let mut q = [0; 32];
     for (q, x) in q.iter_mut().zip(src) {
-        *q = nearest(x * inverse);
+        *q = index(x * inverse);
     }
     q
 }
 
 /// The index of the level nearest to `x`.
-fn nearest(x: f32) -> u8 {
+#[inline(always)]
+fn index(x: f32) -> u8 {
     // The index is the number of midpoints between neighbours that lie below x.
     LEVELS
         .windows(2)
         .map(|w| u8::from(2.0 * x > f32::from(w[0]) + f32::from(w[1])))
         .sum()
+}
+
+/// The level nearest to `x`.
+#[inline(always)]
+pub(super) fn nearest(x: f32) -> f32 {
+    let mut level = f32::from(LEVELS[0]);
+    for w in LEVELS.windows(2) {
+        let (low, high) = (f32::from(w[0]), f32::from(w[1]));
+        level += if 2.0 * x > low + high {
+            high - low
+        } else {
+            0.0
+        };
+    }
+    level
 }
 
 #[cfg(test)]
@@ -110,12 +124,10 @@ mod tests {
     #[test]
     fn every_level_is_its_own_nearest() {
         for (i, level) in LEVELS.iter().enumerate() {
-            assert_eq!(usize::from(nearest(f32::from(*level))), i);
+            assert_eq!(usize::from(index(f32::from(*level))), i);
+            assert_eq!(nearest(f32::from(*level)), f32::from(*level));
         }
-        assert_eq!(
-            (nearest(f32::NEG_INFINITY), nearest(f32::INFINITY)),
-            (0, 15)
-        );
+        assert_eq!((index(f32::NEG_INFINITY), index(f32::INFINITY)), (0, 15));
     }
 
     #[test]

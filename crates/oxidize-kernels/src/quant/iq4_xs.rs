@@ -4,11 +4,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block_search::group_scales;
 use super::fields::{F16Le, U16Le};
-use super::iq4_nl::{LEVELS, indices, scale};
+use super::iq4_nl::{LEVELS, indices, nearest};
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_k::Q8_K;
-use super::scale_search::{inverse_or_zero, level};
+use super::weighting::{square, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -79,28 +80,24 @@ impl Dot for IQ4_XS {
 }
 
 impl Quantize for IQ4_XS {
-    fn quantize(src: &[f32]) -> Self {
-        let mut scales = [0.0f32; 8];
-        for (group_scale, src) in scales.iter_mut().zip(src.chunks_exact(32)) {
-            *group_scale = scale(src);
-        }
-        let extreme = scales
-            .iter()
-            .fold(0.0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let w: [f32; 256] = weights(src, importance, 2.0, square);
+        let end = f32::from(LEVELS[0]);
+        let (d, scales) = group_scales::<8, 32>(src, &w, end, (-32, 31), nearest);
         let mut block = IQ4_XS::zeroed();
-        block.d = F16Le::from_f32(extreme / -32.0);
-        let d = block.d.to_f32();
+        block.d = d;
         let mut high = 0;
         for (i, (src, qs)) in src
             .chunks_exact(32)
             .zip(block.qs.chunks_exact_mut(16))
             .enumerate()
         {
-            let scale = level(scales[i], inverse_or_zero(d), -32, 31);
-            let stored = (scale + 32) as u8;
+            let stored = (scales[i] + 32) as u8;
             block.scales_l[i / 2] |= (stored & 15) << (i % 2 * 4);
             high |= u16::from(stored >> 4) << (2 * i);
-            qs.copy_from_slice(&pack_nibbles(&indices(src, d * scale as f32)));
+            let scale = d.to_f32() * scales[i] as f32;
+            qs.copy_from_slice(&pack_nibbles(&indices(src, scale)));
         }
         block.scales_h = high.into();
         block

@@ -14,7 +14,9 @@ macro_rules! assert_layout {
     };
 }
 
+mod block_search;
 pub mod fields;
+mod grid_search;
 pub mod grids;
 pub mod iq1_m;
 pub mod iq1_s;
@@ -49,11 +51,13 @@ mod tests;
 pub mod tq1_0;
 pub mod tq2_0;
 mod types;
+mod weighting;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 pub use types::TensorType;
+pub(crate) use types::encode;
 
 /// The smallest piece of a tensor that can be read alone, exactly as it lies in a file.
 ///
@@ -82,7 +86,13 @@ pub trait Quantize: Block {
     /// The block nearest to `src`, which has [`LEN`](Block::LEN) elements.
     ///
     /// Never panics; floats that are not finite make a block of no particular value.
-    fn quantize(src: &[f32]) -> Self;
+    fn quantize(src: &[f32]) -> Self {
+        Self::quantize_weighted(src, None)
+    }
+
+    /// The same, where errors of some elements matter more: `importance` has one number an element,
+    /// none negative. Formats whose nearest block does not depend on it ignore it.
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self;
 }
 
 /// Why a conversion was refused.
@@ -155,7 +165,11 @@ pub fn dot(ty: TensorType, weights: &[u8], activations: &[u8]) -> Result<f32, Qu
     Ok((ty.format().dot)(weights, activations))
 }
 
-fn check_length(ty: TensorType, bytes: usize, elements: usize) -> Result<(), QuantError> {
+pub(crate) fn check_length(
+    ty: TensorType,
+    bytes: usize,
+    elements: usize,
+) -> Result<(), QuantError> {
     if ty.bytes_for(elements as u64) == Some(bytes as u64) {
         Ok(())
     } else {

@@ -63,7 +63,8 @@ impl Dot for MXFP4 {
 }
 
 impl Quantize for MXFP4 {
-    fn quantize(src: &[f32]) -> Self {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let largest = src.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         // The exponent of the largest weight becomes that of the largest E2M1 power of two, 4.
         let exponent = (largest.to_bits() >> 23) as u8;

@@ -71,7 +71,8 @@ impl Dot for NVFP4 {
 }
 
 impl Quantize for NVFP4 {
-    fn quantize(src: &[f32]) -> Self {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let mut block = NVFP4::zeroed();
         let groups = src.chunks_exact(16).zip(block.qs.chunks_exact_mut(8));
         for ((src, qs), d) in groups.zip(&mut block.d) {

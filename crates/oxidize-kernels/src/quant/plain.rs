@@ -62,7 +62,7 @@ macro_rules! from_f32 {
     ($($ty:ident, $x:ident -> $convert:expr;)*) => {$(
         impl Quantize for $ty {
             #[inline(always)]
-            fn quantize(src: &[f32]) -> Self {
+            fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
                 let $x: f32 = src[0];
                 $ty($convert.to_le_bytes())
             }

@@ -4,10 +4,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block_search::Lines;
 use super::fields::F16Le;
 use super::packing::{crumbs, pack_crumbs};
 use super::q8_k::Q8_K;
-use super::scale_search::{best_scale_and_min, inverse_or_zero, level};
+use super::weighting::{magnitude, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -60,31 +61,15 @@ impl Dot for Q2_K {
 }
 
 impl Quantize for Q2_K {
-    fn quantize(src: &[f32]) -> Self {
-        let (mut scales, mut mins) = ([0.0f32; 16], [0.0f32; 16]);
-        for (i, src) in src.chunks_exact(16).enumerate() {
-            (scales[i], mins[i]) = best_scale_and_min(src, 3.0);
-        }
-        let d = F16Le::from_f32(scales.iter().fold(0.0f32, |m, s| m.max(*s)) / 15.0);
-        let dmin = F16Le::from_f32(mins.iter().fold(0.0f32, |m, s| m.max(*s)) / 15.0);
-        let (inverse_d, inverse_dmin) =
-            (inverse_or_zero(d.to_f32()), inverse_or_zero(dmin.to_f32()));
-        let (mut packed_scales, mut q) = ([0; 16], [0; 256]);
-        for (i, (src, q)) in src.chunks_exact(16).zip(q.chunks_exact_mut(16)).enumerate() {
-            let scale = level(scales[i], inverse_d, 0, 15);
-            let min = level(mins[i], inverse_dmin, 0, 15);
-            packed_scales[i] = (scale | min << 4) as u8;
-            let inverse = inverse_or_zero(d.to_f32() * scale as f32);
-            let min = dmin.to_f32() * min as f32;
-            for (q, x) in q.iter_mut().zip(src) {
-                *q = level(x + min, inverse, 0, 3) as u8;
-            }
-        }
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let w: [f32; 256] = weights(src, importance, 1.0, magnitude);
+        let lines = Lines::<16>::new::<16>(src, &w, 3.0, 15.0);
         Q2_K {
-            scales: packed_scales,
-            qs: pack_crumbs(&q),
-            d,
-            dmin,
+            scales: std::array::from_fn(|i| lines.scales[i] | lines.mins[i] << 4),
+            qs: pack_crumbs(&lines.levels(src, 3)),
+            d: lines.d,
+            dmin: lines.dmin,
         }
     }
 }

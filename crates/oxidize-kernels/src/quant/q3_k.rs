@@ -4,10 +4,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block_search::{group_scales, whole};
 use super::fields::F16Le;
 use super::packing::{bits, crumbs, pack_bits, pack_crumbs, scale_into};
 use super::q8_k::Q8_K;
-use super::scale_search::{best_scale, inverse_or_zero, level};
+use super::scale_search::{inverse_or_zero, level};
+use super::weighting::{square, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -76,23 +78,17 @@ impl Dot for Q3_K {
 }
 
 impl Quantize for Q3_K {
-    fn quantize(src: &[f32]) -> Self {
-        let mut scales = [0.0f32; 16];
-        for (scale, src) in scales.iter_mut().zip(src.chunks_exact(16)) {
-            *scale = best_scale(src, -4.0, |x| x.round_ties_even().clamp(-4.0, 3.0));
-        }
-        let extreme = scales
-            .iter()
-            .fold(0.0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
-        let d = F16Le::from_f32(extreme / -32.0);
-        let inverse_d = inverse_or_zero(d.to_f32());
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let w: [f32; 256] = weights(src, importance, 2.0, square);
+        let nearest = |x: f32| whole(x, -4.0, 3.0);
+        let (d, scales) = group_scales::<16, 16>(src, &w, -4.0, (-32, 31), nearest);
         let (mut packed_scales, mut q) = ([0; 12], [0; 256]);
         for (i, (src, q)) in src.chunks_exact(16).zip(q.chunks_exact_mut(16)).enumerate() {
-            let scale = level(scales[i], inverse_d, -32, 31);
-            let stored = (scale + 32) as u8;
+            let stored = (scales[i] + 32) as u8;
             packed_scales[i % 8] |= (stored & 15) << (i / 8 * 4);
             packed_scales[8 + i % 4] |= (stored >> 4) << (i / 4 * 2);
-            let inverse = inverse_or_zero(d.to_f32() * scale as f32);
+            let inverse = inverse_or_zero(d.to_f32() * scales[i] as f32);
             for (q, x) in q.iter_mut().zip(src) {
                 *q = (level(*x, inverse, -4, 3) + 4) as u8;
             }

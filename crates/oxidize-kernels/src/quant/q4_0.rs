@@ -8,7 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::scale_search::inverse_or_zero;
+use super::scale_search::{best_scale, inverse_or_zero, largest, level};
+use super::weighting::{square, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -52,21 +53,38 @@ impl Dot for Q4_0 {
 }
 
 impl Quantize for Q4_0 {
-    fn quantize(src: &[f32]) -> Self {
-        let extreme = src
-            .iter()
-            .fold(0.0f32, |m, x| if x.abs() > m.abs() { *x } else { m });
-        let d = extreme / -8.0;
-        let inverse = inverse_or_zero(d);
-        let mut q = [0; 32];
-        for (q, x) in q.iter_mut().zip(src) {
-            *q = ((x * inverse + 8.5) as u8).min(15);
-        }
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, q) = around_zero(src, importance, 8);
         Q4_0 {
-            d: F16Le::from_f32(d),
+            d,
             qs: pack_nibbles(&q),
         }
     }
+}
+
+/// Scale and stored weights of Q4_0 and Q5_0, whose levels are `−half` to `half − 1`.
+#[inline(always)]
+pub(super) fn around_zero(src: &[f32], importance: Option<&[f32]>, half: i32) -> (F16Le, [u8; 32]) {
+    let (low, high) = (-half as f32, (half - 1) as f32);
+    let mut q = [0; 32];
+    if importance.is_none() {
+        // The largest element gets the lowest level: what other engines write, bit for bit.
+        let d = largest(src) / low;
+        let inverse = inverse_or_zero(d);
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = ((x * inverse + (half as f32 + 0.5)) as u8).min(2 * half as u8 - 1);
+        }
+        return (F16Le::from_f32(d), q);
+    }
+    let w: [f32; 32] = weights(src, importance, 1.0, square);
+    let (d, _) = best_scale(src, &w, low, |x| x.round_ties_even().clamp(low, high));
+    let d = F16Le::from_f32(d);
+    let inverse = inverse_or_zero(d.to_f32());
+    for (q, x) in q.iter_mut().zip(src) {
+        *q = (level(*x, inverse, -half, half - 1) + half) as u8;
+    }
+    (d, q)
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_1::Q8_1;
-use super::scale_search::inverse_or_zero;
+use super::scale_search::{best_line, inverse_or_zero, level};
+use super::weighting::{square, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -50,24 +51,47 @@ impl Dot for Q4_1 {
 }
 
 impl Quantize for Q4_1 {
-    fn quantize(src: &[f32]) -> Self {
-        let (min, max) = min_max(src);
-        let d = (max - min) / 15.0;
-        let inverse = inverse_or_zero(d);
-        let mut q = [0; 32];
-        for (q, x) in q.iter_mut().zip(src) {
-            *q = (((x - min) * inverse + 0.5) as u8).min(15);
-        }
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, m, q) = above_minimum(src, importance, 15);
         Q4_1 {
-            d: F16Le::from_f32(d),
-            m: F16Le::from_f32(min),
+            d,
+            m,
             qs: pack_nibbles(&q),
         }
     }
 }
 
+/// Scale, minimum and stored weights of Q4_1 and Q5_1, whose levels are 0 to `last`.
+#[inline(always)]
+pub(super) fn above_minimum(
+    src: &[f32],
+    importance: Option<&[f32]>,
+    last: u8,
+) -> (F16Le, F16Le, [u8; 32]) {
+    let mut q = [0; 32];
+    if importance.is_none() {
+        // What other engines write, bit for bit.
+        let (min, max) = min_max(src);
+        let d = (max - min) / f32::from(last);
+        let inverse = inverse_or_zero(d);
+        for (q, x) in q.iter_mut().zip(src) {
+            *q = (((x - min) * inverse + 0.5) as u8).min(last);
+        }
+        return (F16Le::from_f32(d), F16Le::from_f32(min), q);
+    }
+    let w: [f32; 32] = weights(src, importance, 1.0, square);
+    let line = best_line(src, &w, f32::from(last));
+    let (d, m) = (F16Le::from_f32(line.scale), F16Le::from_f32(-line.min));
+    let (inverse, min) = (inverse_or_zero(d.to_f32()), m.to_f32());
+    for (q, x) in q.iter_mut().zip(src) {
+        *q = level(x - min, inverse, 0, i32::from(last)) as u8;
+    }
+    (d, m, q)
+}
+
 /// The least and the greatest element, as Q4_1 and Q5_1 see it.
-pub(super) fn min_max(src: &[f32]) -> (f32, f32) {
+fn min_max(src: &[f32]) -> (f32, f32) {
     let (mut min, mut max) = (f32::MAX, f32::MIN);
     for x in src {
         // Not `f32::min`, which may return either zero of 0 and -0.

@@ -4,10 +4,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block_search::Lines;
 use super::fields::F16Le;
 use super::packing::{nibbles_256, pack_nibbles_256};
 use super::q8_k::Q8_K;
-use super::scale_search::{best_scale_and_min, inverse_or_zero, level};
+use super::weighting::{magnitude, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -60,8 +61,9 @@ impl Dot for Q4_K {
 }
 
 impl Quantize for Q4_K {
-    fn quantize(src: &[f32]) -> Self {
-        let (d, dmin, scales, q) = quantize_groups(src, 15);
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, dmin, scales, q) = quantize_groups(src, importance, 15);
         Q4_K {
             d,
             dmin,
@@ -99,25 +101,16 @@ fn pack_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
 }
 
 /// The scales, the packed scales of the groups and the weights, `0..=last`, of Q4_K and Q5_K.
-pub(super) fn quantize_groups(src: &[f32], last: u8) -> (F16Le, F16Le, [u8; 12], [u8; 256]) {
-    let (mut scales, mut mins) = ([0.0f32; 8], [0.0f32; 8]);
-    for (i, src) in src.chunks_exact(32).enumerate() {
-        (scales[i], mins[i]) = best_scale_and_min(src, f32::from(last));
-    }
-    let d = F16Le::from_f32(scales.iter().fold(0.0f32, |m, s| m.max(*s)) / 63.0);
-    let dmin = F16Le::from_f32(mins.iter().fold(0.0f32, |m, s| m.max(*s)) / 63.0);
-    let (inverse_d, inverse_dmin) = (inverse_or_zero(d.to_f32()), inverse_or_zero(dmin.to_f32()));
-    let scales = scales.map(|s| level(s, inverse_d, 0, 63) as u8);
-    let mins = mins.map(|m| level(m, inverse_dmin, 0, 63) as u8);
-    let mut q = [0; 256];
-    for (i, (src, q)) in src.chunks_exact(32).zip(q.chunks_exact_mut(32)).enumerate() {
-        let inverse = inverse_or_zero(d.to_f32() * f32::from(scales[i]));
-        let min = dmin.to_f32() * f32::from(mins[i]);
-        for (q, x) in q.iter_mut().zip(src) {
-            *q = level(x + min, inverse, 0, i32::from(last)) as u8;
-        }
-    }
-    (d, dmin, pack_scales_and_mins(&scales, &mins), q)
+#[inline(always)]
+pub(super) fn quantize_groups(
+    src: &[f32],
+    importance: Option<&[f32]>,
+    last: u8,
+) -> (F16Le, F16Le, [u8; 12], [u8; 256]) {
+    let w: [f32; 256] = weights(src, importance, 2.0, magnitude);
+    let lines = Lines::<8>::new::<32>(src, &w, f32::from(last), 63.0);
+    let scales = pack_scales_and_mins(&lines.scales, &lines.mins);
+    (lines.d, lines.dmin, scales, lines.levels(src, last))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
 use super::packing::{nibbles, pack_nibbles, scale_into};
+use super::q4_0::around_zero;
 use super::q8_0::Q8_0;
-use super::scale_search::inverse_or_zero;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -53,18 +53,11 @@ impl Dot for Q5_0 {
 }
 
 impl Quantize for Q5_0 {
-    fn quantize(src: &[f32]) -> Self {
-        let extreme = src
-            .iter()
-            .fold(0.0f32, |m, x| if x.abs() > m.abs() { *x } else { m });
-        let d = extreme / -16.0;
-        let inverse = inverse_or_zero(d);
-        let mut q = [0; 32];
-        for (q, x) in q.iter_mut().zip(src) {
-            *q = ((x * inverse + 16.5) as u8).min(31);
-        }
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, q) = around_zero(src, importance, 16);
         Q5_0 {
-            d: F16Le::from_f32(d),
+            d,
             qh: fifth_bits(&q),
             qs: pack_nibbles(&q),
         }

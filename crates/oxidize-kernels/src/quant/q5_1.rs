@@ -6,10 +6,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
 use super::packing::pack_nibbles;
-use super::q4_1::min_max;
+use super::q4_1::above_minimum;
 use super::q5_0::{fifth_bits, five_bits};
 use super::q8_1::Q8_1;
-use super::scale_search::inverse_or_zero;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -53,17 +52,12 @@ impl Dot for Q5_1 {
 }
 
 impl Quantize for Q5_1 {
-    fn quantize(src: &[f32]) -> Self {
-        let (min, max) = min_max(src);
-        let d = (max - min) / 31.0;
-        let inverse = inverse_or_zero(d);
-        let mut q = [0; 32];
-        for (q, x) in q.iter_mut().zip(src) {
-            *q = (((x - min) * inverse + 0.5) as u8).min(31);
-        }
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, m, q) = above_minimum(src, importance, 31);
         Q5_1 {
-            d: F16Le::from_f32(d),
-            m: F16Le::from_f32(min),
+            d,
+            m,
             qh: fifth_bits(&q),
             qs: pack_nibbles(&q),
         }

@@ -73,8 +73,9 @@ impl Dot for Q5_K {
 }
 
 impl Quantize for Q5_K {
-    fn quantize(src: &[f32]) -> Self {
-        let (d, dmin, scales, q) = quantize_groups(src, 31);
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        let (d, dmin, scales, q) = quantize_groups(src, importance, 31);
         let qh = pack_bits(&q.map(|q| q >> 4));
         Q5_K {
             d,

@@ -5,10 +5,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block_search::{group_scales, whole};
 use super::fields::F16Le;
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::scale_search::{best_scale, inverse_or_zero, level};
+use super::scale_search::{inverse_or_zero, level};
+use super::weighting::{square, weights};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -82,24 +84,25 @@ impl Dot for Q6_K {
 }
 
 impl Quantize for Q6_K {
-    fn quantize(src: &[f32]) -> Self {
-        let mut scales = [0.0f32; 16];
-        for (scale, src) in scales.iter_mut().zip(src.chunks_exact(16)) {
-            *scale = best_scale(src, -32.0, |x| x.round_ties_even().clamp(-32.0, 31.0));
-        }
-        let extreme = scales
-            .iter()
-            .fold(0.0f32, |m, s| if s.abs() > m.abs() { *s } else { m });
-        let d = F16Le::from_f32(extreme / -128.0);
-        let inverse_d = inverse_or_zero(d.to_f32());
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        // Six bits leave errors so small that an element's own size no longer matters.
+        let w: [f32; 256] = match importance {
+            Some(importance) if importance.iter().any(|i| *i > 0.0) => {
+                std::array::from_fn(|i| importance[i])
+            }
+            _ => weights(src, None, 0.0, square),
+        };
+        let nearest = |x: f32| whole(x, -32.0, 31.0);
+        let (d, scales) = group_scales::<16, 16>(src, &w, -32.0, (-128, 127), nearest);
         let mut block = Q6_K::zeroed();
         block.d = d;
-        block.scales = scales.map(|s| level(s, inverse_d, -128, 127) as i8);
+        block.scales = scales.map(|s| s as i8);
+        let inverses = scales.map(|s| inverse_or_zero(d.to_f32() * s as f32));
         for (i, src) in src.chunks_exact(32).enumerate() {
             let (low, low_shift, high, high_shift) = position(i);
             for (j, x) in src.iter().enumerate() {
-                let scale = block.scales[2 * i + j / 16];
-                let inverse = inverse_or_zero(d.to_f32() * f32::from(scale));
+                let inverse = inverses[2 * i + j / 16];
                 let q = (level(*x, inverse, -32, 31) + 32) as u8;
                 block.ql[low + j] |= (q & 15) << low_shift;
                 block.qh[high + j] |= (q >> 4) << high_shift;

@@ -50,7 +50,8 @@ impl Dot for Q8_0 {
 }
 
 impl Quantize for Q8_0 {
-    fn quantize(src: &[f32]) -> Self {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let (d, qs) = eight_bits(src);
         Q8_0 {
             d: F16Le::from_f32(d),

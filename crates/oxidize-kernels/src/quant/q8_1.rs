@@ -52,7 +52,8 @@ impl Dot for Q8_1 {
 }
 
 impl Quantize for Q8_1 {
-    fn quantize(src: &[f32]) -> Self {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let (d, qs) = eight_bits(src);
         let sum: i32 = qs.iter().map(|q| i32::from(*q)).sum();
         // The sum takes the scale as it was before it was rounded to a half.

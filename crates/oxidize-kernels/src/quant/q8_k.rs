@@ -69,7 +69,8 @@ impl Dot for Q8_K {
 }
 
 impl Quantize for Q8_K {
-    fn quantize(src: &[f32]) -> Self {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let mut block = Q8_K::zeroed();
         let extreme = src
             .iter()

@@ -61,7 +61,8 @@ impl Dot for TQ1_0 {
 }
 
 impl Quantize for TQ1_0 {
-    fn quantize(src: &[f32]) -> Self {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let (d, q) = ternary(src);
         let mut block = TQ1_0 {
             qs: [0; 48],

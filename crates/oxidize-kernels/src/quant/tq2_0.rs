@@ -51,7 +51,8 @@ impl Dot for TQ2_0 {
 }
 
 impl Quantize for TQ2_0 {
-    fn quantize(src: &[f32]) -> Self {
+    #[inline(always)]
+    fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let (d, q) = ternary(src);
         TQ2_0 {
             qs: pack_crumbs(&q),

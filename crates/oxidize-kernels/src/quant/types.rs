@@ -25,6 +25,22 @@ macro_rules! registry {
                 Format::of::<$block>($name, gguf_id!($gguf_id))$(.$quantizes::<$block>())?
             },)*]
         };
+
+        /// Turns floats into whole blocks. Inlined, so that it is compiled for the instruction set
+        /// of the kernel that calls it. Types without a quantiser leave `out` as it is.
+        #[inline(always)]
+        pub(crate) fn encode(
+            ty: TensorType,
+            src: &[f32],
+            importance: Option<&[f32]>,
+            out: &mut [u8],
+        ) {
+            use super::*;
+            match ty {
+                $($(TensorType::$ty => $quantizes::<$block>(src, importance, out),)?)*
+                _ => {}
+            }
+        }
     };
 }
 
@@ -59,13 +75,13 @@ registry! {
     Q5_K     "Q5_K"     13        q5_k::Q5_K,        quantizes;
     Q6_K     "Q6_K"     14        q6_k::Q6_K,        quantizes;
     Q8_K     "Q8_K"     15        q8_k::Q8_K,        quantizes;
-    IQ1_S    "IQ1_S"    19        iq1_s::IQ1_S;
-    IQ1_M    "IQ1_M"    29        iq1_m::IQ1_M;
-    IQ2_XXS  "IQ2_XXS"  16        iq2_xxs::IQ2_XXS;
-    IQ2_XS   "IQ2_XS"   17        iq2_xs::IQ2_XS;
-    IQ2_S    "IQ2_S"    22        iq2_s::IQ2_S;
-    IQ3_XXS  "IQ3_XXS"  18        iq3_xxs::IQ3_XXS;
-    IQ3_S    "IQ3_S"    21        iq3_s::IQ3_S;
+    IQ1_S    "IQ1_S"    19        iq1_s::IQ1_S,      quantizes;
+    IQ1_M    "IQ1_M"    29        iq1_m::IQ1_M,      quantizes;
+    IQ2_XXS  "IQ2_XXS"  16        iq2_xxs::IQ2_XXS,  quantizes;
+    IQ2_XS   "IQ2_XS"   17        iq2_xs::IQ2_XS,    quantizes;
+    IQ2_S    "IQ2_S"    22        iq2_s::IQ2_S,      quantizes;
+    IQ3_XXS  "IQ3_XXS"  18        iq3_xxs::IQ3_XXS,  quantizes;
+    IQ3_S    "IQ3_S"    21        iq3_s::IQ3_S,      quantizes;
     IQ4_NL   "IQ4_NL"   20        iq4_nl::IQ4_NL,    quantizes;
     IQ4_XS   "IQ4_XS"   23        iq4_xs::IQ4_XS,    quantizes;
     TQ1_0    "TQ1_0"    34        tq1_0::TQ1_0,      quantizes;
@@ -149,9 +165,16 @@ fn dot<B: Dot>(weights: &[u8], activations: &[u8]) -> f32 {
 }
 
 fn quantize<B: Quantize>(src: &[f32], out: &mut [u8]) {
+    quantizes::<B>(src, None, out);
+}
+
+/// What the registry's mark stands for: blocks from floats, with a weight an element if there are any.
+#[inline(always)]
+fn quantizes<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let blocks: &mut [B] = bytemuck::cast_slice_mut(out);
-    for (block, src) in blocks.iter_mut().zip(src.chunks_exact(B::LEN)) {
-        *block = B::quantize(src);
+    for (i, (block, src)) in blocks.iter_mut().zip(src.chunks_exact(B::LEN)).enumerate() {
+        let importance = importance.map(|importance| &importance[i * B::LEN..(i + 1) * B::LEN]);
+        *block = B::quantize_weighted(src, importance);
     }
 }
 

@@ -2,7 +2,7 @@
 //! expert are read once for all of its tokens, and not at all where it has none.
 
 use super::pool::Matrix;
-use super::run::{CpuSession, ExpertMatrix, Glu, activations, half_layer};
+use super::run::{CpuSession, ExpertMatrix, Glu, activations, half_layer, observe};
 use crate::backend::routing::route;
 use crate::graph::{ExpertWeights, ExpertsOp, ValueId};
 use oxidize_kernels::QuantizedRows;
@@ -80,6 +80,7 @@ impl CpuSession {
                 }
             };
             let (gate, up) = (spec.gate.map(matrix), matrix(spec.up));
+            observe(&self.config, gate.iter().chain([&up]), input);
             let types = [Some(up), gate].map(|matrix| matrix.map(|matrix| matrix.weight.ty));
             let acts = activations(
                 kernels,
@@ -121,6 +122,7 @@ impl CpuSession {
                 self.each_alone,
             );
             let down = matrix(spec.down);
+            observe(&self.config, [&down].into_iter(), hidden);
             let mut matrices = [Matrix {
                 data: output,
                 cols: width,

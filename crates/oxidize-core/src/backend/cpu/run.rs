@@ -9,7 +9,7 @@ use super::pool::{MAX_MATRICES, Matrix, Pool};
 use super::recurrent::States;
 use crate::backend::reference::{magnitude_ratio, threshold};
 use crate::backend::slots::Encoded;
-use crate::backend::{BackendError, Batch, Session, SessionConfig};
+use crate::backend::{BackendError, Batch, Observation, Session, SessionConfig};
 use crate::graph::{NormKind, Op, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
 use crate::kv::BlockId;
 use crate::model::{Weight, Weights};
@@ -560,6 +560,7 @@ impl CpuSession {
         }
         let types = list.map(|matrix| matrix.map(|matrix| matrix.weight.ty));
         let input = self.buffers.get(x);
+        observe(&self.config, list.iter().flatten(), input);
         let acts = activations(
             self.kernels,
             &self.pool,
@@ -630,6 +631,7 @@ impl CpuSession {
         let (gate, up) = (resolve(&weights, gate), resolve(&weights, up));
         let mut taken = self.buffers.take(out);
         let input = self.buffers.get(x);
+        observe(&self.config, [gate, up].iter(), input);
         let types = [gate, up].map(|matrix| Some(matrix.weight.ty));
         let acts = activations(
             self.kernels,
@@ -661,6 +663,34 @@ impl CpuSession {
         );
         self.buffers.put(taken);
     }
+}
+
+/// Shows the input of some matrices to whoever wants to see it.
+pub(super) fn observe<'m>(
+    config: &SessionConfig,
+    matrices: impl Iterator<Item = &'m ExpertMatrix<'m>>,
+    rows: &[f32],
+) {
+    let Some(observer) = &config.observer else {
+        return;
+    };
+    let mut names: Vec<&str> = Vec::new();
+    let (mut expert, mut n_experts, mut width) = (0, 1, 1);
+    for matrix in matrices {
+        (expert, n_experts) = (matrix.expert, matrix.weight.n_experts);
+        width = matrix.weight.cols;
+        // Parts of one matrix of the file have its name.
+        if !names.contains(&matrix.weight.name.as_str()) {
+            names.push(&matrix.weight.name);
+        }
+    }
+    observer.look(&Observation {
+        weights: &names,
+        expert,
+        n_experts,
+        rows,
+        width,
+    });
 }
 
 /// One matrix of a stack, or a matrix by itself, with its biases.

@@ -84,6 +84,15 @@ impl PreTokenizer {
         })
     }
 
+    /// The names that GGUF files have for these rules, the usual first.
+    pub fn names(&self) -> Vec<&'static str> {
+        // Rules are small values: what they print is what they are.
+        let ours = format!("{:?}", self.rules);
+        let same =
+            |name: &&&str| names::rules(name).is_some_and(|rules| format!("{rules:?}") == ours);
+        names::NAMES.iter().filter(same).copied().collect()
+    }
+
     /// The rule that cuts as a regex of `tokenizer.json` does, if it is known.
     pub(super) fn rule_of_regex(pattern: &str) -> Option<Rule> {
         regex::rule(pattern)

@@ -14,6 +14,24 @@ const QWEN2: &[Rule] = &[Cl100k(Cl100k::QWEN2)];
 const GPT4O: &[Rule] = &[O200k(O200k::GPT4O)];
 const DEEPSEEK3: &[Rule] = &[Numbers { limit: 3 }, Ranges(CJK_KANA_ONLY), DeepSeekV3];
 
+/// Every name; of those with the same rules, the one to be preferred comes first.
+#[rustfmt::skip]
+pub(super) const NAMES: &[&str] = &[
+    "gpt-2", "llama-bpe", "qwen2", "smollm", "gpt-4o", "deepseek-v3", "stablelm2", "dbrx",
+    "starcoder", "command-r", "bloom", "bailingmoe", "default", "phi-2", "mpt", "olmo", "jais",
+    "trillion", "granite-docling", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de",
+    "jina-v1-en", "jina-v2-code", "roberta-bpe", "gigachat", "a.x-4.0", "mellum", "modern-bert",
+    "exaone4", "refact", "codeshell", "exaone", "minerva-7b", "mellum2", "llama3", "llama-v3",
+    "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "smaug-bpe",
+    "chatglm-bpe", "glm4", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "hunyuan",
+    "solar-open", "grok-2", "bailingmoe2", "llada-moe", "qwen35", "seed-coder", "minicpm5",
+    "laguna", "jais-2", "llama4", "kanana2", "talkie", "minimax-m2", "granite-embed-multi-97m",
+    "tiny_aya", "cohere2moe", "tekken", "kimi-k2", "youtu", "deepseek-llm", "deepseek-coder",
+    "hunyuan-dense", "joyai-llm", "afmoe", "falcon", "poro-chat", "gpt3-finnish", "viking",
+    "exaone-moe", "superbpe", "chameleon", "gemma4", "granite-embed-multi-311m", "sarvam-moe",
+    "whitespace",
+];
+
 /// The rules of the pre-tokenizer `name`.
 pub(super) fn rules(name: &str) -> Option<&'static [Rule]> {
     Some(match name {
@@ -236,3 +254,15 @@ pub(super) const DEEPSEEK_LETTERS: Ranges = &[
     ('\u{118a0}', '\u{118df}'),
     ('\u{1e900}', '\u{1e943}'),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_has_rules() {
+        for name in NAMES {
+            assert!(rules(name).is_some(), "{name}");
+        }
+    }
+}

@@ -4,6 +4,7 @@ mod activation;
 pub(crate) mod attention;
 mod convert;
 pub(crate) mod dot;
+mod encode;
 pub(crate) mod float;
 pub(crate) mod float_rows;
 pub(crate) mod format;
@@ -32,6 +33,7 @@ pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
 
 /// The functions of the table.
 pub(crate) const FUNCTIONS: Functions = Functions {
+    encode: encode::encode,
     quantize_row: quantize::quantize_row,
     matmul: matmul::matmul,
     attention_part: attention::attention_part,

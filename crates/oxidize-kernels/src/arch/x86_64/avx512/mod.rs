@@ -1,6 +1,7 @@
-//! AVX-512 with VNNI: matrix products and attention of its own; the rest is AVX2's.
+//! AVX-512 with VNNI: matrix products, attention and encoding of its own; the rest is AVX2's.
 
 mod attention;
+mod encode;
 mod float;
 mod matmul;
 mod tile;
@@ -15,6 +16,7 @@ pub(crate) fn kernels(_witness: Avx512) -> &'static Kernels {
     static KERNELS: Kernels = Kernels {
         isa: Isa::Avx512,
         functions: Functions {
+            encode: encode::encode,
             matmul: matmul::matmul,
             attention_part: attention::attention_part,
             ..FUNCTIONS

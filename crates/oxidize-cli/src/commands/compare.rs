@@ -1,0 +1,61 @@
+//! `oxidize compare`: what a model's predictions have lost against another's, both side by side.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use oxidize_quantize::commands::quantize::describe;
+use oxidize_quantize::compare::{Options, compare};
+
+use crate::model_args::{ModelArgs, find_model};
+use crate::progress;
+
+/// Compare two models over a text: KL divergence, agreement, perplexity
+#[derive(Args)]
+pub(crate) struct Compare {
+    /// The model to measure by
+    #[arg(value_name = "A")]
+    first: PathBuf,
+    /// The model to measure
+    #[arg(value_name = "B")]
+    second: PathBuf,
+    /// The text
+    #[arg(short = 'f', long, value_name = "FILE")]
+    file: PathBuf,
+    /// Most chunks to read [default: all]
+    #[arg(long, value_name = "N")]
+    chunks: Option<usize>,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model_args: ModelArgs,
+}
+
+impl Compare {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let text =
+            std::fs::read_to_string(&self.file).with_context(|| self.file.display().to_string())?;
+        let first = self.model_args.load(&find_model(Some(self.first))?)?;
+        let second = self.model_args.load(&find_model(Some(self.second))?)?;
+        let options = Options {
+            n_ctx: self.model_args.context(&first).unwrap_or(512),
+            chunks: self.chunks,
+            settings: self.model_args.evaluation(),
+        };
+        let mut counter = None;
+        let result = compare(&first, &second, &text, &options, |_, total, kl| {
+            let counter = counter.get_or_insert_with(|| progress::counter("chunks", total as u64));
+            counter.advance(&format!("mean KL divergence {kl:.6}"));
+        })?;
+        if let Some(counter) = counter {
+            counter.finish();
+        }
+        if self.json {
+            println!("{}", serde_json::to_string(&result)?);
+        } else {
+            println!("{}", describe(&result));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! `oxidize imatrix`: how strongly the inputs of each matrix are driven, for quantising.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use oxidize_quantize::imatrix::{Options, collect};
+use oxidize_quantize::importance::Importance;
+
+use crate::model_args::{ModelArgs, find_model};
+use crate::progress;
+
+/// Collect an importance matrix from a text
+#[derive(Args)]
+pub(crate) struct Imatrix {
+    /// The model
+    #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
+    model: Option<PathBuf>,
+    /// The text
+    #[arg(
+        short = 'f',
+        long,
+        value_name = "FILE",
+        required_unless_present = "merge"
+    )]
+    file: Option<PathBuf>,
+    /// The importance matrix to write
+    #[arg(short = 'o', long, value_name = "FILE.gguf")]
+    output: PathBuf,
+    /// Most chunks to read [default: all]
+    #[arg(long, value_name = "N")]
+    chunks: Option<usize>,
+    /// Goes on where an unfinished output stopped
+    #[arg(long)]
+    resume: bool,
+    /// Writes what there is after every so many chunks
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    save_every: usize,
+    /// Looks at the matrix that makes the logits too
+    #[arg(long)]
+    process_output: bool,
+    /// Adds importance matrices that were collected before; may be repeated
+    #[arg(long = "merge", visible_alias = "in-file", value_name = "FILE")]
+    merge: Vec<PathBuf>,
+    #[command(flatten)]
+    model_args: ModelArgs,
+}
+
+impl Imatrix {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let mut known: Option<Importance> = None;
+        let mut skip = 0;
+        if self.resume && self.output.exists() {
+            let before = Importance::load(&self.output)?;
+            skip = before.chunks as usize;
+            known = Some(before);
+        }
+        for path in &self.merge {
+            let more = Importance::load(path)?;
+            match &mut known {
+                Some(known) => known.merge(&more)?,
+                None => known = Some(more),
+            }
+        }
+        let total = match &self.file {
+            Some(text) => self.collect(text, skip, known.as_ref())?,
+            None => known.context("there is nothing to merge")?,
+        };
+        total.save(&self.output)?;
+        eprintln!(
+            "{}: {} matrices from {} chunks of {}",
+            self.output.display(),
+            total.entries.len(),
+            total.chunks,
+            total.chunk_size
+        );
+        Ok(())
+    }
+
+    fn collect(
+        &self,
+        path: &Path,
+        skip: usize,
+        known: Option<&Importance>,
+    ) -> anyhow::Result<Importance> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let model = self.model_args.load(&find_model(self.model.clone())?)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let options = Options {
+            n_ctx: self.model_args.context(&model).unwrap_or(512),
+            chunks: self.chunks,
+            skip,
+            output: self.process_output,
+            settings: self.model_args.evaluation(),
+            dataset: name.into_owned(),
+        };
+        let with_known = |new: Importance| {
+            let mut total = known.cloned().unwrap_or_default();
+            total.merge(&new).map(|()| total)
+        };
+        let mut counter = None;
+        let new = collect(&model, &text, &options, |done, total, so_far| {
+            let counter = counter.get_or_insert_with(|| progress::counter("chunks", total as u64));
+            counter.advance("");
+            if done.is_multiple_of(self.save_every.max(1)) && done < total {
+                with_known(so_far())?.save(&self.output)?;
+            }
+            Ok(())
+        })?;
+        if let Some(counter) = counter {
+            counter.finish();
+        }
+        Ok(with_known(new)?)
+    }
+}

@@ -1,0 +1,85 @@
+//! `oxidize convert`: a GGUF file of a Hugging Face directory.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use oxidize_core::file::{ModelFile, OpenOptions};
+
+use super::{ByteBar, byte_size, interrupted};
+use crate::convert::{convert, plain_mix};
+use crate::encode::Workers;
+use crate::importance::Importance;
+use crate::output::Parts;
+use crate::plan::Wishes;
+use crate::quantize::Options;
+
+/// Make a GGUF file of a Hugging Face directory
+#[derive(Args, Debug)]
+pub struct Convert {
+    /// The directory with `config.json`, safetensors and tokenizer files
+    input: PathBuf,
+    /// The file to write
+    #[arg(short = 'o', long, value_name = "FILE.gguf")]
+    output: PathBuf,
+    /// What matrices are stored as: a type or a mix
+    #[arg(long = "type", value_name = "TYPE", default_value = "F16")]
+    mix: String,
+    /// An importance matrix, where the type is one of few bits
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Another type for tensors whose names match; may be repeated
+    #[arg(long, value_name = "REGEX=TYPE")]
+    tensor_type: Vec<String>,
+    /// Parts of at most this size, such as 4GB
+    #[arg(long, value_name = "SIZE", value_parser = byte_size)]
+    split_max_size: Option<u64>,
+    /// Threads [default: all cores]
+    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
+    threads: Option<usize>,
+}
+
+impl Convert {
+    /// Does it.
+    pub fn run(self) -> anyhow::Result<()> {
+        let stop = interrupted();
+        let options = OpenOptions {
+            mmap: false,
+            ..OpenOptions::default()
+        };
+        let file = ModelFile::open(&self.input, &options)?;
+        let mut wishes = Wishes::new(plain_mix(&self.mix)?);
+        for pattern in &self.tensor_type {
+            wishes.pattern(pattern)?;
+        }
+        let importance = self.imatrix.as_deref().map(Importance::load).transpose()?;
+        let mut workers = Workers {
+            stop: Some(stop),
+            ..Workers::default()
+        };
+        workers.threads = self.threads.unwrap_or(workers.threads).max(1);
+        let options = Options {
+            importance: importance.as_ref(),
+            parts: self.split_max_size.map_or(Parts::One, Parts::MaxBytes),
+            workers,
+            ..Options::default()
+        };
+        let (bar, start) = (ByteBar::new(), Instant::now());
+        let made = convert(&file, &self.output, &wishes, &options, |at| {
+            bar.set(at.done, at.total, &at.tensor.name);
+        });
+        bar.finish();
+        let (report, files) = made?;
+        for file in &files {
+            eprintln!("wrote {}", file.display());
+        }
+        eprintln!(
+            "{}: {:.2} MB, {} tensors in {:.1} s",
+            report.mix,
+            report.bytes as f64 / 1e6,
+            report.tensors.len(),
+            start.elapsed().as_secs_f64()
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! The verbs that make model files, as `clap` arguments with a `run`: `oxidize` has them among its
+//! own, and the `oxidize-quantize` program has only these.
+
+pub mod convert;
+pub mod quantize;
+
+use std::io::IsTerminal;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A flag that Ctrl-C sets, so that work ends in good order. A second Ctrl-C does not wait for that.
+pub fn interrupted() -> &'static AtomicBool {
+    static FLAG: AtomicBool = AtomicBool::new(false);
+    static HANDLER: OnceLock<()> = OnceLock::new();
+    HANDLER.get_or_init(|| {
+        // Where somebody else handles it already, they end the program.
+        let _ = ctrlc::set_handler(|| {
+            if FLAG.swap(true, Ordering::Relaxed) {
+                std::process::exit(130);
+            }
+        });
+    });
+    &FLAG
+}
+
+/// Bytes written so far: a bar on a terminal, and a line a tensor elsewhere if `verbose`.
+pub struct ByteBar(Option<ProgressBar>);
+
+impl ByteBar {
+    /// A bar, where someone watches.
+    pub fn new() -> ByteBar {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let template = "{bar:30} {bytes}/{total_bytes} {msg} (about {eta} left)";
+            let style = ProgressStyle::with_template(template)
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(0).with_style(style)
+        });
+        ByteBar(bar)
+    }
+
+    /// Shows where things stand.
+    pub fn set(&self, done: u64, total: u64, what: &str) {
+        if let Some(bar) = &self.0 {
+            bar.set_length(total);
+            bar.set_position(done);
+            bar.set_message(what.to_owned());
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Default for ByteBar {
+    fn default() -> ByteBar {
+        ByteBar::new()
+    }
+}
+
+/// A number of bytes as people write it: `4GB`, `700M`, `1.5GiB`.
+pub fn byte_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_lowercase();
+    let factor = match unit.as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024f64.powi(2),
+        "gib" => 1024f64.powi(3),
+        "tib" => 1024f64.powi(4),
+        _ => return Err(format!("{unit} is no unit of bytes")),
+    };
+    let number: f64 = digits
+        .parse()
+        .map_err(|_| format!("{text} is not a size such as 4GB"))?;
+    if !(number.is_finite() && number > 0.0) {
+        return Err(format!("{text} is not a size such as 4GB"));
+    }
+    Ok((number * factor) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(byte_size("4GB"), Ok(4_000_000_000));
+        assert_eq!(byte_size("1.5GiB"), Ok(1_610_612_736));
+        assert_eq!(byte_size("700m"), Ok(700_000_000));
+        for wrong in ["", "GB", "-4GB", "4 parsecs", "NaN", "4XB"] {
+            assert!(byte_size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

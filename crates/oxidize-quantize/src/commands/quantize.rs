@@ -1,0 +1,278 @@
+//! `oxidize quantize`: a smaller model of a model.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Args;
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::mix::{MIXES, Mix};
+use oxidize_kernels::quant::TensorType;
+
+use super::{ByteBar, byte_size, interrupted};
+use crate::compare;
+use crate::encode::Workers;
+use crate::error::Error;
+use crate::importance::Importance;
+use crate::output::Parts;
+use crate::plan::{Plan, Wishes, traits_of};
+use crate::quantize::{Options, ReportOptions, parts_of, quantize, recipe, tensors_of};
+use crate::report::Report;
+
+/// Make a smaller model of a model
+#[derive(Args, Debug)]
+pub struct Quantize {
+    /// The model to quantise: a GGUF file
+    input: PathBuf,
+    /// The file to write
+    output: PathBuf,
+    #[arg(value_name = "TYPE", help = type_help())]
+    mix: String,
+    /// An importance matrix, as `oxidize imatrix` or llama.cpp write it
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Another type for tensors whose names match, such as `ffn_down=Q6_K`; may be repeated
+    #[arg(long, value_name = "REGEX=TYPE")]
+    tensor_type: Vec<String>,
+    /// The type of the matrix that makes the logits
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    output_tensor_type: Option<TensorType>,
+    /// The type of the embeddings
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    token_embedding_type: Option<TensorType>,
+    /// Leaves the matrix that makes the logits as it is
+    #[arg(long)]
+    leave_output_tensor: bool,
+    /// The main type for every matrix, without a mix
+    #[arg(long)]
+    pure: bool,
+    /// Quantises tensors that are quantised already, which loses more than doing it from the original
+    #[arg(long)]
+    allow_requantize: bool,
+    /// As many parts as the input has
+    #[arg(long, conflicts_with_all = ["split_max_size", "split_max_tensors"])]
+    keep_split: bool,
+    /// Parts of at most this size, such as 4GB
+    #[arg(long, value_name = "SIZE", value_parser = byte_size)]
+    split_max_size: Option<u64>,
+    /// Parts of at most this many tensors
+    #[arg(long, value_name = "N", conflicts_with = "split_max_size")]
+    split_max_tensors: Option<usize>,
+    /// Prints the plan and the size, and writes nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Measures what was lost, prints it, and keeps it in the file's metadata
+    #[arg(long)]
+    report: bool,
+    /// A text over which the report compares the result with the source
+    #[arg(short = 'f', long = "report-text", value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Most chunks of the text to read
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    chunks: usize,
+    /// Tokens of a chunk
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 512)]
+    ctx_size: usize,
+    /// Threads [default: all cores]
+    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
+    threads: Option<usize>,
+}
+
+fn type_help() -> String {
+    let names: Vec<&str> = MIXES.iter().map(|mix| mix.name).collect();
+    format!("What to make of it: {}", names.join(", "))
+}
+
+fn tensor_type(name: &str) -> Result<TensorType, String> {
+    TensorType::from_name(name)
+        .filter(|ty| oxidize_kernels::quant::can_quantize(*ty) && ty.gguf_id().is_some())
+        .ok_or_else(|| format!("{name} is not a type that weights can be stored as"))
+}
+
+impl Quantize {
+    /// Does it.
+    pub fn run(self) -> anyhow::Result<()> {
+        let stop = interrupted();
+        let mix = Mix::named(&self.mix).ok_or_else(|| Error::UnknownMix {
+            name: self.mix.clone(),
+        })?;
+        // Ranges are read, not mapped: pages of a map would count as memory in use.
+        let options = OpenOptions {
+            mmap: false,
+            ..OpenOptions::default()
+        };
+        let file = ModelFile::open(&self.input, &options)?;
+        anyhow::ensure!(
+            file.config().is_none() && !file.metadata().is_empty(),
+            "{}: not a GGUF file; `oxidize convert` reads directories",
+            self.input.display()
+        );
+        let importance = self.imatrix.as_deref().map(Importance::load).transpose()?;
+        let tensors = tensors_of(&file);
+        let mut wishes = Wishes {
+            pure: self.pure,
+            output: self.output_tensor_type,
+            embedding: self.token_embedding_type,
+            leave_output: self.leave_output_tensor,
+            ..Wishes::new(mix)
+        };
+        for pattern in &self.tensor_type {
+            wishes.pattern(pattern)?;
+        }
+        let traits = traits_of(&file, importance.is_some());
+        let plan = Plan::new(&tensors, &wishes, &traits);
+        if self.dry_run {
+            return print_plan(&tensors, &plan, mix.name);
+        }
+        let has = |tensor: &crate::tensor::Tensor<'_>| {
+            importance
+                .as_ref()
+                .is_some_and(|importance| importance.entries.contains_key(&tensor.name))
+        };
+        if let Some((tensor, ty)) = plan.needs_importance(&tensors, &mix, has) {
+            let tensor = tensor.to_owned();
+            return Err(Error::NeedsImportance { tensor, ty }.into());
+        }
+        let text = self
+            .text
+            .as_ref()
+            .map(|path| std::fs::read_to_string(path).with_context(|| path.display().to_string()));
+        let text = text.transpose()?;
+        let mut workers = Workers {
+            stop: Some(stop),
+            ..Workers::default()
+        };
+        workers.threads = self.threads.unwrap_or(workers.threads).max(1);
+        let options = Options {
+            importance: importance.as_ref(),
+            allow_requantize: self.allow_requantize,
+            parts: self.parts(&file),
+            workers,
+            report: (self.report || text.is_some()).then(|| ReportOptions {
+                command: std::env::args().collect::<Vec<_>>().join(" "),
+                text: text.as_deref(),
+                compare: compare::Options {
+                    n_ctx: self.ctx_size,
+                    chunks: Some(self.chunks),
+                    ..compare::Options::default()
+                },
+            }),
+        };
+        let fallbacks = plan.fallbacks;
+        let recipe = recipe(
+            &file,
+            tensors,
+            plan,
+            (mix.name, mix.file_type),
+            importance.as_ref(),
+        );
+        let (bar, start) = (ByteBar::new(), Instant::now());
+        let made = quantize(&file, recipe, &self.output, &options, |at| {
+            bar.set(at.done, at.total, &at.tensor.name);
+        });
+        bar.finish();
+        let (report, files) = made?;
+        if fallbacks > 0 {
+            eprintln!(
+                "{fallbacks} tensors have rows that are not whole blocks of their type and got the nearest that fits"
+            );
+        }
+        if options.report.is_some() {
+            print_report(&report);
+        }
+        for file in &files {
+            eprintln!("wrote {}", file.display());
+        }
+        eprintln!(
+            "{}: {:.2} MB, {:.2} bits per weight (from {:.2} MB) in {:.1} s",
+            mix.name,
+            report.bytes as f64 / 1e6,
+            report.bits_per_weight,
+            report.source_bytes as f64 / 1e6,
+            start.elapsed().as_secs_f64()
+        );
+        Ok(())
+    }
+
+    fn parts(&self, file: &ModelFile) -> Parts {
+        match (self.split_max_size, self.split_max_tensors) {
+            (Some(bytes), _) => Parts::MaxBytes(bytes),
+            (None, Some(tensors)) => Parts::MaxTensors(tensors),
+            (None, None) if self.keep_split => parts_of(file),
+            (None, None) => Parts::One,
+        }
+    }
+}
+
+/// What would be done.
+fn print_plan(tensors: &[crate::tensor::Tensor<'_>], plan: &Plan, mix: &str) -> anyhow::Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    for (tensor, ty) in tensors.iter().zip(&plan.types) {
+        let bytes = ty.bytes_for(tensor.elements()).unwrap_or(0);
+        let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+        writeln!(
+            out,
+            "{:<40} {:>20} {:>7} -> {:<7} {:>10.2} MB",
+            tensor.name,
+            shape.join("×"),
+            tensor.ty.name(),
+            ty.name(),
+            bytes as f64 / 1e6
+        )?;
+    }
+    writeln!(
+        out,
+        "{mix}: {:.2} MB, {:.3} bits per weight, {} tensors with rows that are not whole blocks",
+        plan.bytes(tensors) as f64 / 1e6,
+        plan.bits_per_weight(tensors),
+        plan.fallbacks
+    )?;
+    Ok(())
+}
+
+/// What it cost.
+pub fn print_report(report: &Report) {
+    for tensor in &report.tensors {
+        let error = tensor
+            .error
+            .map_or_else(String::new, |error| format!("{:.3}%", 100.0 * error));
+        println!(
+            "{:<40} {:>6} -> {:<7} {:>10.2} MB {:>9}",
+            tensor.name,
+            tensor.from,
+            tensor.to,
+            tensor.bytes as f64 / 1e6,
+            error
+        );
+    }
+    if let Some(result) = &report.comparison {
+        println!("{}", describe(result));
+    }
+}
+
+/// A comparison in a few lines.
+pub fn describe(result: &compare::Comparison) -> String {
+    format!(
+        "KL divergence   mean {:.6} ± {:.6}, median {:.6}, 90% {:.5}, 99% {:.4}, 99.9% {:.4}, most {:.3}\n\
+         same top token  {:.2}%\n\
+         change of p     {:.3}% (root mean square)\n\
+         perplexity      {:.4} -> {:.4} (× {:.4})\n\
+         over            {} tokens in {} chunks of {}",
+        result.mean_kl,
+        result.mean_kl_stderr,
+        result.median_kl,
+        result.kl_90,
+        result.kl_99,
+        result.kl_999,
+        result.max_kl,
+        100.0 * result.top1_agreement,
+        100.0 * result.rms_delta_p,
+        result.perplexity_a,
+        result.perplexity_b,
+        result.perplexity_ratio,
+        result.tokens,
+        result.chunks,
+        result.n_ctx
+    )
+}

@@ -1,0 +1,140 @@
+//! [`convert`]: makes a GGUF model of a Hugging Face directory, by the one table of names.
+//!
+//! [`metadata`] writes down the numbers, the tokenizer writes its vocabulary, and the tensors
+//! stream from one file to the other, renamed and where needed put in another order.
+
+mod metadata;
+
+use std::path::{Path, PathBuf};
+
+use oxidize_core::arch::{Arch, Hparams};
+use oxidize_core::file::{Format, ModelFile};
+use oxidize_core::gguf::ValueBuf;
+use oxidize_core::mix::{Mix, Traits};
+use oxidize_core::model::{GgufData, Model, gguf_tensors};
+use oxidize_core::tokenizer::VocabSpec;
+use oxidize_kernels::quant::TensorType;
+
+use crate::error::{Error, Result};
+use crate::output::Output;
+use crate::plan::{Plan, Wishes, is_quantizable};
+use crate::quantize::{Options, Progress, Recipe, quantize};
+use crate::report::Report;
+use crate::tensor::Tensor;
+
+/// Makes a GGUF file at `path` of the model in `file`, with matrices of the wished types.
+pub fn convert(
+    file: &ModelFile,
+    path: &Path,
+    wishes: &Wishes,
+    options: &Options<'_>,
+    progress: impl FnMut(Progress<'_>),
+) -> Result<(Report, Vec<PathBuf>)> {
+    let recipe = recipe(file, wishes, options.importance.is_some())?;
+    let options = Options {
+        importance: options.importance,
+        // Weights that came in 4 or 8 bits are unpacked: there is no other way to keep them.
+        allow_requantize: true,
+        parts: options.parts.clone(),
+        workers: options.workers,
+        report: None,
+    };
+    quantize(file, recipe, path, &options, progress)
+}
+
+/// What a GGUF file of a Hugging Face model consists of.
+pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Result<Recipe<'a>> {
+    if matches!(file.format(), Format::Gguf { .. }) {
+        return Err(Error::Unfit {
+            file: file.path().to_path_buf(),
+            problem: "it is a GGUF file already; `oxidize quantize` changes its types".into(),
+        });
+    }
+    let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?;
+    let hparams = Hparams::read(file, arch).map_err(oxidize_core::Error::from)?;
+    // Builds the plan once: whatever is missing or misshapen is found before anything is written.
+    let model = Model::from_file(file.clone())?;
+    let tensors = tensors(file, arch, &hparams)?;
+    let traits = Traits {
+        n_layers: hparams.layers.len(),
+        heads_per_kv: hparams
+            .layers
+            .first()
+            .map_or(1, |layer| layer.n_heads / layer.n_kv_heads.max(1)),
+        n_experts: hparams.moe.as_ref().map_or(0, |moe| moe.n_experts),
+        tied: !tensors.iter().any(|tensor| tensor.name == "output.weight"),
+        importance,
+        falcon: arch.name == "falcon",
+        llama: arch.name == "llama",
+    };
+    let mut plan = Plan::new(&tensors, wishes, &traits);
+    for (tensor, ty) in tensors.iter().zip(&mut plan.types) {
+        if !is_quantizable(tensor) {
+            // Vectors and small matrices are kept in full.
+            *ty = TensorType::F32;
+        }
+    }
+    let mut output = Output::default();
+    metadata::general(&mut output, file, arch, &tensors, &wishes.mix);
+    metadata::numbers(&mut output, file, arch, &hparams, model.n_vocab());
+    vocabulary(&mut output, file, model.n_vocab())?;
+    if let Some(template) = model.chat_template_source()? {
+        output.set("tokenizer.chat_template", ValueBuf::Str(template));
+    }
+    Ok(Recipe {
+        tensors,
+        output,
+        metadata: None,
+        plan,
+        mix: wishes.mix.name.to_owned(),
+    })
+}
+
+/// The tensors as GGUF has them.
+fn tensors<'a>(
+    file: &'a ModelFile,
+    arch: &'static Arch,
+    hparams: &Hparams,
+) -> Result<Vec<Tensor<'a>>> {
+    let list = gguf_tensors(file, arch, hparams)?;
+    let tensor = |tensor: oxidize_core::model::GgufTensor<'a>| match tensor.data {
+        GgufData::Stored(info) => Tensor::renamed(file, info, tensor.name, tensor.shape),
+        GgufData::Made(make) => {
+            let make = Box::new(move || Ok(make()?));
+            Tensor::made(tensor.name, tensor.ty, tensor.shape, file.path(), make)
+        }
+    };
+    Ok(list.into_iter().map(tensor).collect())
+}
+
+/// The vocabulary, if the directory has one: models for tests may lack it.
+fn vocabulary(output: &mut Output, file: &ModelFile, n_vocab: usize) -> Result<()> {
+    let spec = match VocabSpec::of_file(file) {
+        Ok(spec) => spec,
+        Err(oxidize_core::Error::Tokenizer {
+            error: oxidize_core::tokenizer::TokenizerError::Missing(_),
+            ..
+        }) => {
+            output.set("tokenizer.ggml.model", "no_vocab".into());
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let keys = spec.gguf_keys(n_vocab).map_err(|error| {
+        Error::from(oxidize_core::Error::Tokenizer {
+            path: file.path().to_path_buf(),
+            error,
+        })
+    })?;
+    for (key, value) in keys {
+        output.set(&key, value);
+    }
+    Ok(())
+}
+
+/// The mix for a conversion to one type.
+pub fn plain_mix(name: &str) -> Result<Mix> {
+    Mix::named(name).ok_or_else(|| Error::UnknownMix {
+        name: name.to_owned(),
+    })
+}

@@ -1,0 +1,269 @@
+//! Turns a tensor into blocks of another type on all threads, a window of rows at a time, and
+//! measures what is lost. While one window is computed, the one before it is written.
+
+use std::io::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use oxidize_kernels::quant::{self, TensorType};
+
+use crate::error::{Error, Result};
+use crate::tensor::{Reader, Tensor};
+
+/// How much work is shared out, and who may stop it.
+#[derive(Clone, Copy, Debug)]
+pub struct Workers<'a> {
+    /// Threads.
+    pub threads: usize,
+    /// Whether to measure the error of what is encoded.
+    pub measure: bool,
+    /// Set by someone who wants the work to end.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl Default for Workers<'_> {
+    fn default() -> Self {
+        Workers {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            measure: false,
+            stop: None,
+        }
+    }
+}
+
+/// What encoding a tensor lost. Add several to get a model's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// Σ x².
+    pub squares: f64,
+    /// Σ (x − x̂)².
+    pub errors: f64,
+    /// Σ i·x², with importance `i` (1 where there is none).
+    pub weighted_squares: f64,
+    /// Σ i·(x − x̂)².
+    pub weighted_errors: f64,
+}
+
+impl Loss {
+    /// The root of the errors' share in the squares.
+    pub fn relative(&self) -> f64 {
+        (self.errors / self.squares.max(f64::MIN_POSITIVE)).sqrt()
+    }
+
+    fn add(&mut self, other: Loss) {
+        self.squares += other.squares;
+        self.errors += other.errors;
+        self.weighted_squares += other.weighted_squares;
+        self.weighted_errors += other.weighted_errors;
+    }
+}
+
+/// Elements that are encoded before they are written.
+const WINDOW: u64 = 4 << 20;
+/// Elements that a thread takes at a time.
+const PIECE: u64 = 32 << 10;
+
+impl Workers<'_> {
+    /// Writes `tensor` as `ty`. `importance` has a number for each column, of each matrix of a stack.
+    pub fn encode(
+        &self,
+        tensor: &Tensor<'_>,
+        ty: TensorType,
+        importance: Option<&[f32]>,
+        out: &mut dyn Write,
+    ) -> Result<Loss> {
+        let columns = tensor.columns();
+        if !columns.is_multiple_of(ty.block_len() as u64) {
+            return Err(Error::Blocks {
+                file: tensor.file().to_path_buf(),
+                tensor: tensor.name.clone(),
+                columns,
+                ty,
+            });
+        }
+        let reader = tensor.open()?;
+        let window = (WINDOW / columns.max(1)).max(1);
+        let mut loss = Loss::default();
+        let (mut ready, mut next) = (Vec::new(), Vec::new());
+        let mut start = 0;
+        let rows = tensor.rows();
+        while start < rows {
+            let end = rows.min(start + window);
+            let (window_loss, written) = std::thread::scope(|scope| {
+                // The window before is written by this thread while the others compute.
+                let job = Job {
+                    reader: &reader,
+                    tensor,
+                    ty,
+                    importance,
+                    workers: *self,
+                };
+                let computing = {
+                    let next = &mut next;
+                    scope.spawn(move || job.rows(start..end, next))
+                };
+                let written = out.write_all(&ready);
+                (computing.join(), written)
+            });
+            written.map_err(write_error)?;
+            match window_loss {
+                Ok(window_loss) => loss.add(window_loss?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+            std::mem::swap(&mut ready, &mut next);
+            start = end;
+        }
+        out.write_all(&ready).map_err(write_error)?;
+        Ok(loss)
+    }
+
+    /// Writes `tensor` as it is.
+    pub fn copy(&self, tensor: &Tensor<'_>, out: &mut dyn Write) -> Result<()> {
+        let reader = tensor.open()?;
+        let window = (WINDOW / tensor.columns().max(1)).max(1);
+        let (mut start, rows) = (0, tensor.rows());
+        while start < rows {
+            self.check()?;
+            let end = rows.min(start + window);
+            out.write_all(&reader.bytes(start..end)?)
+                .map_err(write_error)?;
+            start = end;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.stop {
+            Some(stop) if stop.load(Ordering::Relaxed) => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The system's complaint, which the output puts the file's name to.
+fn write_error(error: std::io::Error) -> Error {
+    oxidize_core::gguf::WriteError::Io(error).into()
+}
+
+/// The encoding of one tensor.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    reader: &'a Reader<'a>,
+    tensor: &'a Tensor<'a>,
+    ty: TensorType,
+    importance: Option<&'a [f32]>,
+    workers: Workers<'a>,
+}
+
+impl Job<'_> {
+    /// Encodes some rows into `out`, on all threads.
+    fn rows(&self, rows: std::ops::Range<u64>, out: &mut Vec<u8>) -> Result<Loss> {
+        let columns = self.tensor.columns();
+        // Blocks fill rows: checked before.
+        let row_bytes = self.ty.bytes_for(columns).unwrap_or(0) as usize;
+        let n_rows = (rows.end - rows.start) as usize;
+        out.resize(n_rows * row_bytes, 0);
+        let bytes = self.reader.bytes(rows.clone())?;
+        let source_row = self.tensor.ty.bytes_for(columns).unwrap_or(0) as usize;
+        let piece = (PIECE / columns.max(1)).max(1) as usize;
+        let pieces = bytes
+            .chunks((piece * source_row).max(1))
+            .zip(out.chunks_mut((piece * row_bytes).max(1)))
+            .enumerate();
+        let queue = Mutex::new(pieces);
+        let result = Mutex::new(Ok(Loss::default()));
+        let threads = self.workers.threads.clamp(1, n_rows.div_ceil(piece).max(1));
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let mut buffers = Buffers::default();
+                    loop {
+                        let next = queue.lock().map(|mut queue| queue.next());
+                        let Ok(Some((n, (source, out)))) = next else {
+                            break;
+                        };
+                        let first = rows.start + (n * piece) as u64;
+                        let done = self
+                            .workers
+                            .check()
+                            .and_then(|()| self.piece(first, source, out, &mut buffers));
+                        let Ok(mut result) = result.lock() else { break };
+                        match (&mut *result, done) {
+                            (Ok(loss), Ok(done)) => loss.add(done),
+                            (Ok(_), Err(error)) => *result = Err(error),
+                            (Err(_), _) => break,
+                        }
+                    }
+                });
+            }
+        });
+        // Nobody panicked while holding it: the scope would have passed that on.
+        result
+            .into_inner()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Encodes a few rows, the first of which is `first`.
+    fn piece(
+        &self,
+        first: u64,
+        source: &[u8],
+        out: &mut [u8],
+        buffers: &mut Buffers,
+    ) -> Result<Loss> {
+        let columns = self.tensor.columns();
+        let n = source.len() / self.tensor.ty.block_bytes() * self.tensor.ty.block_len();
+        buffers.floats.resize(n, 0.0);
+        self.reader
+            .floats(source, first * columns, &mut buffers.floats)?;
+        let per_matrix = (self.tensor.rows() / self.tensor.matrices().max(1)).max(1);
+        let row_bytes = out.len() / (n / columns as usize).max(1);
+        let mut loss = Loss::default();
+        let rows = buffers.floats.chunks_exact(columns as usize);
+        for (i, (row, out)) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))).enumerate() {
+            let matrix = (first + i as u64) / per_matrix;
+            let importance = self.importance.and_then(|importance| {
+                let start = usize::try_from(matrix * columns).ok()?;
+                importance.get(start..start + row.len())
+            });
+            let encoded = oxidize_kernels::select().encode(self.ty, row, importance, out);
+            encoded.map_err(|error| self.failed(error))?;
+            if self.workers.measure {
+                buffers.decoded.resize(row.len(), 0.0);
+                quant::dequantize(self.ty, out, &mut buffers.decoded)
+                    .map_err(|error| self.failed(error))?;
+                loss.add(measure(row, &buffers.decoded, importance));
+            }
+        }
+        Ok(loss)
+    }
+
+    fn failed(&self, error: quant::QuantError) -> Error {
+        Error::Encode {
+            file: self.tensor.file().to_path_buf(),
+            tensor: self.tensor.name.clone(),
+            error,
+        }
+    }
+}
+
+/// What a thread keeps from one piece to the next.
+#[derive(Default)]
+struct Buffers {
+    floats: Vec<f32>,
+    decoded: Vec<f32>,
+}
+
+fn measure(row: &[f32], decoded: &[f32], importance: Option<&[f32]>) -> Loss {
+    let mut loss = Loss::default();
+    for (i, (x, y)) in row.iter().zip(decoded).enumerate() {
+        let weight = importance.map_or(1.0, |importance| f64::from(importance[i]));
+        let square = f64::from(x * x);
+        let error = f64::from(x - y).powi(2);
+        loss.squares += square;
+        loss.errors += error;
+        loss.weighted_squares += weight * square;
+        loss.weighted_errors += weight * error;
+    }
+    loss
+}

@@ -1,0 +1,274 @@
+//! Runs a model over a given text, one sequence alone: what measuring needs and an engine does not.
+
+use oxidize_core::Error;
+use oxidize_core::backend::{Backend, Batch, KvType, Observer, SeqSlice, Session, SessionConfig};
+use oxidize_core::kv::BlockId;
+use oxidize_core::model::{MemoryPlan, Model};
+use oxidize_core::tokenizer::EncodeOptions;
+
+use crate::error::Result;
+
+/// How a model is run for measuring.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Most tokens that are computed in one step.
+    pub batch_size: usize,
+    /// How the cache keeps keys.
+    pub key_type: KvType,
+    /// How the cache keeps values.
+    pub value_type: KvType,
+    /// Threads; all cores where nothing is said.
+    pub threads: Option<usize>,
+    /// Whether a model that seems not to fit in memory is refused.
+    pub check_memory: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            batch_size: 512,
+            key_type: KvType::F16,
+            value_type: KvType::F16,
+            threads: None,
+            check_memory: true,
+        }
+    }
+}
+
+/// A session for one sequence.
+pub struct Evaluator {
+    session: Box<dyn Session>,
+    blocks: Vec<BlockId>,
+    max_tokens: usize,
+    max_outputs: usize,
+    adapters: Vec<f32>,
+}
+
+impl Evaluator {
+    /// A session for up to `n_ctx` tokens with results at any of them.
+    pub fn new(
+        model: &Model,
+        backend: &dyn Backend,
+        settings: &Settings,
+        n_ctx: usize,
+    ) -> Result<Evaluator> {
+        let trained = model.hparams().n_ctx_train;
+        let problem = if n_ctx == 0 {
+            Some("there is nothing to compute".to_owned())
+        } else if n_ctx > trained {
+            Some(format!(
+                "{n_ctx} tokens, the model's context holds {trained}"
+            ))
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            let file = model.file().path().to_path_buf();
+            return Err(crate::Error::Unfit { file, problem });
+        }
+        let outputs = settings.batch_size.clamp(1, n_ctx);
+        Evaluator::with_outputs(model, backend, settings, n_ctx, outputs, None)
+    }
+
+    /// A session whose matrices' inputs `observer` sees.
+    pub fn observed(
+        model: &Model,
+        backend: &dyn Backend,
+        settings: &Settings,
+        n_ctx: usize,
+        observer: Observer,
+    ) -> Result<Evaluator> {
+        let observer = Some(observer);
+        Evaluator::with_outputs(model, backend, settings, n_ctx, 64, observer)
+    }
+
+    /// A session that measures speed: results at one token of a batch, and any length of context.
+    pub fn for_bench(
+        model: &Model,
+        backend: &dyn Backend,
+        settings: &Settings,
+        n_ctx: usize,
+    ) -> Result<Evaluator> {
+        Evaluator::with_outputs(model, backend, settings, n_ctx, 1, None)
+    }
+
+    fn with_outputs(
+        model: &Model,
+        backend: &dyn Backend,
+        settings: &Settings,
+        n_ctx: usize,
+        max_outputs: usize,
+        observer: Option<Observer>,
+    ) -> Result<Evaluator> {
+        let max_tokens = settings.batch_size.clamp(1, n_ctx.max(1));
+        let config = SessionConfig {
+            max_tokens,
+            max_outputs,
+            key_type: settings.key_type,
+            value_type: settings.value_type,
+            n_threads: settings.threads,
+            observer,
+            ..SessionConfig::for_context(n_ctx)
+        };
+        if settings.check_memory {
+            MemoryPlan::new(model, &config)
+                .check(model)
+                .map_err(Error::from)?;
+        }
+        let session = model.session(backend, &config)?;
+        let blocks = (0..config.n_blocks as u32).map(BlockId).collect();
+        Ok(Evaluator {
+            session,
+            blocks,
+            max_tokens,
+            max_outputs: config.max_outputs,
+            adapters: model.adapter_strengths().to_vec(),
+        })
+    }
+
+    /// Computes `tokens` from position `start` on, with results for those of `outputs` (indexes
+    /// into `tokens`, ascending).
+    pub fn run(&mut self, tokens: &[u32], start: usize, outputs: &[u32]) -> Result<()> {
+        let positions: Vec<u32> = (start as u32..(start + tokens.len()) as u32).collect();
+        let sequences = [SeqSlice {
+            n_tokens: tokens.len(),
+            blocks: &self.blocks,
+            slot: 0,
+            adapters: &self.adapters,
+        }];
+        let batch = Batch {
+            tokens,
+            positions: &positions,
+            sequences: &sequences,
+            outputs,
+        };
+        Ok(self.session.run(&batch).map_err(Error::from)?)
+    }
+
+    /// The results of the last run, for its `nth` output.
+    pub fn output(&mut self, nth: usize) -> Result<&[f32]> {
+        Ok(self.session.output(nth).map_err(Error::from)?)
+    }
+
+    /// Computes `tokens` from position `start` on, with results for the last only, as a prompt is.
+    pub fn prompt(&mut self, tokens: &[u32], start: usize) -> Result<()> {
+        let mut at = start;
+        let mut pieces = tokens.chunks(self.max_tokens).peekable();
+        while let Some(piece) = pieces.next() {
+            let last = [piece.len() as u32 - 1];
+            self.run(piece, at, if pieces.peek().is_none() { &last } else { &[] })?;
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    /// Puts `tokens` into the context.
+    pub fn fill(&mut self, tokens: &[u32]) -> Result<()> {
+        let mut at = 0;
+        for piece in tokens.chunks(self.max_tokens) {
+            self.run(piece, at, &[])?;
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    /// Computes all of `tokens` and calls `visit` with the logits of each position from `first` on.
+    pub fn each_logits(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        mut visit: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        for piece in pieces(tokens, first, self.step()) {
+            self.run(piece.tokens, piece.start, &piece.outputs)?;
+            for (nth, &output) in piece.outputs.iter().enumerate() {
+                visit(piece.start + output as usize, self.output(nth)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens of a step in which every one of them may have results.
+    pub(crate) fn step(&self) -> usize {
+        self.max_tokens.min(self.max_outputs)
+    }
+}
+
+/// Tokens that are computed in one step, and those of them whose results are wanted.
+pub(crate) struct Piece<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) start: usize,
+    pub(crate) outputs: Vec<u32>,
+}
+
+/// Cuts `tokens` into steps, with results from position `first` on.
+pub(crate) fn pieces(tokens: &[u32], first: usize, step: usize) -> impl Iterator<Item = Piece<'_>> {
+    let step = step.max(1);
+    tokens.chunks(step).enumerate().map(move |(index, tokens)| {
+        let start = index * step;
+        let wanted = |i: &u32| start + *i as usize >= first;
+        let outputs = (0..tokens.len() as u32).filter(wanted).collect();
+        Piece {
+            tokens,
+            start,
+            outputs,
+        }
+    })
+}
+
+/// A text cut into chunks of a context each, as llama.cpp cuts it for perplexity.
+pub struct Chunks {
+    tokens: Vec<u32>,
+    bos: Option<u32>,
+    /// Tokens of a chunk.
+    pub n_ctx: usize,
+    /// How many there are.
+    pub n_chunks: usize,
+}
+
+impl Chunks {
+    /// Tokenises a text; at most `most` chunks of it are used.
+    pub fn new(model: &Model, text: &str, n_ctx: usize, most: Option<usize>) -> Result<Chunks> {
+        let tokenizer = model.tokenizer()?;
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        };
+        let tokens = tokenizer.encode(text, options);
+        if n_ctx == 0 || tokens.len() < 2 * n_ctx {
+            let needed = 2 * n_ctx;
+            let problem = format!(
+                "the text is {} tokens, at least {needed} are needed for a context of {n_ctx}",
+                tokens.len()
+            );
+            let file = model.file().path().to_path_buf();
+            return Err(crate::Error::Unfit { file, problem });
+        }
+        let n_chunks = (tokens.len() / n_ctx).min(most.unwrap_or(usize::MAX));
+        let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+        Ok(Chunks {
+            tokens,
+            bos,
+            n_ctx,
+            n_chunks,
+        })
+    }
+
+    /// Each chunk: what the model reads, which begins as the model's texts do, and what was there.
+    pub fn iter(&self) -> impl Iterator<Item = (Vec<u32>, &[u32])> {
+        let chunks = self.tokens.chunks_exact(self.n_ctx).take(self.n_chunks);
+        chunks.map(|chunk| {
+            let mut input = chunk.to_vec();
+            if let (Some(bos), Some(first)) = (self.bos, input.first_mut()) {
+                *first = bos;
+            }
+            (input, chunk)
+        })
+    }
+
+    /// The positions of a chunk that are scored: the second half, but for the last, which has no
+    /// successor.
+    pub fn scored(&self) -> std::ops::Range<usize> {
+        self.n_ctx / 2..self.n_ctx - 1
+    }
+}

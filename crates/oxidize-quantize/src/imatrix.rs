@@ -1,0 +1,139 @@
+//! [`collect`]: makes an importance matrix of what a model computes while it reads a text.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::{Observation, Observer};
+use oxidize_core::file::Format;
+use oxidize_core::model::Model;
+
+use crate::error::{Error, Result};
+use crate::evaluate::{Chunks, Evaluator, Settings};
+use crate::importance::{Entry, Importance};
+
+/// How a matrix is collected.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Tokens of a chunk.
+    pub n_ctx: usize,
+    /// Most chunks to read; all where nothing is said.
+    pub chunks: Option<usize>,
+    /// Chunks at the beginning that were read before.
+    pub skip: usize,
+    /// Whether the matrix that makes the logits is looked at too.
+    pub output: bool,
+    /// How the model is run.
+    pub settings: Settings,
+    /// What the text is called in the result.
+    pub dataset: String,
+}
+
+/// What was seen of one matrix or stack, in double precision: sums grow large.
+#[derive(Default)]
+struct Seen {
+    sums: Vec<f64>,
+    counts: Vec<u64>,
+}
+
+/// Reads `text` with a model and adds up what its matrices see. `each` hears of every chunk, with
+/// what there is so far where it asks for it.
+pub fn collect(
+    model: &Model,
+    text: &str,
+    options: &Options,
+    mut each: impl FnMut(usize, usize, &dyn Fn() -> Importance) -> Result<()>,
+) -> Result<Importance> {
+    if !matches!(model.file().format(), Format::Gguf { .. }) {
+        return Err(Error::Unfit {
+            file: model.file().path().to_path_buf(),
+            problem: "importance is collected by GGUF names: convert the model first".into(),
+        });
+    }
+    let chunks = Chunks::new(model, text, options.n_ctx, options.chunks)?;
+    let seen: Arc<Mutex<HashMap<String, Seen>>> = Arc::default();
+    let (sink, with_output) = (seen.clone(), options.output);
+    let observer = Observer::new(move |observation| {
+        // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
+        let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        add(&mut seen, observation, with_output);
+    });
+    let cpu = Cpu::default();
+    let mut evaluator =
+        Evaluator::observed(model, &cpu, &options.settings, options.n_ctx, observer)?;
+    let result = |done: usize| {
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = seen.iter().map(|(name, seen)| {
+            let entry = Entry {
+                sums: seen.sums.iter().map(|&sum| sum as f32).collect(),
+                counts: seen.counts.iter().map(|&count| count as f32).collect(),
+            };
+            (name.clone(), entry)
+        });
+        Importance {
+            entries: entries.collect(),
+            datasets: vec![options.dataset.clone()],
+            chunks: done as u32,
+            chunk_size: options.n_ctx as u32,
+            file: PathBuf::new(),
+        }
+    };
+    let todo = chunks.n_chunks.saturating_sub(options.skip);
+    for (done, (input, _)) in chunks.iter().skip(options.skip).enumerate() {
+        if options.output {
+            evaluator.each_logits(&input, 0, |_, _| Ok(()))?;
+        } else {
+            evaluator.fill(&input)?;
+        }
+        each(done + 1, todo, &|| result(done + 1))?;
+    }
+    let importance = result(todo);
+    for (name, entry) in &importance.entries {
+        if entry.sums.iter().any(|sum| !sum.is_finite()) {
+            return Err(Error::Unfit {
+                file: model.file().path().to_path_buf(),
+                problem: format!("the inputs of `{name}` are not numbers"),
+            });
+        }
+    }
+    Ok(importance)
+}
+
+fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, with_output: bool) {
+    let wanted = |name: &str| name.starts_with("blk.") || with_output;
+    if !observation.weights.iter().any(|name| wanted(name)) {
+        return;
+    }
+    let mut squares = vec![0.0f32; observation.width];
+    let mut sums = vec![0.0f64; observation.width];
+    let n = observation.rows.len() / observation.width.max(1);
+    // Singles add up a few rows at a time, doubles those.
+    for rows in observation.rows.chunks(observation.width * 32) {
+        squares.fill(0.0);
+        for row in rows.chunks_exact(observation.width) {
+            for (square, x) in squares.iter_mut().zip(row) {
+                *square += x * x;
+            }
+        }
+        for (sum, square) in sums.iter_mut().zip(&squares) {
+            *sum += f64::from(*square);
+        }
+    }
+    for name in observation.weights.iter().filter(|name| wanted(name)) {
+        let width = observation.width;
+        if !seen.contains_key(*name) {
+            seen.insert((*name).to_owned(), Seen::default());
+        }
+        let Some(entry) = seen.get_mut(*name) else {
+            continue;
+        };
+        entry.sums.resize(width * observation.n_experts, 0.0);
+        entry.counts.resize(observation.n_experts, 0);
+        let start = observation.expert * width;
+        for (total, sum) in entry.sums[start..start + width].iter_mut().zip(&sums) {
+            *total += sum;
+        }
+        entry.counts[observation.expert] += n as u64;
+    }
+}

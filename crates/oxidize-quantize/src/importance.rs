@@ -1,0 +1,368 @@
+//! [`Importance`]: how strongly the inputs of each matrix are driven, from a text that a model has
+//! read. Read from llama.cpp's GGUF and from its older `.dat` files; written as the former.
+
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::gguf::{ArrayBuf, MAGIC, Value, WriteError, Writer};
+use oxidize_core::io::save_atomically;
+use oxidize_kernels::quant::TensorType;
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// An importance matrix: for each matrix of a model, the sums of its inputs' squares.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Importance {
+    /// By the tensor's name, such as `blk.0.ffn_down.weight`.
+    pub entries: BTreeMap<String, Entry>,
+    /// The texts it was made from.
+    pub datasets: Vec<String>,
+    /// Chunks of text that were read, and the tokens of one.
+    pub chunks: u32,
+    /// Tokens of a chunk.
+    pub chunk_size: u32,
+    /// The file it was read from.
+    pub file: PathBuf,
+}
+
+/// The inputs of a matrix, or of each matrix of a stack of experts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Entry {
+    /// Sums of squares, one for each column of each matrix.
+    pub sums: Vec<f32>,
+    /// Inputs that were added up, for each matrix.
+    pub counts: Vec<f32>,
+}
+
+impl Entry {
+    /// The mean square of each input; for an expert that no token chose, zeros.
+    pub fn means(&self) -> Vec<f32> {
+        let columns = (self.sums.len() / self.counts.len().max(1)).max(1);
+        let of_matrix = self.sums.chunks(columns).zip(&self.counts);
+        of_matrix
+            .flat_map(|(sums, &count)| {
+                let scale = if count > 0.0 { 1.0 / count } else { 0.0 };
+                sums.iter().map(move |sum| sum * scale)
+            })
+            .collect()
+    }
+
+    /// Adds what another run has seen; `None` if it is of another shape.
+    #[must_use]
+    pub fn add(&mut self, other: &Entry) -> Option<()> {
+        if (self.sums.len(), self.counts.len()) != (other.sums.len(), other.counts.len()) {
+            return None;
+        }
+        for (sum, more) in self.sums.iter_mut().zip(&other.sums) {
+            *sum += more;
+        }
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        Some(())
+    }
+}
+
+const SUMS: &str = ".in_sum2";
+const COUNTS: &str = ".counts";
+
+impl Importance {
+    /// Reads a file of either kind.
+    pub fn load(path: &Path) -> Result<Importance> {
+        let mut head = [0; 4];
+        let mut open = || -> std::io::Result<()> {
+            std::io::Read::read_exact(&mut std::fs::File::open(path)?, &mut head)
+        };
+        open().map_err(oxidize_core::Error::io(path))?;
+        let mut importance = if head == MAGIC {
+            Importance::load_gguf(path)?
+        } else {
+            let bytes = std::fs::read(path).map_err(oxidize_core::Error::io(path))?;
+            parse_dat(&bytes).map_err(|problem| broken(path, problem))?
+        };
+        importance.file = path.to_path_buf();
+        if importance.entries.is_empty() {
+            return Err(broken(path, "no entries: this is no importance matrix"));
+        }
+        for (name, entry) in &importance.entries {
+            let odd = |x: &f32| !x.is_finite() || *x < 0.0;
+            if entry.sums.iter().chain(&entry.counts).any(odd) {
+                let problem = format!("the entry of `{name}` has an element that is no importance");
+                return Err(broken(path, problem));
+            }
+        }
+        Ok(importance)
+    }
+
+    fn load_gguf(path: &Path) -> Result<Importance> {
+        let file = ModelFile::open(path, &OpenOptions::default())?;
+        let metadata = file.metadata();
+        let number = |key| u32::try_from(metadata.u64(key).unwrap_or(0)).unwrap_or(0);
+        let datasets = metadata.array("imatrix.datasets").and_then(|list| {
+            let names = list.strings()?.map(|name| name.into_owned());
+            Some(names.collect())
+        });
+        let floats = |name: &str| -> Result<Option<Vec<f32>>> {
+            let Some(info) = file.tensor(name) else {
+                return Ok(None);
+            };
+            let mut floats = Vec::new();
+            file.for_each_f32::<oxidize_core::Error>(info, |piece| {
+                floats.extend_from_slice(piece);
+                Ok(())
+            })?;
+            Ok(Some(floats))
+        };
+        let mut entries = BTreeMap::new();
+        for info in file.tensors() {
+            let Some(name) = info.name.strip_suffix(SUMS) else {
+                continue;
+            };
+            let sums = floats(&info.name)?.unwrap_or_default();
+            let counts = floats(&format!("{name}{COUNTS}"))?;
+            let counts = counts
+                .filter(|counts| !counts.is_empty() && sums.len().is_multiple_of(counts.len()));
+            let counts =
+                counts.ok_or_else(|| broken(path, format!("`{name}` has no counts that fit")))?;
+            entries.insert(name.to_owned(), Entry { sums, counts });
+        }
+        Ok(Importance {
+            entries,
+            datasets: datasets.unwrap_or_default(),
+            chunks: number("imatrix.chunk_count"),
+            chunk_size: number("imatrix.chunk_size"),
+            file: PathBuf::new(),
+        })
+    }
+
+    /// Writes it as llama.cpp does.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let mut writer = Writer::new();
+        let datasets = ArrayBuf::strings(&self.datasets);
+        writer.key("general.type", &Value::Str("imatrix"))?;
+        writer.key("imatrix.datasets", &Value::Array(datasets.as_array()))?;
+        writer.key("imatrix.chunk_count", &Value::U32(self.chunks))?;
+        writer.key("imatrix.chunk_size", &Value::U32(self.chunk_size))?;
+        for (name, entry) in &self.entries {
+            let matrices = entry.counts.len() as u64;
+            let columns = entry.sums.len() as u64 / matrices.max(1);
+            let ty = TensorType::F32;
+            writer.tensor(&format!("{name}{SUMS}"), ty, &[columns, matrices])?;
+            writer.tensor(&format!("{name}{COUNTS}"), ty, &[1, matrices])?;
+        }
+        save_atomically(path, |out| {
+            writer.write(out, |tensor, out| {
+                let name = &tensor.name;
+                let of = |ending: &str| self.entries.get(name.strip_suffix(ending)?);
+                let floats = match (of(SUMS), of(COUNTS)) {
+                    (Some(entry), _) => &entry.sums,
+                    (None, Some(entry)) => &entry.counts,
+                    (None, None) => return Ok(()),
+                };
+                out.write_all(bytemuck::cast_slice(floats))
+                    .map_err(|error| Error::from(WriteError::Io(error)))
+            })
+        })
+    }
+
+    /// Adds what another one has seen, of the same model.
+    pub fn merge(&mut self, other: &Importance) -> Result<()> {
+        for (name, entry) in &other.entries {
+            match self.entries.get_mut(name) {
+                Some(ours) => ours.add(entry).ok_or_else(|| Error::OtherModel {
+                    file: other.file.clone(),
+                    problem: format!("`{name}` has {} inputs", entry.sums.len()),
+                })?,
+                None => {
+                    self.entries.insert(name.clone(), entry.clone());
+                }
+            }
+        }
+        for dataset in &other.datasets {
+            if !self.datasets.contains(dataset) {
+                self.datasets.push(dataset.clone());
+            }
+        }
+        self.chunks = self.chunks.saturating_add(other.chunks);
+        self.chunk_size = self.chunk_size.max(other.chunk_size);
+        Ok(())
+    }
+
+    /// The importance of a tensor's columns, for each matrix of a stack; `None` where it has none.
+    pub fn of(&self, tensor: &Tensor<'_>) -> Result<Option<Vec<f32>>> {
+        let Some(entry) = self.entries.get(&tensor.name) else {
+            return Ok(None);
+        };
+        let expected = tensor.columns().saturating_mul(tensor.matrices());
+        if entry.sums.len() as u64 != expected {
+            return Err(Error::OtherModel {
+                file: self.file.clone(),
+                problem: format!(
+                    "`{}` has {} inputs here, {expected} in the model",
+                    tensor.name,
+                    entry.sums.len()
+                ),
+            });
+        }
+        Ok(Some(entry.means()))
+    }
+
+    /// Refuses a matrix that knows none of the tensors of a model.
+    pub fn check(&self, tensors: &[Tensor<'_>]) -> Result<()> {
+        let known = |tensor: &Tensor<'_>| self.entries.contains_key(&tensor.name);
+        if tensors.iter().any(known) {
+            return Ok(());
+        }
+        let first = self.entries.keys().next().cloned().unwrap_or_default();
+        Err(Error::OtherModel {
+            file: self.file.clone(),
+            problem: format!("it knows tensors such as `{first}`, which the model does not have"),
+        })
+    }
+}
+
+fn broken(path: &Path, problem: impl Into<String>) -> Error {
+    Error::Importance {
+        file: path.to_path_buf(),
+        problem: problem.into(),
+    }
+}
+
+/// The older format: a number of entries, each with a name, a count and the scaled sums.
+fn parse_dat(bytes: &[u8]) -> Result<Importance, String> {
+    /// More entries than any model has tensors, and more columns than any matrix.
+    const MOST: usize = 1 << 20;
+    let mut reader = Dat { bytes, at: 0 };
+    let n_entries = reader.count(MOST)?;
+    let mut importance = Importance::default();
+    for _ in 0..n_entries {
+        let len = reader.count(4096)?;
+        let name = String::from_utf8_lossy(reader.take(len)?).into_owned();
+        let calls = reader.count(i32::MAX as usize)?.max(1);
+        let n = reader.count(1 << 28)?;
+        let values = reader.take(n.checked_mul(4).ok_or("too many values")?)?;
+        let values = values.as_chunks::<4>().0.iter();
+        // What is stored is the mean times the number of calls.
+        let sums = values.map(|value| f32::from_le_bytes(*value)).collect();
+        let entry = Entry {
+            sums,
+            counts: vec![calls as f32],
+        };
+        importance.entries.insert(name, entry);
+    }
+    // Newer files of this kind also say how much was read, and of what.
+    if let Ok(chunks) = reader.count(i32::MAX as usize) {
+        importance.chunks = chunks as u32;
+        let dataset = reader.count(MOST).and_then(|len| reader.take(len));
+        importance
+            .datasets
+            .extend(dataset.map(|name| String::from_utf8_lossy(name).into_owned()));
+    }
+    Ok(importance)
+}
+
+struct Dat<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Dat<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
+        let end = self.at.checked_add(n);
+        let part = end.and_then(|end| self.bytes.get(self.at..end));
+        let part = part.ok_or_else(|| format!("the file ends at byte {}", self.bytes.len()))?;
+        self.at += n;
+        Ok(part)
+    }
+
+    fn count(&mut self, most: usize) -> Result<usize, String> {
+        let at = self.at;
+        let bytes = self.take(4)?.first_chunk().copied().unwrap_or_default();
+        let count = usize::try_from(i32::from_le_bytes(bytes)).ok();
+        count
+            .filter(|count| *count <= most)
+            .ok_or_else(|| format!("byte {at}: not a count: this is no importance matrix"))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Importance {
+        let entry = |sums: &[f32], counts: &[f32]| Entry {
+            sums: sums.to_vec(),
+            counts: counts.to_vec(),
+        };
+        Importance {
+            entries: BTreeMap::from([
+                ("blk.0.ffn_up.weight".into(), entry(&[8.0, 2.0], &[2.0])),
+                (
+                    "blk.0.ffn_up_exps.weight".into(),
+                    entry(&[6.0, 3.0, 9.0, 9.0], &[3.0, 0.0]),
+                ),
+            ]),
+            datasets: vec!["a.txt".into()],
+            chunks: 3,
+            chunk_size: 512,
+            file: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn a_file_comes_back_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("imatrix.gguf");
+        let mut saved = sample();
+        saved.save(&path).unwrap();
+        let loaded = Importance::load(&path).unwrap();
+        saved.file = path;
+        assert_eq!(loaded, saved);
+        let experts = &loaded.entries["blk.0.ffn_up_exps.weight"];
+        assert_eq!(experts.means(), [2.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_older_format_is_read() {
+        let mut bytes = Vec::new();
+        let mut int = |n: i32, bytes: &mut Vec<u8>| bytes.extend(n.to_le_bytes());
+        int(1, &mut bytes);
+        int(3, &mut bytes);
+        bytes.extend(b"a.w");
+        int(4, &mut bytes);
+        int(2, &mut bytes);
+        bytes.extend([8.0f32, 2.0].iter().flat_map(|x| x.to_le_bytes()));
+        let plain = parse_dat(&bytes).unwrap();
+        assert_eq!(plain.entries["a.w"].means(), [2.0, 0.5]);
+        int(7, &mut bytes);
+        int(4, &mut bytes);
+        bytes.extend(b"wiki");
+        let full = parse_dat(&bytes).unwrap();
+        assert_eq!((full.chunks, full.datasets.len()), (7, 1));
+        for end in 0..bytes.len() - 12 {
+            let cut = parse_dat(&bytes[..end]);
+            assert!(cut.is_err() || end >= 27, "{end}");
+        }
+    }
+
+    #[test]
+    fn merging_adds_up() {
+        let mut both = sample();
+        both.merge(&sample()).unwrap();
+        let entry = &both.entries["blk.0.ffn_up.weight"];
+        assert_eq!(
+            (entry.sums[0], entry.counts[0], both.chunks),
+            (16.0, 4.0, 6)
+        );
+        let mut other = sample();
+        other
+            .entries
+            .insert("blk.0.ffn_up.weight".into(), Entry::default());
+        assert!(matches!(both.merge(&other), Err(Error::OtherModel { .. })));
+    }
+}

@@ -1,0 +1,23 @@
+//! From a Hugging Face directory to a small GGUF of known quality: convert, quantise, measure.
+//!
+//! [`quantize`] makes a smaller model of a model, choosing types by [`plan`] and weighing errors by
+//! an [`importance`] matrix; [`compare`] says what that cost. [`tensor`] is what they all read from,
+//! [`output`] what they write to. Everything streams: of a model, a few tensors are in memory.
+
+#![deny(unsafe_code)]
+
+pub mod commands;
+pub mod compare;
+pub mod convert;
+pub mod encode;
+mod error;
+pub mod evaluate;
+pub mod imatrix;
+pub mod importance;
+pub mod output;
+pub mod plan;
+pub mod quantize;
+pub mod report;
+pub mod tensor;
+
+pub use error::{Error, Result};

@@ -1,0 +1,34 @@
+//! The `oxidize-quantize` program: the verbs of `oxidize` that make model files, and nothing else.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use oxidize_quantize::commands;
+
+/// Makes model files: converts, quantises, splits and merges.
+#[derive(Parser)]
+#[command(name = "oxidize-quantize", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Convert(commands::convert::Convert),
+    Quantize(commands::quantize::Quantize),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().verb {
+        Verb::Convert(args) => args.run(),
+        Verb::Quantize(args) => args.run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

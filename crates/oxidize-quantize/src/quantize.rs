@@ -1,0 +1,253 @@
+//! [`quantize`]: makes a smaller model of a GGUF model.
+//!
+//! [`crate::plan`] has chosen the types; here the tensors are streamed through
+//! [`crate::encode`] into the output, and what was lost becomes a [`Report`].
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::gguf::{Metadata, Planned, ValueBuf};
+use oxidize_core::model::Model;
+
+use crate::compare::{self, compare};
+use crate::encode::{Loss, Workers};
+use crate::error::{Error, Result};
+use crate::importance::Importance;
+use crate::output::{Output, Parts, check_not_input};
+use crate::plan::Plan;
+use crate::report::{Report, TensorReport};
+use crate::tensor::Tensor;
+
+/// How a model is written, beside the types of its tensors.
+#[derive(Default)]
+pub struct Options<'a> {
+    /// What is important.
+    pub importance: Option<&'a Importance>,
+    /// Whether tensors that are quantised already may be quantised again.
+    pub allow_requantize: bool,
+    /// One file or several.
+    pub parts: Parts,
+    /// Threads, and who may stop them.
+    pub workers: Workers<'a>,
+    /// Whether the output gets a report.
+    pub report: Option<ReportOptions<'a>>,
+}
+
+/// What a report contains.
+#[derive(Default)]
+pub struct ReportOptions<'a> {
+    /// The command that made the file.
+    pub command: String,
+    /// A text over which the output is compared with the source.
+    pub text: Option<&'a str>,
+    /// How.
+    pub compare: compare::Options,
+}
+
+/// A model's tensors and keys, and what is to become of them.
+pub struct Recipe<'a> {
+    /// The tensors, in the order of the output.
+    pub tensors: Vec<Tensor<'a>>,
+    /// The keys of the output.
+    pub output: Output,
+    /// Where copied keys come from.
+    pub metadata: Option<&'a Metadata>,
+    /// The type of each tensor.
+    pub plan: Plan,
+    /// What people call the mix of types.
+    pub mix: String,
+}
+
+/// What happens while a model is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The tensor, and its number from 0.
+    pub tensor: &'a Planned,
+    /// Its number.
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+    /// Bytes written before it.
+    pub done: u64,
+    /// Bytes of all tensors.
+    pub total: u64,
+}
+
+/// The tensors of a GGUF file.
+pub fn tensors_of(file: &ModelFile) -> Vec<Tensor<'_>> {
+    let tensors = file.tensors().iter();
+    tensors.map(|info| Tensor::of_file(file, info)).collect()
+}
+
+/// The recipe for a GGUF model with other types.
+pub fn recipe<'a>(
+    file: &'a ModelFile,
+    tensors: Vec<Tensor<'a>>,
+    plan: Plan,
+    mix: (&str, u32),
+    importance: Option<&Importance>,
+) -> Recipe<'a> {
+    let mut output = Output::default();
+    output.copy_keys(file);
+    output.set("general.quantization_version", ValueBuf::U32(2));
+    output.set("general.file_type", ValueBuf::U32(mix.1));
+    if let Some(importance) = importance {
+        let file = importance.file.file_name().unwrap_or_default();
+        let entries = u32::try_from(importance.entries.len()).unwrap_or(u32::MAX);
+        let text = |text: &str| ValueBuf::Str(text.to_owned());
+        output.set("quantize.imatrix.file", text(&file.to_string_lossy()));
+        let dataset = importance.datasets.join(", ");
+        output.set("quantize.imatrix.dataset", text(&dataset));
+        output.set("quantize.imatrix.entries_count", ValueBuf::U32(entries));
+        let chunks = ValueBuf::U32(importance.chunks);
+        output.set("quantize.imatrix.chunks_count", chunks);
+    }
+    Recipe {
+        tensors,
+        output,
+        metadata: Some(file.metadata()),
+        plan,
+        mix: mix.0.to_owned(),
+    }
+}
+
+/// Parts of the output as those of the input.
+pub fn parts_of(file: &ModelFile) -> Parts {
+    let n_files = file.files().len();
+    if n_files < 2 {
+        return Parts::One;
+    }
+    let mut counts = vec![0; n_files];
+    for tensor in file.tensors() {
+        if let Some(count) = counts.get_mut(tensor.file) {
+            *count += 1;
+        }
+    }
+    Parts::Counts(counts)
+}
+
+/// Writes a model. Nothing appears at `path` before all of it is on disk.
+pub fn quantize(
+    source: &ModelFile,
+    mut recipe: Recipe<'_>,
+    path: &Path,
+    options: &Options<'_>,
+    mut progress: impl FnMut(Progress<'_>),
+) -> Result<(Report, Vec<PathBuf>)> {
+    check_not_input(path, source)?;
+    if let Some(importance) = options.importance {
+        importance.check(&recipe.tensors)?;
+    }
+    check(&recipe, options)?;
+    for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
+        recipe.output.tensor(&tensor.name, *ty, &tensor.shape);
+    }
+    let mut report = Report::new(&recipe, source);
+    if let Some(wanted) = &options.report {
+        report.command.clone_from(&wanted.command);
+        let room = report.room();
+        recipe
+            .output
+            .set(Report::KEY, ValueBuf::Str(report.padded(room)));
+    }
+    let total = recipe.output.bytes();
+    let count = recipe.tensors.len();
+    let mut done = 0;
+    let metadata = recipe.metadata;
+    let written = recipe
+        .output
+        .write(path, &options.parts, metadata, |index, planned, out| {
+            progress(Progress {
+                tensor: planned,
+                index,
+                count,
+                done,
+                total,
+            });
+            let loss = write_tensor(&recipe, index, options, out)?;
+            done += planned.bytes;
+            if let (Some(loss), Some(entry)) = (loss, report.tensors.get_mut(index)) {
+                entry.measured(&loss);
+            }
+            Ok(())
+        })?;
+    if let Some(wanted) = &options.report {
+        if let Some(text) = wanted.text {
+            if !matches!(options.parts, Parts::One) {
+                return Err(Error::Unfit {
+                    file: path.to_path_buf(),
+                    problem: "parts can only be compared once they are written".into(),
+                });
+            }
+            let made = Model::load(written.temporary(), &OpenOptions::default())?;
+            let original = Model::from_file(source.clone())?;
+            let result = compare(&original, &made, text, &wanted.compare, |_, _, _| {})?;
+            report.comparison = Some(result);
+        }
+        let room = report.room();
+        recipe
+            .output
+            .set(Report::KEY, ValueBuf::Str(report.padded(room)));
+        recipe.output.rewrite_headers(&written, metadata)?;
+    }
+    Ok((report, written.publish()?))
+}
+
+/// Refuses what cannot be done before anything is written.
+fn check(recipe: &Recipe<'_>, options: &Options<'_>) -> Result<()> {
+    for (tensor, &ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
+        if ty == tensor.ty {
+            continue;
+        }
+        if tensor.ty.is_quantized() && !options.allow_requantize {
+            return Err(Error::Requantize {
+                file: tensor.file().to_path_buf(),
+                tensor: tensor.name.clone(),
+                ty: tensor.ty,
+            });
+        }
+        if !tensor.columns().is_multiple_of(ty.block_len() as u64) {
+            return Err(Error::Blocks {
+                file: tensor.file().to_path_buf(),
+                tensor: tensor.name.clone(),
+                columns: tensor.columns(),
+                ty,
+            });
+        }
+        if let Some(importance) = options.importance {
+            // Embeddings are looked up, not multiplied, so their importance may be of the output.
+            if tensor.name != "token_embd.weight" {
+                importance.of(tensor)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write_tensor(
+    recipe: &Recipe<'_>,
+    index: usize,
+    options: &Options<'_>,
+    out: &mut dyn Write,
+) -> Result<Option<Loss>> {
+    let (tensor, ty) = (&recipe.tensors[index], recipe.plan.types[index]);
+    if ty == tensor.ty {
+        options.workers.copy(tensor, out)?;
+        return Ok(None);
+    }
+    let importance = match options.importance {
+        Some(importance) => importance.of(tensor).unwrap_or(None),
+        None => None,
+    };
+    let mut workers = options.workers;
+    workers.measure |= options.report.is_some();
+    let loss = workers.encode(tensor, ty, importance.as_deref(), out)?;
+    Ok(workers.measure.then_some(loss))
+}
+
+impl TensorReport {
+    fn measured(&mut self, loss: &Loss) {
+        self.error = Some(loss.relative());
+    }
+}

@@ -1,0 +1,170 @@
+//! [`Tensor`]: one tensor on its way from a file to another, read a few rows at a time.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use oxidize_core::file::{DimOrder, ModelFile, TensorBytes, TensorInfo};
+use oxidize_kernels::quant::{self, TensorType};
+
+use crate::error::{Error, Result};
+
+/// A tensor that will be written.
+pub struct Tensor<'a> {
+    /// Its name in the output.
+    pub name: String,
+    /// How its elements are stored now.
+    pub ty: TensorType,
+    /// Its dimensions, the fastest-varying first.
+    pub shape: Vec<u64>,
+    data: Data<'a>,
+    /// The file it comes from, for messages.
+    file: PathBuf,
+}
+
+/// Makes the elements of a tensor that no file has as such.
+pub type Make<'a> = Box<dyn Fn() -> Result<TensorBytes> + Send + Sync + 'a>;
+
+enum Data<'a> {
+    /// In a file as it is.
+    File(&'a ModelFile, &'a TensorInfo),
+    /// Put together when it is needed.
+    Made(Make<'a>),
+}
+
+impl<'a> Tensor<'a> {
+    /// A tensor of a file, unchanged.
+    pub fn of_file(file: &'a ModelFile, info: &'a TensorInfo) -> Tensor<'a> {
+        let shape = match info.order {
+            DimOrder::FastestFirst => info.shape.clone(),
+            DimOrder::FastestLast => info.shape.iter().rev().copied().collect(),
+        };
+        Tensor {
+            name: info.name.clone(),
+            ty: info.ty,
+            shape,
+            data: Data::File(file, info),
+            file: file.path().to_path_buf(),
+        }
+    }
+
+    /// A tensor of a file under another name.
+    pub fn renamed(
+        file: &'a ModelFile,
+        info: &'a TensorInfo,
+        name: String,
+        shape: Vec<u64>,
+    ) -> Tensor<'a> {
+        Tensor {
+            name,
+            shape,
+            ..Tensor::of_file(file, info)
+        }
+    }
+
+    /// A tensor that `make` puts together; `file` is where its parts are from.
+    pub fn made(
+        name: String,
+        ty: TensorType,
+        shape: Vec<u64>,
+        file: &Path,
+        make: Make<'a>,
+    ) -> Tensor<'a> {
+        Tensor {
+            name,
+            ty,
+            shape,
+            data: Data::Made(make),
+            file: file.to_path_buf(),
+        }
+    }
+
+    /// Elements of a row.
+    pub fn columns(&self) -> u64 {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Rows, of all matrices of a stack.
+    pub fn rows(&self) -> u64 {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Matrices of a stack: one unless these are experts.
+    pub fn matrices(&self) -> u64 {
+        self.shape.iter().skip(2).product()
+    }
+
+    /// The file it comes from.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Opens it for reading. Of a tensor in a file nothing is read yet.
+    pub fn open(&self) -> Result<Reader<'_>> {
+        let made = match &self.data {
+            Data::File(..) => None,
+            Data::Made(make) => Some(make()?),
+        };
+        Ok(Reader { tensor: self, made })
+    }
+}
+
+/// Reads rows of a tensor.
+pub struct Reader<'a> {
+    tensor: &'a Tensor<'a>,
+    /// All of it, where it had to be put together.
+    made: Option<TensorBytes>,
+}
+
+impl Reader<'_> {
+    /// The bytes of some rows.
+    pub fn bytes(&self, rows: Range<u64>) -> Result<TensorBytes> {
+        let tensor = self.tensor;
+        let row = tensor.ty.bytes_for(tensor.columns());
+        let range =
+            row.and_then(|row| Some(rows.start.checked_mul(row)?..rows.end.checked_mul(row)?));
+        let outside =
+            || oxidize_core::Error::io(tensor.file())(std::io::ErrorKind::UnexpectedEof.into());
+        let range = range.ok_or_else(outside)?;
+        match (&self.made, &tensor.data) {
+            (Some(bytes), _) => {
+                let part = || {
+                    let start = usize::try_from(range.start).ok()?;
+                    bytes.slice(start..usize::try_from(range.end).ok()?)
+                };
+                Ok(part().ok_or_else(outside)?)
+            }
+            (None, Data::File(file, info)) => Ok(file.data_range(info, range)?),
+            (None, Data::Made(_)) => Err(outside().into()),
+        }
+    }
+
+    /// Turns bytes of rows into floats, and refuses what is no number. `first` is the number of the
+    /// first element, for the message.
+    pub fn floats(&self, bytes: &[u8], first: u64, out: &mut [f32]) -> Result<()> {
+        let (file, tensor) = (self.tensor.file(), &self.tensor.name);
+        quant::dequantize(self.tensor.ty, bytes, out).map_err(|error| Error::Encode {
+            file: file.to_path_buf(),
+            tensor: tensor.clone(),
+            error,
+        })?;
+        // A sum is no number as soon as one of its terms is none; it is looked at sixteen at a time.
+        let odd = |x: &[f32]| !x.iter().map(|x| x * 0.0).sum::<f32>().eq(&0.0);
+        if let Some(chunk) = out.chunks(16).position(odd) {
+            let start = chunk * 16;
+            let at = out[start..].iter().position(|x| !x.is_finite());
+            let at = start + at.unwrap_or(0);
+            return Err(Error::NotFinite {
+                file: file.to_path_buf(),
+                tensor: tensor.clone(),
+                element: first + at as u64,
+                value: out[at],
+            });
+        }
+        Ok(())
+    }
+}
