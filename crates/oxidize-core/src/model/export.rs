@@ -327,7 +327,7 @@ impl<'a> Exporter<'a, '_> {
                 QkvLayout::Concatenated => (start..start + len).collect(),
                 QkvLayout::Grouped => {
                     let (start, len, all) = (start / groups, len / groups, all / groups);
-                    let of_group = |group| (group * all + start..group * all + start + len);
+                    let of_group = |group| group * all + start..group * all + start + len;
                     (0..groups).flat_map(of_group).collect()
                 }
             }

@@ -41,7 +41,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::file::{Format, ModelFile, OpenOptions};
+use crate::file::{ModelFile, OpenOptions};
 
 pub use error::TokenizerError;
 pub use heal::Healed;

@@ -90,21 +90,22 @@ pub(super) fn whole(x: f32, low: f32, high: f32) -> f32 {
 
 /// Scales of `G` groups of `N` elements in units of one `d`: `d · l[g]` with `l[g]` in `low..=high`.
 ///
-/// `nearest` rounds to a level of the format; `end` is the level of largest magnitude.
+/// `nearest` rounds to a level of the format; `ends` are the levels that the largest element of a
+/// group may get.
 #[inline(always)]
 pub(super) fn group_scales<const G: usize, const N: usize>(
     x: &[f32],
     w: &[f32],
-    end: f32,
+    ends: &[f32],
     (low, high): (i32, i32),
     nearest: impl Fn(f32) -> f32 + Copy,
 ) -> (F16Le, [i32; G]) {
     let columns = Columns::<G, N>::new(x, w);
-    let (scales, costs) = best_scales(&columns, end, nearest);
+    let (scales, costs) = best_scales(&columns, ends, nearest);
     let (mut padded_scales, mut padded_costs) = ([0.0; LANES], [0.0; LANES]);
     padded_scales[..G].copy_from_slice(&scales);
     padded_costs[..G].copy_from_slice(&costs);
-    let (d, _) = best_scale(&padded_scales, &padded_costs, low as f32, |x| {
+    let (d, _) = best_scale(&padded_scales, &padded_costs, &[low as f32], |x| {
         whole(x, low as f32, high as f32)
     });
     let d = F16Le::from_f32(d);
@@ -146,7 +147,7 @@ pub(super) fn group_scales<const G: usize, const N: usize>(
 #[inline(always)]
 fn best_scales<const G: usize, const N: usize>(
     columns: &Columns<G, N>,
-    end: f32,
+    ends: &[f32],
     nearest: impl Fn(f32) -> f32 + Copy,
 ) -> (Lane<G>, Lane<G>) {
     let largest = columns.largest();
@@ -155,17 +156,7 @@ fn best_scales<const G: usize, const N: usize>(
         unit[g] = inverse_or_zero(largest[g]);
     }
     let (mut best_gain, mut best_xq, mut best_qq) = ([0.0; G], [0.0; G], [0.0; G]);
-    for k in -STEPS..STEPS + 3 {
-        let refine = k > STEPS;
-        let mut inverse = [0.0; G];
-        for g in 0..G {
-            // At last, twice, the scale that fits the best levels so far.
-            inverse[g] = if refine {
-                best_qq[g] * inverse_or_zero(best_xq[g])
-            } else {
-                (end + step(end) * k as f32) * unit[g]
-            };
-        }
+    let mut attempt = |inverse: Lane<G>| {
         let [xq, qq] = columns.moments(inverse, nearest);
         for g in 0..G {
             let gain = xq[g] * xq[g] / qq[g];
@@ -174,7 +165,27 @@ fn best_scales<const G: usize, const N: usize>(
             best_xq[g] = if better { xq[g] } else { best_xq[g] };
             best_qq[g] = if better { qq[g] } else { best_qq[g] };
         }
+        [best_xq, best_qq]
+    };
+    let mut best = [[0.0; G]; 2];
+    for &end in ends {
+        for k in -STEPS..=STEPS {
+            let mut inverse = [0.0; G];
+            for g in 0..G {
+                inverse[g] = (end + step(end) * k as f32) * unit[g];
+            }
+            best = attempt(inverse);
+        }
     }
+    for _ in 0..2 {
+        // The scale that fits the best levels so far.
+        let mut inverse = [0.0; G];
+        for g in 0..G {
+            inverse[g] = best[1][g] * inverse_or_zero(best[0][g]);
+        }
+        best = attempt(inverse);
+    }
+    let plain = ends.first().map_or(0.0, |end| 1.0 / end);
     let mut scales = [0.0; G];
     for g in 0..G {
         let fitted = best_xq[g] * inverse_or_zero(best_qq[g]);
@@ -182,7 +193,7 @@ fn best_scales<const G: usize, const N: usize>(
         scales[g] = if best_gain[g] > 0.0 {
             fitted
         } else {
-            largest[g] / end
+            largest[g] * plain
         };
     }
     (scales, best_qq)
@@ -249,8 +260,8 @@ impl<const G: usize> Lines<G> {
             padded
         };
         let to_scale = |x: f32| whole(x, 0.0, last_scale);
-        let (d, _) = best_scale(&pad(lines.scale), &pad(lines.qq), last_scale, to_scale);
-        let (dmin, _) = best_scale(&pad(lines.min), &pad(sum_w), last_scale, to_scale);
+        let (d, _) = best_scale(&pad(lines.scale), &pad(lines.qq), &[last_scale], to_scale);
+        let (dmin, _) = best_scale(&pad(lines.min), &pad(sum_w), &[last_scale], to_scale);
         let (d, dmin) = (F16Le::from_f32(d), F16Le::from_f32(dmin));
         let best = nearby_multiples(&columns, &lines, sum_w, sum_x, last, last_scale, (d, dmin));
         // Here scales and minima are the multiples. Σ over all groups, for fitting d and dmin.

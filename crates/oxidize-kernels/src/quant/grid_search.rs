@@ -120,7 +120,7 @@ impl<const D: usize> Search<'_, D> {
         let last = (2 * self.last + 1) as f32;
         let odd = |x: f32| 2.0 * ((x - 1.0) * 0.5).round_ties_even().max(0.0).min(last) + 1.0;
         let odd = |x: f32| odd(x).min(last);
-        let (d, _) = best_scale(&scales, &costs, last, odd);
+        let (d, _) = best_scale(&scales, &costs, &[last], odd);
         let d = F16Le::from_f32(d / self.unit).to_f32();
 
         let mut found = Found {

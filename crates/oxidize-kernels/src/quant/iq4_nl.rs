@@ -28,6 +28,9 @@ pub const LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
+/// The first and the last level.
+pub(super) const ENDS: [f32; 2] = [LEVELS[0] as f32, LEVELS[15] as f32];
+
 impl IQ4_NL {
     /// The weights in units of `d`.
     #[inline(always)]
@@ -60,7 +63,7 @@ impl Quantize for IQ4_NL {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         let w: [f32; 32] = weights(src, importance, 2.0, square);
-        let (d, _) = best_scale(src, &w, f32::from(LEVELS[0]), nearest);
+        let (d, _) = best_scale(src, &w, &ENDS, nearest);
         let d = F16Le::from_f32(d);
         IQ4_NL {
             d,

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::block_search::group_scales;
 use super::fields::{F16Le, U16Le};
-use super::iq4_nl::{LEVELS, indices, nearest};
+use super::iq4_nl::{ENDS, LEVELS, indices, nearest};
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_k::Q8_K;
 use super::weighting::{square, weights};
@@ -83,8 +83,7 @@ impl Quantize for IQ4_XS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         let w: [f32; 256] = weights(src, importance, 2.0, square);
-        let end = f32::from(LEVELS[0]);
-        let (d, scales) = group_scales::<8, 32>(src, &w, end, (-32, 31), nearest);
+        let (d, scales) = group_scales::<8, 32>(src, &w, &ENDS, (-32, 31), nearest);
         let mut block = IQ4_XS::zeroed();
         block.d = d;
         let mut high = 0;

@@ -82,7 +82,7 @@ impl Quantize for Q3_K {
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         let w: [f32; 256] = weights(src, importance, 2.0, square);
         let nearest = |x: f32| whole(x, -4.0, 3.0);
-        let (d, scales) = group_scales::<16, 16>(src, &w, -4.0, (-32, 31), nearest);
+        let (d, scales) = group_scales::<16, 16>(src, &w, &[-4.0], (-32, 31), nearest);
         let (mut packed_scales, mut q) = ([0; 12], [0; 256]);
         for (i, (src, q)) in src.chunks_exact(16).zip(q.chunks_exact_mut(16)).enumerate() {
             let stored = (scales[i] + 32) as u8;

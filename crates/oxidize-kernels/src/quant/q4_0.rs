@@ -78,7 +78,9 @@ pub(super) fn around_zero(src: &[f32], importance: Option<&[f32]>, half: i32) ->
         return (F16Le::from_f32(d), q);
     }
     let w: [f32; 32] = weights(src, importance, 1.0, square);
-    let (d, _) = best_scale(src, &w, low, |x| x.round_ties_even().clamp(low, high));
+    let (d, _) = best_scale(src, &w, &[low, high], |x| {
+        x.round_ties_even().clamp(low, high)
+    });
     let d = F16Le::from_f32(d);
     let inverse = inverse_or_zero(d.to_f32());
     for (q, x) in q.iter_mut().zip(src) {

@@ -94,7 +94,7 @@ impl Quantize for Q6_K {
             _ => weights(src, None, 0.0, square),
         };
         let nearest = |x: f32| whole(x, -32.0, 31.0);
-        let (d, scales) = group_scales::<16, 16>(src, &w, -32.0, (-128, 127), nearest);
+        let (d, scales) = group_scales::<16, 16>(src, &w, &[-32.0], (-128, 127), nearest);
         let mut block = Q6_K::zeroed();
         block.d = d;
         block.scales = scales.map(|s| s as i8);

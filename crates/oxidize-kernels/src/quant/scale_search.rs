@@ -52,32 +52,35 @@ fn moments(x: &[f32], w: &[f32], inverse: f32, nearest: impl Fn(f32) -> f32) -> 
 
 /// The scale `d` for which `d · nearest(x / d)` comes closest to `x`, and its moments.
 ///
-/// `nearest` rounds to a level of the format; `end` is the level of largest magnitude. It may have
-/// no opposite (−8 to 7), so `d` takes the sign that gives it to the largest element.
+/// `nearest` rounds to a level of the format; `ends` are the levels that the largest element may
+/// get. The one of largest magnitude may have no opposite (−8 to 7), so the sign of `d` matters:
+/// with both ends, both signs are tried.
 #[inline(always)]
 pub(super) fn best_scale(
     x: &[f32],
     w: &[f32],
-    end: f32,
+    ends: &[f32],
     nearest: impl Fn(f32) -> f32 + Copy,
 ) -> (f32, Moments) {
     let extreme = largest(x);
     if extreme == 0.0 {
         return (0.0, Moments::default());
     }
-    let step = step(end);
     let (mut best, mut best_gain) = (Moments::default(), 0.0);
-    for k in -STEPS..=STEPS {
-        // Clipping the largest element a little often pays; so does leaving the last level empty.
-        let m = moments(x, w, (end + step * k as f32) / extreme, nearest);
-        // The gain at the best scale for these levels.
-        let gain = m.xq * m.xq / m.qq;
-        if gain > best_gain {
-            (best, best_gain) = (m, gain);
+    for &end in ends {
+        for k in -STEPS..=STEPS {
+            // Clipping the largest element a little often pays; so does leaving the last level empty.
+            let m = moments(x, w, (end + step(end) * k as f32) / extreme, nearest);
+            // The gain at the best scale for these levels.
+            let gain = m.xq * m.xq / m.qq;
+            if gain > best_gain {
+                (best, best_gain) = (m, gain);
+            }
         }
     }
     if best_gain == 0.0 {
-        return (extreme / end, Moments::default());
+        let plain = ends.first().map_or(0.0, |end| extreme / end);
+        return (plain, Moments::default());
     }
     for _ in 0..2 {
         let m = moments(x, w, best.qq / best.xq, nearest);

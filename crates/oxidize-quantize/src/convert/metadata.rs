@@ -312,8 +312,8 @@ fn rope(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
                 keys.float("rope.scaling.yarn_log_multiplier", weight as f32);
             }
         }
+        // Llama 3's ramp is a tensor of factors in GGUF.
         RopeScaling::None | RopeScaling::Dynamic { .. } | RopeScaling::Llama3 { .. } => {}
-        _ => {}
     }
     if let RopeFactors::ByContext {
         original_context, ..
