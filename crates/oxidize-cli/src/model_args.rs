@@ -9,10 +9,13 @@ use clap::Args;
 use oxidize_core::backend::KvType;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::engine::{Engine, EngineConfig, EngineHandle};
-use oxidize_core::file::OpenOptions;
+use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::lora::Adapter;
+use oxidize_core::mix::{self, Mix};
 use oxidize_core::model::Model;
+use oxidize_quantize::encode::Workers;
 use oxidize_quantize::evaluate::Settings;
+use oxidize_quantize::in_memory::quantized;
 
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
@@ -46,6 +49,9 @@ pub(crate) struct ModelArgs {
     pub(crate) no_mmap: bool,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
+    /// Quantises the weights on the way in, to a type or a mix such as Q4_K_M
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) quantize: Option<String>,
     /// Run the model even if it seems not to fit in memory
     #[arg(long)]
     pub(crate) no_memory_check: bool,
@@ -101,11 +107,26 @@ impl ModelArgs {
             }),
             ..OpenOptions::default()
         };
-        let model = Model::load(path, &options);
+        let model = ModelFile::open(path, &options)
+            .map_err(anyhow::Error::from)
+            .and_then(|file| self.on_the_way_in(file))
+            .and_then(|file| Ok(Model::from_file(file)?));
         if let Some(bar) = progress {
             bar.finish_and_clear();
         }
         self.with_adapters(model?)
+    }
+
+    /// The file, or what it becomes when it is quantised without a file.
+    fn on_the_way_in(&self, file: ModelFile) -> anyhow::Result<ModelFile> {
+        let Some(name) = &self.quantize else {
+            return Ok(file);
+        };
+        let mix = Mix::named(name)
+            .with_context(|| format!("{name} is no type of weights; known are {}", mix::names()))?;
+        let mut workers = Workers::default();
+        workers.threads = self.threads.unwrap_or(workers.threads).max(1);
+        Ok(quantized(&file, mix, &workers)?)
     }
 
     /// The model with the adapters that were asked for.

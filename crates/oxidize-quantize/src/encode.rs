@@ -132,7 +132,7 @@ impl Workers<'_> {
         Ok(())
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         match self.stop {
             Some(stop) if stop.load(Ordering::Relaxed) => Err(Error::Interrupted),
             _ => Ok(()),

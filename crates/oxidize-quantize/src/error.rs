@@ -115,6 +115,14 @@ pub enum Error {
         /// Why.
         problem: String,
     },
+    /// No types make a model this small.
+    #[error("{asked} bytes are too few: the smallest types take {least}")]
+    TooSmall {
+        /// What was asked for.
+        asked: u64,
+        /// The least that is possible.
+        least: u64,
+    },
     /// Someone asked to stop.
     #[error("interrupted; nothing was written")]
     Interrupted,

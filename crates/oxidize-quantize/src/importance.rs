@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn the_older_format_is_read() {
         let mut bytes = Vec::new();
-        let mut int = |n: i32, bytes: &mut Vec<u8>| bytes.extend(n.to_le_bytes());
+        let int = |n: i32, bytes: &mut Vec<u8>| bytes.extend(n.to_le_bytes());
         int(1, &mut bytes);
         int(3, &mut bytes);
         bytes.extend(b"a.w");

@@ -12,12 +12,17 @@ pub mod convert;
 pub mod encode;
 mod error;
 pub mod evaluate;
+pub mod html;
 pub mod imatrix;
 pub mod importance;
+pub mod in_memory;
+pub mod lora;
 pub mod output;
 pub mod plan;
 pub mod quantize;
 pub mod report;
+pub mod split;
+pub mod target;
 pub mod tensor;
 
 pub use error::{Error, Result};

@@ -17,12 +17,16 @@ struct Cli {
 enum Verb {
     Convert(commands::convert::Convert),
     Quantize(commands::quantize::Quantize),
+    Split(commands::split::Split),
+    Merge(commands::split::Merge),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Convert(args) => args.run(),
         Verb::Quantize(args) => args.run(),
+        Verb::Split(args) => args.run(),
+        Verb::Merge(args) => args.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

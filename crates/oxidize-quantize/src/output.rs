@@ -100,6 +100,22 @@ impl Output {
         Ok(Written { files, ranges })
     }
 
+    /// Writes the whole model to `out`. `data` writes each tensor, told its number.
+    pub fn write_to(
+        &self,
+        out: &mut impl Write,
+        source: Option<&Metadata>,
+        mut data: impl FnMut(usize, &Planned, &mut dyn Write) -> Result<()>,
+    ) -> Result<()> {
+        let writer = self.writer(0..self.tensors.len(), (0, 1), source)?;
+        let mut next = 0;
+        writer.write(out, |tensor, out| {
+            let at = next;
+            next += 1;
+            data(at, tensor, out)
+        })
+    }
+
     /// Writes the heads of files anew, whose keys have become others of the same length.
     pub fn rewrite_headers(&self, written: &Written, source: Option<&Metadata>) -> Result<()> {
         let count = written.files.len();

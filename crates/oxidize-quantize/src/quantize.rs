@@ -155,6 +155,8 @@ pub fn quantize(
     let count = recipe.tensors.len();
     let mut done = 0;
     let metadata = recipe.metadata;
+    let mut workers = options.workers;
+    workers.measure |= options.report.is_some();
     let written = recipe
         .output
         .write(path, &options.parts, metadata, |index, planned, out| {
@@ -165,7 +167,7 @@ pub fn quantize(
                 done,
                 total,
             });
-            let loss = write_tensor(&recipe, index, options, out)?;
+            let loss = write_tensor(&recipe, index, options.importance, workers, out)?;
             done += planned.bytes;
             if let (Some(loss), Some(entry)) = (loss, report.tensors.get_mut(index)) {
                 entry.measured(&loss);
@@ -225,23 +227,23 @@ fn check(recipe: &Recipe<'_>, options: &Options<'_>) -> Result<()> {
     Ok(())
 }
 
-fn write_tensor(
+/// Writes a tensor of a recipe as its plan says, and measures what was lost where that is wanted.
+pub(crate) fn write_tensor(
     recipe: &Recipe<'_>,
     index: usize,
-    options: &Options<'_>,
+    importance: Option<&Importance>,
+    workers: Workers<'_>,
     out: &mut dyn Write,
 ) -> Result<Option<Loss>> {
     let (tensor, ty) = (&recipe.tensors[index], recipe.plan.types[index]);
     if ty == tensor.ty {
-        options.workers.copy(tensor, out)?;
+        workers.copy(tensor, out)?;
         return Ok(None);
     }
-    let importance = match options.importance {
+    let importance = match importance {
         Some(importance) => importance.of(tensor).unwrap_or(None),
         None => None,
     };
-    let mut workers = options.workers;
-    workers.measure |= options.report.is_some();
     let loss = workers.encode(tensor, ty, importance.as_deref(), out)?;
     Ok(workers.measure.then_some(loss))
 }

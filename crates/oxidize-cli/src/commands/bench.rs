@@ -168,6 +168,7 @@ impl Bench {
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
             adapters: self.adapters.clone(),
+            quantize: None,
             no_mmap: false,
             no_memory_check: false,
         }

@@ -46,6 +46,8 @@ verbs! {
     Compare(compare::Compare),
     Convert(oxidize_quantize::commands::convert::Convert),
     Quantize(oxidize_quantize::commands::quantize::Quantize),
+    Split(oxidize_quantize::commands::split::Split),
+    Merge(oxidize_quantize::commands::split::Merge),
     Imatrix(imatrix::Imatrix),
     Logits(logits::Logits),
     Tokenize(tokenize::Tokenize),

@@ -2,7 +2,7 @@
 
 use super::mamba::FEED_FORWARD_NAMES;
 use super::names::*;
-use super::{Arch, BASE, PERMUTED, RECURRENT, RopeLayers, Scales, Windows};
+use super::{Arch, BASE, GgufForm, PERMUTED, RECURRENT, RopeLayers, Scales, USUAL_FORM, Windows};
 
 /// Granite 3, dense.
 pub(super) static GRANITE: Arch = Arch {
@@ -57,6 +57,10 @@ pub(super) static GRANITE_SWA: Arch = Arch {
     rope: PERMUTED,
     windows: Windows::AllButEvery(4),
     hf_names: GRANITE_EXPERTS,
+    gguf_form: GgufForm {
+        fused_experts: true,
+        ..USUAL_FORM
+    },
     ..BASE
 };
 

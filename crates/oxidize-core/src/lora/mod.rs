@@ -18,6 +18,7 @@ use crate::file::{ModelFile, OpenOptions, TensorInfo};
 use crate::graph::Plan;
 use crate::model::{Model, Stored, Weights};
 use insert::{Insertion, insert};
+use oxidize_kernels::quant::dequantize;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -67,6 +68,40 @@ impl Adapter {
         ranks.max().unwrap_or(0)
     }
 
+    /// What it adds to the matrices of `model`, tensor by tensor of the model's file.
+    pub fn deltas(&self, model: &Model) -> Result<Vec<Delta>> {
+        let delta = |pair: &Pair| -> Result<Delta> {
+            let found = target::find(model, model.plan(), self, pair)?;
+            let mut b = self.stored(&pair.b)?;
+            if let Some(order) = found.row_order(model, self) {
+                b = b.reordered(order).map_err(Error::io(self.path()))?;
+            }
+            let tensor = found
+                .weights
+                .first()
+                .map(|(id, _)| model.weights().get(*id));
+            Ok(Delta {
+                tensor: tensor.map(|weight| weight.name.clone()).unwrap_or_default(),
+                a: self.floats(&self.stored(&pair.a)?)?,
+                b: self.floats(&b)?,
+                rank: pair.rank(),
+                factor: pair.factor,
+            })
+        };
+        self.0.pairs.iter().map(delta).collect()
+    }
+
+    fn floats(&self, stored: &Stored) -> Result<Vec<f32>> {
+        let n = stored.bytes.len() / stored.ty.block_bytes() * stored.ty.block_len();
+        let mut floats = vec![0.0; n];
+        dequantize(stored.ty, &stored.bytes, &mut floats).map_err(|error| Error::Dequantize {
+            path: self.path().to_path_buf(),
+            name: stored.name.clone(),
+            error,
+        })?;
+        Ok(floats)
+    }
+
     fn stored(&self, tensor: &TensorInfo) -> Result<Stored> {
         Ok(Stored {
             name: tensor.name.clone(),
@@ -75,6 +110,21 @@ impl Adapter {
             bytes: self.0.file.data(tensor)?,
         })
     }
+}
+
+/// What an adapter adds to one tensor of a model: `factor · B·A`.
+#[derive(Clone, Debug)]
+pub struct Delta {
+    /// The tensor, by its name in the model's file.
+    pub tensor: String,
+    /// Rank × inputs.
+    pub a: Vec<f32>,
+    /// Outputs × rank, the rows in the order of the model's file.
+    pub b: Vec<f32>,
+    /// Rows of `a`.
+    pub rank: usize,
+    /// What training divided out.
+    pub factor: f32,
 }
 
 impl Pair {

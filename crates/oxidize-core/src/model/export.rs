@@ -87,6 +87,17 @@ impl<'a> Exporter<'a, '_> {
         if is_both && loader.has_own(role, layer).is_none() {
             return Ok(());
         }
+        // Where one norm serves both halves of a layer, it is written once.
+        let same_norm = *role == ATTN_NORM && {
+            let (ours, other) = (
+                loader.weight_of(role, layer),
+                loader.weight_of(&FFN_NORM, layer),
+            );
+            ours.zip(other).is_some_and(|(a, b)| a.name == b.name)
+        };
+        if same_norm {
+            return Ok(());
+        }
         match *role {
             ATTN_QKV => self.qkv(layer, out),
             ATTN_KV => self.split(role, layer, &[ATTN_K, ATTN_V], out),
@@ -180,16 +191,20 @@ impl<'a> Exporter<'a, '_> {
         out: &mut Vec<GgufTensor<'a>>,
     ) {
         let packed = info.name.ends_with("_blocks");
+        let (n, rows, cols) = self.stack_dims(role, info);
         if !packed && !self.arch.hf_transposed.contains(role) {
+            let shape = match is_stack(role) {
+                true => gguf_shape(&[n, rows, cols]),
+                false => gguf_shape(&info.dims()),
+            };
             out.push(GgufTensor {
                 name,
                 ty: info.ty,
-                shape: gguf_shape(&info.dims()),
+                shape,
                 data: GgufData::Stored(info),
             });
             return;
         }
-        let (n, rows, cols) = self.stack_dims(role, info);
         let (file, arch, role) = (self.file, self.arch, *role);
         let ty = if packed {
             TensorType::MXFP4
@@ -201,7 +216,7 @@ impl<'a> Exporter<'a, '_> {
             Ok(loader.stack(&role, layer, n, rows, cols)?.bytes)
         };
         let mut dims = vec![rows, cols];
-        if info.dims().len() > 2 {
+        if info.dims().len() > 2 || is_stack(&role) {
             dims.insert(0, n);
         }
         out.push(made(name, ty, gguf_shape(&dims), make));
@@ -248,7 +263,13 @@ impl<'a> Exporter<'a, '_> {
         }
         let cols = dims.pop().unwrap_or(1);
         let rows = dims.pop().unwrap_or(1);
-        let n = dims.iter().product();
+        let mut n: usize = dims.iter().product();
+        let mut rows = rows;
+        // Some files lay the matrices of a stack under each other.
+        let n_experts = self.hparams.moe.as_ref().map_or(1, |moe| moe.n_experts);
+        if dims.is_empty() && is_stack(role) && n_experts > 0 && rows.is_multiple_of(n_experts) {
+            (n, rows) = (n_experts, rows / n_experts);
+        }
         if self.arch.hf_transposed.contains(role) {
             (n, cols, rows)
         } else {
@@ -525,6 +546,17 @@ impl<'a> Exporter<'a, '_> {
             }
         }
     }
+}
+
+/// Whether a role is a stack of experts.
+fn is_stack(role: &TensorRole) -> bool {
+    let stacks = [
+        FFN_GATE_EXPERTS,
+        FFN_UP_EXPERTS,
+        FFN_DOWN_EXPERTS,
+        FFN_GATE_UP_EXPERTS,
+    ];
+    stacks.contains(role)
 }
 
 /// The order that makes neighbours of what were halves of a head.

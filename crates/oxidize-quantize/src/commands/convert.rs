@@ -10,6 +10,7 @@ use super::{ByteBar, byte_size, interrupted};
 use crate::convert::{convert, plain_mix};
 use crate::encode::Workers;
 use crate::importance::Importance;
+use crate::lora::convert_adapter;
 use crate::output::Parts;
 use crate::plan::Wishes;
 use crate::quantize::Options;
@@ -34,6 +35,9 @@ pub struct Convert {
     /// Parts of at most this size, such as 4GB
     #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     split_max_size: Option<u64>,
+    /// The GGUF model that the input is an adapter of: a PEFT directory becomes a GGUF adapter
+    #[arg(long, value_name = "BASE.gguf")]
+    base: Option<PathBuf>,
     /// Threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
     threads: Option<usize>,
@@ -47,6 +51,13 @@ impl Convert {
             mmap: false,
             ..OpenOptions::default()
         };
+        if let Some(base) = &self.base {
+            let file = ModelFile::open(base, &options)?;
+            let ty = plain_mix(&self.mix)?.base;
+            let n = convert_adapter(&file, &self.input, &self.output, ty)?;
+            eprintln!("{}: {n} matrices adapted", self.output.display());
+            return Ok(());
+        }
         let file = ModelFile::open(&self.input, &options)?;
         let mut wishes = Wishes::new(plain_mix(&self.mix)?);
         for pattern in &self.tensor_type {

@@ -3,6 +3,7 @@
 
 pub mod convert;
 pub mod quantize;
+pub mod split;
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;

@@ -13,11 +13,13 @@ use super::{ByteBar, byte_size, interrupted};
 use crate::compare;
 use crate::encode::Workers;
 use crate::error::Error;
+use crate::html;
 use crate::importance::Importance;
 use crate::output::Parts;
 use crate::plan::{Plan, Wishes, traits_of};
 use crate::quantize::{Options, ReportOptions, parts_of, quantize, recipe, tensors_of};
 use crate::report::Report;
+use crate::target::plan_for_size;
 
 /// Make a smaller model of a model
 #[derive(Args, Debug)]
@@ -26,8 +28,14 @@ pub struct Quantize {
     input: PathBuf,
     /// The file to write
     output: PathBuf,
-    #[arg(value_name = "TYPE", help = type_help())]
-    mix: String,
+    #[arg(value_name = "TYPE", help = type_help(), required_unless_present_any = ["target_size", "target_bpw"])]
+    mix: Option<String>,
+    /// Chooses the type of each tensor so that all of them take at most this, such as 4GB
+    #[arg(long, value_name = "SIZE", value_parser = byte_size, conflicts_with_all = ["mix", "target_bpw"])]
+    target_size: Option<u64>,
+    /// The same, as average bits of a weight
+    #[arg(long, value_name = "BITS", conflicts_with = "mix")]
+    target_bpw: Option<f64>,
     /// An importance matrix, as `oxidize imatrix` or llama.cpp write it
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
@@ -64,6 +72,9 @@ pub struct Quantize {
     /// Measures what was lost, prints it, and keeps it in the file's metadata
     #[arg(long)]
     report: bool,
+    /// Writes the report as a page with plots
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
     /// A text over which the report compares the result with the source
     #[arg(short = 'f', long = "report-text", value_name = "FILE")]
     text: Option<PathBuf>,
@@ -93,9 +104,6 @@ impl Quantize {
     /// Does it.
     pub fn run(self) -> anyhow::Result<()> {
         let stop = interrupted();
-        let mix = Mix::named(&self.mix).ok_or_else(|| Error::UnknownMix {
-            name: self.mix.clone(),
-        })?;
         // Ranges are read, not mapped: pages of a map would count as memory in use.
         let options = OpenOptions {
             mmap: false,
@@ -109,6 +117,27 @@ impl Quantize {
         );
         let importance = self.imatrix.as_deref().map(Importance::load).transpose()?;
         let tensors = tensors_of(&file);
+        let mut workers = Workers {
+            stop: Some(stop),
+            ..Workers::default()
+        };
+        workers.threads = self.threads.unwrap_or(workers.threads).max(1);
+        let traits = traits_of(&file, importance.is_some());
+        let elements: u64 = tensors.iter().map(crate::tensor::Tensor::elements).sum();
+        let by_bits = self
+            .target_bpw
+            .map(|bits| (bits * elements as f64 / 8.0) as u64);
+        let target = self.target_size.or(by_bits);
+        let fitted = target
+            .map(|bytes| plan_for_size(&tensors, bytes, importance.as_ref(), &traits, &workers));
+        let fitted = fitted.transpose()?;
+        let mix = match (&self.mix, &fitted) {
+            (Some(name), _) => {
+                Mix::named(name).ok_or_else(|| Error::UnknownMix { name: name.clone() })?
+            }
+            (None, Some(plan)) => nearest_mix(plan, &tensors),
+            (None, None) => anyhow::bail!("a type, --target-size or --target-bpw is needed"),
+        };
         let mut wishes = Wishes {
             pure: self.pure,
             output: self.output_tensor_type,
@@ -119,8 +148,8 @@ impl Quantize {
         for pattern in &self.tensor_type {
             wishes.pattern(pattern)?;
         }
-        let traits = traits_of(&file, importance.is_some());
-        let plan = Plan::new(&tensors, &wishes, &traits);
+        let is_fitted = fitted.is_some();
+        let plan = fitted.unwrap_or_else(|| Plan::new(&tensors, &wishes, &traits));
         if self.dry_run {
             return print_plan(&tensors, &plan, mix.name);
         }
@@ -129,7 +158,8 @@ impl Quantize {
                 .as_ref()
                 .is_some_and(|importance| importance.entries.contains_key(&tensor.name))
         };
-        if let Some((tensor, ty)) = plan.needs_importance(&tensors, &mix, has) {
+        let starved = plan.needs_importance(&tensors, &mix, has);
+        if let Some((tensor, ty)) = starved.filter(|_| !is_fitted) {
             let tensor = tensor.to_owned();
             return Err(Error::NeedsImportance { tensor, ty }.into());
         }
@@ -138,17 +168,12 @@ impl Quantize {
             .as_ref()
             .map(|path| std::fs::read_to_string(path).with_context(|| path.display().to_string()));
         let text = text.transpose()?;
-        let mut workers = Workers {
-            stop: Some(stop),
-            ..Workers::default()
-        };
-        workers.threads = self.threads.unwrap_or(workers.threads).max(1);
         let options = Options {
             importance: importance.as_ref(),
             allow_requantize: self.allow_requantize,
             parts: self.parts(&file),
             workers,
-            report: (self.report || text.is_some()).then(|| ReportOptions {
+            report: (self.report || self.html.is_some() || text.is_some()).then(|| ReportOptions {
                 command: std::env::args().collect::<Vec<_>>().join(" "),
                 text: text.as_deref(),
                 compare: compare::Options {
@@ -180,6 +205,10 @@ impl Quantize {
         if options.report.is_some() {
             print_report(&report);
         }
+        if let Some(path) = &self.html {
+            let page = html::page(&report);
+            std::fs::write(path, page).with_context(|| path.display().to_string())?;
+        }
         for file in &files {
             eprintln!("wrote {}", file.display());
         }
@@ -202,6 +231,17 @@ impl Quantize {
             (None, None) => Parts::One,
         }
     }
+}
+
+/// The mix that most bytes of a plan are like, for the file's own description.
+fn nearest_mix(plan: &Plan, tensors: &[crate::tensor::Tensor<'_>]) -> Mix {
+    let mut bytes: std::collections::BTreeMap<&str, u64> = std::collections::BTreeMap::new();
+    for (tensor, ty) in tensors.iter().zip(&plan.types) {
+        *bytes.entry(ty.name()).or_default() += ty.bytes_for(tensor.elements()).unwrap_or(0);
+    }
+    let most = bytes.iter().max_by_key(|(_, bytes)| **bytes);
+    most.and_then(|(name, _)| Mix::named(name))
+        .unwrap_or(MIXES[0])
 }
 
 /// What would be done.

@@ -4,7 +4,7 @@ use oxidize_core::arch::{Arch, Hparams, Scales};
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, Value as Gguf, ValueBuf, ValueType};
 use oxidize_core::graph::rope::{RopeFactors, RopeScaling};
-use oxidize_core::graph::{Gating, NormKind, Window};
+use oxidize_core::graph::{Gating, Window};
 use oxidize_core::mix::Mix;
 use serde_json::Value;
 
@@ -154,6 +154,7 @@ pub(super) fn numbers(
     file: &ModelFile,
     arch: &'static Arch,
     hp: &Hparams,
+    tensors: &[Tensor<'_>],
     n_vocab: usize,
 ) {
     let config = file
@@ -177,18 +178,37 @@ pub(super) fn numbers(
         hp.layers.iter().map(|layer| layer.n_heads),
     );
     keys.count("vocab_size", n_vocab);
-    match arch.norm {
-        NormKind::Rms => keys.float("attention.layer_norm_rms_epsilon", hp.epsilon),
-        _ => keys.float("attention.layer_norm_epsilon", hp.epsilon),
-    }
+    // Readers differ in which of the two they ask for.
+    keys.float("attention.layer_norm_rms_epsilon", hp.epsilon);
+    keys.float("attention.layer_norm_epsilon", hp.epsilon);
     attention(&mut keys, arch, hp);
-    rope(&mut keys, arch, hp, config);
-    experts(&mut keys, hp, config);
+    rope(&mut keys, hp, config);
+    experts(&mut keys, hp, config, tensors);
     scales(&mut keys, arch, hp, config);
     if hp.parallel != arch.parallel || config.get("use_parallel_residual").is_some() {
         keys.flag("use_parallel_residual", hp.parallel);
     }
-    if hp.n_embd_per_layer > 0 {
+    if hp.value_scale != 1.0 {
+        keys.float("attention.value_scale", hp.value_scale);
+    }
+    if let Some(temperature) = hp
+        .temperature
+        .filter(|_| config.get("attn_scale").is_none())
+    {
+        keys.float("attention.temperature_scale", temperature.scale);
+    }
+    let listed = |name: &str| config.get(name)?.get("mrope_section")?.as_array().cloned();
+    if let Some(sections) = listed("rope_parameters").or_else(|| listed("rope_scaling")) {
+        let number = |value: &Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
+        let padded = sections.iter().filter_map(number).chain([0; 4]).take(4);
+        keys.set(
+            "rope.dimension_sections",
+            ValueBuf::Array(ArrayBuf::i32s(padded)),
+        );
+    }
+    xielu(keys.output, file, arch, hp);
+    let per_layer = config.get("hidden_size_per_layer_input").is_some();
+    if hp.n_embd_per_layer > 0 || per_layer {
         keys.count("embedding_length_per_layer_input", hp.n_embd_per_layer);
     }
     if let Some(altup) = &hp.altup {
@@ -204,6 +224,34 @@ pub(super) fn numbers(
         let list = hp.layers.iter().map(|layer| layer.sparsity.unwrap_or(0.0));
         let list = ArrayBuf::f32s(list);
         keys.set("activation_sparsity_scale", ValueBuf::Array(list));
+    }
+}
+
+/// xIELU's parameters, which are tensors in one format and keys in the other.
+fn xielu(output: &mut Output, file: &ModelFile, arch: &Arch, hp: &Hparams) {
+    use oxidize_core::arch::names::{
+        FFN_XIELU_ALPHA_N, FFN_XIELU_ALPHA_P, FFN_XIELU_BETA, FFN_XIELU_EPSILON,
+    };
+    for (key, role) in [
+        ("xielu.alpha_p", FFN_XIELU_ALPHA_P),
+        ("xielu.alpha_n", FFN_XIELU_ALPHA_N),
+        ("xielu.beta", FFN_XIELU_BETA),
+        ("xielu.eps", FFN_XIELU_EPSILON),
+    ] {
+        let of_layer = |layer: usize| {
+            let names = role.names(arch, file.format(), layer);
+            let info = names.iter().find_map(|name| file.tensor(name))?;
+            let mut first = None;
+            let read = file.for_each_f32::<oxidize_core::Error>(info, |floats| {
+                first = first.or(floats.first().copied());
+                Ok(())
+            });
+            read.ok().and(first)
+        };
+        let values: Option<Vec<f32>> = (0..hp.layers.len()).map(of_layer).collect();
+        if let Some(values) = values.filter(|values| !values.is_empty()) {
+            output.set(key, ValueBuf::Array(ArrayBuf::f32s(values)));
+        }
     }
 }
 
@@ -274,7 +322,7 @@ fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
     }
 }
 
-fn rope(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
+fn rope(keys: &mut Keys<'_>, hp: &Hparams, config: &Value) {
     if hp.layers.iter().all(|layer| layer.rope.is_none()) {
         return;
     }
@@ -322,10 +370,9 @@ fn rope(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
         keys.count("rope.scaling.original_context_length", original_context);
         keys.float("rope.scaling.attn_factor", rope.magnitude);
     }
-    let _ = arch;
 }
 
-fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value) {
+fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<'_>]) {
     let Some(moe) = &hp.moe else {
         return;
     };
@@ -346,7 +393,11 @@ fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value) {
         "shared_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ]);
-    if let Some(width) = width {
+    let of_tensor = tensors
+        .iter()
+        .find(|tensor| tensor.name.contains("ffn_up_shexp"));
+    let of_tensor = of_tensor.and_then(|tensor| tensor.shape.get(1).copied());
+    if let Some(width) = width.or(of_tensor) {
         keys.count("expert_shared_feed_forward_length", width as usize);
     }
     let dense = number(&[

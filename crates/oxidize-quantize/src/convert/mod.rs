@@ -76,7 +76,7 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
     }
     let mut output = Output::default();
     metadata::general(&mut output, file, arch, &tensors, &wishes.mix);
-    metadata::numbers(&mut output, file, arch, &hparams, model.n_vocab());
+    metadata::numbers(&mut output, file, arch, &hparams, &tensors, model.n_vocab());
     vocabulary(&mut output, file, model.n_vocab())?;
     if let Some(template) = model.chat_template_source()? {
         output.set("tokenizer.chat_template", ValueBuf::Str(template));

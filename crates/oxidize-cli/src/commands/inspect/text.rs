@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use oxidize_core::file::{Format, ModelFile, Summary};
 use oxidize_core::gguf::Value;
+use oxidize_quantize::report::Report;
 
 use crate::style::Styles;
 
@@ -64,7 +65,46 @@ pub(super) fn summary(
     fact("chat template", Some(yes_or_no.to_owned()))?;
 
     types(&summary, styles, out)?;
+    report(model, styles, out)?;
     memory(&summary, styles, out)
+}
+
+/// What making the file cost, where it says so.
+fn report(model: &ModelFile, styles: Styles, out: &mut impl Write) -> anyhow::Result<()> {
+    let Some(report) = Report::of(model) else {
+        return Ok(());
+    };
+    let (title, dim) = (styles.title, styles.dim);
+    writeln!(out, "\n{title}Quality{title:#}")?;
+    let mut fact = |label: &str, value: String| {
+        writeln!(out, "  {dim}{label:<15}{dim:#}{}", printable(&value))
+    };
+    fact(
+        "made from",
+        format!("{} ({})", report.source, bytes(report.source_bytes)),
+    )?;
+    fact("made by", report.command.clone())?;
+    fact("bits a weight", format!("{:.3}", report.bits_per_weight))?;
+    let worst = report
+        .tensors
+        .iter()
+        .filter_map(|tensor| Some((tensor.error?, tensor)))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    if let Some((error, tensor)) = worst {
+        let value = format!("{:.2} % in {} ({})", 100.0 * error, tensor.name, tensor.to);
+        fact("largest error", value)?;
+    }
+    if let Some(result) = &report.comparison {
+        let value = format!("{:.6} ± {:.6}", result.mean_kl, result.mean_kl_stderr);
+        fact("KL divergence", value)?;
+        fact(
+            "same top token",
+            format!("{:.2} %", 100.0 * result.top1_agreement),
+        )?;
+        let value = format!("{:.4} -> {:.4}", result.perplexity_a, result.perplexity_b);
+        fact("perplexity", value)?;
+    }
+    Ok(())
 }
 
 /// Of a safetensors model the directory has the telling name, of a GGUF file the file.

@@ -1,0 +1,41 @@
+//! [`quantized`]: a model quantised on the way in, without a file.
+
+use oxidize_core::file::{Format, ModelFile, OpenOptions};
+use oxidize_core::mix::Mix;
+
+use crate::convert;
+use crate::encode::Workers;
+use crate::error::{Error, Result};
+use crate::plan::{Plan, Wishes, traits_of};
+use crate::quantize::{recipe, tensors_of, write_tensor};
+
+/// The model of `file` with its matrices as `mix` says, all of it in memory.
+pub fn quantized(file: &ModelFile, mix: Mix, workers: &Workers<'_>) -> Result<ModelFile> {
+    let wishes = Wishes::new(mix);
+    let is_gguf = matches!(file.format(), Format::Gguf { .. });
+    let mut recipe = if is_gguf {
+        let tensors = tensors_of(file);
+        let plan = Plan::new(&tensors, &wishes, &traits_of(file, false));
+        recipe(file, tensors, plan, (mix.name, mix.file_type), None)
+    } else {
+        convert::recipe(file, &wishes, false)?
+    };
+    let starved = recipe
+        .plan
+        .needs_importance(&recipe.tensors, &mix, |_| false);
+    if let Some((tensor, ty)) = starved {
+        let tensor = tensor.to_owned();
+        return Err(Error::NeedsImportance { tensor, ty });
+    }
+    for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
+        recipe.output.tensor(&tensor.name, *ty, &tensor.shape);
+    }
+    let mut bytes = Vec::new();
+    let metadata = recipe.metadata;
+    recipe
+        .output
+        .write_to(&mut bytes, metadata, |index, _, out| {
+            write_tensor(&recipe, index, None, *workers, out).map(drop)
+        })?;
+    Ok(ModelFile::from_bytes(bytes, &OpenOptions::default())?)
+}

@@ -1,0 +1,42 @@
+//! Models in parts, and in one file again: tensors and keys are copied as they are.
+
+use std::path::{Path, PathBuf};
+
+use oxidize_core::file::ModelFile;
+
+use crate::encode::Workers;
+use crate::error::Result;
+use crate::output::{Output, Parts, check_not_input, part_path};
+use crate::quantize::{Progress, tensors_of};
+
+/// Writes a model as `parts` of `path`. One part is a whole model again.
+pub fn rewrite(
+    file: &ModelFile,
+    path: &Path,
+    parts: &Parts,
+    workers: &Workers<'_>,
+    mut progress: impl FnMut(Progress<'_>),
+) -> Result<Vec<PathBuf>> {
+    check_not_input(path, file)?;
+    check_not_input(&part_path(path, 1, file.files().len() as u64), file)?;
+    let tensors = tensors_of(file);
+    let mut output = Output::default();
+    output.copy_keys(file);
+    for tensor in &tensors {
+        output.tensor(&tensor.name, tensor.ty, &tensor.shape);
+    }
+    let (count, total) = (tensors.len(), output.bytes());
+    let mut done = 0;
+    let written = output.write(path, parts, Some(file.metadata()), |index, planned, out| {
+        progress(Progress {
+            tensor: planned,
+            index,
+            count,
+            done,
+            total,
+        });
+        done += planned.bytes;
+        workers.copy(&tensors[index], out)
+    })?;
+    written.publish()
+}

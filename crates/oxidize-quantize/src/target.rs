@@ -1,0 +1,252 @@
+//! Types for a given size: each tensor gets the one that loses least for the bytes it takes.
+//!
+//! What a type costs a tensor is measured on some of its rows: the noise that its errors make in the
+//! products with the inputs that the importance matrix has seen, as a share of the products
+//! themselves. Starting from the smallest types, bytes are then spent where they take away most.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use oxidize_core::arch::names::{OUTPUT, TOKEN_EMBEDDING};
+use oxidize_core::mix::{Traits, role_of};
+use oxidize_kernels::quant::{self, TensorType};
+
+use crate::encode::Workers;
+use crate::error::{Error, Result};
+use crate::importance::Importance;
+use crate::plan::{Plan, is_quantizable};
+use crate::tensor::Tensor;
+
+/// Rows of a tensor that are tried.
+const SAMPLE_ROWS: u64 = 96;
+
+/// The plan with the least loss whose tensors take at most `bytes`.
+pub fn plan_for_size(
+    tensors: &[Tensor<'_>],
+    bytes: u64,
+    importance: Option<&Importance>,
+    traits: &Traits,
+    workers: &Workers<'_>,
+) -> Result<Plan> {
+    let choices = measure(tensors, importance, traits, workers)?;
+    let mut chosen: Vec<usize> = vec![0; tensors.len()];
+    let size = |chosen: &[usize]| -> u64 {
+        let options = choices.iter().zip(chosen);
+        options.map(|(options, &at)| options[at].bytes).sum()
+    };
+    let least = size(&chosen);
+    if least > bytes {
+        return Err(Error::TooSmall {
+            asked: bytes,
+            least,
+        });
+    }
+    let mut left = bytes - least;
+    loop {
+        // The step up that takes away most for its bytes, among those that still fit.
+        let steps = choices.iter().zip(&chosen).enumerate();
+        let best = steps
+            .flat_map(|(i, (options, &at))| {
+                let here = options[at];
+                (at + 1..options.len()).map(move |to| (i, to, here, options[to]))
+            })
+            .filter(|(_, _, here, to)| to.bytes - here.bytes <= left)
+            .max_by(|a, b| gain(a.2, a.3).total_cmp(&gain(b.2, b.3)));
+        let Some((i, to, here, step)) = best else {
+            break;
+        };
+        left -= step.bytes - here.bytes;
+        chosen[i] = to;
+    }
+    let types = choices.iter().zip(&chosen);
+    Ok(Plan {
+        types: types.map(|(options, &at)| options[at].ty).collect(),
+        fallbacks: 0,
+    })
+}
+
+/// A type that a tensor may get.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    ty: TensorType,
+    bytes: u64,
+    /// Noise by signal, weighted by how much the tensor matters.
+    loss: f64,
+}
+
+/// What a step up takes away, by byte.
+fn gain(from: Choice, to: Choice) -> f64 {
+    (from.loss - to.loss) / (to.bytes - from.bytes).max(1) as f64
+}
+
+/// The types worth considering for each tensor, from small to large: each loses less than the one
+/// before.
+fn measure(
+    tensors: &[Tensor<'_>],
+    importance: Option<&Importance>,
+    traits: &Traits,
+    workers: &Workers<'_>,
+) -> Result<Vec<Vec<Choice>>> {
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<Option<Result<Vec<Choice>>>>> =
+        Mutex::new(tensors.iter().map(|_| None).collect());
+    std::thread::scope(|scope| {
+        for _ in 0..workers.threads.clamp(1, tensors.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(tensor) = tensors.get(i) else {
+                        break;
+                    };
+                    let stopped = workers.check();
+                    let choices = stopped.and_then(|()| choices_for(tensor, importance, traits));
+                    let Ok(mut results) = results.lock() else {
+                        break;
+                    };
+                    results[i] = Some(choices);
+                }
+            });
+        }
+    });
+    let results = results
+        .into_inner()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    results.into_iter().flatten().collect()
+}
+
+fn choices_for(
+    tensor: &Tensor<'_>,
+    importance: Option<&Importance>,
+    traits: &Traits,
+) -> Result<Vec<Choice>> {
+    use TensorType::{
+        F16, IQ1_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_1,
+        Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
+    };
+    /// Types that make sense only where importance is known.
+    const STARVED: [TensorType; 5] = [IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS];
+    const TYPES: [TensorType; 14] = [
+        Q2_K, Q3_K, IQ3_S, IQ4_XS, IQ4_NL, Q4_0, Q4_K, Q4_1, Q5_0, Q5_K, Q5_1, Q6_K, Q8_0, F16,
+    ];
+    let columns = tensor.columns();
+    let bytes = |ty: TensorType| ty.bytes_for(tensor.elements()).unwrap_or(u64::MAX);
+    if !is_quantizable(tensor) {
+        let ty = tensor.ty;
+        return Ok(vec![Choice {
+            ty,
+            bytes: bytes(ty),
+            loss: 0.0,
+        }]);
+    }
+    let weights = match importance {
+        Some(importance) => importance.of(tensor).unwrap_or(None),
+        None => None,
+    };
+    let sample = Sample::new(tensor, weights.as_deref())?;
+    let starved = STARVED.iter().filter(|_| weights.is_some());
+    let mut choices = Vec::new();
+    for &ty in starved.chain(&TYPES) {
+        if !columns.is_multiple_of(ty.block_len() as u64) || bytes(ty) > bytes(tensor.ty) {
+            continue;
+        }
+        choices.push(Choice {
+            ty,
+            bytes: bytes(ty),
+            loss: sample.loss(ty)? * concern(tensor, traits),
+        });
+    }
+    if choices.is_empty() {
+        let ty = tensor.ty;
+        choices.push(Choice {
+            ty,
+            bytes: bytes(ty),
+            loss: 0.0,
+        });
+    }
+    // What is larger and no better is never chosen.
+    choices.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.loss.total_cmp(&b.loss)));
+    let mut kept: Vec<Choice> = Vec::new();
+    for choice in choices {
+        if kept
+            .last()
+            .is_none_or(|last| choice.loss < last.loss && choice.bytes > last.bytes)
+        {
+            kept.push(choice);
+        }
+    }
+    Ok(kept)
+}
+
+/// How much noise in a tensor's products matters: that in the logits is not evened out by anything
+/// that follows, and that in the embeddings goes through every layer.
+fn concern(tensor: &Tensor<'_>, traits: &Traits) -> f64 {
+    match role_of(&tensor.name) {
+        Some(OUTPUT) => 4.0,
+        Some(TOKEN_EMBEDDING) if traits.tied => 8.0,
+        Some(TOKEN_EMBEDDING) => 4.0,
+        _ => 1.0,
+    }
+}
+
+/// Some rows of a tensor, with the weights of their columns.
+struct Sample {
+    rows: Vec<f32>,
+    weights: Vec<f32>,
+    has_weights: bool,
+    columns: usize,
+}
+
+impl Sample {
+    fn new(tensor: &Tensor<'_>, importance: Option<&[f32]>) -> Result<Sample> {
+        let (rows, columns) = (tensor.rows(), tensor.columns());
+        let reader = tensor.open()?;
+        let per_matrix = (rows / tensor.matrices().max(1)).max(1);
+        let n = rows.clamp(1, SAMPLE_ROWS);
+        let mut sample = Sample {
+            rows: Vec::new(),
+            weights: Vec::new(),
+            has_weights: importance.is_some(),
+            columns: columns as usize,
+        };
+        let mut floats = vec![0.0; columns as usize];
+        for i in 0..n.min(rows) {
+            let row = i * rows / n;
+            reader.floats(&reader.bytes(row..row + 1)?, row * columns, &mut floats)?;
+            sample.rows.extend_from_slice(&floats);
+            let start = (row / per_matrix * columns) as usize;
+            let weights = importance.and_then(|all| all.get(start..start + columns as usize));
+            match weights {
+                Some(weights) => sample.weights.extend_from_slice(weights),
+                None => sample
+                    .weights
+                    .extend(std::iter::repeat_n(1.0, columns as usize)),
+            }
+        }
+        Ok(sample)
+    }
+
+    /// The share of noise in the products, if the rows are stored as `ty`.
+    fn loss(&self, ty: TensorType) -> Result<f64> {
+        let bytes = ty.bytes_for(self.columns as u64).unwrap_or(0) as usize;
+        let (mut encoded, mut decoded) = (vec![0; bytes], vec![0.0; self.columns]);
+        let (mut noise, mut signal) = (0.0f64, 0.0f64);
+        let rows = self.rows.chunks_exact(self.columns);
+        for (row, weights) in rows.zip(self.weights.chunks_exact(self.columns)) {
+            let importance = self.has_weights.then_some(weights);
+            let failed = |error: quant::QuantError| Error::Encode {
+                file: std::path::PathBuf::new(),
+                tensor: String::new(),
+                error,
+            };
+            oxidize_kernels::select()
+                .encode(ty, row, importance, &mut encoded)
+                .map_err(failed)?;
+            quant::dequantize(ty, &encoded, &mut decoded).map_err(failed)?;
+            for ((x, y), w) in row.iter().zip(&decoded).zip(weights) {
+                noise += f64::from(w * (x - y) * (x - y));
+                signal += f64::from(w * x * x);
+            }
+        }
+        Ok(noise / signal.max(f64::MIN_POSITIVE))
+    }
+}

@@ -1,0 +1,295 @@
+//! Bad input is a clear error; nothing is left under the final name, and the source is untouched.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use oxidize_core::gguf::{Value, Writer};
+use oxidize_kernels::quant::TensorType;
+use oxidize_quantize::importance::Importance;
+use oxidize_quantize::quantize::Options;
+use oxidize_quantize::{Error, commands};
+
+use super::{importance, quantized, synthetic, tiny, wishes};
+
+/// Files in a folder, temporary ones too.
+fn files(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A model of one matrix.
+fn one_matrix(path: &Path, columns: u64, floats: &[f32]) {
+    let mut writer = Writer::new();
+    writer
+        .key("general.architecture", &Value::Str("llama"))
+        .unwrap();
+    let rows = floats.len() as u64 / columns;
+    writer
+        .tensor("blk.0.ffn_up.weight", TensorType::F32, &[columns, rows])
+        .unwrap();
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |_, out| {
+            let bytes: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
+            out.write_all(&bytes)?;
+            Ok::<_, Box<dyn std::error::Error>>(())
+        })
+        .unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn the_output_may_not_be_the_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::copy(tiny(), &path).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let error = quantized(&path, &path, &wishes("Q8_0"), &Options::default()).unwrap_err();
+    assert!(matches!(error, Error::SameFile { .. }), "{error}");
+    let link = dir.path().join("link.gguf");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let error = quantized(&path, &link, &wishes("Q8_0"), &Options::default()).unwrap_err();
+    assert!(matches!(error, Error::SameFile { .. }), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[test]
+fn quantised_tensors_are_not_quantised_again_unasked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (small, smaller) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"));
+    quantized(&tiny(), &small, &wishes("Q8_0"), &Options::default()).unwrap();
+    let error = quantized(&small, &smaller, &wishes("Q4_0"), &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("Q8_0 already"), "{error}");
+    assert_eq!(files(dir.path()), ["a.gguf"]);
+    let options = Options {
+        allow_requantize: true,
+        ..Options::default()
+    };
+    quantized(&small, &smaller, &wishes("Q4_0"), &options).unwrap();
+}
+
+#[test]
+fn what_is_no_number_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    for (at, value) in [
+        (0, f32::NAN),
+        (700, f32::INFINITY),
+        (1023, f32::NEG_INFINITY),
+    ] {
+        let mut floats = vec![0.5; 1024];
+        floats[at] = value;
+        one_matrix(&input, 256, &floats);
+        for ty in ["Q4_K", "Q8_0", "IQ3_S", "F16"] {
+            let error = quantized(&input, &output, &wishes(ty), &Options::default()).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(&format!("element {at} ")), "{ty}: {text}");
+            assert!(text.contains("blk.0.ffn_up.weight"), "{text}");
+        }
+        assert_eq!(files(dir.path()), ["in.gguf"]);
+    }
+}
+
+#[test]
+fn rows_that_no_block_fills_are_refused_where_the_type_was_demanded() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    one_matrix(&input, 48, &[0.25; 480]);
+    // A mix looks for a type that fits.
+    quantized(&input, &output, &wishes("Q4_K_M"), &Options::default()).unwrap();
+    let file = super::open(&output);
+    assert_eq!(file.tensors()[0].ty, TensorType::F16);
+    std::fs::remove_file(&output).unwrap();
+    let file = super::open(&input);
+    let tensors = oxidize_quantize::quantize::tensors_of(&file);
+    let plan = oxidize_quantize::plan::Plan {
+        types: vec![TensorType::Q4_K],
+        fallbacks: 0,
+    };
+    let recipe = oxidize_quantize::quantize::recipe(&file, tensors, plan, ("Q4_K", 15), None);
+    let options = Options::default();
+    let made = oxidize_quantize::quantize::quantize(&file, recipe, &output, &options, |_| {});
+    let text = made.unwrap_err().to_string();
+    assert!(
+        text.contains("rows of 48") && text.contains("Q4_K"),
+        "{text}"
+    );
+    assert_eq!(files(dir.path()), ["in.gguf"]);
+}
+
+#[test]
+fn a_source_that_ends_early_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    let whole = std::fs::read(tiny()).unwrap();
+    for share in [3, 10, 50, 99] {
+        std::fs::write(&input, &whole[..whole.len() * share / 100]).unwrap();
+        let opened = oxidize_core::file::ModelFile::open(&input, &Default::default());
+        assert!(opened.is_err(), "{share} %");
+    }
+    // It may also shrink while it is read.
+    std::fs::write(&input, &whole).unwrap();
+    let file = super::open(&input);
+    std::fs::write(&input, &whole[..whole.len() / 2]).unwrap();
+    let tensors = oxidize_quantize::quantize::tensors_of(&file);
+    let traits = oxidize_quantize::plan::traits_of(&file, false);
+    let wishes = wishes("Q8_0");
+    let plan = oxidize_quantize::plan::Plan::new(&tensors, &wishes, &traits);
+    let recipe = oxidize_quantize::quantize::recipe(&file, tensors, plan, ("Q8_0", 7), None);
+    let options = Options::default();
+    let made = oxidize_quantize::quantize::quantize(&file, recipe, &output, &options, |_| {});
+    assert!(made.unwrap_err().to_string().contains("in.gguf"));
+    assert_eq!(files(dir.path()), ["in.gguf"]);
+}
+
+#[test]
+fn the_importance_of_another_model_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    synthetic(&input, "F16", 1);
+    let refuse = |importance: &Importance| {
+        let options = Options {
+            importance: Some(importance),
+            ..Options::default()
+        };
+        let made = quantized(&input, &output, &wishes("Q4_K_M"), &options);
+        made.unwrap_err().to_string()
+    };
+    let mut other = importance(&tiny(), |_| 1.0);
+    assert!(
+        refuse(&other).contains("not of this model"),
+        "{}",
+        refuse(&other)
+    );
+    other.entries = other
+        .entries
+        .into_iter()
+        .map(|(name, entry)| (format!("other.{name}"), entry))
+        .collect();
+    assert!(
+        refuse(&other).contains("does not have"),
+        "{}",
+        refuse(&other)
+    );
+    // A model is no importance matrix.
+    let error = Importance::load(&input).unwrap_err();
+    assert!(
+        error.to_string().contains("no importance matrix"),
+        "{error}"
+    );
+    assert_eq!(files(dir.path()), ["in.gguf"]);
+}
+
+#[test]
+fn few_bits_want_importance() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    synthetic(&input, "F16", 1);
+    let run = program(&["quantize", path(&input), path(&output), "IQ2_XS"]);
+    let text = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(
+        !run.status.success() && text.contains("importance matrix"),
+        "{text}"
+    );
+    assert_eq!(files(dir.path()), ["in.gguf"]);
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn program(args: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_oxidize-quantize"))
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    synthetic(&input, "F16", 24);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_oxidize-quantize"))
+        .args([
+            "quantize",
+            path(&input),
+            path(&output),
+            "IQ3_S",
+            "--pure",
+            "-t",
+            "1",
+        ])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It has begun as soon as its temporary file is there.
+    let start = Instant::now();
+    while files(dir.path()).len() < 2 && start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let id = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let status = child.wait().unwrap();
+    assert!(!status.success(), "it had ended before it was interrupted");
+    assert_eq!(files(dir.path()), ["in.gguf"]);
+}
+
+/// A full disk, where this test may make one.
+#[test]
+fn a_full_disk_is_a_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mount = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs", path(&disk)])
+        .stderr(Stdio::null())
+        .status();
+    if !mount.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: a small disk cannot be mounted here");
+        return;
+    }
+    let made = quantized(
+        &tiny(),
+        &disk.join("out.gguf"),
+        &wishes("F32"),
+        &Options::default(),
+    );
+    let left = files(&disk);
+    let unmounted = Command::new("umount").arg(&disk).status().unwrap();
+    assert!(unmounted.success());
+    let text = made.unwrap_err().to_string();
+    assert!(
+        text.contains("out.gguf") && text.contains("space"),
+        "{text}"
+    );
+    assert_eq!(left, Vec::<String>::new());
+}
+
+#[test]
+fn sizes_are_checked() {
+    assert!(commands::byte_size("4GB").is_ok());
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("out.gguf");
+    let tiny = tiny();
+    let run = program(&[
+        "quantize",
+        path(&tiny),
+        path(&output),
+        "--target-size",
+        "1kB",
+    ]);
+    let text = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(!run.status.success() && text.contains("too few"), "{text}");
+}

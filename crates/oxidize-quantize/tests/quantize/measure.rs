@@ -1,0 +1,317 @@
+//! What is measured: importance from a text, comparisons, reports, and what a target size buys.
+
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::{Batch, SeqSlice, SessionConfig};
+use oxidize_core::file::OpenOptions;
+use oxidize_core::kv::BlockId;
+use oxidize_core::model::Model;
+use oxidize_quantize::compare::{self, compare};
+use oxidize_quantize::encode::Workers;
+use oxidize_quantize::imatrix::{self, collect};
+use oxidize_quantize::output::Parts;
+use oxidize_quantize::plan::traits_of;
+use oxidize_quantize::quantize::{Options, ReportOptions, quantize, recipe, tensors_of};
+use oxidize_quantize::report::Report;
+use oxidize_quantize::split::rewrite;
+use oxidize_quantize::target::plan_for_size;
+
+use super::{fingerprint, importance, open, quantized, synthetic, tiny, wishes};
+
+fn text() -> String {
+    "The quick brown fox jumps over the lazy dog; 1, 2, 3. ".repeat(60)
+}
+
+fn load(path: &std::path::Path) -> Model {
+    Model::load(path, &OpenOptions::default()).unwrap()
+}
+
+fn options(n_ctx: usize) -> compare::Options {
+    compare::Options {
+        n_ctx,
+        chunks: Some(3),
+        ..compare::Options::default()
+    }
+}
+
+#[test]
+fn a_model_does_not_differ_from_itself() {
+    let model = load(&tiny());
+    let same = compare(&model, &model, &text(), &options(64), |_, _, _| {}).unwrap();
+    assert_eq!((same.mean_kl, same.top1_agreement), (0.0, 1.0));
+    assert_eq!(same.perplexity_ratio, 1.0);
+    assert_eq!(same.tokens, 3 * 31);
+    assert!(compare(&model, &model, "short", &options(64), |_, _, _| {}).is_err());
+}
+
+#[test]
+fn fewer_bits_differ_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = load(&tiny());
+    let mut before = 0.0;
+    for mix in ["Q8_0", "Q5_0", "Q4_0"] {
+        let path = dir.path().join("out.gguf");
+        quantized(&tiny(), &path, &wishes(mix), &Options::default()).unwrap();
+        let result = compare(&model, &load(&path), &text(), &options(64), |_, _, _| {}).unwrap();
+        assert!(
+            result.mean_kl > before,
+            "{mix}: {} after {before}",
+            result.mean_kl
+        );
+        assert!(result.max_kl >= result.kl_99 && result.kl_99 >= result.median_kl);
+        before = result.mean_kl;
+    }
+}
+
+/// The sums are those of the inputs that the matrices really get: for the first layer, the norm of
+/// the embeddings.
+#[test]
+fn importance_is_the_mean_square_of_the_inputs() {
+    let model = load(&tiny());
+    let collect_options = imatrix::Options {
+        n_ctx: 64,
+        chunks: Some(2),
+        skip: 0,
+        output: false,
+        settings: Default::default(),
+        dataset: "text".into(),
+    };
+    let all = collect(&model, &text(), &collect_options, |_, _, _| Ok(())).unwrap();
+    assert_eq!((all.chunks, all.chunk_size), (2, 64));
+    let q = &all.entries["blk.0.attn_q.weight"];
+    assert_eq!((q.sums.len(), q.counts.as_slice()), (64, &[128.0][..]));
+    assert_eq!(q, &all.entries["blk.0.attn_k.weight"]);
+    assert_eq!(all.entries["blk.1.ffn_down.weight"].sums.len(), 96);
+    assert!(!all.entries.contains_key("token_embd.weight"));
+
+    // x / √mean(x²) · weight, by hand.
+    let file = open(&tiny());
+    let floats = |name: &str| {
+        let mut floats = Vec::new();
+        let info = file.tensor(name).unwrap();
+        file.for_each_f32::<oxidize_core::Error>(info, |piece| {
+            floats.extend_from_slice(piece);
+            Ok(())
+        })
+        .unwrap();
+        floats
+    };
+    let (table, norm) = (
+        floats("token_embd.weight"),
+        floats("blk.0.attn_norm.weight"),
+    );
+    let chunks = oxidize_quantize::evaluate::Chunks::new(&model, &text(), 64, Some(2)).unwrap();
+    let mut expected = vec![0.0f64; 64];
+    for (input, _) in chunks.iter() {
+        for token in input {
+            let row = &table[token as usize * 64..][..64];
+            let mean = row.iter().map(|x| x * x).sum::<f32>() / 64.0;
+            let scale = 1.0 / (mean + model.hparams().epsilon).sqrt();
+            for ((sum, x), weight) in expected.iter_mut().zip(row).zip(&norm) {
+                *sum += f64::from(x * scale * weight).powi(2);
+            }
+        }
+    }
+    for (ours, expected) in q.sums.iter().zip(&expected) {
+        assert!(
+            (f64::from(*ours) / expected - 1.0).abs() < 1e-3,
+            "{ours} {expected}"
+        );
+    }
+
+    // In two parts it is the same.
+    let first = imatrix::Options {
+        chunks: Some(1),
+        ..collect_options.clone()
+    };
+    let second = imatrix::Options {
+        skip: 1,
+        ..collect_options
+    };
+    let mut parts = collect(&model, &text(), &first, |_, _, _| Ok(())).unwrap();
+    let rest = collect(&model, &text(), &second, |_, _, _| Ok(())).unwrap();
+    parts.merge(&rest).unwrap();
+    for (name, entry) in &all.entries {
+        for (a, b) in entry.sums.iter().zip(&parts.entries[name].sums) {
+            assert!((a - b).abs() <= 1e-4 * a.abs(), "{name}");
+        }
+    }
+    assert_eq!(parts.chunks, 2);
+}
+
+/// Importance moves the error to where it does not matter.
+#[test]
+fn important_columns_lose_less() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    synthetic(&input, "F32", 1);
+    let importance = importance(&input, |column| if column % 4 == 0 { 1000.0 } else { 1.0 });
+    let error = |mix: &str, importance| {
+        let options = Options {
+            importance,
+            ..Options::default()
+        };
+        let asked = oxidize_quantize::plan::Wishes {
+            pure: true,
+            ..wishes(mix)
+        };
+        quantized(&input, &output, &asked, &options).unwrap();
+        let (from, to) = (open(&input), open(&output));
+        let read = |file: &oxidize_core::file::ModelFile| {
+            let mut floats = Vec::new();
+            let info = file.tensor("blk.0.ffn_down.weight").unwrap();
+            file.for_each_f32::<oxidize_core::Error>(info, |piece| {
+                floats.extend_from_slice(piece);
+                Ok(())
+            })
+            .unwrap();
+            floats
+        };
+        let (from, to) = (read(&from), read(&to));
+        let errors = from.iter().zip(&to).step_by(4);
+        errors.map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>()
+    };
+    for mix in [
+        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M",
+        "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    ] {
+        let (plain, weighted) = (error(mix, None), error(mix, Some(&importance)));
+        assert!(weighted < plain, "{mix}: {weighted} and {plain}");
+    }
+}
+
+#[test]
+fn a_report_is_kept_in_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.gguf");
+    let text = text();
+    let options = Options {
+        report: Some(ReportOptions {
+            command: "oxidize quantize \"in\" out Q4_0".into(),
+            text: Some(&text),
+            compare: options(64),
+        }),
+        ..Options::default()
+    };
+    quantized(&tiny(), &path, &wishes("Q4_0"), &options).unwrap();
+    let file = open(&path);
+    let report = Report::of(&file).unwrap();
+    assert_eq!(
+        (report.mix.as_str(), report.source.as_str()),
+        ("Q4_0", "model.gguf")
+    );
+    assert_eq!(report.command, "oxidize quantize \"in\" out Q4_0");
+    assert_eq!(report.tensors.len(), file.tensors().len());
+    for tensor in &report.tensors {
+        assert_eq!(
+            tensor.error.is_some(),
+            tensor.from != tensor.to,
+            "{}",
+            tensor.name
+        );
+        assert!(tensor.error.is_none_or(|error| (0.0..0.2).contains(&error)));
+    }
+    assert!(report.comparison.as_ref().unwrap().mean_kl > 0.0);
+    // Written after the tensors, in the place that was kept for it: they are as without it.
+    let plain = dir.path().join("plain.gguf");
+    quantized(&tiny(), &plain, &wishes("Q4_0"), &Options::default()).unwrap();
+    assert_eq!(fingerprint(&path), fingerprint(&plain));
+    assert!(oxidize_quantize::html::page(&report).contains("Error by tensor"));
+}
+
+#[test]
+fn a_target_size_is_met_and_spent() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    synthetic(&input, "F32", 4);
+    let file = open(&input);
+    let traits = traits_of(&file, false);
+    let elements: u64 = file.tensors().iter().map(|tensor| tensor.elements()).sum();
+    let mut before = 0;
+    for bits in [3.5, 4.5, 6.0, 8.6] {
+        let bytes = (bits * elements as f64 / 8.0) as u64;
+        let tensors = tensors_of(&file);
+        let plan = plan_for_size(&tensors, bytes, None, &traits, &Workers::default()).unwrap();
+        let size = plan.bytes(&tensors);
+        assert!(
+            size <= bytes && size as f64 > 0.97 * bytes as f64,
+            "{bits}: {size} of {bytes}"
+        );
+        assert!(size > before);
+        before = size;
+        let recipe = recipe(&file, tensors, plan, ("Q4_K_M", 15), None);
+        quantize(&file, recipe, &output, &Options::default(), |_| {}).unwrap();
+        let made: u64 = open(&output)
+            .tensors()
+            .iter()
+            .map(|tensor| tensor.bytes)
+            .sum();
+        assert_eq!(made, size);
+    }
+}
+
+#[test]
+fn parts_come_together_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, joined) = (dir.path().join("in.gguf"), dir.path().join("joined.gguf"));
+    synthetic(&input, "Q4_K_M", 3);
+    let file = open(&input);
+    let workers = Workers::default();
+    for parts in [Parts::MaxTensors(7), Parts::MaxBytes(200_000)] {
+        let made = rewrite(&file, &dir.path().join("p.gguf"), &parts, &workers, |_| {}).unwrap();
+        assert!(made.len() > 2 && made[0].ends_with(format!("p-00001-of-{:05}.gguf", made.len())));
+        let split = open(&made[1]);
+        assert_eq!(split.tensors().len(), file.tensors().len());
+        rewrite(&split, &joined, &Parts::One, &workers, |_| {}).unwrap();
+        assert_eq!(
+            std::fs::read(&joined).unwrap(),
+            std::fs::read(&input).unwrap()
+        );
+        // Quantising in parts keeps them.
+        let options = Options {
+            allow_requantize: true,
+            parts: oxidize_quantize::quantize::parts_of(&split),
+            ..Options::default()
+        };
+        let smaller = quantized(
+            &made[0],
+            &dir.path().join("q.gguf"),
+            &wishes("Q2_K"),
+            &options,
+        );
+        assert_eq!(smaller.unwrap().len(), made.len());
+        for path in made {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+/// A model that is quantised on the way in computes what the file would.
+#[test]
+fn in_memory_is_as_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.gguf");
+    let mix = oxidize_core::mix::Mix::named("Q8_0").unwrap();
+    let made = oxidize_quantize::in_memory::quantized(&open(&tiny()), mix, &Workers::default());
+    quantized(&tiny(), &path, &wishes("Q8_0"), &Options::default()).unwrap();
+    let logits = |model: &Model| {
+        let config = SessionConfig::for_context(8);
+        let mut session = model.session(&Cpu::default(), &config).unwrap();
+        let blocks: Vec<BlockId> = (0..config.n_blocks as u32).map(BlockId).collect();
+        let sequences = [SeqSlice {
+            n_tokens: 4,
+            blocks: &blocks,
+            slot: 0,
+            adapters: &[],
+        }];
+        let batch = Batch {
+            tokens: &[5, 6, 7, 8],
+            positions: &[0, 1, 2, 3],
+            sequences: &sequences,
+            outputs: &[3],
+        };
+        session.run(&batch).unwrap();
+        session.output(0).unwrap().to_vec()
+    };
+    let (a, b) = (Model::from_file(made.unwrap()).unwrap(), load(&path));
+    assert_eq!(logits(&a), logits(&b));
+}
