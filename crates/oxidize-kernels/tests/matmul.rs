@@ -210,6 +210,20 @@ fn words_stay_within_their_bound() {
 }
 
 #[test]
+fn no_tokens_are_no_work() {
+    for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
+        for (ty, precision) in [
+            (TensorType::Q4_K, Some(Precision::Bytes)),
+            (TensorType::F16, Some(Precision::Words)),
+            (TensorType::F32, None),
+        ] {
+            let case = Case::new(&mut Random::new(5), ty, 16, 256, 0);
+            assert_eq!(case.run(kernels, ty, 256, precision), []);
+        }
+    }
+}
+
+#[test]
 fn a_tile_keeps_to_its_columns() {
     let mut random = Random::new(3);
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
