@@ -1,7 +1,7 @@
 //! The engine's thread: plan, run, sample, commit, tell.
 
-use super::drafting::Drafting;
 use super::disk::Disk;
+use super::drafting::Drafting;
 use super::guide::Guide;
 use super::handle::{Command, Mailbox, Submission};
 use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
