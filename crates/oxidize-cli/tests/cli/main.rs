@@ -103,6 +103,7 @@ fn help_lists_the_verbs() {
     for verb in [
         "run",
         "chat",
+        "serve",
         "bench",
         "perplexity",
         "logits",

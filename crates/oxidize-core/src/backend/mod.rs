@@ -123,7 +123,8 @@ pub struct SessionConfig {
     pub max_context: usize,
     /// In a batch of up to so many tokens whose results are all wanted, each token's are to the last
     /// bit those that it has in a batch by itself: what drafts are verified with. Sums in whatever
-    /// order is best are faster, so this is 0 unless someone counts on it.
+    /// order is best are faster, so this is 0 unless someone counts on it. With `usize::MAX` it holds in
+    /// every batch.
     pub exact_tokens: usize,
     /// How keys are kept.
     pub key_type: KvType,

@@ -5,6 +5,7 @@
 mod anthropic;
 mod chat;
 mod clients;
+mod determinism;
 mod disk;
 mod faults;
 mod http;
