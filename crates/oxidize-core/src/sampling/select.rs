@@ -2,9 +2,9 @@
 //! Top-p and typical sampling over a whole vocabulary rest on it, and top-k for a large k.
 
 /// Buckets of a histogram over the keys.
-const BUCKETS: usize = 2048;
+const BUCKETS: usize = 1024;
 /// Histograms filled in turn, so that one addition need not wait for the last one to the same bucket.
-const LANES: usize = 4;
+const LANES: usize = 2;
 /// The first histogram spans this much above the smallest key: of the keys in use, differences of logits, what is
 /// further away has a weight of e⁻³⁰ at most.
 const FIRST_SPAN: f32 = 30.0;
@@ -141,6 +141,11 @@ impl Cut {
     /// False when an item with this key is certainly not kept.
     pub(crate) fn may_keep(&self, key: f32) -> bool {
         key <= self.threshold
+    }
+
+    /// True when an item with this key is kept or not by how many of its like came before.
+    pub(crate) fn is_tie(&self, key: f32) -> bool {
+        key == self.threshold
     }
 
     /// True when an item with this key is kept. To be asked in order; `ties_seen` starts at 0.

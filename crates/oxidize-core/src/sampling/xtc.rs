@@ -29,20 +29,21 @@ impl Stage for Xtc {
         }
         let threshold = self.threshold * candidates.weigh();
         let above = |weight: f32| f64::from(weight) >= threshold;
-        let mut least: Option<(usize, f32)> = None;
-        let mut n_above = 0;
-        for (position, &weight) in candidates.weights().iter().enumerate() {
-            if above(weight) {
-                n_above += 1;
-                // Among equals the one with the higher id counts as less likely, as in a stable sort.
-                if least.is_none_or(|(_, smallest)| weight <= smallest) {
-                    least = Some((position, weight));
-                }
-            }
+        let weights = candidates.weights();
+        let n_above = weights.iter().filter(|&&weight| above(weight)).count();
+        if n_above < 2 {
+            return;
         }
-        if let (Some((survivor, _)), true) = (least, n_above >= 2) {
-            candidates.remove_where(|position, weight| position != survivor && above(weight));
-        }
+        let least = weights
+            .iter()
+            .map(|&weight| if above(weight) { weight } else { f32::INFINITY })
+            .fold(
+                f32::INFINITY,
+                |least, weight| if weight < least { weight } else { least },
+            );
+        // Among equals the one with the higher id counts as less likely, as in a stable sort.
+        let survivor = weights.iter().rposition(|&weight| weight == least);
+        candidates.remove_where(|position, weight| Some(position) != survivor && above(weight));
     }
 
     fn boxed_clone(&self) -> Box<dyn Stage> {
