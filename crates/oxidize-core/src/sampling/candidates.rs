@@ -223,8 +223,8 @@ impl Candidates {
         let mut select = std::mem::take(&mut self.select);
         let cut = select.cut(&self.logits, &self.weights, target, smallest, &key);
         self.select = select;
-        let may_keep = |&&logit: &&f32| cut.may_keep(key(logit));
-        if self.whole_vocabulary && 4 * self.logits.iter().filter(may_keep).count() > self.len() {
+        let kept = self.logits.iter().map(|&x| u32::from(cut.may_keep(key(x))));
+        if self.whole_vocabulary && 4 * kept.sum::<u32>() as usize > self.len() {
             // Nearly all stay: ruling the others out is faster than moving what stays.
             for logit in &mut self.logits {
                 let keeps = cut.may_keep(key(*logit));
@@ -232,7 +232,8 @@ impl Candidates {
             }
             let mut ties = 0;
             for chunk in self.logits.chunks_mut(CHUNK) {
-                if chunk.iter().any(|&logit| cut.is_tie(key(logit))) {
+                let is_tie = |any, &logit: &f32| any | cut.is_tie(key(logit));
+                if chunk.iter().fold(false, is_tie) {
                     let surplus = |logit: &&mut f32| !cut.keeps(key(**logit), &mut ties);
                     let chunk = chunk.iter_mut().filter(surplus);
                     chunk.for_each(|logit| *logit = f32::NEG_INFINITY);
@@ -253,19 +254,21 @@ impl Candidates {
 
     /// Removes the tokens for whose position and weight (of the last [`Candidates::weigh`]) `remove` holds.
     pub fn remove_where(&mut self, mut remove: impl FnMut(usize, f32) -> bool) {
-        if self.whole_vocabulary {
-            for (position, (logit, &weight)) in
-                self.logits.iter_mut().zip(&self.weights).enumerate()
-            {
-                if remove(position, weight) {
-                    *logit = f32::NEG_INFINITY;
-                }
-            }
-            return;
-        }
         let weights = std::mem::take(&mut self.weights);
         self.retain_positions(|position, _| !remove(position, weights[position]));
         self.weights = weights;
+    }
+
+    /// Removes the tokens at these positions, which ascend.
+    pub fn remove(&mut self, positions: &[usize]) {
+        if self.whole_vocabulary {
+            for &position in positions {
+                self.logits[position] = f32::NEG_INFINITY;
+            }
+            return;
+        }
+        let mut left = positions.iter().peekable();
+        self.retain_positions(|position, _| left.next_if(|&&next| next == position).is_none());
     }
 
     /// Sorts the list from the largest logit down and drops what is ruled out. Only for stages whose

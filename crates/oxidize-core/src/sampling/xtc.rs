@@ -1,8 +1,12 @@
 //! XTC, exclude top choices: now and then removes all tokens above a threshold but the least likely of
 //! them, so that the text takes a road less travelled without losing sense (Weidmann 2024).
 
+use super::candidates::max_of;
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
+
+/// Weights looked at together.
+const CHUNK: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 struct Xtc {
@@ -28,22 +32,34 @@ impl Stage for Xtc {
             return;
         }
         let threshold = self.threshold * candidates.weigh();
-        let above = |weight: f32| f64::from(weight) >= threshold;
+        // The smallest float that is not below, so that floats can be compared.
+        let nearest = threshold as f32;
+        let threshold = match f64::from(nearest) < threshold {
+            true => nearest.next_up(),
+            false => nearest,
+        };
+        // Few can hold a share of any size: chunks without one are passed over.
         let weights = candidates.weights();
-        let n_above = weights.iter().filter(|&&weight| above(weight)).count();
-        if n_above < 2 {
-            return;
+        let mut above: Vec<usize> = Vec::new();
+        for (first, chunk) in (0..).step_by(CHUNK).zip(weights.chunks(CHUNK)) {
+            if max_of(chunk) >= threshold {
+                let here = (first..)
+                    .zip(chunk)
+                    .filter(|(_, weight)| **weight >= threshold);
+                above.extend(here.map(|(position, _)| position));
+            }
         }
-        let least = weights
-            .iter()
-            .map(|&weight| if above(weight) { weight } else { f32::INFINITY })
-            .fold(
-                f32::INFINITY,
-                |least, weight| if weight < least { weight } else { least },
-            );
         // Among equals the one with the higher id counts as less likely, as in a stable sort.
-        let survivor = weights.iter().rposition(|&weight| weight == least);
-        candidates.remove_where(|position, weight| Some(position) != survivor && above(weight));
+        let survivor = above
+            .iter()
+            .copied()
+            .min_by(|&a, &b| weights[a].total_cmp(&weights[b]).then(b.cmp(&a)));
+        if above.len() >= 2
+            && let Some(survivor) = survivor
+        {
+            above.retain(|&position| position != survivor);
+            candidates.remove(&above);
+        }
     }
 
     fn boxed_clone(&self) -> Box<dyn Stage> {
