@@ -143,7 +143,7 @@ fn chains() -> Vec<(&'static str, SamplingParams)> {
             "xtc alone",
             SamplingParams {
                 xtc_probability: 1.0,
-                xtc_threshold: 1e-6,
+                xtc_threshold: 0.01,
                 ..off.clone()
             },
         ),

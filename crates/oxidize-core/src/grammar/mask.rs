@@ -8,6 +8,7 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Compiles grammars for one vocabulary. Making one costs some 100 ms; it is made once a model.
@@ -16,6 +17,8 @@ pub struct Grammars {
     n_vocab: usize,
     /// Whether some token ends a generation.
     has_end: bool,
+    /// Tokens with names that GBNF can speak of.
+    named: HashMap<String, u32>,
 }
 
 /// A grammar at some point of an answer. A clone goes its own way from there.
@@ -72,6 +75,11 @@ impl Grammars {
             factory,
             n_vocab,
             has_end: !ends.is_empty(),
+            named: (0..count.min(known))
+                .filter_map(|token| Some((tokenizer.token_text(token)?, token)))
+                .filter(|(name, _)| name.starts_with('<') && name.ends_with('>'))
+                .map(|(name, token)| (name.to_owned(), token))
+                .collect(),
         })
     }
 
@@ -91,7 +99,7 @@ impl Grammars {
     fn compile_here(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         let (top, wrong): (TopLevelGrammar, fn(String) -> GrammarError) = match grammar {
             Grammar::Gbnf(source) => {
-                let lark = gbnf::to_lark(source)?;
+                let lark = gbnf::to_lark(source, self)?;
                 tracing::debug!(%lark, "a GBNF grammar");
                 (TopLevelGrammar::from_lark(lark), GrammarError::Engine)
             }
@@ -142,6 +150,16 @@ impl Grammars {
             other => other,
         })?;
         Ok(constraint)
+    }
+}
+
+impl gbnf::FindToken for Grammars {
+    fn named(&self, name: &str) -> Option<u32> {
+        self.named.get(name).copied()
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.n_vocab
     }
 }
 

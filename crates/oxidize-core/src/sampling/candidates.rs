@@ -14,8 +14,10 @@ const SMALL_TOP: usize = 1024;
 const CHUNK: usize = 16;
 /// Tokens whose logit is this far below the largest have less than 0.04% of its probability.
 const NEAR: f32 = 8.0;
-/// A draw skips this many weights at a time by their sum.
-const DRAW_CHUNK: usize = 256;
+/// Values that are added up in f32; a draw skips as many weights at a time by their sum.
+const SUM_CHUNK: usize = 256;
+/// Fewer tokens than this are sorted by comparing them.
+const SMALL_SORT: usize = 4096;
 
 /// Candidate tokens: parallel arrays of token ids and logits.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +30,7 @@ pub struct Candidates {
     /// Scratch: `exp(logit − max)`, one a candidate, after [`Candidates::weigh`].
     weights: Vec<f32>,
     top: Vec<(f32, u32)>,
+    radix: Vec<(f32, u32)>,
     select: MassSelect,
 }
 
@@ -137,14 +140,14 @@ impl Candidates {
             let smallest = -self.max();
             self.retain_first_mass(k as f64, smallest, |logit| -logit);
         } else {
-            self.retain_top_buffered(k);
+            self.find_top(k);
+            self.keep_top();
         }
     }
 
     /// Top-k for small k: one pass that looks closely only at what beats the k-th best so far.
-    fn retain_top_buffered(&mut self, k: usize) {
+    fn find_top(&mut self, k: usize) {
         let capacity = (4 * k).max(64);
-        let by_rank = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         let mut threshold = f32::NEG_INFINITY;
         self.top.clear();
         for (chunk_index, chunk) in self.logits.chunks(CHUNK).enumerate() {
@@ -170,14 +173,6 @@ impl Candidates {
         }
         self.top.sort_unstable_by(by_rank);
         self.top.truncate(k);
-        self.logits.clear();
-        self.ids.clear();
-        for &(logit, id) in &self.top {
-            self.logits.push(logit);
-            self.ids.push(id);
-        }
-        self.whole_vocabulary = false;
-        self.sorted = true;
     }
 
     /// Keeps the tokens whose logit is at least `threshold`.
@@ -208,7 +203,7 @@ impl Candidates {
             return;
         }
         // Most of a vocabulary is unlikely: where the tokens near the maximum hold the mass alone, the others go first.
-        let near: f64 = self.weights.chunks(256).map(near_sum).sum();
+        let near: f64 = self.weights.chunks(SUM_CHUNK).map(near_sum).sum();
         let max = self.max();
         if near >= p * total {
             self.retain_at_least(max - NEAR);
@@ -228,6 +223,24 @@ impl Candidates {
         let mut select = std::mem::take(&mut self.select);
         let cut = select.cut(&self.logits, &self.weights, target, smallest, &key);
         self.select = select;
+        let kept = self.logits.iter().map(|&x| u32::from(cut.may_keep(key(x))));
+        if self.whole_vocabulary && 4 * kept.sum::<u32>() as usize > self.len() {
+            // Nearly all stay: ruling the others out is faster than moving what stays.
+            for logit in &mut self.logits {
+                let keeps = cut.may_keep(key(*logit));
+                *logit = if keeps { *logit } else { f32::NEG_INFINITY };
+            }
+            let mut ties = 0;
+            for chunk in self.logits.chunks_mut(CHUNK) {
+                let is_tie = |any, &logit: &f32| any | cut.is_tie(key(logit));
+                if chunk.iter().fold(false, is_tie) {
+                    let surplus = |logit: &&mut f32| !cut.keeps(key(**logit), &mut ties);
+                    let chunk = chunk.iter_mut().filter(surplus);
+                    chunk.for_each(|logit| *logit = f32::NEG_INFINITY);
+                }
+            }
+            return;
+        }
         let mut ties = 0;
         self.retain_chunks(
             |chunk| {
@@ -246,7 +259,20 @@ impl Candidates {
         self.weights = weights;
     }
 
-    /// Sorts the whole list from the largest logit down. Only for stages whose rule needs the full order.
+    /// Removes the tokens at these positions, which ascend.
+    pub fn remove(&mut self, positions: &[usize]) {
+        if self.whole_vocabulary {
+            for &position in positions {
+                self.logits[position] = f32::NEG_INFINITY;
+            }
+            return;
+        }
+        let mut left = positions.iter().peekable();
+        self.retain_positions(|position, _| left.next_if(|&&next| next == position).is_none());
+    }
+
+    /// Sorts the list from the largest logit down and drops what is ruled out. Only for stages whose
+    /// rule needs the full order.
     pub fn sort(&mut self) {
         if self.sorted {
             return;
@@ -258,10 +284,32 @@ impl Candidates {
             } else {
                 self.ids[position]
             };
-            self.top.push((logit, id));
+            if logit > f32::NEG_INFINITY {
+                self.top.push((logit, id));
+            }
         }
-        self.top
-            .sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        if self.top.len() > SMALL_SORT && self.top.is_sorted_by_key(|&(_, id)| id) {
+            radix_sort(&mut self.top, &mut self.radix);
+        } else {
+            self.top.sort_unstable_by(by_rank);
+        }
+        self.keep_top();
+    }
+
+    /// The `k` largest logits from the largest down, without changing the list; `k` is small.
+    pub fn largest(&mut self, k: usize) -> impl ExactSizeIterator<Item = f32> {
+        if !self.sorted {
+            self.find_top(k);
+        } else {
+            self.top.clear();
+            self.top
+                .extend(self.logits.iter().take(k).map(|&logit| (logit, 0)));
+        }
+        self.top.iter().map(|&(logit, _)| logit)
+    }
+
+    /// The list becomes what the buffer holds.
+    fn keep_top(&mut self) {
         self.ids.clear();
         self.ids.extend(self.top.iter().map(|&(_, id)| id));
         self.logits.clear();
@@ -291,7 +339,7 @@ impl Candidates {
         }
         let mut left = rng.next_f64() * total;
         let mut start = 0;
-        for chunk in self.weights.chunks(DRAW_CHUNK) {
+        for chunk in self.weights.chunks(SUM_CHUNK) {
             let sum = sum_of(chunk);
             if left < sum {
                 break;
@@ -347,6 +395,47 @@ impl Candidates {
         }
         self.whole_vocabulary = false;
         self.logits.truncate(kept);
+    }
+}
+
+/// From the largest logit down, the lower id first among equals.
+fn by_rank(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+/// The same order as [`by_rank`] in linear time, for a list whose ids ascend: three stable passes of 11 bits.
+fn radix_sort(items: &mut Vec<(f32, u32)>, scratch: &mut Vec<(f32, u32)>) {
+    const BITS: u32 = 11;
+    const DIGITS: usize = 1 << BITS;
+    let key = |logit: f32| {
+        let bits = logit.to_bits();
+        // Turns the order of floats, upside down, into that of integers.
+        if bits >> 31 == 1 {
+            bits
+        } else {
+            !bits & 0x7FFF_FFFF
+        }
+    };
+    let digit = |logit: f32, pass: u32| (key(logit) >> (BITS * pass)) as usize % DIGITS;
+    let mut starts = [[0u32; DIGITS]; 3];
+    for &(logit, _) in &*items {
+        for (pass, starts) in (0..).zip(&mut starts) {
+            starts[digit(logit, pass)] += 1;
+        }
+    }
+    scratch.clear();
+    scratch.resize(items.len(), (0.0, 0));
+    for (pass, starts) in (0..).zip(&mut starts) {
+        let mut next = 0;
+        for start in starts.iter_mut() {
+            next += std::mem::replace(start, next);
+        }
+        for &item in &*items {
+            let place = &mut starts[digit(item.0, pass)];
+            scratch[*place as usize] = item;
+            *place += 1;
+        }
+        std::mem::swap(items, scratch);
     }
 }
 
@@ -412,16 +501,22 @@ pub(crate) fn max_of(values: &[f32]) -> f32 {
     )
 }
 
-/// The sum in f64 over eight lanes: the same additions in the same order on every platform.
+/// The sum, of [`SUM_CHUNK`] values at a time in f32 over eight lanes and of those in f64: the same
+/// additions in the same order on every platform.
 pub(crate) fn sum_of(values: &[f32]) -> f64 {
+    values.chunks(SUM_CHUNK).map(sum_of_chunk).sum()
+}
+
+fn sum_of_chunk(values: &[f32]) -> f64 {
     let (chunks, rest) = values.as_chunks::<8>();
-    let mut lanes = [0.0f64; 8];
+    let mut lanes = [0.0f32; 8];
     for chunk in chunks {
         for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(value);
+            *lane += value;
         }
     }
-    lanes.iter().sum::<f64>() + rest.iter().map(|&value| f64::from(value)).sum::<f64>()
+    let rest: f64 = rest.iter().map(|&value| f64::from(value)).sum();
+    lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + rest
 }
 
 #[cfg(test)]
@@ -478,6 +573,29 @@ mod tests {
             [candidates.id(0), candidates.id(1), candidates.id(2)],
             [9999, 9998, 9997]
         );
+    }
+
+    #[test]
+    fn sorting_by_digits_is_sorting_by_comparison() {
+        let mut rng = Rng::new(8);
+        for round in 0..6 {
+            let logits: Vec<f32> = (0..20_000u32)
+                .map(|i| match (round, i % 7) {
+                    (0, _) => 0.5,
+                    (1, 0) => f32::NEG_INFINITY,
+                    (2, _) => (rng.next_u64() % 50) as f32 - 25.0,
+                    (3, _) => f32::from_bits(rng.next_u64() as u32 & 0xBF7F_FFFF),
+                    _ => (rng.next_f64() * 60.0 - 30.0) as f32,
+                })
+                .collect();
+            let mut candidates = loaded(&logits);
+            candidates.sort();
+            let mut want: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+            want.retain(|&(logit, _)| logit > f32::NEG_INFINITY);
+            want.sort_by(by_rank);
+            let got = (0..candidates.len()).map(|i| (candidates.logits()[i], candidates.id(i)));
+            assert_eq!(got.collect::<Vec<_>>(), want, "round {round}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! Top-p and typical sampling over a whole vocabulary rest on it, and top-k for a large k.
 
 /// Buckets of a histogram over the keys.
-const BUCKETS: usize = 2048;
+const BUCKETS: usize = 1024;
 /// Histograms filled in turn, so that one addition need not wait for the last one to the same bucket.
 const LANES: usize = 4;
 /// The first histogram spans this much above the smallest key: of the keys in use, differences of logits, what is
@@ -14,11 +14,12 @@ const SORTED: usize = 2048;
 /// Scratch memory to find a cut.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MassSelect {
-    histogram: Vec<f64>,
+    histogram: Vec<[f64; LANES]>,
     /// The bucket of each item.
     buckets: Vec<u16>,
     /// Positions still in question.
     open: Vec<u32>,
+    open_weights: Vec<f32>,
 }
 
 /// Where a selection ends: smaller keys are in, and so many of those equal to the threshold, the first ones.
@@ -47,7 +48,7 @@ impl MassSelect {
         self.buckets.clear();
         self.buckets
             .extend(items.iter().map(|&item| range.bucket(key(item))));
-        let mut reached = self.fill(|i| weights[i], target);
+        let mut reached = fill(&mut self.histogram, &self.buckets, weights, target);
         self.open.clear();
         for (start, chunk) in self.buckets.chunks(32).enumerate() {
             if chunk.contains(&reached.bucket) {
@@ -74,7 +75,11 @@ impl MassSelect {
             self.buckets.clear();
             self.buckets
                 .extend(open.iter().map(|i| range.bucket(key_at(i))));
-            let inner = self.fill(|i| weights[open[i] as usize], target - reached.mass);
+            self.open_weights.clear();
+            self.open_weights
+                .extend(open.iter().map(|&i| weights[i as usize]));
+            let left = target - reached.mass;
+            let inner = fill(&mut self.histogram, &self.buckets, &self.open_weights, left);
             reached = Reached {
                 bucket: inner.bucket,
                 mass: reached.mass + inner.mass,
@@ -106,41 +111,61 @@ impl MassSelect {
         self.open = open;
         cut
     }
+}
 
-    /// Adds up the weights by bucket and returns the bucket in which they reach the target: where rounding leaves
-    /// the target just out of reach, the last one that holds any.
-    fn fill(&mut self, weight: impl Fn(usize) -> f32, target: f64) -> Reached {
-        self.histogram.clear();
-        self.histogram.resize(BUCKETS * LANES, 0.0);
-        for (start, buckets) in self.buckets.chunks(LANES).enumerate() {
-            for (lane, &bucket) in buckets.iter().enumerate() {
-                self.histogram[bucket as usize * LANES + lane] +=
-                    f64::from(weight(start * LANES + lane));
-            }
-        }
-        let mut reached = Reached {
-            bucket: 0,
-            mass: 0.0,
+/// Adds up the weights by bucket and returns the bucket in which they reach the target: where rounding leaves
+/// the target just out of reach, the last one that holds any.
+fn fill(
+    histogram: &mut Vec<[f64; LANES]>,
+    buckets: &[u16],
+    weights: &[f32],
+    target: f64,
+) -> Reached {
+    histogram.clear();
+    histogram.resize(BUCKETS, [0.0; LANES]);
+    // As an array its length is known, and no index needs a check.
+    if let Some(histogram) = histogram.first_chunk_mut::<BUCKETS>() {
+        let mut add = |lane: usize, bucket: u16, weight: f32| {
+            histogram[usize::from(bucket) % BUCKETS][lane] += f64::from(weight);
         };
-        let mut sum = 0.0;
-        for (bucket, lanes) in (0..).zip(self.histogram.chunks_exact(LANES)) {
-            let mass: f64 = lanes.iter().sum();
-            if mass > 0.0 {
-                reached = Reached { bucket, mass: sum };
-                sum += mass;
-                if sum >= target {
-                    break;
-                }
+        let (bucket_chunks, bucket_rest) = buckets.as_chunks::<LANES>();
+        let (weight_chunks, weight_rest) = weights.as_chunks::<LANES>();
+        for (buckets, weights) in bucket_chunks.iter().zip(weight_chunks) {
+            for lane in 0..LANES {
+                add(lane, buckets[lane], weights[lane]);
             }
         }
-        reached
+        for (&bucket, &weight) in bucket_rest.iter().zip(weight_rest) {
+            add(0, bucket, weight);
+        }
     }
+    let mut reached = Reached {
+        bucket: 0,
+        mass: 0.0,
+    };
+    let mut sum = 0.0;
+    for (bucket, lanes) in (0..).zip(&*histogram) {
+        let mass: f64 = lanes.iter().sum();
+        if mass > 0.0 {
+            reached = Reached { bucket, mass: sum };
+            sum += mass;
+            if sum >= target {
+                break;
+            }
+        }
+    }
+    reached
 }
 
 impl Cut {
     /// False when an item with this key is certainly not kept.
     pub(crate) fn may_keep(&self, key: f32) -> bool {
         key <= self.threshold
+    }
+
+    /// True when an item with this key is kept or not by how many of its like came before.
+    pub(crate) fn is_tie(&self, key: f32) -> bool {
+        key == self.threshold
     }
 
     /// True when an item with this key is kept. To be asked in order; `ties_seen` starts at 0.

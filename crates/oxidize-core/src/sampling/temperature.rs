@@ -52,7 +52,12 @@ impl Stage for Dynamic {
             return;
         }
         let total = candidates.weigh();
-        let most = (candidates.len() as f64).ln();
+        let n_possible = candidates
+            .logits()
+            .iter()
+            .filter(|&&x| x > f32::NEG_INFINITY)
+            .count();
+        let most = (n_possible.max(2) as f64).ln();
         let share = (entropy(candidates, total) / most).clamp(0.0, 1.0) as f32;
         let temperature = self.low + (self.high - self.low) * share.powf(self.exponent);
         candidates.scale(1.0 / temperature.max(LOWEST));
@@ -67,16 +72,18 @@ impl Stage for Dynamic {
 pub(super) fn entropy(candidates: &Candidates, total: f64) -> f64 {
     let max = candidates.max();
     // With p = w / Z and ln w = logit − max:  −Σ p ln p = ln Z − Σ w · ln w / Z.
-    let mut lanes = [0.0f64; 8];
-    for (weights, logits) in candidates
-        .weights()
-        .chunks(8)
-        .zip(candidates.logits().chunks(8))
-    {
-        for ((lane, &weight), &logit) in lanes.iter_mut().zip(weights).zip(logits) {
-            // A banned token has the weight 0, which must not meet −∞.
-            *lane += f64::from(weight * (logit - max).max(-1e4));
+    // In f32 for 256 tokens at a time, over eight lanes, and in f64 from there.
+    let chunks = candidates.weights().chunks(256);
+    let sums = chunks.zip(candidates.logits().chunks(256)).map(|(w, l)| {
+        let mut lanes = [0.0f32; 8];
+        for (weights, logits) in w.chunks(8).zip(l.chunks(8)) {
+            for ((lane, &weight), &logit) in lanes.iter_mut().zip(weights).zip(logits) {
+                // A banned token has the weight 0, which must not meet −∞.
+                let log = logit - max;
+                *lane += weight * if log > -1e4 { log } else { -1e4 };
+            }
         }
-    }
-    total.ln() - lanes.iter().sum::<f64>() / total
+        lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>()
+    });
+    total.ln() - sums.sum::<f64>() / total
 }

@@ -44,6 +44,7 @@ fn distribution(params: &SamplingParams, logits: &[f32]) -> Sorted {
     let candidates = sampler.narrowed(logits);
     let total = candidates.weigh();
     let mut tokens: Sorted = (0..candidates.len())
+        .filter(|&i| candidates.logits()[i] > f32::NEG_INFINITY)
         .map(|i| (candidates.id(i), f64::from(candidates.weights()[i]) / total))
         .collect();
     tokens.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

@@ -1,8 +1,12 @@
 //! XTC, exclude top choices: now and then removes all tokens above a threshold but the least likely of
 //! them, so that the text takes a road less travelled without losing sense (Weidmann 2024).
 
+use super::candidates::max_of;
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
+
+/// Weights looked at together.
+const CHUNK: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 struct Xtc {
@@ -28,20 +32,33 @@ impl Stage for Xtc {
             return;
         }
         let threshold = self.threshold * candidates.weigh();
-        let above = |weight: f32| f64::from(weight) >= threshold;
-        let mut least: Option<(usize, f32)> = None;
-        let mut n_above = 0;
-        for (position, &weight) in candidates.weights().iter().enumerate() {
-            if above(weight) {
-                n_above += 1;
-                // Among equals the one with the higher id counts as less likely, as in a stable sort.
-                if least.is_none_or(|(_, smallest)| weight <= smallest) {
-                    least = Some((position, weight));
-                }
+        // The smallest float that is not below, so that floats can be compared.
+        let nearest = threshold as f32;
+        let threshold = match f64::from(nearest) < threshold {
+            true => nearest.next_up(),
+            false => nearest,
+        };
+        // Few can hold a share of any size: chunks without one are passed over.
+        let weights = candidates.weights();
+        let mut above: Vec<usize> = Vec::new();
+        for (first, chunk) in (0..).step_by(CHUNK).zip(weights.chunks(CHUNK)) {
+            if max_of(chunk) >= threshold {
+                let here = (first..)
+                    .zip(chunk)
+                    .filter(|(_, weight)| **weight >= threshold);
+                above.extend(here.map(|(position, _)| position));
             }
         }
-        if let (Some((survivor, _)), true) = (least, n_above >= 2) {
-            candidates.remove_where(|position, weight| position != survivor && above(weight));
+        // Among equals the one with the higher id counts as less likely, as in a stable sort.
+        let survivor = above
+            .iter()
+            .copied()
+            .min_by(|&a, &b| weights[a].total_cmp(&weights[b]).then(b.cmp(&a)));
+        if above.len() >= 2
+            && let Some(survivor) = survivor
+        {
+            above.retain(|&position| position != survivor);
+            candidates.remove(&above);
         }
     }
 

@@ -245,8 +245,16 @@ fn wrong_gbnf_is_refused_with_its_line() {
             "grammar, line 1: expected `::=` after `root`, found '='",
         ),
         (
-            "root ::= <[5]>",
-            "grammar, line 1: tokens by name or number (`<…>`) are not supported",
+            "root ::= <[100000]>",
+            "grammar, line 1: the vocabulary has no token <[100000]>",
+        ),
+        (
+            "root ::= \"a\"\n  | !<nothing>",
+            "grammar, line 2: the vocabulary has no token <nothing>",
+        ),
+        (
+            "root ::= <open",
+            "grammar, line 1: expected a token, `<name>` or `<[number]>`",
         ),
         ("root ::= \"a\" root", "grammar: rule `root` never ends"),
         (
@@ -471,6 +479,52 @@ fn the_example_grammars_of_llama_cpp_work() {
         eprintln!("{name}: compiled in {:?}", start.elapsed());
         check(&grammar, good, bad);
     }
+}
+
+/// Tokens by name or number, between text and by themselves.
+#[test]
+fn gbnf_may_name_tokens() {
+    let tokenizer = &TINY.tokenizer;
+    let (start, end) = (
+        tokenizer.token_id("<|im_start|>").unwrap(),
+        tokenizer.token_id("<|im_end|>").unwrap(),
+    );
+    let text = |text: &str| tokenizer.encode(text, EncodeOptions::PLAIN);
+    let (hello, x, z) = (text("hello"), text("x"), text("z"));
+    let join = |parts: &[&[u32]]| parts.concat();
+    let check = |source: &str, good: &[Vec<u32>], bad: &[Vec<u32>]| {
+        for (tokens, accepted) in good
+            .iter()
+            .map(|tokens| (tokens, true))
+            .chain(bad.iter().map(|tokens| (tokens, false)))
+        {
+            let grammar = gbnf(source);
+            assert_eq!(
+                TINY.accepts_tokens(&grammar, tokens),
+                accepted,
+                "{source}: {tokens:?}"
+            );
+        }
+    };
+    check(
+        &format!("root ::= [a-z]+ <|im_start|> inner <[{start}]>*\ninner ::= \"x\" | \"yy\""),
+        &[
+            join(&[&hello, &[start], &x]),
+            join(&[&hello, &[start], &x, &[start, start]]),
+        ],
+        &[
+            hello.clone(),
+            join(&[&hello, &[end], &x]),
+            join(&[&hello, &[start, start], &x]),
+            join(&[&hello, &text("<|im_start|>x")]),
+            join(&[&hello, &[start], &x, &z]),
+        ],
+    );
+    check(
+        "root ::= \"x\" !<|im_start|> \"z\"",
+        &[join(&[&x, &text("7"), &z]), join(&[&x, &z, &z])],
+        &[join(&[&x, &[start], &z]), join(&[&x, &z])],
+    );
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn split_tail(tree: &mut Tree, node: NodeId, rule: RuleId) -> Result<Tail, Gramm
             let options = end.into_iter().chain([nothing]).collect();
             Ok(Some((again, Some(tree.add(Node::Alt(options))?))))
         }
-        Node::Repeat { .. } | Node::Class(_) => Ok(None),
+        Node::Repeat { .. } | Node::Class(_) | Node::Token { .. } => Ok(None),
     }
 }
 
@@ -143,7 +143,9 @@ impl RuleFacts {
     fn new(tree: &Tree) -> RuleFacts {
         let n = tree.rules.len();
         let (mut uses, mut used_by) = (vec![BTreeSet::new(); n], vec![Vec::new(); n]);
-        for (rule, uses) in uses.iter_mut().enumerate() {
+        // A rule with a token in it is no regex.
+        let mut has_token = vec![0; n];
+        for ((rule, uses), has_token) in uses.iter_mut().enumerate().zip(&mut has_token) {
             let mut todo = vec![tree.body(rule)];
             while let Some(id) = todo.pop() {
                 match tree.node(id) {
@@ -154,11 +156,13 @@ impl RuleFacts {
                             users.push(rule);
                         }
                     }
+                    Node::Token { .. } => *has_token = 1,
                     node => todo.extend(node.children()),
                 }
             }
         }
-        let mut waits: Vec<usize> = uses.iter().map(BTreeSet::len).collect();
+        let waits = uses.iter().zip(has_token);
+        let mut waits: Vec<usize> = waits.map(|(uses, token)| uses.len() + token).collect();
         let mut regular: Vec<RuleId> = (0..n).filter(|&rule| waits.get(rule) == Some(&0)).collect();
         let mut at = 0;
         while let Some(&rule) = regular.get(at) {
@@ -201,7 +205,7 @@ impl RuleFacts {
 
 fn node_ends(tree: &Tree, node: NodeId, rules: &[bool]) -> bool {
     match tree.node(node) {
-        Node::Class(_) => true,
+        Node::Class(_) | Node::Token { .. } => true,
         Node::Seq(items) => items.iter().all(|&item| node_ends(tree, item, rules)),
         Node::Alt(options) => options.iter().any(|&item| node_ends(tree, item, rules)),
         &Node::Repeat { node, min, .. } => min == 0 || node_ends(tree, node, rules),
@@ -214,6 +218,7 @@ fn node_ends(tree: &Tree, node: NodeId, rules: &[bool]) -> bool {
 enum Symbol {
     Lexeme(usize),
     Rule(usize),
+    Token { id: u32, negated: bool },
 }
 
 /// A piece of the tree that became a lexeme.
@@ -327,6 +332,8 @@ impl Lowering {
                 self.exprs.mk_repeat(part, *min, max)
             }),
             Node::Seq(_) | Node::Class(_) => Some(self.exprs.mk_concat_vec(&parts)),
+            // Never part of a lexeme.
+            Node::Token { .. } => None,
         };
         let regex = regex.unwrap_or(ExprRef::EMPTY_STRING);
         self.node_regex.insert(id, regex);
@@ -339,6 +346,7 @@ impl Lowering {
         }
         let first = match self.tree.node(id).clone() {
             Node::Class(class) => (class.first_bytes(), false),
+            Node::Token { .. } => (ByteSet::default(), false),
             Node::Rule(rule) => self.rule_first.get(&rule).copied().unwrap_or_default(),
             Node::Seq(items) => self.first_of_sequence(&items),
             Node::Alt(options) => self.first_of_any(&options),
@@ -398,6 +406,7 @@ impl Lowering {
         let node = self.tree.node(id);
         let lexical = match node {
             Node::Class(_) => true,
+            Node::Token { .. } => false,
             _ if self.characters_only || self.apart.contains(&id) => false,
             Node::Rule(rule) => self.regular.contains(rule),
             node => node
@@ -481,6 +490,7 @@ impl Lowering {
                 let inner = self.symbols(cfg, lexical, node);
                 cfg.add_rule(vec![inner], Some((min, max)))
             }
+            Node::Token { id, negated } => vec![Symbol::Token { id, negated }],
             // Always lexical.
             Node::Class(_) => Vec::new(),
         }
@@ -596,7 +606,7 @@ impl Lowering {
                 min,
                 max,
             },
-            node @ (Node::Class(_) | Node::Rule(_)) => node,
+            node @ (Node::Class(_) | Node::Rule(_) | Node::Token { .. }) => node,
         };
         let copy = self.tree.add(node)?;
         let regex = self.regex(id);
@@ -653,6 +663,8 @@ impl Cfg {
         let names = symbols.iter().map(|symbol| match symbol {
             Symbol::Lexeme(at) => format!("L{at}"),
             Symbol::Rule(at) => format!("r{at}"),
+            Symbol::Token { id, negated: false } => format!("<[{id}]>"),
+            Symbol::Token { id, negated: true } => format!("<[^{id}]>"),
         });
         names.collect::<Vec<_>>().join(" ")
     }
@@ -712,6 +724,8 @@ impl Following<'_> {
         let first = match symbol {
             Symbol::Lexeme(at) => self.lexemes.get(at),
             Symbol::Rule(at) => self.rule_first.get(at),
+            // It is no text: no byte can be mistaken for it.
+            Symbol::Token { .. } => None,
         };
         first.copied().unwrap_or_default()
     }
@@ -766,6 +780,7 @@ impl Following<'_> {
             let follow = match symbol {
                 Symbol::Lexeme(at) => self.lexeme_follow.get_mut(at),
                 Symbol::Rule(at) => self.rule_follow.get_mut(at),
+                Symbol::Token { .. } => None,
             };
             new |= follow.is_some_and(|follow| follow.add(after));
             let (first, empty) = self.first(symbol);
@@ -799,7 +814,7 @@ impl Writer<'_> {
                 Node::Alt(options) => self.atoms(options, " | "),
                 &Node::Repeat { node, min, max } => self.atom(node) + &repeat(min, max),
                 Node::Seq(items) => self.atoms(items, " "),
-                Node::Class(_) | Node::Rule(_) => self.atom(id),
+                Node::Class(_) | Node::Rule(_) | Node::Token { .. } => self.atom(id),
             };
             self.line(&name, &body);
         }
@@ -818,6 +833,8 @@ impl Writer<'_> {
         match self.tree.node(id) {
             Node::Class(class) => format!("/{}/", class.regex()),
             &Node::Rule(rule) => self.refer(format!("R{rule}"), self.tree.body(rule)),
+            // Never part of a lexeme.
+            Node::Token { .. } => "\"\"".into(),
             Node::Seq(items) if items.is_empty() => "\"\"".into(),
             Node::Seq(items) => {
                 let classes = items.iter().map(|&item| match self.tree.node(item) {

@@ -31,9 +31,17 @@ const MOST_RULES: u64 = 4096;
 /// The largest count in `{m,n}`.
 const MOST_REPEATS: u64 = 10_000;
 
-/// The grammar in llguidance's Lark dialect.
-pub(super) fn to_lark(source: &str) -> Result<String, GrammarError> {
-    lower::lower(parse(source)?)
+/// The grammar in llguidance's Lark dialect, for a vocabulary in which `tokens` finds tokens.
+pub(super) fn to_lark(source: &str, tokens: &dyn FindToken) -> Result<String, GrammarError> {
+    lower::lower(parse(source, tokens)?)
+}
+
+/// Finds the tokens that a grammar names.
+pub(super) trait FindToken {
+    /// The token of this name, brackets included.
+    fn named(&self, name: &str) -> Option<u32>;
+    /// How many tokens there are.
+    fn n_tokens(&self) -> usize;
 }
 
 type NodeId = usize;
@@ -52,6 +60,11 @@ enum Node {
         max: Option<u32>,
     },
     Rule(RuleId),
+    /// One token, whatever its text, or any but this one.
+    Token {
+        id: u32,
+        negated: bool,
+    },
 }
 
 impl Node {
@@ -59,7 +72,7 @@ impl Node {
         match self {
             Node::Seq(nodes) | Node::Alt(nodes) => nodes,
             Node::Repeat { node, .. } => std::slice::from_ref(node),
-            Node::Class(_) | Node::Rule(_) => &[],
+            Node::Class(_) | Node::Rule(_) | Node::Token { .. } => &[],
         }
     }
 }
@@ -103,10 +116,11 @@ impl Tree {
     }
 }
 
-fn parse(source: &str) -> Result<Tree, GrammarError> {
+fn parse(source: &str, tokens: &dyn FindToken) -> Result<Tree, GrammarError> {
     LimitExceeded::check("bytes of grammar", source.len() as u64, MOST_BYTES)?;
     let mut parser = Parser {
         source,
+        tokens,
         at: 0,
         tree: Tree::default(),
         names: HashMap::new(),
@@ -135,6 +149,7 @@ fn parse(source: &str) -> Result<Tree, GrammarError> {
 
 struct Parser<'a> {
     source: &'a str,
+    tokens: &'a dyn FindToken,
     at: usize,
     tree: Tree,
     names: HashMap<&'a str, RuleId>,
@@ -308,9 +323,7 @@ impl<'a> Parser<'a> {
                     }
                     group
                 }
-                '<' | '!' => {
-                    return self.wrong("tokens by name or number (`<…>`) are not supported");
-                }
+                '<' | '!' => self.token()?,
                 '*' | '+' | '?' | '{' => {
                     return self.wrong(format!("there is nothing before {next:?} to repeat"));
                 }
@@ -420,6 +433,29 @@ impl<'a> Parser<'a> {
             &[only] => Ok(only),
             _ => Ok(self.tree.add(Node::Seq(items))?),
         }
+    }
+
+    /// `<name>` or `<[number]>`, with `!` before it for any other token.
+    fn token(&mut self) -> Parsed<NodeId> {
+        let negated = self.eat("!");
+        let rest = self.rest();
+        let end = rest.find(['>', '\n', '\r', ' ']);
+        let name = end.and_then(|end| rest.get(..=end)).unwrap_or("");
+        let Some(inner) = name.strip_prefix('<').and_then(|n| n.strip_suffix('>')) else {
+            return self.wrong("expected a token, `<name>` or `<[number]>`");
+        };
+        let number = inner.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
+        let found = match number {
+            Some(digits) => digits.parse().ok(),
+            None => self.tokens.named(name),
+        };
+        let exists = |&id: &u32| (id as usize) < self.tokens.n_tokens();
+        let Some(id) = found.filter(exists) else {
+            let name: String = name.chars().take(64).collect();
+            return self.wrong(format!("the vocabulary has no token {name}"));
+        };
+        self.at += name.len();
+        Ok(self.tree.add(Node::Token { id, negated })?)
     }
 
     fn class(&mut self) -> Parsed<NodeId> {
