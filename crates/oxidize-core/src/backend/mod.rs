@@ -126,7 +126,8 @@ pub struct SessionConfig {
     /// order is best are faster, so this is 0 unless someone counts on it. With `usize::MAX` it holds in
     /// every batch.
     pub exact_tokens: usize,
-    /// How keys are kept.
+    /// How keys are kept. Where keys or values are kept as f32, nothing else is rounded, either, but
+    /// what meets quantised weights.
     pub key_type: KvType,
     /// How values are kept.
     pub value_type: KvType,

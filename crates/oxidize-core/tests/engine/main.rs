@@ -162,14 +162,14 @@ fn solo_answers(requests: &[Request]) -> Vec<Answer> {
     requests.iter().map(solo).collect()
 }
 
-/// The tokens must be the same. Log probabilities may differ in their last digits: a product of one
-/// token and one of many add up in different orders, and so do prompts that are cut differently.
+/// The tokens must be the same. Log probabilities may differ a little: the weights are 16-bit floats,
+/// which meet many tokens rounded to words, and sums are added up in different orders.
 fn assert_same(crowd: &Answer, solo: &Answer, what: &str) {
     assert_eq!(crowd.ids(), solo.ids(), "{what}");
     assert_eq!(crowd.text, solo.text, "{what}");
     for (a, b) in crowd.tokens.iter().zip(&solo.tokens) {
         let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
-        assert!((a - b).abs() < 1e-3, "{what}: {a} and {b}");
+        assert!((a - b).abs() < 1e-2, "{what}: {a} and {b}");
     }
 }
 

@@ -27,7 +27,7 @@ impl CpuSession {
         router: ValueId,
         out: ValueId,
     ) {
-        let routing = &spec.routing;
+        let (routing, rounding) = (&spec.routing, self.rounding());
         let mut work = std::mem::take(&mut self.experts);
         work.routes.resize_with(routing.n_experts, Vec::new);
         work.routes.iter_mut().for_each(Vec::clear);
@@ -90,7 +90,7 @@ impl CpuSession {
                 input,
                 width,
                 types.into_iter().flatten(),
-                self.each_alone,
+                rounding,
             );
             let glu = Glu {
                 activation: spec.activation,
@@ -119,7 +119,7 @@ impl CpuSession {
                 hidden,
                 n_ff,
                 [down.ty],
-                self.each_alone,
+                rounding,
             );
             let down = matrix(spec.down);
             observe(&self.config, [&down].into_iter(), hidden);

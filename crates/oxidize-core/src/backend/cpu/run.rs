@@ -9,7 +9,7 @@ use super::pool::{MAX_MATRICES, Matrix, Pool};
 use super::recurrent::States;
 use crate::backend::reference::{magnitude_ratio, threshold};
 use crate::backend::slots::Encoded;
-use crate::backend::{BackendError, Batch, Observation, Session, SessionConfig};
+use crate::backend::{BackendError, Batch, KvType, Observation, Session, SessionConfig};
 use crate::graph::{NormKind, Op, Plan, RopeFrequencies, RopeLayout, ValueId, WeightId};
 use crate::kv::BlockId;
 use crate::model::{Weight, Weights};
@@ -35,6 +35,9 @@ pub(super) struct CpuSession {
     pub(super) experts: ExpertWork,
     /// Whether the batch at hand is one in which each token is computed as if it were alone.
     pub(super) each_alone: bool,
+    /// Whether floats meet floats as they are, however many tokens there are: asked for by a cache
+    /// that rounds nothing either, and by models without one.
+    exact: bool,
     steps: Arc<[Step]>,
     n_encoder_steps: usize,
     encoded: Encoded,
@@ -50,6 +53,26 @@ pub(super) struct Worker {
     pub(super) scratch: Scratch,
     pub(super) floats: Vec<f32>,
     quantized: QuantizedRows,
+}
+
+/// How the input of products may be rounded.
+#[derive(Clone, Copy)]
+pub(super) struct Rounding {
+    each_alone: bool,
+    exact: bool,
+}
+
+impl Rounding {
+    /// What weights of these types want their input as, if not as floats.
+    fn precision(
+        self,
+        types: impl IntoIterator<Item = TensorType>,
+        n_tokens: usize,
+    ) -> Option<Precision> {
+        // A few tokens always meet floats as they are.
+        let few = self.each_alone || self.exact;
+        Precision::of(types, if few { 1 } else { n_tokens })
+    }
 }
 
 /// Elements under which sharing out work costs more than it saves.
@@ -85,6 +108,8 @@ impl CpuSession {
             attention: AttentionWork::default(),
             experts: ExpertWork::default(),
             each_alone: false,
+            exact: plan.is_bidirectional()
+                || [config.key_type, config.value_type].contains(&KvType::F32),
             steps: steps.into(),
             n_encoder_steps,
             encoded: Encoded::new(encoder_slots),
@@ -92,6 +117,13 @@ impl CpuSession {
             quantized: QuantizedRows::new(),
             result: plan.result,
         })
+    }
+
+    pub(super) fn rounding(&self) -> Rounding {
+        Rounding {
+            each_alone: self.each_alone,
+            exact: self.exact,
+        }
     }
 
     fn step(&mut self, step: &Step, batch: &Batch<'_>) -> Result<(), BackendError> {
@@ -356,7 +388,7 @@ impl CpuSession {
         let (width, inputs) = (self.buffers.width(x), weight.cols);
         let mut taken = self.buffers.take(out);
         let (kernels, x) = (self.kernels, self.buffers.get(x));
-        let each_alone = self.each_alone;
+        let (each_alone, rounding) = (self.each_alone, self.rounding());
         let n_tokens = x.len() / width;
         let cols = weight.rows * weight.n_experts;
         let data = taken.rows();
@@ -370,7 +402,7 @@ impl CpuSession {
             for token in x.chunks_exact(width) {
                 floats.extend_from_slice(&token[head * inputs..(head + 1) * inputs]);
             }
-            let acts = match Precision::of([weight.ty], if each_alone { 1 } else { n_tokens }) {
+            let acts = match rounding.precision([weight.ty], n_tokens) {
                 Some(precision) => {
                     quantized.resize(precision, n_tokens, inputs);
                     kernels.quantize_rows(floats, quantized.rows_mut());
@@ -569,7 +601,7 @@ impl CpuSession {
             input,
             self.buffers.width(x),
             types.into_iter().flatten(),
-            self.each_alone,
+            self.rounding(),
         );
         let chunk = list
             .iter()
@@ -641,7 +673,7 @@ impl CpuSession {
             input,
             self.buffers.width(x),
             types.into_iter().flatten(),
-            self.each_alone,
+            self.rounding(),
         );
         let hidden = Matrix {
             data: taken.rows(),
@@ -783,10 +815,10 @@ pub(super) fn activations<'a>(
     floats: &'a [f32],
     k: usize,
     types: impl IntoIterator<Item = TensorType>,
-    each_alone: bool,
+    rounding: Rounding,
 ) -> Activations<'a> {
-    let n_tokens = floats.len() / k;
-    let Some(precision) = Precision::of(types, if each_alone { 1 } else { n_tokens }) else {
+    let (n_tokens, each_alone) = (floats.len() / k, rounding.each_alone);
+    let Some(precision) = rounding.precision(types, n_tokens) else {
         return Activations::floats(floats, k).each_alone(each_alone);
     };
     quantized.resize(precision, n_tokens, k);
