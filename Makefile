@@ -16,7 +16,7 @@ PORTABLE := -p oxidize-kernels -p oxidize-core
 ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models soak bench bench-peers bench-serve lint docs coverage fuzz-smoke fuzz-replay deny miri \
+.PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint docs coverage fuzz-smoke fuzz-replay deny miri \
 	check-targets clean
 
 help: ## list these commands
@@ -48,6 +48,10 @@ soak: ## put a server under the load that breaks servers
 
 bench: setup ## run the benchmarks
 	$(CARGO) bench --workspace
+
+bench-check: ## compare the instruction counts of the kernels with those kept (needs valgrind)
+	$(CARGO) build --profile quick -p oxidize-kernels --example instructions
+	$(PYTHON) scripts/bench_check.py target/quick/examples/instructions
 
 # Peers are found by LLAMA_BENCH and IK_LLAMA_BENCH, on PATH, or as Python packages; PEER_FLAGS goes to the script.
 bench-peers: ## measure speed, memory and start-up beside other engines

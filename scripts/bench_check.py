@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Count the instructions of the main kernels under callgrind and compare them with the counts kept in
+the repository: a change that makes a kernel do more is seen, whatever else the machine does meanwhile.
+
+    bench_check.py PROGRAM [--update]
+
+PROGRAM is the example `instructions` of oxidize-kernels. Valgrind has no AVX-512, so that the counts
+are those of the AVX2 kernels. A count may grow by 3% before the check fails; compilers differ.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+COUNTS = Path(__file__).parent / "instruction_counts.json"
+TOLERANCE = 1.03
+
+TYPES = ["Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q5_K", "IQ4_XS", "IQ2_XXS", "IQ3_S", "F16", "BF16"]
+TOKENS = [1, 4, 32]
+
+
+def collected(program: Path, arguments: list[str]) -> int:
+    """Instructions of a whole run."""
+    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    done = subprocess.run(
+        [*command, str(program), *arguments], capture_output=True, text=True, check=False
+    )
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    if done.returncode != 0 or not found:
+        sys.exit(f"{program} {' '.join(arguments)} failed:\n{done.stderr}")
+    return int(found.group(1))
+
+
+def count(program: Path, tensor_type: str, tokens: int) -> int:
+    """Instructions of one product: what a second one adds, without what starting costs."""
+    once, twice = (collected(program, [tensor_type, str(tokens), str(n)]) for n in (1, 2))
+    return twice - once
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare instruction counts of the kernels.")
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--update", action="store_true", help="keep the counts of this build")
+    options = parser.parse_args()
+    if not shutil.which("valgrind"):
+        sys.exit("valgrind is needed")
+    counts = {
+        f"{ty} x{tokens}": count(options.program, ty, tokens) for ty in TYPES for tokens in TOKENS
+    }
+    if options.update:
+        COUNTS.write_text(json.dumps(counts, indent=2) + "\n")
+        return
+    kept = json.loads(COUNTS.read_text())
+    worse = []
+    for name, now in counts.items():
+        before = kept.get(name)
+        ratio = now / before if before else float("inf")
+        print(f"{name:14} {now:>12,} {ratio:>8.3f}")
+        if ratio > TOLERANCE:
+            worse.append(name)
+    if worse:
+        sys.exit(f"more instructions than before: {', '.join(worse)} (--update if that is meant)")
+
+
+if __name__ == "__main__":
+    main()
