@@ -56,7 +56,7 @@ call = called.choices[0].message.tool_calls[0]
 assert called.choices[0].finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"zone": "UTC"}
 history = ASKED + [called.choices[0].message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
 client.chat.completions.create(model=MODEL, messages=history, tools=[TIME], max_tokens=4)
-streamed = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TIME], stream=True, max_tokens=400,
+streamed = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TIME], stream=True, max_tokens=400, parallel_tool_calls=False,
                                           tool_choice={"type": "function", "function": {"name": "time"}})
 arguments = "".join(c.function.arguments or "" for p in streamed for c in (p.choices[0].delta.tool_calls or []))
 assert json.loads(arguments) == {"zone": "UTC"}

@@ -10,7 +10,7 @@ if importlib.util.find_spec("schemathesis") is None:
 
 command = [
     sys.executable, "-m", "schemathesis.cli", "run", f"{sys.argv[1]}/openapi.json",
-    "--max-examples", "20", "--generation-deterministic", "--request-timeout", "20", "--phases", "examples,coverage,fuzzing",
+    "--max-examples", "10", "--max-time", "60", "--generation-deterministic", "--request-timeout", "120", "--phases", "examples,coverage,fuzzing",
     "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
 ]
 sys.exit(subprocess.run(command).returncode)
