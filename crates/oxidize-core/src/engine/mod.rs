@@ -4,8 +4,8 @@
 //! [`TokenStream`]s. Many requests run in one batch; a fault in one ends that one.
 
 mod beam;
-mod drafting;
 mod disk;
+mod drafting;
 mod guide;
 mod handle;
 mod request;
@@ -24,8 +24,8 @@ use crate::graph::Gives;
 use crate::model::{MemoryPlan, Model};
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
 use crate::speculative::Speculation;
-use drafting::{Drafting, STEP_DRAFTS};
 use disk::Disk;
+use drafting::{Drafting, STEP_DRAFTS};
 use std::sync::Arc;
 use worker::Worker;
 

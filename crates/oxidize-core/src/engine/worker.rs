@@ -2,8 +2,8 @@
 
 mod encoder;
 
-use super::drafting::Drafting;
 use super::disk::Disk;
+use super::drafting::Drafting;
 use super::guide::Guide;
 use super::handle::{Command, Mailbox, Submission};
 use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
