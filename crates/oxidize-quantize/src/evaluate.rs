@@ -133,8 +133,8 @@ impl Evaluator {
         let sequences = [SeqSlice {
             n_tokens: tokens.len(),
             blocks: &self.blocks,
-            slot: 0,
             adapters: &self.adapters,
+            ..SeqSlice::default()
         }];
         let batch = Batch {
             tokens,

@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod choice;
 pub mod commands;
 pub mod compare;
 pub mod convert;

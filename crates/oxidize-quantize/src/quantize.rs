@@ -57,7 +57,12 @@ pub struct Recipe<'a> {
     pub plan: Plan,
     /// What people call the mix of types.
     pub mix: String,
+    /// Looks at the file before it gets its name.
+    pub verify: Option<Verify<'a>>,
 }
+
+/// Refuses a file that is not what it should be.
+pub type Verify<'a> = Box<dyn Fn(&Path) -> Result<()> + 'a>;
 
 /// What happens while a model is written.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +114,7 @@ pub fn recipe<'a>(
         metadata: Some(file.metadata()),
         plan,
         mix: mix.0.to_owned(),
+        verify: None,
     }
 }
 
@@ -192,6 +198,9 @@ pub fn quantize(
             .output
             .set(Report::KEY, ValueBuf::Str(report.padded(room)));
         recipe.output.rewrite_headers(&written, metadata)?;
+    }
+    if let (Some(verify), Parts::One) = (&recipe.verify, &options.parts) {
+        verify(written.temporary())?;
     }
     Ok((report, written.publish()?))
 }

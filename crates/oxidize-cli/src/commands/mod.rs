@@ -5,6 +5,7 @@
 mod archs;
 mod bench;
 mod chat;
+mod choice;
 mod compare;
 mod embed;
 mod imatrix;
@@ -43,6 +44,7 @@ verbs! {
     Archs(archs::Archs),
     Bench(bench::Bench),
     Perplexity(perplexity::Perplexity),
+    Choice(choice::Choice),
     Compare(compare::Compare),
     Convert(oxidize_quantize::commands::convert::Convert),
     Quantize(oxidize_quantize::commands::quantize::Quantize),

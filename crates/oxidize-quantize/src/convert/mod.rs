@@ -7,8 +7,8 @@ mod metadata;
 
 use std::path::{Path, PathBuf};
 
-use oxidize_core::arch::{Arch, Hparams};
-use oxidize_core::file::{Format, ModelFile};
+use oxidize_core::arch::{Arch, Hparams, LayerParams};
+use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use oxidize_core::gguf::ValueBuf;
 use oxidize_core::mix::{Mix, Traits};
 use oxidize_core::model::{GgufData, Model, gguf_tensors};
@@ -51,6 +51,15 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
         });
     }
     let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?;
+    if !is_convertible(arch) {
+        return Err(Error::Unfit {
+            file: file.path().to_path_buf(),
+            problem: format!(
+                "{}: recurrent layers and encoders are run from such a directory, but not converted yet",
+                arch.name
+            ),
+        });
+    }
     let hparams = Hparams::read(file, arch).map_err(oxidize_core::Error::from)?;
     // Builds the plan once: whatever is missing or misshapen is found before anything is written.
     let model = Model::from_file(file.clone())?;
@@ -87,7 +96,35 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
         metadata: None,
         plan,
         mix: wishes.mix.name.to_owned(),
+        verify: Some(Box::new(move |path| check(path, &hparams))),
     })
+}
+
+/// Whether all tensors of a family have a form in GGUF that is known here.
+pub fn is_convertible(arch: &Arch) -> bool {
+    arch.recurrent.is_none() && arch.causal && arch.encoder.is_none()
+}
+
+/// Reads a file back: it has to be a model of the same shape as the one it was made of.
+fn check(path: &Path, hparams: &Hparams) -> Result<()> {
+    let failed = |problem: String| Error::Unfit {
+        file: path.to_path_buf(),
+        problem: format!("models of this family cannot be converted yet: {problem}"),
+    };
+    let made = Model::load(path, &OpenOptions::default());
+    let made = made.map_err(|error| failed(error.to_string()))?;
+    let ours = made.hparams();
+    if (ours.n_embd, ours.layers.len()) != (hparams.n_embd, hparams.layers.len()) {
+        return Err(failed("it comes back with another width or depth".into()));
+    }
+    let layers = ours.layers.iter().zip(&hparams.layers).enumerate();
+    for (i, (ours, theirs)) in layers {
+        let shape = |layer: &LayerParams| (layer.n_heads, layer.key_dim, layer.n_ff, layer.window);
+        if shape(ours) != shape(theirs) {
+            return Err(failed(format!("layer {i} comes back with another shape")));
+        }
+    }
+    Ok(())
 }
 
 /// The tensors as GGUF has them.

@@ -1,6 +1,7 @@
 //! Files in, files out: what the quantiser makes, that it is what llama.cpp makes where that is
 //! promised, and what becomes of bad input.
 
+mod adapters;
 mod bad_input;
 mod golden;
 mod measure;

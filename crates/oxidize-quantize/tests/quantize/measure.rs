@@ -300,8 +300,7 @@ fn in_memory_is_as_in_a_file() {
         let sequences = [SeqSlice {
             n_tokens: 4,
             blocks: &blocks,
-            slot: 0,
-            adapters: &[],
+            ..SeqSlice::default()
         }];
         let batch = Batch {
             tokens: &[5, 6, 7, 8],

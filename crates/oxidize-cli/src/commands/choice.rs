@@ -1,0 +1,54 @@
+//! `oxidize choice`: how many multiple-choice questions a model answers right.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use oxidize_quantize::choice::{read_questions, score};
+
+use crate::model_args::{ModelArgs, find_model};
+use crate::progress;
+
+/// Score a model on multiple-choice questions (HellaSwag, Winogrande, ARC, MMLU)
+#[derive(Args)]
+pub(crate) struct Choice {
+    /// The model
+    #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
+    model: Option<PathBuf>,
+    /// The questions, one JSON object a line
+    #[arg(short = 'f', long, value_name = "FILE.jsonl")]
+    file: PathBuf,
+    /// Most questions to answer [default: all]
+    #[arg(long, value_name = "N")]
+    questions: Option<usize>,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model_args: ModelArgs,
+}
+
+impl Choice {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let mut questions = read_questions(&self.file)?;
+        questions.truncate(self.questions.unwrap_or(usize::MAX));
+        let model = self.model_args.load(&find_model(self.model)?)?;
+        let counter = progress::counter("questions", questions.len() as u64);
+        let settings = self.model_args.evaluation();
+        let result = score(&model, &questions, &settings, |_, _, share| {
+            counter.advance(&format!("{:.2}% right", 100.0 * share));
+        })?;
+        counter.finish();
+        if self.json {
+            println!("{}", serde_json::to_string(&result)?);
+        } else {
+            println!(
+                "{:.2}% ± {:.2}% right by length, {:.2}% by likelihood, of {} questions",
+                100.0 * result.accuracy_normalized,
+                100.0 * result.stderr,
+                100.0 * result.accuracy,
+                result.questions
+            );
+        }
+        Ok(())
+    }
+}
