@@ -593,6 +593,7 @@ impl CpuSession {
         let types = list.map(|matrix| matrix.map(|matrix| matrix.weight.ty));
         let input = self.buffers.get(x);
         observe(&self.config, list.iter().flatten(), input);
+        let rounding = self.rounding();
         let acts = activations(
             self.kernels,
             &self.pool,
@@ -601,7 +602,7 @@ impl CpuSession {
             input,
             self.buffers.width(x),
             types.into_iter().flatten(),
-            self.rounding(),
+            rounding,
         );
         let chunk = list
             .iter()
@@ -665,6 +666,7 @@ impl CpuSession {
         let input = self.buffers.get(x);
         observe(&self.config, [gate, up].iter(), input);
         let types = [gate, up].map(|matrix| Some(matrix.weight.ty));
+        let rounding = self.rounding();
         let acts = activations(
             self.kernels,
             &self.pool,
@@ -673,7 +675,7 @@ impl CpuSession {
             input,
             self.buffers.width(x),
             types.into_iter().flatten(),
-            self.rounding(),
+            rounding,
         );
         let hidden = Matrix {
             data: taken.rows(),
