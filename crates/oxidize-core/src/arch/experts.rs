@@ -104,6 +104,35 @@ pub(super) static EXAONE_MOE: Arch = Arch {
     ..BASE
 };
 
+/// Laguna: three windowed layers to a full one, a gate on each head of attention.
+pub(super) static LAGUNA: Arch = Arch {
+    name: "laguna",
+    hf_classes: &["LagunaForCausalLM"],
+    windows: Windows::FullFirst(4),
+    attention_gate: Activation::Softplus,
+    moe: MoeSpec {
+        gating: Gating::Sigmoid,
+        ..MOE
+    },
+    hf_names: &[
+        (ATTN_GATE, "model.layers.{}.self_attn.g_proj"),
+        (
+            FFN_SELECTION_BIAS,
+            "model.layers.{}.mlp.experts.e_score_correction_bias",
+        ),
+        (
+            FFN_GATE_SHARED,
+            "model.layers.{}.mlp.shared_expert.gate_proj",
+        ),
+        (FFN_UP_SHARED, "model.layers.{}.mlp.shared_expert.up_proj"),
+        (
+            FFN_DOWN_SHARED,
+            "model.layers.{}.mlp.shared_expert.down_proj",
+        ),
+    ],
+    ..BASE
+};
+
 /// Hunyuan 3.
 pub(super) static HY_V3: Arch = Arch {
     name: "hy_v3",

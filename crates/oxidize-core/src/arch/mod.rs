@@ -84,6 +84,8 @@ pub struct Arch {
     pub query_scale: QueryScale,
     /// Where queries and keys are normalised, if they are.
     pub qk_norm: QkNorm,
+    /// What a gate on attention goes through, where the file has one.
+    pub attention_gate: Activation,
     /// Whether each query head is followed by a gate on its result.
     pub gated_queries: bool,
     /// Whether value heads are normalised, without weights.
@@ -234,6 +236,8 @@ pub enum RecurrentKind {
     DeltaNet,
     /// The same with a decay for each channel.
     KimiDelta,
+    /// RWKV 4.
+    Rwkv4,
     /// RWKV 6.
     Rwkv6,
     /// RWKV 7.
@@ -396,6 +400,7 @@ const BASE: Arch = Arch {
     window_rope_base: None,
     query_scale: QueryScale::HeadDim,
     qk_norm: QkNorm::BeforeRope,
+    attention_gate: Activation::Sigmoid,
     gated_queries: false,
     value_norm: false,
     keys_as_values: false,
@@ -518,6 +523,7 @@ pub static ARCHS: &[&Arch] = &[
     &experts::AFMOE,
     &experts::EXAONE_MOE,
     &experts::HY_V3,
+    &experts::LAGUNA,
     &lfm::LFM2,
     &lfm::LFM2MOE,
     &mamba::MAMBA,
@@ -533,6 +539,7 @@ pub static ARCHS: &[&Arch] = &[
     &qwen::QWEN35,
     &qwen::QWEN35MOE,
     &deepseek::KIMI_LINEAR,
+    &rwkv::RWKV4,
     &rwkv::RWKV6,
     &rwkv::RWKV7,
     &bert::BERT,
@@ -616,6 +623,7 @@ impl Arch {
             mixer,
             pruned,
             recurrent,
+            attention_gate,
             gated_queries,
             windows,
             window_kind,

@@ -224,6 +224,7 @@ impl Source<'_> {
         let kind = spec.kind;
         let (inner, n_heads, n_groups, state_dim) = match kind {
             RecurrentKind::ShortConv => (n_embd, 1, 1, 1),
+            RecurrentKind::Rwkv4 => (n_embd, n_embd, n_embd, 1),
             RecurrentKind::Mamba => {
                 let inner = self.mamba_width(n_embd)?;
                 (inner, inner, 1, self.state_dim()?)
@@ -337,7 +338,7 @@ impl Source<'_> {
         const MAX_KERNEL: usize = 1024;
         match kind {
             RecurrentKind::ShortConv => self.required(&CONV, 1, MAX_KERNEL),
-            RecurrentKind::Rwkv6 | RecurrentKind::Rwkv7 => Ok(2),
+            RecurrentKind::Rwkv4 | RecurrentKind::Rwkv6 | RecurrentKind::Rwkv7 => Ok(2),
             _ => self.required(&SSM, 1, MAX_KERNEL),
         }
     }

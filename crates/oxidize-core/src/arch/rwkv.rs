@@ -1,8 +1,50 @@
-//! RWKV 6 and 7.
+//! RWKV 4, 6 and 7.
 
 use super::names::*;
 use super::{Arch, BASE, RECURRENT, RecurrentKind, RecurrentSpec, RopeLayers};
 use crate::graph::NormKind;
+
+/// RWKV 4 (Dove): each channel is a head of its own.
+pub(super) static RWKV4: Arch = Arch {
+    name: "rwkv4",
+    hf_classes: &["RwkvForCausalLM"],
+    norm: NormKind::Layer,
+    recurrent: Some(RecurrentSpec {
+        kind: RecurrentKind::Rwkv4,
+        ..RECURRENT
+    }),
+    rope_layers: RopeLayers::None,
+    hf_names: &[
+        (TOKEN_EMBEDDING, "rwkv.embeddings"),
+        (TOKEN_EMBEDDING_NORM, "rwkv.blocks.0.pre_ln"),
+        (OUTPUT_NORM, "rwkv.ln_out"),
+        (OUTPUT, "head"),
+        (ATTN_NORM, "rwkv.blocks.{}.ln1"),
+        (FFN_NORM, "rwkv.blocks.{}.ln2"),
+        (TIME_MIX_LERP_K, "rwkv.blocks.{}.attention.time_mix_key"),
+        (TIME_MIX_LERP_V, "rwkv.blocks.{}.attention.time_mix_value"),
+        (
+            TIME_MIX_LERP_R,
+            "rwkv.blocks.{}.attention.time_mix_receptance",
+        ),
+        (TIME_MIX_FIRST, "rwkv.blocks.{}.attention.time_first"),
+        (TIME_MIX_RECEPTANCE, "rwkv.blocks.{}.attention.receptance"),
+        (TIME_MIX_KEY, "rwkv.blocks.{}.attention.key"),
+        (TIME_MIX_VALUE, "rwkv.blocks.{}.attention.value"),
+        (TIME_MIX_OUTPUT, "rwkv.blocks.{}.attention.output"),
+        (
+            CHANNEL_MIX_LERP_K,
+            "rwkv.blocks.{}.feed_forward.time_mix_key",
+        ),
+        (
+            CHANNEL_MIX_LERP_R,
+            "rwkv.blocks.{}.feed_forward.time_mix_receptance",
+        ),
+        (CHANNEL_MIX_KEY, "rwkv.blocks.{}.feed_forward.key"),
+        (CHANNEL_MIX_VALUE, "rwkv.blocks.{}.feed_forward.value"),
+    ],
+    ..BASE
+};
 
 /// RWKV 6 (Finch).
 pub(super) static RWKV6: Arch = Arch {

@@ -791,6 +791,7 @@ fn activate(activation: Activation, x: f32) -> f32 {
         Activation::Tanh => x.tanh(),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Activation::Reciprocal => 1.0 / x,
         Activation::Exp => x.exp(),
     }
 }

@@ -99,8 +99,17 @@ impl Block<'_, '_> {
         if let Some(gate) = gate {
             attended = self.g.glu(gate, attended, Activation::Sigmoid);
         } else if self.weights.has(&ATTN_GATE, self.layer) {
-            let gate = self.linear(h, &ATTN_GATE, params.n_heads * params.value_dim)?;
-            attended = self.g.glu(gate, attended, Activation::Sigmoid);
+            // For each element, or for each head.
+            let (width, activation) = (self.g.width(attended), self.arch.attention_gate);
+            let shape = self.weights.shape(&ATTN_GATE, self.layer);
+            attended = if shape.first() == Some(&params.n_heads) {
+                let gate = self.linear(h, &ATTN_GATE, params.n_heads)?;
+                let gate = self.g.activate(gate, activation);
+                self.g.mul(attended, gate)
+            } else {
+                let gate = self.linear(h, &ATTN_GATE, width)?;
+                self.g.glu(gate, attended, activation)
+            };
         }
         attended = self.optional_norm(attended, &ATTN_SUB_NORM)?;
         self.linear(attended, &ATTN_OUTPUT, self.hp.n_embd)

@@ -22,6 +22,7 @@ impl Block<'_, '_> {
             RecurrentKind::Mamba2 => self.mamba2(h, &params),
             RecurrentKind::DeltaNet => self.delta_net(h, &params),
             RecurrentKind::KimiDelta => self.kimi_delta(h, &params),
+            RecurrentKind::Rwkv4 => self.rwkv4(h),
             RecurrentKind::Rwkv6 => self.rwkv6(h, &params),
             RecurrentKind::Rwkv7 => self.rwkv7(h, &params),
         }

@@ -1,10 +1,11 @@
-//! RWKV 6 (Peng et al. 2024) and 7 (Peng et al. 2025): time mixing over a matrix state, and the
-//! channel mixing that is their feed-forward layer.
+//! RWKV 4 (Peng et al. 2023), 6 (2024) and 7 (2025): time mixing over a state, in the later ones a
+//! matrix, and the channel mixing that is their feed-forward layer.
 
 use super::decoder::Block;
 use super::{
     Activation, KeySharing, LinearAttentionOp, NormKind, Op, StateUpdate, ValueId, WeightId,
 };
+use crate::arch::RecurrentKind;
 use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
 use crate::error::Result;
@@ -17,6 +18,71 @@ const KEY_EPSILON: f32 = 1e-24;
 const DECAY: f32 = -0.606_530_66;
 
 impl Block<'_, '_> {
+    /// A mean of the values so far, weighed by `e^key` and less the longer ago they were: a state of
+    /// weighed values and one of weights, for each channel.
+    pub(super) fn rwkv4(&mut self, h: ValueId) -> Result<ValueId> {
+        let n = self.hp.n_embd;
+        let shift = self.token_shift(h);
+        let mut mix = |role| -> Result<ValueId> {
+            let weight = self.look_back(role)?;
+            Ok(self.lerp(h, shift, weight))
+        };
+        let (xk, xv) = (mix(&TIME_MIX_LERP_K)?, mix(&TIME_MIX_LERP_V)?);
+        let xr = mix(&TIME_MIX_LERP_R)?;
+        let k = self.linear(xk, &TIME_MIX_KEY, n)?;
+        let v = self.linear(xv, &TIME_MIX_VALUE, n)?;
+        let r = self.linear(xr, &TIME_MIX_RECEPTANCE, n)?;
+        let nothing = self.g.scale(k, 0.0);
+        let ones = self.g.activate(nothing, Activation::Exp);
+        let weights = self.g.activate(k, Activation::Exp);
+        let mut constant = |role, f: fn(f32) -> f32| -> Result<WeightId> {
+            let stored = self.weights.vector(role, self.layer, n)?;
+            let stored = stored.ok_or_else(|| self.weights.missing(role, self.layer))?;
+            let floats = stored.into_iter().map(f).collect();
+            Ok(self.weights.constant(role.gguf, floats))
+        };
+        let decay = constant(&TIME_MIX_DECAY, |w| (-w.exp()).exp())?;
+        let bonus = constant(&TIME_MIX_FIRST, f32::exp)?;
+        let spec = LinearAttentionOp {
+            state: self.g.state(n, 2),
+            n_heads: n,
+            n_key_heads: n,
+            sharing: KeySharing::Runs,
+            key_dim: 1,
+            value_dim: 2,
+            update: StateUpdate::Add,
+            bonus: Some(bonus),
+        };
+        let both = self.g.concat(v, ones, n);
+        let decay = self.g.scale_by(ones, decay);
+        let sums = self.g.map(both, |out| Op::LinearAttention {
+            q: ones,
+            k: weights,
+            v: both,
+            decay,
+            spec,
+            out,
+        });
+        let (sum, weight) = (self.g.slice(sums, 2, 0, 1), self.g.slice(sums, 2, 1, 1));
+        let share = self.g.activate(weight, Activation::Reciprocal);
+        let mean = self.g.mul(sum, share);
+        let y = self.g.glu(r, mean, Activation::Sigmoid);
+        self.linear(y, &TIME_MIX_OUTPUT, n)
+    }
+
+    /// How much of the token before goes into a projection; RWKV 4 has how much of the token itself.
+    fn look_back(&mut self, role: &TensorRole) -> Result<WeightId> {
+        let n = self.hp.n_embd;
+        let kind = self.hp.recurrent.as_ref().map(|params| params.kind);
+        if kind != Some(RecurrentKind::Rwkv4) {
+            return self.weights.required_vector(role, self.layer, n);
+        }
+        let own = self.weights.vector(role, self.layer, n)?;
+        let own = own.ok_or_else(|| self.weights.missing(role, self.layer))?;
+        let before = own.into_iter().map(|x| 1.0 - x).collect();
+        Ok(self.weights.constant(role.gguf, before))
+    }
+
     pub(super) fn rwkv6(&mut self, h: ValueId, params: &RecurrentParams) -> Result<ValueId> {
         let n = self.hp.n_embd;
         let shift = self.token_shift(h);
@@ -160,9 +226,7 @@ impl Block<'_, '_> {
     pub(super) fn channel_mix(&mut self, h: ValueId) -> Result<ValueId> {
         let n = self.hp.n_embd;
         let shift = self.token_shift(h);
-        let own = self
-            .weights
-            .required_vector(&CHANNEL_MIX_LERP_K, self.layer, n)?;
+        let own = self.look_back(&CHANNEL_MIX_LERP_K)?;
         let xk = self.lerp(h, shift, own);
         let n_ff = self.weights.shape(&CHANNEL_MIX_KEY, self.layer);
         let n_ff = n_ff.first().copied().unwrap_or(0);
@@ -172,9 +236,7 @@ impl Block<'_, '_> {
         if !self.weights.has(&CHANNEL_MIX_RECEPTANCE, self.layer) {
             return Ok(v);
         }
-        let own = self
-            .weights
-            .required_vector(&CHANNEL_MIX_LERP_R, self.layer, n)?;
+        let own = self.look_back(&CHANNEL_MIX_LERP_R)?;
         let xr = self.lerp(h, shift, own);
         let r = self.linear(xr, &CHANNEL_MIX_RECEPTANCE, n)?;
         Ok(self.g.glu(r, v, Activation::Sigmoid))

@@ -23,11 +23,13 @@ pub enum Activation {
     Softplus,
     /// eˣ.
     Exp,
+    /// 1 / x.
+    Reciprocal,
 }
 
 impl Activation {
     /// Every function.
-    pub const ALL: [Activation; 10] = [
+    pub const ALL: [Activation; 11] = [
         Activation::Silu,
         Activation::GeluTanh,
         Activation::GeluErf,
@@ -38,6 +40,7 @@ impl Activation {
         Activation::Tanh,
         Activation::Softplus,
         Activation::Exp,
+        Activation::Reciprocal,
     ];
 
     /// The function at one point.
@@ -56,6 +59,7 @@ impl Activation {
             Activation::Tanh => x.tanh(),
             Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
             Activation::Exp => x.exp(),
+            Activation::Reciprocal => 1.0 / x,
         }
     }
 }

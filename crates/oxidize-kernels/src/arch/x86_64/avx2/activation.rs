@@ -18,6 +18,7 @@ pub(crate) fn activate(f: Activation, x: &mut [f32]) {
         Activation::Sigmoid => map(x, |x| sigmoid(x)),
         Activation::Tanh => map(x, |x| tanh(x)),
         Activation::Exp => map(x, |x| exp(x)),
+        Activation::Reciprocal => map(x, |x| _mm256_div_ps(_mm256_set1_ps(1.0), x)),
         // Only a few numbers a token go through it.
         Activation::Softplus => x.iter_mut().for_each(|x| *x = f.apply(*x)),
     }
