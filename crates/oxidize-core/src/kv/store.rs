@@ -140,7 +140,7 @@ impl BlockStore {
         }
     }
 
-    /// Takes note of a block that [`BlockStore::write`] has written, and makes room if there are too many.
+    /// Takes note of a block that was written, and makes room if there are too many.
     pub fn add(&mut self, name: BlockName) {
         self.touch(name);
         self.shrink();
