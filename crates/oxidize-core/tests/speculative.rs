@@ -59,12 +59,8 @@ fn similar_model() -> Model {
         // A high bit of the fraction.
         float[2] ^= 0x08;
     }
-    let name = format!("oxidize-similar-{}.gguf", std::process::id());
-    let path = std::env::temp_dir().join(name);
-    std::fs::write(&path, bytes).unwrap();
-    let model = Model::load(&path, &OpenOptions::default());
-    std::fs::remove_file(&path).unwrap();
-    model.unwrap()
+    let file = ModelFile::from_bytes(bytes, &OpenOptions::default()).unwrap();
+    Model::from_file(file).unwrap()
 }
 
 /// Every way to guess: the model itself is always right, the similar one sometimes, the text rarely.

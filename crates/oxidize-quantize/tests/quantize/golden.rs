@@ -27,10 +27,12 @@ fn shared() -> Option<PathBuf> {
 const DIFFERENT: &[&str] = &["embeddinggemma", "hy-v3", "mimo-v2-flash", "exaone-moe"];
 
 /// Models that converting does not do justice to yet: sections of rotary embeddings (the two that also see),
-/// a pooling or a count of shared experts that the configuration only implies, and windows or dense
+/// a pooling or a count of shared experts that the configuration only implies, heads that differ from layer
+/// to layer, and windows or dense
 /// halves that come back in another form, which `convert` itself refuses.
 const NOT_YET: &[&str] = &[
     "hunyuan-moe",
+    "laguna",
     "phi3-swa",
     "qwen3-embedding",
     "granitemoe-swa",
