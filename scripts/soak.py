@@ -180,6 +180,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=18090)
     parser.add_argument("--folder", type=Path, default=Path("target/soak"))
     options = parser.parse_args()
+    # Ended from outside, the servers end, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     options.folder.mkdir(parents=True, exist_ok=True)
     model = options.folder / "tiny.gguf"
     subprocess.run([options.oxidize, "synth", "-o", model, "--shape", "tiny", "--type", "Q8_0"], check=True, stdout=subprocess.DEVNULL)
