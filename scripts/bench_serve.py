@@ -83,6 +83,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=18100)
     parser.add_argument("--folder", type=Path, default=Path("target/bench-serve"))
     options = parser.parse_args()
+    # Ended from outside, the servers end, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     options.folder.mkdir(parents=True, exist_ok=True)
     model = options.model
     if model is None:

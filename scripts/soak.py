@@ -9,6 +9,7 @@ requests, SIGTERM in the middle of it. A tiny model on 127.0.0.1; ends with 1 wh
 
 import argparse
 import asyncio
+import json
 import random
 import signal
 import socket
@@ -55,7 +56,8 @@ async def leavers(server: Server, check: Checks, requests: int, clients: int) ->
         nonlocal left, gone, baseline
         while left > 0:
             left -= 1
-            if left == requests * 3 // 4:
+            # By then the allocator has seen everything that it will see.
+            if left == requests // 2:
                 baseline = server.memory()
             leave = rng.randint(1, 6) if rng.random() < 0.2 else None
             answer = await ask("127.0.0.1", server.port, CHAT, question(rng, rng.randint(4, 16)), leave)
@@ -117,7 +119,6 @@ async def sleepers(server: Server, check: Checks, patience: float) -> None:
     sockets = []
     for _ in range(4):
         s = socket.create_connection(("127.0.0.1", server.port))
-        import json
         data = json.dumps(body).encode()
         s.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         sockets.append(s)
@@ -179,6 +180,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=18090)
     parser.add_argument("--folder", type=Path, default=Path("target/soak"))
     options = parser.parse_args()
+    # Ended from outside, the servers end, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     options.folder.mkdir(parents=True, exist_ok=True)
     model = options.folder / "tiny.gguf"
     subprocess.run([options.oxidize, "synth", "-o", model, "--shape", "tiny", "--type", "Q8_0"], check=True, stdout=subprocess.DEVNULL)
@@ -191,7 +194,8 @@ def main() -> int:
         server.wait_ready()
         return server
 
-    server = start("--parallel", "64", "--queue", "256")
+    # A small cache, so that all of it has been used long before memory is compared.
+    server = start("--parallel", "64", "--queue", "256", "--cache-tokens", "16384")
     try:
         asyncio.run(leavers(server, check, options.requests, options.clients))
         asyncio.run(sleepers(server, check, patience))
