@@ -14,6 +14,8 @@ const SMALL_TOP: usize = 1024;
 const CHUNK: usize = 16;
 /// Tokens whose logit is this far below the largest have less than 0.04% of its probability.
 const NEAR: f32 = 8.0;
+/// exp(−NEAR)
+const NEAR_WEIGHT: f32 = 3.354_626_3e-4;
 /// Values that are added up in f32; a draw skips as many weights at a time by their sum.
 const SUM_CHUNK: usize = 256;
 /// Fewer tokens than this are sorted by comparing them.
@@ -202,10 +204,15 @@ impl Candidates {
             }
             return;
         }
-        // Most of a vocabulary is unlikely: where the tokens near the maximum hold the mass alone, the others go first.
+        // Most of a vocabulary is unlikely: where few tokens near the maximum hold the mass alone, the others go first.
         let near: f64 = self.weights.chunks(SUM_CHUNK).map(near_sum).sum();
         let max = self.max();
-        if near >= p * total {
+        let n_near: u32 = self
+            .weights
+            .iter()
+            .map(|&w| u32::from(w >= NEAR_WEIGHT))
+            .sum();
+        if near >= p * total && 4 * n_near as usize <= self.len() {
             self.retain_at_least(max - NEAR);
             self.weigh();
         }
@@ -441,11 +448,9 @@ fn radix_sort(items: &mut Vec<(f32, u32)>, scratch: &mut Vec<(f32, u32)>) {
 
 /// The sum of the weights of tokens near the maximum.
 fn near_sum(weights: &[f32]) -> f64 {
-    // exp(−NEAR)
-    const LEAST: f32 = 3.354_626_3e-4;
     let near = weights
         .iter()
-        .map(|&weight| if weight >= LEAST { weight } else { 0.0 });
+        .map(|&weight| if weight >= NEAR_WEIGHT { weight } else { 0.0 });
     let mut lanes = [0.0f32; 8];
     for (i, weight) in near.enumerate() {
         lanes[i % 8] += weight;
