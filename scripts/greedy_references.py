@@ -57,6 +57,10 @@ def answers(model: Path, n_tokens: int) -> list[dict]:
             }
             for place in places
         ]
+        # A token that ends inside a character is left out of the list: such an answer is no reference.
+        if len(tokens) != n_tokens:
+            print(f"{model.name}: {prompt!r} has a character in pieces, left out", file=sys.stderr)
+            continue
         runs.append({"prompt": prompt, "text": choices["text"], "tokens": tokens})
     return runs
 
