@@ -59,6 +59,25 @@ pub(super) struct Search<'a, const D: usize> {
     pub(super) shift: Shift,
 }
 
+impl<'a, const D: usize> Search<'a, D> {
+    /// For tables of magnitudes under scales of 4 bits.
+    pub(super) fn of_magnitudes(
+        grid: &'a Grid<D>,
+        per_scale: usize,
+        unit: f32,
+        tops: [f32; 8],
+    ) -> Self {
+        Search {
+            grid,
+            per_scale,
+            last: 15,
+            unit,
+            tops,
+            shift: Shift::None,
+        }
+    }
+}
+
 /// What was found: the block's scale, the scales' `l`, and each vector's entry. Entries that are
 /// moved down are counted after all those that are moved up.
 pub(super) struct Found {

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::{F16Le, U16Le};
 use super::grid_search::Shift;
 use super::iq1_s::{search, shifted};
-use super::packing::scale_into;
+use super::levels::Levels;
 use super::q8_k::Q8_K;
 use super::weighting::{raised_square, weights};
 use super::{Block, Dot, Quantize, TensorType};
@@ -28,6 +28,17 @@ pub struct IQ1_M {
 assert_layout!(IQ1_M, 56);
 
 impl IQ1_M {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<16> {
+        Levels {
+            unit: self.d() * 0.125,
+            multiples: std::array::from_fn(|i| {
+                2 * i32::from(self.scales[i / 4].get() >> (i % 4 * 3) & 7) + 1
+            }),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of an eighth of their group's scale: −9 to 9.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -41,12 +52,6 @@ impl IQ1_M {
             ));
         }
         levels
-    }
-
-    /// The scales of the groups of 16, as odd numbers from 1 to 15.
-    #[inline(always)]
-    fn group_scales(&self) -> [u8; 16] {
-        std::array::from_fn(|i| 2 * (self.scales[i / 4].get() >> (i % 4 * 3) & 7) as u8 + 1)
     }
 
     /// The scale of the scales.
@@ -63,12 +68,7 @@ impl Block for IQ1_M {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d(), self.levels());
-        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            // Dividing by 8 is exact, so it may go before or after the product.
-            scale_into(out, d * f32::from(scale) * 0.125, levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -77,9 +77,7 @@ impl Dot for IQ1_M {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
-        self.d() * a.d.get() * 0.125 * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 

@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::{F16Le, U16Le};
 use super::grid_search::{Grid, Search, Shift};
 use super::grids::IQ1_GRID;
-use super::packing::scale_into;
+use super::levels::Levels;
 use super::q8_k::Q8_K;
 use super::weighting::{raised_square, weights};
 use super::{Block, Dot, Quantize, TensorType};
@@ -29,6 +29,15 @@ pub struct IQ1_S {
 assert_layout!(IQ1_S, 50);
 
 impl IQ1_S {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<8> {
+        Levels {
+            unit: self.d.to_f32() * 0.125,
+            multiples: self.qh.map(|qh| 2 * i32::from(qh.get() >> 12 & 7) + 1),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of an eighth of their group's scale: −9 to 9.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -40,12 +49,6 @@ impl IQ1_S {
             levels.copy_from_slice(&shifted(usize::from(self.qs[i]) | high << 8, delta));
         }
         levels
-    }
-
-    /// The scales of the groups of 32, as odd numbers from 1 to 15.
-    #[inline(always)]
-    fn group_scales(&self) -> [u8; 8] {
-        self.qh.map(|qh| 2 * (qh.get() >> 12 & 7) as u8 + 1)
     }
 }
 
@@ -63,12 +66,7 @@ impl Block for IQ1_S {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            // Dividing by 8 is exact, so it may go before or after the product.
-            scale_into(out, d * f32::from(scale) * 0.125, levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -77,9 +75,7 @@ impl Dot for IQ1_S {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
-        self.d.to_f32() * a.d.get() * 0.125 * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 

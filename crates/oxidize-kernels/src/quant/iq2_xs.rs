@@ -8,10 +8,10 @@ use std::sync::LazyLock;
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
-use super::grid_search::{Grid, Search, Shift, split_signs};
+use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ2_XS_GRID, even_signs, signed};
 use super::iq2_xxs::{TOPS, grid};
-use super::packing::scale_into;
+use super::levels::{Levels, odd_nibbles, pack_scales};
 use super::q8_k::Q8_K;
 use super::weighting::{raised_square, weights};
 use super::{Block, Dot, Quantize, TensorType};
@@ -31,6 +31,15 @@ pub struct IQ2_XS {
 assert_layout!(IQ2_XS, 74);
 
 impl IQ2_XS {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<16> {
+        Levels {
+            unit: self.d.to_f32() * 0.125,
+            multiples: odd_nibbles(&self.scales),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -42,12 +51,6 @@ impl IQ2_XS {
         }
         levels
     }
-
-    /// The scales of the groups of 16: 0 to 15.
-    #[inline(always)]
-    fn group_scales(&self) -> [u8; 16] {
-        std::array::from_fn(|i| self.scales[i / 2] >> (i % 2 * 4) & 15)
-    }
 }
 
 impl Block for IQ2_XS {
@@ -56,11 +59,7 @@ impl Block for IQ2_XS {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            scale_into(out, d * (0.5 + f32::from(scale)) * 0.25, levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -69,13 +68,7 @@ impl Dot for IQ2_XS {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        // (½ + scale) / 4 is (2 · scale + 1) / 8.
-        let sum = a.dot_levels(
-            &self.levels(),
-            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
-        );
-        self.d.to_f32() * a.d.get() * 0.125 * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 
@@ -85,22 +78,12 @@ impl Quantize for IQ2_XS {
         static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_XS_GRID));
         let w = weights(src, importance, 1.0, raised_square);
         let (signs, magnitudes) = split_signs(src, &w, true);
-        let search = Search {
-            grid: &GRID,
-            per_scale: 2,
-            last: 15,
-            unit: 0.125,
-            tops: TOPS,
-            shift: Shift::None,
-        };
+        let search = Search::of_magnitudes(&GRID, 2, 0.125, TOPS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ2_XS::zeroed();
-        block.d = found.d;
+        (block.d, block.scales) = (found.d, pack_scales(&found.scales));
         for (i, q) in block.qs.iter_mut().enumerate() {
             *q = U16Le::from(found.entries[i] | u16::from(signs[i] & 127) << 9);
-        }
-        for (i, scale) in found.scales.into_iter().enumerate() {
-            block.scales[i / 2] |= scale << (i % 2 * 4);
         }
         block
     }

@@ -8,9 +8,9 @@ use std::sync::LazyLock;
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
-use super::grid_search::{Grid, Search, Shift, split_signs};
+use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ2_XXS_GRID, even_signs, signed};
-use super::packing::scale_into;
+use super::levels::{Levels, odd, pack_signs};
 use super::q8_k::Q8_K;
 use super::weighting::{raised_square, weights};
 use super::{Block, Dot, Quantize, TensorType};
@@ -28,6 +28,15 @@ pub struct IQ2_XXS {
 assert_layout!(IQ2_XXS, 66);
 
 impl IQ2_XXS {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<8> {
+        Levels {
+            unit: self.d.to_f32() * 0.125,
+            multiples: self.qs.map(|qs| odd(signs_and_scale(&qs) >> 28)),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -40,12 +49,6 @@ impl IQ2_XXS {
             }
         }
         levels
-    }
-
-    /// The scales of the groups of 32: 0 to 15.
-    #[inline(always)]
-    fn group_scales(&self) -> [u8; 8] {
-        self.qs.map(|qs| (signs_and_scale(&qs) >> 28) as u8)
     }
 }
 
@@ -60,11 +63,7 @@ impl Block for IQ2_XXS {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            scale_into(out, d * (0.5 + f32::from(scale)) * 0.25, levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -73,13 +72,7 @@ impl Dot for IQ2_XXS {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        // (½ + scale) / 4 is (2 · scale + 1) / 8.
-        let sum = a.dot_levels(
-            &self.levels(),
-            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
-        );
-        self.d.to_f32() * a.d.get() * 0.125 * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 
@@ -89,23 +82,16 @@ impl Quantize for IQ2_XXS {
         static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_XXS_GRID));
         let w = weights(src, importance, 1.0, raised_square);
         let (signs, magnitudes) = split_signs(src, &w, true);
-        let search = Search {
-            grid: &GRID,
-            per_scale: 4,
-            last: 15,
-            unit: 0.125,
-            tops: TOPS,
-            shift: Shift::None,
-        };
+        let search = Search::of_magnitudes(&GRID, 4, 0.125, TOPS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ2_XXS::zeroed();
         block.d = found.d;
         for (i, qs) in block.qs.iter_mut().enumerate() {
-            let mut bits = u32::from(found.scales[i]) << 28;
-            for j in 0..4 {
-                qs[j] = found.entries[4 * i + j] as u8;
-                bits |= u32::from(signs[4 * i + j] & 127) << (7 * j);
+            let entries = &found.entries[4 * i..][..4];
+            for (q, entry) in qs.iter_mut().zip(entries) {
+                *q = *entry as u8;
             }
+            let bits = pack_signs(&signs[4 * i..], found.scales[i]);
             qs[4..].copy_from_slice(&bits.to_le_bytes());
         }
         block

@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
-use super::grid_search::{Grid, Search, Shift, split_signs};
+use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ3_S_GRID, signed};
 use super::iq3_xxs::grid;
-use super::packing::scale_into;
+use super::levels::{Levels, odd_nibbles, pack_scales};
 use super::q8_k::Q8_K;
 use super::weighting::{raised_square, weights};
 use super::{Block, Dot, Quantize, TensorType};
@@ -34,6 +34,15 @@ pub struct IQ3_S {
 assert_layout!(IQ3_S, 110);
 
 impl IQ3_S {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<8> {
+        Levels {
+            unit: self.d.to_f32(),
+            multiples: odd_nibbles(&self.scales),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -45,12 +54,6 @@ impl IQ3_S {
         }
         levels
     }
-
-    /// The scales of the groups of 32: 0 to 15.
-    #[inline(always)]
-    fn group_scales(&self) -> [u8; 8] {
-        std::array::from_fn(|i| self.scales[i / 2] >> (i % 2 * 4) & 15)
-    }
 }
 
 impl Block for IQ3_S {
@@ -59,11 +62,7 @@ impl Block for IQ3_S {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            scale_into(out, d * f32::from(1 + 2 * scale), levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -72,38 +71,25 @@ impl Dot for IQ3_S {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        let sum = a.dot_levels(
-            &self.levels(),
-            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
-        );
-        self.d.to_f32() * a.d.get() * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 
 impl Quantize for IQ3_S {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        const TOPS: [f32; 8] = [9.0, 10.3, 11.5, 12.6, 13.7, 14.8, 16.0, 17.8];
         static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_S_GRID));
         let w = weights(src, importance, 2.0, raised_square);
         let (signs, magnitudes) = split_signs(src, &w, false);
-        let search = Search {
-            grid: &GRID,
-            per_scale: 8,
-            last: 15,
-            unit: 1.0,
-            tops: [9.0, 10.3, 11.5, 12.6, 13.7, 14.8, 16.0, 17.8],
-            shift: Shift::None,
-        };
+        let search = Search::of_magnitudes(&GRID, 8, 1.0, TOPS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ3_S::zeroed();
         (block.d, block.signs) = (found.d, signs);
+        block.scales = pack_scales(&found.scales);
         for (i, entry) in found.entries.iter().enumerate() {
             block.qs[i] = *entry as u8;
             block.qh[i / 8] |= ((entry >> 8) as u8) << (i % 8);
-        }
-        for (i, scale) in found.scales[..8].iter().enumerate() {
-            block.scales[i / 2] |= scale << (i % 2 * 4);
         }
         block
     }

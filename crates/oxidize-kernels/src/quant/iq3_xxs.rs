@@ -8,9 +8,9 @@ use std::sync::LazyLock;
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
-use super::grid_search::{Grid, Search, Shift, split_signs};
+use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ3_XXS_GRID, even_signs, signed};
-use super::packing::scale_into;
+use super::levels::{Levels, odd, pack_signs};
 use super::q8_k::Q8_K;
 use super::weighting::{raised_square, weights};
 use super::{Block, Dot, Quantize, TensorType};
@@ -30,6 +30,15 @@ pub struct IQ3_XXS {
 assert_layout!(IQ3_XXS, 98);
 
 impl IQ3_XXS {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<8> {
+        Levels {
+            unit: self.d.to_f32() * 0.25,
+            multiples: self.scales.map(|s| odd(s.get() >> 28)),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -43,12 +52,6 @@ impl IQ3_XXS {
         }
         levels
     }
-
-    /// The scales of the groups of 32: 0 to 15.
-    #[inline(always)]
-    fn group_scales(&self) -> [u8; 8] {
-        self.scales.map(|s| (s.get() >> 28) as u8)
-    }
 }
 
 impl Block for IQ3_XXS {
@@ -57,11 +60,7 @@ impl Block for IQ3_XXS {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            scale_into(out, d * (0.5 + f32::from(scale)) * 0.5, levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -70,40 +69,24 @@ impl Dot for IQ3_XXS {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        // (½ + scale) / 2 is (2 · scale + 1) / 4.
-        let sum = a.dot_levels(
-            &self.levels(),
-            &self.group_scales().map(|s| 2 * i32::from(s) + 1),
-        );
-        self.d.to_f32() * a.d.get() * 0.25 * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 
 impl Quantize for IQ3_XXS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
+        const TOPS: [f32; 8] = [36.0, 41.0, 46.0, 50.0, 54.0, 58.0, 63.0, 70.0];
         static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_XXS_GRID));
         let w = weights(src, importance, 2.0, raised_square);
         let (signs, magnitudes) = split_signs(src, &w, true);
-        let search = Search {
-            grid: &GRID,
-            per_scale: 8,
-            last: 15,
-            unit: 0.25,
-            tops: [36.0, 41.0, 46.0, 50.0, 54.0, 58.0, 63.0, 70.0],
-            shift: Shift::None,
-        };
+        let search = Search::of_magnitudes(&GRID, 8, 0.25, TOPS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ3_XXS::zeroed();
         block.d = found.d;
         block.qs = found.entries.map(|entry| entry as u8);
         for (i, bits) in block.scales.iter_mut().enumerate() {
-            let mut packed = u32::from(found.scales[i]) << 28;
-            for j in 0..4 {
-                packed |= u32::from(signs[4 * i + j] & 127) << (7 * j);
-            }
-            *bits = packed.into();
+            *bits = pack_signs(&signs[4 * i..], found.scales[i]).into();
         }
         block
     }

@@ -7,7 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use super::block_search::group_scales;
 use super::fields::{F16Le, U16Le};
 use super::iq4_nl::{ENDS, LEVELS, indices, nearest};
-use super::packing::{nibbles, pack_nibbles, scale_into};
+use super::levels::Levels;
+use super::packing::{nibbles, pack_nibbles};
 use super::q8_k::Q8_K;
 use super::weighting::{square, weights};
 use super::{Block, Dot, Quantize, TensorType};
@@ -29,6 +30,15 @@ pub struct IQ4_XS {
 assert_layout!(IQ4_XS, 136);
 
 impl IQ4_XS {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<8> {
+        Levels {
+            unit: self.d.to_f32(),
+            multiples: self.group_scales().map(i32::from),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -60,11 +70,7 @@ impl Block for IQ4_XS {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(32).zip(levels.chunks_exact(32));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            scale_into(out, d * f32::from(scale), levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -73,9 +79,7 @@ impl Dot for IQ4_XS {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
-        self.d.to_f32() * a.d.get() * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 

@@ -27,6 +27,7 @@ pub mod iq3_s;
 pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
+mod levels;
 pub mod mxfp4;
 pub mod nvfp4;
 mod packing;

@@ -6,7 +6,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::block_search::{group_scales, whole};
 use super::fields::F16Le;
-use super::packing::{bits, crumbs, pack_bits, pack_crumbs, scale_into};
+use super::levels::Levels;
+use super::packing::{bits, crumbs, pack_bits, pack_crumbs};
 use super::q8_k::Q8_K;
 use super::scale_search::{inverse_or_zero, level};
 use super::weighting::{square, weights};
@@ -29,6 +30,15 @@ pub struct Q3_K {
 assert_layout!(Q3_K, 110);
 
 impl Q3_K {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<16> {
+        Levels {
+            unit: self.d.to_f32(),
+            multiples: self.group_scales().map(i32::from),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of their group's scale: −4 to 3.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -58,11 +68,7 @@ impl Block for Q3_K {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
-        for ((out, levels), scale) in groups.zip(self.group_scales()) {
-            scale_into(out, d * f32::from(scale), levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -71,9 +77,7 @@ impl Dot for Q3_K {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        let sum = a.dot_levels(&self.levels(), &self.group_scales().map(i32::from));
-        self.d.to_f32() * a.d.get() * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 

@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::block_search::{group_scales, whole};
 use super::fields::F16Le;
-use super::packing::scale_into;
+use super::levels::Levels;
 use super::q8_k::Q8_K;
 use super::scale_search::{inverse_or_zero, level};
 use super::weighting::{square, weights};
@@ -30,6 +30,15 @@ pub struct Q6_K {
 assert_layout!(Q6_K, 210);
 
 impl Q6_K {
+    #[inline(always)]
+    fn unpacked(&self) -> Levels<16> {
+        Levels {
+            unit: self.d.to_f32(),
+            multiples: self.scales.map(i32::from),
+            levels: self.levels(),
+        }
+    }
+
     /// The weights in units of their group's scale: −32 to 31.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
@@ -64,11 +73,7 @@ impl Block for Q6_K {
 
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
-        let (d, levels) = (self.d.to_f32(), self.levels());
-        let groups = out.chunks_exact_mut(16).zip(levels.chunks_exact(16));
-        for ((out, levels), scale) in groups.zip(self.scales) {
-            scale_into(out, d * f32::from(scale), levels);
-        }
+        self.unpacked().dequantize(out);
     }
 }
 
@@ -77,9 +82,7 @@ impl Dot for Q6_K {
 
     #[inline]
     fn dot(&self, activations: &[Q8_K]) -> f32 {
-        let a = &activations[0];
-        let sum = a.dot_levels(&self.levels(), &self.scales.map(i32::from));
-        self.d.to_f32() * a.d.get() * sum as f32
+        self.unpacked().dot(activations)
     }
 }
 
