@@ -146,104 +146,16 @@ pub static MIXES: &[Mix] = &[
             (FFN_DOWN, FirstPart(8), Q5_K),
         ],
     ),
-    mix(
-        "Q4_K_M",
-        15,
-        Q4_K,
-        &[
-            (OUTPUT, Always, Q6_K),
-            (ATTN_V, EdgesAndThirds, Q6_K),
-            (FFN_DOWN, EdgesAndThirds, Q6_K),
-        ],
-    ),
+    mix("Q4_K_M", 15, Q4_K, LARGE_EDGES),
     mix("Q5_K_S", 16, Q5_K, &[(OUTPUT, Always, Q6_K)]),
-    mix(
-        "Q5_K_M",
-        17,
-        Q5_K,
-        &[
-            (OUTPUT, Always, Q6_K),
-            (ATTN_V, EdgesAndThirds, Q6_K),
-            (FFN_DOWN, EdgesAndThirds, Q6_K),
-        ],
-    ),
+    mix("Q5_K_M", 17, Q5_K, LARGE_EDGES),
     mix("Q6_K", 18, Q6_K, &[]),
-    mix(
-        "IQ1_S",
-        24,
-        IQ1_S,
-        &[
-            (OUTPUT, Always, Q5_K),
-            (TOKEN_EMBEDDING, Always, Q2_K),
-            (ATTN_V, SharedHeadsOrExperts, Q4_K),
-            (ATTN_V, Always, Q2_K),
-            (ATTN_OUTPUT, Always, IQ2_XXS),
-            (FFN_DOWN, FirstPart(8), Q2_K),
-        ],
-    ),
-    mix(
-        "IQ1_M",
-        31,
-        IQ1_M,
-        &[
-            (OUTPUT, Always, Q5_K),
-            (TOKEN_EMBEDDING, Always, Q2_K),
-            (ATTN_V, SharedHeadsOrExperts, Q4_K),
-            (ATTN_V, Always, Q2_K),
-            (ATTN_OUTPUT, Always, IQ2_XXS),
-            (FFN_DOWN, FirstPart(8), Q2_K),
-        ],
-    ),
-    mix(
-        "IQ2_XXS",
-        19,
-        IQ2_XXS,
-        &[
-            (OUTPUT, Always, Q5_K),
-            (TOKEN_EMBEDDING, Always, Q2_K),
-            (ATTN_V, SharedHeadsOrExperts, Q4_K),
-            (ATTN_V, Always, Q2_K),
-            (FFN_DOWN, FirstPart(8), Q2_K),
-        ],
-    ),
-    mix(
-        "IQ2_XS",
-        20,
-        IQ2_XS,
-        &[
-            (OUTPUT, Always, Q5_K),
-            (TOKEN_EMBEDDING, Always, Q2_K),
-            (ATTN_V, SharedHeadsOrExperts, Q4_K),
-            (ATTN_V, Always, Q2_K),
-            (FFN_DOWN, FirstPart(8), Q2_K),
-        ],
-    ),
-    mix(
-        "IQ2_S",
-        28,
-        IQ2_XS,
-        &[
-            (OUTPUT, Always, Q5_K),
-            (TOKEN_EMBEDDING, Always, IQ3_S),
-            (ATTN_V, SharedHeadsOrExperts, Q4_K),
-            (ATTN_V, Always, IQ3_S),
-            (ATTN_OUTPUT, Always, IQ3_S),
-            (FFN_DOWN, FirstPart(8), IQ3_S),
-        ],
-    ),
-    mix(
-        "IQ2_M",
-        29,
-        IQ2_S,
-        &[
-            (OUTPUT, Always, Q5_K),
-            (TOKEN_EMBEDDING, Always, IQ3_S),
-            (ATTN_V, SharedHeadsOrExperts, Q4_K),
-            (ATTN_V, Always, IQ3_S),
-            (ATTN_OUTPUT, Always, IQ3_S),
-            (FFN_DOWN, FirstPart(8), IQ3_S),
-        ],
-    ),
+    mix("IQ1_S", 24, IQ1_S, UNDER_TWO_BITS),
+    mix("IQ1_M", 31, IQ1_M, UNDER_TWO_BITS),
+    mix("IQ2_XXS", 19, IQ2_XXS, TWO_BITS),
+    mix("IQ2_XS", 20, IQ2_XS, TWO_BITS),
+    mix("IQ2_S", 28, IQ2_XS, ABOVE_TWO_BITS),
+    mix("IQ2_M", 29, IQ2_S, ABOVE_TWO_BITS),
     mix(
         "IQ3_XXS",
         23,
@@ -290,42 +202,60 @@ pub static MIXES: &[Mix] = &[
             (FFN_DOWN, FirstPart(8), Q4_K),
         ],
     ),
-    mix(
-        "IQ4_NL",
-        25,
-        IQ4_NL,
-        &[
-            (OUTPUT, Always, Q6_K),
-            (ATTN_V, SharedHeads, Q5_K),
-            (FFN_DOWN, FirstPartUnweighted(8), Q5_K),
-        ],
-    ),
-    mix(
-        "IQ4_XS",
-        30,
-        IQ4_XS,
-        &[
-            (OUTPUT, Always, Q6_K),
-            (ATTN_V, SharedHeads, Q5_K),
-            (FFN_DOWN, FirstPartUnweighted(8), Q5_K),
-        ],
-    ),
-    mix(
-        "TQ1_0",
-        36,
-        TQ1_0,
-        &[(OUTPUT, Always, Q6_K), (TOKEN_EMBEDDING, Always, Q4_K)],
-    ),
-    mix(
-        "TQ2_0",
-        37,
-        TQ2_0,
-        &[(OUTPUT, Always, Q6_K), (TOKEN_EMBEDDING, Always, Q4_K)],
-    ),
+    mix("IQ4_NL", 25, IQ4_NL, UNEVEN_FOUR_BITS),
+    mix("IQ4_XS", 30, IQ4_XS, UNEVEN_FOUR_BITS),
+    mix("TQ1_0", 36, TQ1_0, TERNARY),
+    mix("TQ2_0", 37, TQ2_0, TERNARY),
     mix("MXFP4", 38, MXFP4, &[(OUTPUT, Always, Q8_0)]),
     mix("MXFP4_MOE", 38, Q8_0, &[(EXPERTS, Always, MXFP4)]),
     mix("NVFP4", 39, NVFP4, &[(OUTPUT, Always, Q6_K)]),
 ];
+
+/// The output, and what the residual stream is most sensitive to, in six bits.
+const LARGE_EDGES: &[Rule] = &[
+    (OUTPUT, Always, Q6_K),
+    (ATTN_V, EdgesAndThirds, Q6_K),
+    (FFN_DOWN, EdgesAndThirds, Q6_K),
+];
+
+/// What formats of less than two bits cannot hold.
+const UNDER_TWO_BITS: &[Rule] = &[
+    (OUTPUT, Always, Q5_K),
+    (TOKEN_EMBEDDING, Always, Q2_K),
+    (ATTN_V, SharedHeadsOrExperts, Q4_K),
+    (ATTN_V, Always, Q2_K),
+    (ATTN_OUTPUT, Always, IQ2_XXS),
+    (FFN_DOWN, FirstPart(8), Q2_K),
+];
+
+/// What formats of about two bits cannot hold.
+const TWO_BITS: &[Rule] = &[
+    (OUTPUT, Always, Q5_K),
+    (TOKEN_EMBEDDING, Always, Q2_K),
+    (ATTN_V, SharedHeadsOrExperts, Q4_K),
+    (ATTN_V, Always, Q2_K),
+    (FFN_DOWN, FirstPart(8), Q2_K),
+];
+
+/// The same with more room.
+const ABOVE_TWO_BITS: &[Rule] = &[
+    (OUTPUT, Always, Q5_K),
+    (TOKEN_EMBEDDING, Always, IQ3_S),
+    (ATTN_V, SharedHeadsOrExperts, Q4_K),
+    (ATTN_V, Always, IQ3_S),
+    (ATTN_OUTPUT, Always, IQ3_S),
+    (FFN_DOWN, FirstPart(8), IQ3_S),
+];
+
+/// What uneven levels of four bits are less good for.
+const UNEVEN_FOUR_BITS: &[Rule] = &[
+    (OUTPUT, Always, Q6_K),
+    (ATTN_V, SharedHeads, Q5_K),
+    (FFN_DOWN, FirstPartUnweighted(8), Q5_K),
+];
+
+/// What three values cannot hold.
+const TERNARY: &[Rule] = &[(OUTPUT, Always, Q6_K), (TOKEN_EMBEDDING, Always, Q4_K)];
 
 const fn mix(name: &'static str, file_type: u32, base: TensorType, rules: &'static [Rule]) -> Mix {
     Mix {
