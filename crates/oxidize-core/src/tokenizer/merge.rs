@@ -3,8 +3,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::TokenId;
+use super::vocab::fold;
 
 /// What may merge.
 pub(super) trait Merges {
@@ -164,13 +166,45 @@ impl Merger {
 #[derive(Debug, Default)]
 struct Queue {
     ranks: BinaryHeap<Reverse<u32>>,
-    places: HashMap<u32, Vec<u32>>,
+    places: HashMap<u32, Vec<u32>, RankHash>,
     /// The rank whose places are under way, and those left, the first one last.
     rank: u32,
     under_way: Vec<u32>,
     /// Pairs that came up meanwhile with a rank that is not higher.
     early: BinaryHeap<Reverse<u64>>,
     spare: Vec<Vec<u32>>,
+}
+
+/// Hashes a rank in a few instructions; ranks come from files, so a seed keeps them from being chosen to collide.
+#[derive(Clone, Copy, Debug)]
+struct RankHash(u64);
+
+impl Default for RankHash {
+    fn default() -> Self {
+        RankHash(RandomState::new().hash_one(0))
+    }
+}
+
+impl BuildHasher for RankHash {
+    type Hasher = RankHash;
+
+    fn build_hasher(&self) -> RankHash {
+        *self
+    }
+}
+
+impl Hasher for RankHash {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
+    }
+
+    fn write_u32(&mut self, rank: u32) {
+        self.0 = fold(self.0 ^ u64::from(rank), 0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Lists kept for the next word.
