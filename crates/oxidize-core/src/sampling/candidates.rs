@@ -301,6 +301,12 @@ impl Candidates {
         self.keep_top();
     }
 
+    /// How many logits are above `floor`.
+    pub(super) fn count_above(&self, floor: f32) -> usize {
+        let above = self.logits.iter().map(|&logit| u32::from(logit > floor));
+        above.sum::<u32>() as usize
+    }
+
     /// The logits above `floor` from the largest down, without changing the list.
     pub(super) fn descending(&mut self, floor: f32) -> &[f32] {
         let max = self.max();

@@ -37,14 +37,17 @@ impl Stage for TailFree {
         if candidates.len() < 3 {
             return;
         }
+        let floor = candidates.max() - FAINT_DISTANCE;
+        let is_long = candidates.len() > LONG;
+        // Where many tokens are likely, the head will not decide.
+        let is_flat = is_long && candidates.count_above(floor) > 4 * HEAD;
         if candidates.len() > HEAD
+            && !is_flat
             && let Some(keep) = self.cut_in_head(candidates)
         {
             return candidates.retain_top(keep);
         }
-        if candidates.len() > LONG
-            && let Some(keep) = self.cut_above_the_faint(candidates)
-        {
+        if is_long && let Some(keep) = self.cut_above(floor, candidates) {
             return candidates.retain_first(keep);
         }
         let bends = self.bends(candidates.descending(f32::NEG_INFINITY));
@@ -75,8 +78,7 @@ impl TailFree {
     /// How many tokens stay of a flat distribution, if the cut lies among those that are not faint. What the faint ones
     /// bend is between nothing and twice their largest weight; chance bends them by half as much, which is what is
     /// taken here. So the share is met to half a percent at worst.
-    fn cut_above_the_faint(&mut self, candidates: &mut Candidates) -> Option<usize> {
-        let floor = candidates.max() - FAINT_DISTANCE;
+    fn cut_above(&mut self, floor: f32, candidates: &mut Candidates) -> Option<usize> {
         let bends = self.bends(candidates.descending(floor));
         if bends.len() > LONG {
             return None;
