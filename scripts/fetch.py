@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fill the test cache with models, vocabularies, chat templates and JSON schemas.
+"""Fill the test cache with models, vocabularies, chat templates, grammars and JSON schemas.
 
     fetch.py --cache DIR {demo,test,models}
 
@@ -135,8 +135,9 @@ STORIES_FILE = "stories15M-f32.gguf"
 STORIES_SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
 STORIES_CHECKPOINT_BYTES = 60_816_028
 
-# Vocabularies with expected token ids, and chat templates, from the llama.cpp tree inside.
+# Vocabularies with expected token ids, chat templates and example grammars, from the llama.cpp tree inside.
 LLAMA_CPP = Package("pip-source", "llama-cpp-python", "0.3.36")
+LLAMA_CPP_FOLDERS = ("vocab", "templates", "grammars")
 VOCABULARIES = 19
 
 # The JSON-Schema test suite, which the source of this package carries.
@@ -258,32 +259,39 @@ class Cache:
         self._write(target, convert)
         self._forget([STORIES])
 
-    def fetch_vocabularies_and_templates(self) -> None:
-        # The marker names the version, so that a newer one here replaces the files.
-        marker = self.root / "vocab" / f".{LLAMA_CPP.name}-{LLAMA_CPP.version}"
-        if marker.is_file():
+    def fetch_files_of_llama_cpp(self) -> None:
+        # The markers name the version, so that a newer one here replaces the files.
+        folders = [self.root / name for name in LLAMA_CPP_FOLDERS]
+        markers = [folder / f".{LLAMA_CPP.name}-{LLAMA_CPP.version}" for folder in folders]
+        if all(marker.is_file() for marker in markers):
             return
-        say(f"vocabularies and chat templates (77 MB) from {LLAMA_CPP}")
+        say(f"vocabularies, chat templates and grammars (77 MB) from {LLAMA_CPP}")
         archive = self._download(LLAMA_CPP)
-        for name in ("vocab", "templates"):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
-        count = 0
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        vocab, templates, grammars = folders
         with tarfile.open(archive) as tar:
             for member in tar:
                 path = Path(member.name)
-                if not member.isfile() or "vendor/llama.cpp/models/" not in path.as_posix():
+                inside = path.as_posix().partition("vendor/llama.cpp/")[2]
+                if not member.isfile() or not inside.startswith(("models/", "grammars/")):
                     continue
                 if path.suffix == ".jinja":
-                    target = self.root / "templates" / path.name
+                    target = templates / path.name
+                elif path.suffix == ".gbnf":
+                    target = grammars / path.name
                 elif path.name.startswith("ggml-vocab-"):
-                    target = self.root / "vocab" / path.name
-                    count += path.suffix == ".gguf"
+                    target = vocab / path.name
                 else:
                     continue
                 self._write(target, lambda to: to.write_bytes(tar.extractfile(member).read()))
+        count = len(list(vocab.glob("*.gguf")))
         if count != VOCABULARIES:
             raise FetchError(f"{LLAMA_CPP} holds {count} vocabularies, expected {VOCABULARIES}")
-        marker.touch()
+        if not any(grammars.glob("*.gbnf")):
+            raise FetchError(f"{LLAMA_CPP} holds no grammars")
+        for marker in markers:
+            marker.touch()
         self._forget([LLAMA_CPP])
 
     def fetch_schema_suite(self) -> None:
@@ -409,7 +417,7 @@ def main() -> None:
     try:
         cache.fetch_model(SMOLLM2)
         if args.group in ("test", "models"):
-            cache.fetch_vocabularies_and_templates()
+            cache.fetch_files_of_llama_cpp()
             cache.fetch_stories()
             cache.fetch_schema_suite()
         if args.group == "models":

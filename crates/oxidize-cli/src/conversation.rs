@@ -192,11 +192,17 @@ pub(crate) fn speed(finished: &Finished) -> String {
         ),
         None => String::new(),
     };
+    // The first token comes with the prompt: a single one has no speed of its own.
+    let answer = match finished.generated_tokens {
+        n @ (0 | 1) => format!("{n} token{}", if n == 0 { "s" } else { "" }),
+        n => {
+            let speed = rate(generated, finished.timings.generation.as_secs_f64());
+            format!("{n} tokens, {speed:.1} tok/s")
+        }
+    };
     format!(
-        "prompt {} tokens{cached}, {:.1} tok/s · answer {} tokens, {:.1} tok/s{drafts}",
+        "prompt {} tokens{cached}, {:.1} tok/s · answer {answer}{drafts}",
         finished.prompt_tokens,
         rate(prompt, finished.timings.prompt.as_secs_f64()),
-        finished.generated_tokens,
-        rate(generated, finished.timings.generation.as_secs_f64()),
     )
 }

@@ -1,5 +1,5 @@
 //! One sampling step over a vocabulary of 262,144 tokens, for the chains people use. The bar is 1 ms.
-//! `cargo bench -p oxidize-core --bench sampling`; the fastest run is what the code costs, the median what a busy
+//! `cargo bench -p oxidize-core --bench sampling [NAME]`; the fastest run is what the code costs, the median what a busy
 //! machine makes of it.
 
 use std::borrow::Cow;
@@ -28,6 +28,9 @@ fn main() {
     for (shape, peaked) in [("peaked", true), ("flat", false)] {
         let logits = logits(peaked);
         for (name, params) in chains() {
+            if !wanted(name) {
+                continue;
+            }
             let mut sampler = Sampler::new(&params, &vocab).expect("valid parameters");
             (0..64).for_each(|token| sampler.accept(token * 3));
             report(name, shape, || {
@@ -37,6 +40,9 @@ fn main() {
                     .token
             });
         }
+    }
+    if !wanted("default with mask") {
+        return;
     }
     let mut mask = TokenMask::none(N_TOKENS);
     (0..N_TOKENS as u32)
@@ -50,6 +56,15 @@ fn main() {
             .expect("usable logits")
             .token
     });
+}
+
+/// Whether a chain is asked for: all are, unless the command line names a part of their names.
+fn wanted(name: &str) -> bool {
+    let mut parts = std::env::args()
+        .skip(1)
+        .filter(|part| !part.starts_with('-'))
+        .peekable();
+    parts.peek().is_none() || parts.any(|part| name.contains(&part))
 }
 
 /// Tokens are words of four letters.

@@ -375,6 +375,7 @@ impl Sim {
             assert_eq!(known, &truth.tokens[part.start..part.start + n_known]);
             assert!(part.n_draft == 0 || self.drafts[&part.id].starts_with(draft));
 
+            assert!(!part.again || part.n_draft == 0);
             let reaches_end = part.start + n_known == truth.tokens.len();
             assert_eq!(
                 part.samples,
@@ -387,6 +388,7 @@ impl Sim {
                 end
             };
             let first = match truth.logits {
+                LogitsAt::Last if part.again => part.start,
                 LogitsAt::Last => first,
                 LogitsAt::Every => first.min(truth.scored.max(part.start)),
             };

@@ -1,9 +1,11 @@
 //! Speculative decoding: whatever is guessed, the answer is the one without guesses, to the last bit
 //! of its log probabilities.
 
+mod answers;
 #[allow(dead_code, reason = "each test uses some of it")]
 mod tiny;
 
+use answers::{Answer, golden, prompt, read};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::engine::{
@@ -72,11 +74,6 @@ fn sources(model: &Model) -> [(&'static str, DraftSource); 3] {
     ]
 }
 
-fn prompt(seed: u32, len: usize) -> Vec<u32> {
-    let token = |i: u32| 5 + (i * i * 31 + i * 7 + seed * 101) % 315;
-    (0..len as u32).map(token).collect()
-}
-
 /// Under a salt of its own: a prompt found in the cache is cut differently, and adds differently.
 fn request(tokens: Vec<u32>, temperature: f32, max_tokens: usize) -> Request {
     static SALT: AtomicU64 = AtomicU64::new(1);
@@ -94,34 +91,6 @@ fn request(tokens: Vec<u32>, temperature: f32, max_tokens: usize) -> Request {
         ignore_eos: true,
         ..Request::default()
     }
-}
-
-#[derive(Debug)]
-struct Answer {
-    tokens: Vec<Token>,
-    text: String,
-    finished: Finished,
-}
-
-fn read(stream: TokenStream) -> Result<Answer, Error> {
-    let (mut tokens, mut text) = (Vec::new(), String::new());
-    for event in stream {
-        match event? {
-            Event::Token(token) => {
-                text.push_str(&token.text);
-                tokens.push(token);
-            }
-            Event::Finished(finished) => {
-                text.push_str(&finished.text);
-                return Ok(Answer {
-                    tokens,
-                    text,
-                    finished,
-                });
-            }
-        }
-    }
-    panic!("the stream ended without saying why");
 }
 
 fn ask(engine: &EngineHandle, request: &Request) -> Answer {
@@ -211,8 +180,7 @@ fn a_crowd_of_guesses_changes_nothing() {
         for (request, stream) in requests.iter().zip(streams) {
             let (with, without) = (read(stream).unwrap(), ask(&plain, request));
             // Prompts of others in a step change the order of sums, as they do without guesses.
-            let ids = |answer: &Answer| answer.tokens.iter().map(|t| t.id).collect::<Vec<_>>();
-            assert_eq!(ids(&with), ids(&without), "{name}");
+            assert_eq!(with.ids(), without.ids(), "{name}");
         }
         assert_eq!(engine.stats().used_blocks, 0);
     }
@@ -327,6 +295,42 @@ fn what_cannot_guess_is_refused() {
         matches!(error, SpeculationError::VocabularySize { .. }),
         "{error}"
     );
+}
+
+/// Recurrent state that has seen wrong guesses goes back to before them, and what was right is computed again.
+#[test]
+fn recurrent_models_say_the_same_with_guesses() {
+    for name in [
+        "mamba",
+        "mamba2",
+        "rwkv6",
+        "rwkv7",
+        "kimi-linear",
+        "qwen3-next",
+        "falcon-h1",
+        "granite-hybrid",
+        "lfm2",
+    ] {
+        let Some(model) = golden(name) else { return };
+        let plain = start(&model, None);
+        let mut drafts = (0, 0);
+        for max_tokens in [1, 4, 9] {
+            let engine = start(&model, always(DraftSource::Ngram, max_tokens));
+            for (seed, temperature) in [(0, 0.0), (1, 0.0), (2, 0.9)] {
+                // A few tokens over and over, so that guesses are made and some are right.
+                let tokens = prompt(seed, 40).into_iter().map(|token| 5 + token % 7);
+                let request = request(tokens.collect(), temperature, 80);
+                let with = ask(&engine, &request);
+                let what = format!("{name}, {max_tokens} at a time, temperature {temperature}");
+                assert_same(&with, &ask(&plain, &request), &what);
+                drafts.0 += with.finished.drafts.drafted;
+                drafts.1 += with.finished.drafts.accepted;
+            }
+            assert_eq!(engine.stats().used_blocks, 0, "{name}");
+        }
+        println!("{name}: {} guesses, {} right", drafts.0, drafts.1);
+        assert!(drafts.0 > drafts.1, "{name}: {drafts:?}");
+    }
 }
 
 fn cached(name: &str) -> Option<Model> {

@@ -102,6 +102,8 @@ pub(crate) struct Functions {
     pub(crate) softcap: unsafe fn(&mut [f32], f32),
     pub(crate) dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub(crate) argmax: unsafe fn(&[f32]) -> usize,
+    pub(crate) weigh: unsafe fn(&[f32], f32, &mut [f32]) -> f64,
+    pub(crate) sum: unsafe fn(&[f32]) -> f64,
     pub(crate) f32_to_f16: unsafe fn(&[f32], &mut [f16]),
     pub(crate) f16_to_f32: unsafe fn(&[f16], &mut [f32]),
     pub(crate) f32_to_bf16: unsafe fn(&[f32], &mut [bf16]),
@@ -130,6 +132,8 @@ pub(crate) static SCALAR: Kernels = Kernels {
         softcap: ops::elementwise::softcap,
         dot: ops::elementwise::dot,
         argmax: ops::argmax::argmax,
+        weigh: ops::weigh::weigh,
+        sum: ops::weigh::sum,
         f32_to_f16: ops::convert::f32_to_f16,
         f16_to_f32: ops::convert::f16_to_f32,
         f32_to_bf16: ops::convert::f32_to_bf16,
@@ -342,6 +346,18 @@ impl Kernels {
     /// Index of the first of the largest elements; NaN is never the largest.
     pub fn argmax(&self, x: &[f32]) -> usize {
         call!(self.argmax(x))
+    }
+
+    /// Writes the weights `exp(logit − max)` of a softmax, where no logit is above `max`, and returns their sum.
+    /// The same bits on every instruction set, so that what is sampled by them is the same.
+    pub fn weigh(&self, logits: &[f32], max: f32, weights: &mut [f32]) -> f64 {
+        assert_eq!(logits.len(), weights.len());
+        call!(self.weigh(logits, max, weights))
+    }
+
+    /// `Σ x`, added up as [`Kernels::weigh`] does it: the same bits on every instruction set.
+    pub fn sum(&self, x: &[f32]) -> f64 {
+        call!(self.sum(x))
     }
 
     /// Rounds to half precision.

@@ -207,6 +207,23 @@ fn cache_rows_are_exact() {
 }
 
 #[test]
+fn weights_and_sums_are_the_same_bits() {
+    let mut random = Random::new(16);
+    for n in LENGTHS.into_iter().chain([1000]) {
+        let mut logits: Vec<f32> = random.floats(n).iter().map(|x| 40.0 * x).collect();
+        logits[n / 2] = f32::NEG_INFINITY;
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut want = vec![0.0; n];
+        let total = scalar().weigh(&logits, max, &mut want);
+        for kernels in other_isas() {
+            let mut got = vec![1.0; n];
+            let sums = [kernels.weigh(&logits, max, &mut got), kernels.sum(&want)];
+            assert_eq!((got, sums), (want.clone(), [total; 2]), "{}", kernels.isa());
+        }
+    }
+}
+
+#[test]
 fn argmax() {
     let mut random = Random::new(15);
     for n in LENGTHS {

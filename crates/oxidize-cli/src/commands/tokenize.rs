@@ -1,7 +1,7 @@
 //! `oxidize tokenize`: text to tokens and back.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -13,7 +13,8 @@ use crate::model_args::find_model;
 /// Turn text into tokens, or back with --decode
 #[derive(Args)]
 pub(crate) struct Tokenize {
-    /// Model whose tokenizer is used; a file with a vocabulary alone will do
+    /// Model whose tokenizer is used; a vocabulary alone will do: a GGUF file without weights, `tokenizer.json`,
+    /// `tokenizer.model`, `tekken.json`, a tiktoken file, or a directory with one of them
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
     model: Option<PathBuf>,
     /// The text; standard input where it is missing
@@ -39,8 +40,7 @@ pub(crate) struct Tokenize {
 
 impl Tokenize {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let file = ModelFile::open(find_model(self.model)?, &OpenOptions::default())?;
-        let tokenizer = Tokenizer::from_file(&file)?;
+        let tokenizer = open(&find_model(self.model)?)?;
         let tokens = match self.decode {
             Some(tokens) => {
                 let n_vocab = tokenizer.vocab_size();
@@ -99,4 +99,16 @@ impl Tokenize {
         }
         Ok(())
     }
+}
+
+/// The tokenizer of a model, or one without a model.
+fn open(path: &Path) -> anyhow::Result<Tokenizer> {
+    let no_model = match ModelFile::open(path, &OpenOptions::default()) {
+        Ok(file) => return Ok(Tokenizer::from_file(&file)?),
+        Err(error) => error,
+    };
+    if path.extension().is_some_and(|end| end == "gguf") || !path.exists() {
+        return Err(no_model.into());
+    }
+    Tokenizer::open(path).with_context(|| no_model.to_string())
 }

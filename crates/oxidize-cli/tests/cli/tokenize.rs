@@ -42,3 +42,22 @@ fn a_token_out_of_range_is_named() {
         "{error}"
     );
 }
+
+/// A file of a tokenizer alone will do; what is neither a model nor a tokenizer is told so.
+#[test]
+fn a_tokenizer_needs_no_model() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tokenizers/");
+    for name in ["bpe.tokenizer.json", "spm.model"] {
+        let path = format!("{fixtures}{name}");
+        let report = oxidize(&["tokenize", "-m", &path, "--json", "Hello world"]).json();
+        assert!(!report["tokens"].as_array().unwrap().is_empty(), "{name}");
+    }
+    let error = oxidize(&[
+        "tokenize",
+        "-m",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+        "x",
+    ]);
+    let error = error.error();
+    assert!(error.contains("not a model file"), "{error}");
+}

@@ -4,7 +4,7 @@ use super::EngineConfig;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::model::{MemoryPlan, Model};
-use crate::scheduler::{Sampled, Scheduler, SeqId, Step};
+use crate::scheduler::{Sampled, Scheduler, SeqId, Step, StepSequence};
 use crate::speculative::{DraftAsk, DraftModel, DraftSource, NgramIndex, Payoff, Speculation};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -31,18 +31,13 @@ struct Guessed {
 }
 
 impl Drafting {
-    /// `None` for a model whose state cannot be taken back.
     pub(super) fn new(
         settings: &Speculation,
         target: &Model,
         backend: &dyn Backend,
         config: &EngineConfig,
-    ) -> Result<Option<Drafting>> {
+    ) -> Result<Drafting> {
         settings.check(target)?;
-        if !target.plan().states.is_empty() {
-            tracing::warn!("no speculative decoding: the model keeps recurrent state");
-            return Ok(None);
-        }
         let model = match &settings.source {
             DraftSource::Ngram => None,
             DraftSource::Model(draft) => {
@@ -59,13 +54,13 @@ impl Drafting {
                 Some(DraftModel::new(draft, backend, config, n_vocab)?)
             }
         };
-        Ok(Some(Drafting {
+        Ok(Drafting {
             settings: settings.clone(),
             model,
             payoff: Payoff::default(),
             sequences: BTreeMap::new(),
             took: None,
-        }))
+        })
     }
 
     /// Guesses for the sequences `asks` names, each with the most that its request wants.
@@ -138,14 +133,15 @@ impl Drafting {
                 };
             }
         }
-        // Prompts take their own time.
-        let decodes = |part: &crate::scheduler::StepSequence| part.rows.len() == 1 + part.n_draft;
+        // Prompts take their own time. What has to be computed again is a part of what guesses cost.
+        let decodes = |part: &StepSequence| part.again || part.rows.len() == 1 + part.n_draft;
         let Some(took) = self.took.filter(|_| step.sequences.iter().all(decodes)) else {
             return;
         };
         let tokens = sampled.iter().map(|sampled| sampled.accepted + 1).sum();
         let seconds = took.as_secs_f64();
-        if step.sequences.iter().any(|part| part.n_draft > 0) {
+        let guessed = |part: &StepSequence| part.again || part.n_draft > 0;
+        if step.sequences.iter().any(guessed) {
             self.payoff.guessed_step(seconds, tokens);
         } else {
             self.payoff.plain_step(seconds, tokens);

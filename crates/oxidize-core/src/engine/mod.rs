@@ -54,8 +54,7 @@ pub struct EngineConfig {
     /// Gives an answer the same tokens whatever else is computed beside it, to the last bit of their
     /// log probabilities. Costs the speed that tokens gain from being computed together.
     pub deterministic: bool,
-    /// Guesses tokens ahead, which changes the speed and nothing else. Models with recurrent state go
-    /// without.
+    /// Guesses tokens ahead, which changes the speed and nothing else.
     pub speculation: Option<Speculation>,
     /// Where computed prefixes are kept across restarts, if they are. Models with recurrent state go
     /// without.
@@ -177,10 +176,11 @@ impl Engine {
         .map_err(EngineError::Config)?;
         let session = model.session(backend.as_ref(), &session_config)?;
         model.tokenizer()?;
-        let drafting = match &config.speculation {
-            Some(speculation) => Drafting::new(speculation, &model, backend.as_ref(), config)?,
-            None => None,
-        };
+        let drafting = config
+            .speculation
+            .as_ref()
+            .map(|speculation| Drafting::new(speculation, &model, backend.as_ref(), config));
+        let drafting = drafting.transpose()?;
         // Blocks without the recurrent state at their end would be of no use.
         let kept = config
             .disk

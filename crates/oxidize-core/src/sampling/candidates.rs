@@ -2,10 +2,11 @@
 //! Every stage of the chain narrows or reweighs this list. It starts as the whole vocabulary and is
 //! narrowed in linear time: no stage sorts the vocabulary, and nothing is allocated after the first step.
 
+use oxidize_kernels::select;
+
 use super::SamplingError;
-use super::exp::exp;
 use super::rng::Rng;
-use super::select::MassSelect;
+use super::select::{Cut, MassSelect, sort_descending};
 
 /// Above this the bounded buffer of [`Candidates::retain_top`] would outgrow the cache.
 const SMALL_TOP: usize = 1024;
@@ -16,10 +17,8 @@ const CHUNK: usize = 16;
 const NEAR: f32 = 8.0;
 /// exp(−NEAR)
 const NEAR_WEIGHT: f32 = 3.354_626_3e-4;
-/// Values that are added up in f32; a draw skips as many weights at a time by their sum.
+/// A draw skips so many weights at a time by their sum.
 const SUM_CHUNK: usize = 256;
-/// Fewer tokens than this are sorted by comparing them.
-const SMALL_SORT: usize = 4096;
 
 /// Candidate tokens: parallel arrays of token ids and logits.
 #[derive(Debug, Clone, Default)]
@@ -31,8 +30,10 @@ pub struct Candidates {
     sorted: bool,
     /// Scratch: `exp(logit − max)`, one a candidate, after [`Candidates::weigh`].
     weights: Vec<f32>,
+    weighed_max: f32,
     top: Vec<(f32, u32)>,
-    radix: Vec<(f32, u32)>,
+    /// Scratch: the logits from the largest down.
+    order: Vec<f32>,
     select: MassSelect,
 }
 
@@ -112,15 +113,14 @@ impl Candidates {
     /// Computes the weights `exp(logit − max)` and returns their sum. A weight divided by the sum
     /// is the probability of the token at the same position.
     pub fn weigh(&mut self) -> f64 {
-        let max = self.max();
-        self.weights.clear();
-        if max == f32::NEG_INFINITY {
-            self.weights.resize(self.logits.len(), 0.0);
-            return 0.0;
-        }
-        self.weights
-            .extend(self.logits.iter().map(|&logit| exp(logit - max)));
-        sum_of(&self.weights)
+        self.weighed_max = self.max();
+        self.weights.resize(self.logits.len(), 0.0);
+        select().weigh(&self.logits, self.weighed_max, &mut self.weights)
+    }
+
+    /// The largest logit at the last [`Candidates::weigh`].
+    pub fn weighed_max(&self) -> f32 {
+        self.weighed_max
     }
 
     /// The weights of the last [`Candidates::weigh`].
@@ -205,14 +205,11 @@ impl Candidates {
             return;
         }
         // Most of a vocabulary is unlikely: where few tokens near the maximum hold the mass alone, the others go first.
-        let near: f64 = self.weights.chunks(SUM_CHUNK).map(near_sum).sum();
-        let max = self.max();
-        let n_near: u32 = self
-            .weights
-            .iter()
-            .map(|&w| u32::from(w >= NEAR_WEIGHT))
-            .sum();
-        if near >= p * total && 4 * n_near as usize <= self.len() {
+        let max = self.weighed_max;
+        let n_near =
+            |weights: &[f32]| -> u32 { weights.iter().map(|&w| u32::from(w >= NEAR_WEIGHT)).sum() };
+        if near_mass(&self.weights) >= p * total && 4 * n_near(&self.weights) as usize <= self.len()
+        {
             self.retain_at_least(max - NEAR);
             self.weigh();
         }
@@ -230,9 +227,14 @@ impl Candidates {
         let mut select = std::mem::take(&mut self.select);
         let cut = select.cut(&self.logits, &self.weights, target, smallest, &key);
         self.select = select;
+        self.retain_cut(cut, key);
+    }
+
+    /// Keeps what lies before a cut by `key`.
+    fn retain_cut(&mut self, cut: Cut, key: impl Fn(f32) -> f32) {
         let kept = self.logits.iter().map(|&x| u32::from(cut.may_keep(key(x))));
-        if self.whole_vocabulary && 4 * kept.sum::<u32>() as usize > self.len() {
-            // Nearly all stay: ruling the others out is faster than moving what stays.
+        if self.whole_vocabulary && 16 * kept.sum::<u32>() as usize > self.len() {
+            // Many stay: ruling the others out is faster than moving what stays.
             for logit in &mut self.logits {
                 let keeps = cut.may_keep(key(*logit));
                 *logit = if keeps { *logit } else { f32::NEG_INFINITY };
@@ -295,12 +297,44 @@ impl Candidates {
                 self.top.push((logit, id));
             }
         }
-        if self.top.len() > SMALL_SORT && self.top.is_sorted_by_key(|&(_, id)| id) {
-            radix_sort(&mut self.top, &mut self.radix);
-        } else {
-            self.top.sort_unstable_by(by_rank);
-        }
+        self.top.sort_unstable_by(by_rank);
         self.keep_top();
+    }
+
+    /// How many logits are above `floor`.
+    pub(super) fn count_above(&self, floor: f32) -> usize {
+        let above = self.logits.iter().map(|&logit| u32::from(logit > floor));
+        above.sum::<u32>() as usize
+    }
+
+    /// The logits above `floor` from the largest down, without changing the list.
+    pub(super) fn descending(&mut self, floor: f32) -> &[f32] {
+        let max = self.max();
+        // Writes first and counts after: no branch to mispredict.
+        self.order.resize(self.logits.len(), 0.0);
+        let mut kept = 0;
+        for &logit in &self.logits {
+            self.order[kept] = logit;
+            kept += usize::from(logit > floor);
+        }
+        self.order.truncate(kept);
+        if !self.sorted {
+            sort_descending(&mut self.order, max, &mut self.weights);
+        }
+        &self.order
+    }
+
+    /// Keeps the first `n` tokens of the order that the last [`Candidates::descending`] found.
+    pub(super) fn retain_first(&mut self, n: usize) {
+        let Some(&last) = n.checked_sub(1).and_then(|last| self.order.get(last)) else {
+            return;
+        };
+        let first = self.order.partition_point(|&logit| logit > last);
+        let cut = Cut {
+            threshold: -last,
+            ties: n - first,
+        };
+        self.retain_cut(cut, |logit| -logit);
     }
 
     /// The `k` largest logits from the largest down, without changing the list; `k` is small.
@@ -347,7 +381,7 @@ impl Candidates {
         let mut left = rng.next_f64() * total;
         let mut start = 0;
         for chunk in self.weights.chunks(SUM_CHUNK) {
-            let sum = sum_of(chunk);
+            let sum = select().sum(chunk);
             if left < sum {
                 break;
             }
@@ -410,52 +444,19 @@ fn by_rank(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// The same order as [`by_rank`] in linear time, for a list whose ids ascend: three stable passes of 11 bits.
-fn radix_sort(items: &mut Vec<(f32, u32)>, scratch: &mut Vec<(f32, u32)>) {
-    const BITS: u32 = 11;
-    const DIGITS: usize = 1 << BITS;
-    let key = |logit: f32| {
-        let bits = logit.to_bits();
-        // Turns the order of floats, upside down, into that of integers.
-        if bits >> 31 == 1 {
-            bits
-        } else {
-            !bits & 0x7FFF_FFFF
-        }
-    };
-    let digit = |logit: f32, pass: u32| (key(logit) >> (BITS * pass)) as usize % DIGITS;
-    let mut starts = [[0u32; DIGITS]; 3];
-    for &(logit, _) in &*items {
-        for (pass, starts) in (0..).zip(&mut starts) {
-            starts[digit(logit, pass)] += 1;
-        }
-    }
-    scratch.clear();
-    scratch.resize(items.len(), (0.0, 0));
-    for (pass, starts) in (0..).zip(&mut starts) {
-        let mut next = 0;
-        for start in starts.iter_mut() {
-            next += std::mem::replace(start, next);
-        }
-        for &item in &*items {
-            let place = &mut starts[digit(item.0, pass)];
-            scratch[*place as usize] = item;
-            *place += 1;
-        }
-        std::mem::swap(items, scratch);
-    }
-}
-
 /// The sum of the weights of tokens near the maximum.
-fn near_sum(weights: &[f32]) -> f64 {
-    let near = weights
-        .iter()
-        .map(|&weight| if weight >= NEAR_WEIGHT { weight } else { 0.0 });
-    let mut lanes = [0.0f32; 8];
-    for (i, weight) in near.enumerate() {
-        lanes[i % 8] += weight;
-    }
-    lanes.iter().map(|&lane| f64::from(lane)).sum()
+fn near_mass(weights: &[f32]) -> f64 {
+    let near = |weight: f32| if weight >= NEAR_WEIGHT { weight } else { 0.0 };
+    let chunks = weights.chunks(SUM_CHUNK).map(|chunk| {
+        let (vectors, rest) = chunk.as_chunks::<8>();
+        let mut lanes = [0.0f32; 8];
+        for vector in vectors {
+            lanes = std::array::from_fn(|i| lanes[i] + near(vector[i]));
+        }
+        let rest = rest.iter().map(|&weight| near(weight));
+        lanes.into_iter().chain(rest).map(f64::from).sum::<f64>()
+    });
+    chunks.sum()
 }
 
 /// Refuses logits that no distribution can be made of, naming the first such token.
@@ -506,24 +507,6 @@ pub(crate) fn max_of(values: &[f32]) -> f32 {
     )
 }
 
-/// The sum, of [`SUM_CHUNK`] values at a time in f32 over eight lanes and of those in f64: the same
-/// additions in the same order on every platform.
-pub(crate) fn sum_of(values: &[f32]) -> f64 {
-    values.chunks(SUM_CHUNK).map(sum_of_chunk).sum()
-}
-
-fn sum_of_chunk(values: &[f32]) -> f64 {
-    let (chunks, rest) = values.as_chunks::<8>();
-    let mut lanes = [0.0f32; 8];
-    for chunk in chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane += value;
-        }
-    }
-    let rest: f64 = rest.iter().map(|&value| f64::from(value)).sum();
-    lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + rest
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -560,7 +543,10 @@ mod tests {
             for k in [1, 5, 40, 1024, 1500] {
                 let mut candidates = loaded(&logits);
                 candidates.retain_top(k);
-                let mut got: Vec<u32> = (0..candidates.len()).map(|i| candidates.id(i)).collect();
+                // What is ruled out may stay in the list.
+                let left = |i: &usize| candidates.logits()[*i] > f32::NEG_INFINITY;
+                let left = (0..candidates.len()).filter(left);
+                let mut got: Vec<u32> = left.map(|i| candidates.id(i)).collect();
                 let mut want: Vec<u32> = sorted[..k.min(n)].to_vec();
                 got.sort_unstable();
                 want.sort_unstable();
@@ -578,29 +564,6 @@ mod tests {
             [candidates.id(0), candidates.id(1), candidates.id(2)],
             [9999, 9998, 9997]
         );
-    }
-
-    #[test]
-    fn sorting_by_digits_is_sorting_by_comparison() {
-        let mut rng = Rng::new(8);
-        for round in 0..6 {
-            let logits: Vec<f32> = (0..20_000u32)
-                .map(|i| match (round, i % 7) {
-                    (0, _) => 0.5,
-                    (1, 0) => f32::NEG_INFINITY,
-                    (2, _) => (rng.next_u64() % 50) as f32 - 25.0,
-                    (3, _) => f32::from_bits(rng.next_u64() as u32 & 0xBF7F_FFFF),
-                    _ => (rng.next_f64() * 60.0 - 30.0) as f32,
-                })
-                .collect();
-            let mut candidates = loaded(&logits);
-            candidates.sort();
-            let mut want: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
-            want.retain(|&(logit, _)| logit > f32::NEG_INFINITY);
-            want.sort_by(by_rank);
-            let got = (0..candidates.len()).map(|i| (candidates.logits()[i], candidates.id(i)));
-            assert_eq!(got.collect::<Vec<_>>(), want, "round {round}");
-        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Log probabilities for the client: those of the model itself, before penalties, truncation and temperature.
 
+use oxidize_kernels::select;
+
 use super::Candidates;
-use super::candidates::{max_of, sum_of};
-use super::exp::exp;
+use super::candidates::max_of;
 
 /// The logarithm of the sum of the exponentials, by which a logit becomes a log probability.
 pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
@@ -13,10 +14,7 @@ pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
     let mut weights = [0.0f32; 1024];
     let mut sum = 0.0;
     for chunk in logits.chunks(weights.len()) {
-        for (weight, &logit) in weights.iter_mut().zip(chunk) {
-            *weight = exp(logit - max);
-        }
-        sum += sum_of(&weights[..chunk.len()]);
+        sum += select().weigh(chunk, max, &mut weights[..chunk.len()]);
     }
     max + sum.ln() as f32
 }

@@ -49,7 +49,7 @@ impl Mirostat {
             return;
         }
         // −log₂(w / Z) ≤ μ  ⇔  logit ≥ max + ln Z − μ ln 2. The most likely token always stays.
-        let max = candidates.max();
+        let max = candidates.weighed_max();
         let threshold = max + total.ln() as f32 - self.mu * std::f32::consts::LN_2;
         candidates.retain_at_least(threshold.min(max));
     }

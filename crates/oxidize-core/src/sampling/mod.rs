@@ -7,7 +7,6 @@ mod candidates;
 mod chain;
 mod dry;
 mod error;
-mod exp;
 mod history;
 mod infill;
 mod logit_bias;

@@ -1,10 +1,13 @@
 //! Selection by mass: which keys come first until their weights reach a target, without sorting them all.
-//! Top-p and typical sampling over a whole vocabulary rest on it, and top-k for a large k.
+//! Top-p and typical sampling over a whole vocabulary rest on it, and top-k for a large k. Tail-free sampling, whose
+//! rule needs every neighbour, has a sort in linear time.
 
 /// Buckets of a histogram over the keys.
-const BUCKETS: usize = 1024;
+const BUCKETS: usize = 512;
 /// Histograms filled in turn, so that one addition need not wait for the last one to the same bucket.
 const LANES: usize = 4;
+/// Items looked at together.
+const BLOCK: usize = 32;
 /// The first histogram spans this much above the smallest key: of the keys in use, differences of logits, what is
 /// further away has a weight of e⁻³⁰ at most.
 const FIRST_SPAN: f32 = 30.0;
@@ -15,18 +18,17 @@ const SORTED: usize = 2048;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MassSelect {
     histogram: Vec<[f64; LANES]>,
-    /// The bucket of each item.
-    buckets: Vec<u16>,
     /// Positions still in question.
     open: Vec<u32>,
+    open_keys: Vec<f32>,
     open_weights: Vec<f32>,
 }
 
 /// Where a selection ends: smaller keys are in, and so many of those equal to the threshold, the first ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cut {
-    threshold: f32,
-    ties: usize,
+    pub(crate) threshold: f32,
+    pub(crate) ties: usize,
 }
 
 impl MassSelect {
@@ -41,26 +43,25 @@ impl MassSelect {
         key: impl Fn(f32) -> f32,
     ) -> Cut {
         // The histogram tells in which bucket the target falls; only that bucket is looked at further.
-        let range = Range {
-            low: smallest,
-            span: FIRST_SPAN,
-        };
-        self.buckets.clear();
-        self.buckets
-            .extend(items.iter().map(|&item| range.bucket(key(item))));
-        let mut reached = fill(&mut self.histogram, &self.buckets, weights, target);
-        self.open.clear();
-        for (start, chunk) in self.buckets.chunks(32).enumerate() {
-            if chunk.contains(&reached.bucket) {
-                let inside = (0u32..)
-                    .zip(chunk)
-                    .filter(|&(_, &bucket)| bucket == reached.bucket);
-                self.open.extend(inside.map(|(i, _)| start as u32 * 32 + i));
+        let range = Range::new(smallest, FIRST_SPAN);
+        let bucket = |item: f32| range.bucket(key(item));
+        let mut reached = fill(&mut self.histogram, items, weights, target, bucket);
+        let mut open = std::mem::take(&mut self.open);
+        open.clear();
+        for (chunk, start) in items.chunks(BLOCK).zip((0u32..).step_by(BLOCK)) {
+            let inside = |item: &f32| bucket(*item) == reached.bucket;
+            if chunk
+                .iter()
+                .map(|item| u32::from(inside(item)))
+                .sum::<u32>()
+                > 0
+            {
+                let chunk = (start..).zip(chunk).filter(|(_, item)| inside(item));
+                open.extend(chunk.map(|(i, _)| i));
             }
         }
-        self.open.retain(|&i| weights[i as usize] > 0.0);
+        open.retain(|&i| weights[i as usize] > 0.0);
 
-        let mut open = std::mem::take(&mut self.open);
         let key_at = |&i: &u32| key(items[i as usize]);
         while open.len() > SORTED {
             let low = open.iter().map(key_at).fold(f32::INFINITY, f32::min);
@@ -68,18 +69,17 @@ impl MassSelect {
             if low == high {
                 break;
             }
-            let range = Range {
-                low,
-                span: high - low,
-            };
-            self.buckets.clear();
-            self.buckets
-                .extend(open.iter().map(|i| range.bucket(key_at(i))));
+            let range = Range::new(low, high - low);
+            self.open_keys.clear();
+            self.open_keys.extend(open.iter().map(key_at));
             self.open_weights.clear();
             self.open_weights
                 .extend(open.iter().map(|&i| weights[i as usize]));
             let left = target - reached.mass;
-            let inner = fill(&mut self.histogram, &self.buckets, &self.open_weights, left);
+            let (keys, weights) = (&self.open_keys, &self.open_weights);
+            let inner = fill(&mut self.histogram, keys, weights, left, |key| {
+                range.bucket(key)
+            });
             reached = Reached {
                 bucket: inner.bucket,
                 mass: reached.mass + inner.mass,
@@ -117,26 +117,24 @@ impl MassSelect {
 /// the target just out of reach, the last one that holds any.
 fn fill(
     histogram: &mut Vec<[f64; LANES]>,
-    buckets: &[u16],
+    items: &[f32],
     weights: &[f32],
     target: f64,
+    bucket: impl Fn(f32) -> u32,
 ) -> Reached {
     histogram.clear();
     histogram.resize(BUCKETS, [0.0; LANES]);
     // As an array its length is known, and no index needs a check.
     if let Some(histogram) = histogram.first_chunk_mut::<BUCKETS>() {
-        let mut add = |lane: usize, bucket: u16, weight: f32| {
-            histogram[usize::from(bucket) % BUCKETS][lane] += f64::from(weight);
-        };
-        let (bucket_chunks, bucket_rest) = buckets.as_chunks::<LANES>();
-        let (weight_chunks, weight_rest) = weights.as_chunks::<LANES>();
-        for (buckets, weights) in bucket_chunks.iter().zip(weight_chunks) {
-            for lane in 0..LANES {
-                add(lane, buckets[lane], weights[lane]);
+        let mut buckets = [0; BLOCK];
+        for (items, weights) in items.chunks(BLOCK).zip(weights.chunks(BLOCK)) {
+            // First all buckets of a block, which vectorises, then the additions, which cannot.
+            for (place, &item) in buckets.iter_mut().zip(items) {
+                *place = bucket(item);
             }
-        }
-        for (&bucket, &weight) in bucket_rest.iter().zip(weight_rest) {
-            add(0, bucket, weight);
+            for ((i, &bucket), &weight) in buckets.iter().enumerate().zip(weights) {
+                histogram[bucket as usize % BUCKETS][i % LANES] += f64::from(weight);
+            }
         }
     }
     let mut reached = Reached {
@@ -179,7 +177,7 @@ impl Cut {
 /// A bucket, and the weight of all before it.
 #[derive(Debug, Clone, Copy)]
 struct Reached {
-    bucket: u16,
+    bucket: u32,
     mass: f64,
 }
 
@@ -187,18 +185,102 @@ struct Reached {
 #[derive(Debug, Clone, Copy)]
 struct Range {
     low: f32,
-    span: f32,
+    buckets_per_unit: f32,
 }
 
 impl Range {
+    const LAST: f32 = (BUCKETS - 1) as f32;
+
+    fn new(low: f32, span: f32) -> Self {
+        let buckets_per_unit = Self::LAST / span;
+        Self {
+            low,
+            buckets_per_unit,
+        }
+    }
+
     /// Rises with the key. Made of additions and bit operations alone, so that it vectorises.
-    fn bucket(self, key: f32) -> u16 {
+    fn bucket(self, key: f32) -> u32 {
         // Adding 2²³ leaves a whole number in the low bits.
         const ROUND: f32 = 8_388_608.0;
-        const LAST: f32 = (BUCKETS - 1) as f32;
-        let place = (key - self.low) * (LAST / self.span);
+        let place = (key - self.low) * self.buckets_per_unit;
+        let place = if place < Self::LAST {
+            place
+        } else {
+            Self::LAST
+        };
+        (place + ROUND).to_bits() & (BUCKETS - 1) as u32
+    }
+}
+
+/// Bits of a digit of [`sort_descending`], which sorts by two of them.
+const DIGIT_BITS: u32 = 11;
+const DIGITS: usize = 1 << DIGIT_BITS;
+/// What the two digits span below the maximum; what is further away has a weight of e⁻³² at most.
+const SORT_SPAN: f32 = 32.0;
+/// Fewer values than this are sorted by comparing them.
+const SMALL_SORT: usize = 4096;
+
+/// Sorts values, of which `max` is the largest, from the largest down.
+///
+/// Two stable passes by the digits of a fixed-point number put nearly all into their place; one by comparison,
+/// for neighbours that share both digits, does the rest.
+pub(super) fn sort_descending(values: &mut [f32], max: f32, scratch: &mut Vec<f32>) {
+    if values.len() < SMALL_SORT || max == f32::NEG_INFINITY {
+        return values.sort_unstable_by(|a, b| b.total_cmp(a));
+    }
+    let place = |value: f32| {
+        // Adding 2²³ leaves a whole number in the low bits.
+        const ROUND: f32 = 8_388_608.0;
+        const LAST: f32 = (DIGITS * DIGITS - 1) as f32;
+        let place = (max - value) * (LAST / SORT_SPAN);
         let place = if place < LAST { place } else { LAST };
-        (place + ROUND).to_bits() as u16 & (BUCKETS - 1) as u16
+        (place + ROUND).to_bits()
+    };
+    let low = |value: f32| place(value) as usize % DIGITS;
+    let high = |value: f32| (place(value) >> DIGIT_BITS) as usize % DIGITS;
+    let mut starts = [[0u32; DIGITS]; 2];
+    for &value in &*values {
+        starts[0][low(value)] += 1;
+        starts[1][high(value)] += 1;
+    }
+    for starts in &mut starts {
+        let mut next = 0;
+        for start in starts.iter_mut() {
+            next += std::mem::replace(start, next);
+        }
+    }
+    scratch.resize(values.len(), 0.0);
+    scatter(values, scratch, &mut starts[0], low);
+    scatter(scratch, values, &mut starts[1], high);
+    finish(values);
+}
+
+/// Puts each value to the next place of its digit.
+fn scatter(from: &[f32], to: &mut [f32], starts: &mut [u32; DIGITS], digit: impl Fn(f32) -> usize) {
+    for &value in from {
+        let start = &mut starts[digit(value) % DIGITS];
+        to[*start as usize] = value;
+        *start += 1;
+    }
+}
+
+/// Sorts what is nearly in descending order.
+fn finish(order: &mut [f32]) {
+    // More moves than this, and it was not nearly in order: values crowd where the digits do not tell them apart.
+    let mut moves = 4 * order.len();
+    for i in 1..order.len() {
+        let value = order[i];
+        let mut at = i;
+        while at > 0 && order[at - 1] < value {
+            order[at] = order[at - 1];
+            at -= 1;
+        }
+        order[at] = value;
+        moves = moves.saturating_sub(i - at);
+        if moves == 0 {
+            return order.sort_unstable_by(|a, b| b.total_cmp(a));
+        }
     }
 }
 
@@ -253,6 +335,31 @@ mod tests {
             let mut ties = 0;
             let got: Vec<usize> = (0..n).filter(|&i| cut.keeps(keys[i], &mut ties)).collect();
             assert_eq!(got, want, "round {round}");
+        }
+    }
+
+    #[test]
+    fn sorting_by_digits_is_sorting_by_comparison() {
+        let mut rng = Rng::new(8);
+        let mut scratch = Vec::new();
+        for round in 0..7 {
+            let values: Vec<f32> = (0..20_000u32)
+                .map(|i| match (round, i % 7) {
+                    (0, _) => 0.5,
+                    (1, 0) => f32::NEG_INFINITY,
+                    (2, _) => (rng.next_u64() % 50) as f32 - 25.0,
+                    (3, _) => f32::from_bits(rng.next_u64() as u32 & 0xBF7F_FFFF),
+                    // All but one crowd at the far end.
+                    (4, _) => rng.next_f64() as f32 - if i == 5 { 0.0 } else { 1e4 },
+                    _ => (rng.next_f64() * 60.0 - 30.0) as f32,
+                })
+                .collect();
+            let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let mut order = values.clone();
+            sort_descending(&mut order, max, &mut scratch);
+            let mut want = values;
+            want.sort_by(|a, b| b.total_cmp(a));
+            assert!(order == want, "round {round}");
         }
     }
 }

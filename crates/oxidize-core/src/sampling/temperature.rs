@@ -70,20 +70,23 @@ impl Stage for Dynamic {
 
 /// Entropy in nats; needs the weights of the step, whose sum is `total`.
 pub(super) fn entropy(candidates: &Candidates, total: f64) -> f64 {
-    let max = candidates.max();
+    let max = candidates.weighed_max();
     // With p = w / Z and ln w = logit − max:  −Σ p ln p = ln Z − Σ w · ln w / Z.
     // In f32 for 256 tokens at a time, over eight lanes, and in f64 from there.
     let chunks = candidates.weights().chunks(256);
     let sums = chunks.zip(candidates.logits().chunks(256)).map(|(w, l)| {
+        // A banned token has the weight 0, which must not meet −∞.
+        let term = |weight: f32, logit: f32| {
+            let log = logit - max;
+            weight * if log > -1e4 { log } else { -1e4 }
+        };
+        let ((w, w_rest), (l, l_rest)) = (w.as_chunks::<8>(), l.as_chunks::<8>());
         let mut lanes = [0.0f32; 8];
-        for (weights, logits) in w.chunks(8).zip(l.chunks(8)) {
-            for ((lane, &weight), &logit) in lanes.iter_mut().zip(weights).zip(logits) {
-                // A banned token has the weight 0, which must not meet −∞.
-                let log = logit - max;
-                *lane += weight * if log > -1e4 { log } else { -1e4 };
-            }
+        for (w, l) in w.iter().zip(l) {
+            lanes = std::array::from_fn(|i| lanes[i] + term(w[i], l[i]));
         }
-        lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>()
+        let rest = w_rest.iter().zip(l_rest).map(|(&w, &l)| term(w, l));
+        lanes.into_iter().chain(rest).map(f64::from).sum::<f64>()
     });
     total.ln() - sums.sum::<f64>() / total
 }

@@ -20,7 +20,7 @@ impl Stage for Typical {
             return;
         }
         // Surprise is ln Z − (logit − max), so the distance needs no logarithm of each probability.
-        let expected = (total.ln() - entropy(candidates, total)) as f32 + candidates.max();
+        let expected = (total.ln() - entropy(candidates, total)) as f32 + candidates.weighed_max();
         candidates.retain_nearest_mass(self.0, total, |logit| (expected - logit).abs());
     }
 

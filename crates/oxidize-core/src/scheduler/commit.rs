@@ -73,6 +73,7 @@ impl Scheduler {
 
         let (mut finished, mut n_accepted) = (None, 0);
         if seq.n_pending() == 0 {
+            seq.again = false;
             if !std::mem::replace(&mut seq.prompt_done, true) && seq.cached > 0 {
                 self.events.push(Event::CacheHit {
                     id,
@@ -104,6 +105,7 @@ impl Scheduler {
             self.kv.checkpoints_mut().give_back(place);
             if let Some(slot) = seq.slot.filter(|_| n_accepted < draft.len()) {
                 seq.computed = was_computed;
+                seq.again = true;
                 let from = self.config.checkpoint_slot(place);
                 self.state_copies.push((from, slot));
             }

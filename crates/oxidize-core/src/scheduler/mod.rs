@@ -284,6 +284,7 @@ impl Scheduler {
         self.kv.release_tail(&mut seq.blocks, 0);
         seq.computed = 0;
         seq.planned = 0;
+        seq.again = false;
         seq.draft.clear();
         if let Some(place) = seq.rollback.take() {
             self.kv.checkpoints_mut().give_back(place);

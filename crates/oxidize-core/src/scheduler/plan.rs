@@ -208,8 +208,12 @@ impl Scheduler {
         seq.n_prompt.saturating_sub(1) / size * size
     }
 
-    /// Verification of drafts for up to `budget` tokens, as far as blocks are there.
+    /// Verification of drafts for up to `budget` tokens, as far as blocks are there. None while tokens of earlier
+    /// drafts are computed again, so that no step has more logits than two lots of drafts would.
     fn plan_drafts(&mut self, mut budget: usize, copies: &mut Vec<(BlockId, BlockId)>) {
+        if self.running_from_last().any(|seq| seq.again) {
+            budget = 0;
+        }
         for id in self.running.clone() {
             let Some(seq) = self.sequences.get_mut(&id) else {
                 continue;
@@ -347,11 +351,13 @@ impl Scheduler {
             step.tokens.extend(known.chain(&seq.draft));
             step.blocks.extend_from_slice(&seq.blocks);
             let samples = n_known == seq.n_pending();
+            // A backend computes rows exactly as single ones where all have logits.
+            let again = seq.again && seq.logits == LogitsAt::Last;
             for (row, position) in (first_row..).zip(seq.computed..seq.computed + seq.planned) {
                 let is_last = samples && position + 1 >= seq.tokens.len();
                 let is_scored = seq.logits == LogitsAt::Every && position >= seq.reached;
                 step.positions.push(position as u32);
-                if is_last || is_scored {
+                if is_last || is_scored || again {
                     step.outputs.push(row as u32);
                 }
             }
@@ -363,6 +369,7 @@ impl Scheduler {
                 blocks: first_block..step.blocks.len(),
                 outputs: first_output..step.outputs.len(),
                 n_draft: seq.draft.len(),
+                again,
                 samples: samples && seq.max_tokens > seq.tokens.len(),
             });
         }

@@ -231,6 +231,9 @@ pub(super) struct Sequence {
     pub(super) slot: Option<u32>,
     /// Where its state from before the draft in flight is kept.
     pub(super) rollback: Option<u32>,
+    /// Its state went back to before a draft: until it has caught up, it computes again what it has
+    /// computed.
+    pub(super) again: bool,
     /// Recurrent state: the known prefix ends here that others have in common with it, so that a
     /// copy of the state is worth having.
     pub(super) branch: usize,
@@ -263,6 +266,7 @@ impl Sequence {
             planned: 0,
             slot: None,
             rollback: None,
+            again: false,
             branch: 0,
             reached: 0,
             cached: 0,
@@ -283,6 +287,7 @@ impl Sequence {
             planned: 0,
             slot: None,
             rollback: None,
+            again: false,
             branch: 0,
             cached: 0,
             started: false,

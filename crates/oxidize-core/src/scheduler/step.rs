@@ -50,6 +50,9 @@ pub struct StepSequence {
     /// How many of its last rows are drafts to verify. The logits of each of them, and of the row
     /// before, are wanted.
     pub n_draft: usize,
+    /// Whether these rows were computed before, as drafts that were accepted beside others that were not: recurrent
+    /// state had to go back. All have logits, those of the last row are new.
+    pub again: bool,
     /// Whether a token is to be sampled: the rows reach its last known token.
     pub samples: bool,
 }

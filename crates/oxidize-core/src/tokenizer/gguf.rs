@@ -225,18 +225,12 @@ impl Reader<'_> {
             unk: Some(0),
             ..SpecialIds::default()
         };
-        if self.flag("add_space_prefix").unwrap_or(true) {
-            spec.normalizers.push(Normalize::Prepend(" ".into()));
-            spec.strip_leading_space = true;
-        }
-        spec.normalizers.push(escape_spaces());
-        Ok((
-            spec,
-            Around {
-                bos: true,
-                ..Around::default()
-            },
-        ))
+        self.mark_spaces(&mut spec, true);
+        let around = Around {
+            bos: true,
+            ..Around::default()
+        };
+        Ok((spec, around))
     }
 
     fn unigram(&self, tokens: StringTable) -> Result<(VocabSpec, Around)> {
@@ -267,18 +261,21 @@ impl Reader<'_> {
         if self.flag("remove_extra_whitespaces").unwrap_or(false) {
             spec.normalizers.push(Normalize::CollapseSpaces);
         }
-        if self.flag("add_space_prefix").unwrap_or(false) {
+        self.mark_spaces(&mut spec, false);
+        let around = Around {
+            eos: true,
+            ..Around::default()
+        };
+        Ok((spec, around))
+    }
+
+    /// Spaces become `▁`, with one more in front where the file, or else `prefix`, says so.
+    fn mark_spaces(&self, spec: &mut VocabSpec, prefix: bool) {
+        if self.flag("add_space_prefix").unwrap_or(prefix) {
             spec.normalizers.push(Normalize::Prepend(" ".into()));
             spec.strip_leading_space = true;
         }
         spec.normalizers.push(escape_spaces());
-        Ok((
-            spec,
-            Around {
-                eos: true,
-                ..Around::default()
-            },
-        ))
     }
 
     fn wordpiece(&self, tokens: StringTable) -> (VocabSpec, Around) {

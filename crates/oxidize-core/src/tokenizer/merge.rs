@@ -2,9 +2,11 @@
 //! none is left. `bpe` says what may merge; here is only the order, in O(n log n).
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::TokenId;
+use super::vocab::fold;
 
 /// What may merge.
 pub(super) trait Merges {
@@ -38,7 +40,7 @@ impl Symbol {
 /// No merge has this rank.
 pub(super) const NO_RANK: u32 = u32::MAX;
 
-/// Longer words go through a heap; below, scanning a short array for the minimum is faster.
+/// Longer words go through a queue; below, scanning a short array for the minimum is faster.
 const SHORT: usize = 40;
 
 /// Buffers that live from word to word.
@@ -46,7 +48,7 @@ const SHORT: usize = 40;
 pub(super) struct Merger {
     /// The word; filled by the caller, merged in place.
     pub(super) symbols: Vec<Symbol>,
-    heap: BinaryHeap<Reverse<u64>>,
+    queue: Queue,
     links: Vec<Link>,
 }
 
@@ -104,11 +106,10 @@ impl Merger {
     fn run_long(&mut self, word: &[u8], merges: &impl Merges) {
         let Merger {
             symbols,
-            heap,
+            queue,
             links,
         } = self;
         let count = symbols.len();
-        heap.clear();
         links.clear();
         for i in 0..count {
             let next = if i + 1 < count { i as u32 + 1 } else { NO_LINK };
@@ -117,16 +118,8 @@ impl Merger {
                 next,
             });
             rate(symbols, word, i, merges);
+            queue.push(symbols.get(i).map_or(NO_RANK, |s| s.rank), i);
         }
-        // Build the heap in one go: linear, where pushing would sort half of it.
-        let mut keys = std::mem::take(heap).into_vec();
-        keys.extend(
-            symbols
-                .iter()
-                .enumerate()
-                .filter_map(|(i, s)| key(s.rank, i).map(Reverse)),
-        );
-        *heap = BinaryHeap::from(keys);
 
         let link = |links: &[Link], at: usize| {
             links.get(at).copied().unwrap_or(Link {
@@ -134,13 +127,12 @@ impl Merger {
                 next: NO_LINK,
             })
         };
-        while let Some(Reverse(entry)) = heap.pop() {
-            let at = (entry & u64::from(u32::MAX)) as usize;
+        while let Some((rank, at)) = queue.pop() {
             let Some(left) = symbols.get_mut(at) else {
                 continue;
             };
             // A stale entry: the symbol has merged otherwise since, or has been swallowed.
-            if left.rank == NO_RANK || u64::from(left.rank) != entry >> 32 {
+            if left.rank != rank {
                 continue;
             }
             left.id = left.joined;
@@ -160,15 +152,108 @@ impl Merger {
             for pair in [before as usize, at] {
                 let left = link(links, pair);
                 let rank = rate_linked(symbols, word, pair, left.next, links, merges);
-                heap.extend(key(rank, pair).map(Reverse));
+                queue.push(rank, pair);
             }
         }
         symbols.retain(|symbol| symbol.start != NO_LINK);
     }
 }
 
-fn key(rank: u32, at: usize) -> Option<u64> {
-    (rank != NO_RANK).then_some(u64::from(rank) << 32 | at as u64)
+/// The places where a pair may merge, the lowest rank first and from left to right within a rank.
+///
+/// A long word has many places and few ranks (a megabyte of one letter has a dozen), and merging nearly always gives
+/// pairs of a higher rank. So each rank has a list of its places, and there is a heap of ranks only.
+#[derive(Debug, Default)]
+struct Queue {
+    ranks: BinaryHeap<Reverse<u32>>,
+    places: HashMap<u32, Vec<u32>, RankHash>,
+    /// The rank whose places are under way, and those left, the first one last.
+    rank: u32,
+    under_way: Vec<u32>,
+    /// Pairs that came up meanwhile with a rank that is not higher.
+    early: BinaryHeap<Reverse<u64>>,
+    spare: Vec<Vec<u32>>,
+}
+
+/// Hashes a rank in a few instructions; ranks come from files, so a seed keeps them from being chosen to collide.
+#[derive(Clone, Copy, Debug)]
+struct RankHash(u64);
+
+impl Default for RankHash {
+    fn default() -> Self {
+        RankHash(RandomState::new().hash_one(0))
+    }
+}
+
+impl BuildHasher for RankHash {
+    type Hasher = RankHash;
+
+    fn build_hasher(&self) -> RankHash {
+        *self
+    }
+}
+
+impl Hasher for RankHash {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
+    }
+
+    fn write_u32(&mut self, rank: u32) {
+        self.0 = fold(self.0 ^ u64::from(rank), 0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Lists kept for the next word.
+const MOST_SPARE: usize = 64;
+const LARGEST_SPARE: usize = 4096;
+
+impl Queue {
+    fn push(&mut self, rank: u32, at: usize) {
+        if rank == NO_RANK {
+            return;
+        }
+        let busy = !(self.under_way.is_empty() && self.early.is_empty());
+        if busy && rank <= self.rank {
+            let entry = u64::from(rank) << 32 | at as u64;
+            return self.early.push(Reverse(entry));
+        }
+        let places = self.places.entry(rank).or_insert_with(|| {
+            self.ranks.push(Reverse(rank));
+            self.spare.pop().unwrap_or_default()
+        });
+        places.push(at as u32);
+    }
+
+    /// The rank and place that are next.
+    fn pop(&mut self) -> Option<(u32, usize)> {
+        if self.under_way.is_empty() && self.early.is_empty() {
+            let Reverse(rank) = self.ranks.pop()?;
+            let mut places = self.places.remove(&rank).unwrap_or_default();
+            // Places come in a few runs from left to right, which a stable sort merges.
+            places.sort_by(|a, b| b.cmp(a));
+            self.rank = rank;
+            let done = std::mem::replace(&mut self.under_way, places);
+            if self.spare.len() < MOST_SPARE && done.capacity() <= LARGEST_SPARE {
+                self.spare.push(done);
+            }
+        }
+        let next = self.under_way.last();
+        let next = next.map(|&at| u64::from(self.rank) << 32 | u64::from(at));
+        let early = self.early.peek().map(|&Reverse(entry)| entry);
+        let entry = match (next, early) {
+            (Some(next), Some(early)) if early < next => self.early.pop()?.0,
+            (None, _) => self.early.pop()?.0,
+            (Some(next), _) => {
+                self.under_way.pop();
+                next
+            }
+        };
+        Some(((entry >> 32) as u32, (entry & u64::from(u32::MAX)) as usize))
+    }
 }
 
 /// Finds how symbol `i` may merge with the one after it in the array.
@@ -253,6 +338,49 @@ mod tests {
                 assert_eq!(at, start);
                 start += 1 << id;
             }
+        }
+    }
+
+    /// Merges as a table of pairs says, in which ranks may fall as words grow.
+    struct Table(Vec<Option<(u32, TokenId)>>);
+
+    const IDS: u32 = 12;
+
+    impl Merges for Table {
+        fn find(&self, left: TokenId, right: TokenId, _: &[u8]) -> Option<(u32, TokenId)> {
+            self.0[(left * IDS + right) as usize]
+        }
+    }
+
+    #[test]
+    fn the_queue_keeps_the_order_of_a_scan_whatever_the_ranks() {
+        let mut rng = crate::sampling::Rng::new(5);
+        let mut below = |n: u64| (rng.next_u64() >> 16) % n;
+        for round in 0..300 {
+            // Few ranks, so that equal ones meet; ids grow, so that merging ends.
+            let pairs = (0..IDS * IDS).map(|pair| {
+                let (left, right) = (pair / IDS, pair % IDS);
+                let joined = left.max(right) + 1 + below(2) as u32;
+                (joined < IDS && below(3) > 0).then(|| (below(6) as u32, joined))
+            });
+            let table = Table(pairs.collect());
+            let word = vec![b'a'; 1 + below(300) as usize];
+            let ids: Vec<TokenId> = word.iter().map(|_| below(3) as u32).collect();
+            let merged = |run: fn(&mut Merger, &[u8], &Table)| {
+                let mut merger = Merger::default();
+                let symbols = ids.iter().enumerate();
+                merger
+                    .symbols
+                    .extend(symbols.map(|(i, &id)| Symbol::new(i, id)));
+                run(&mut merger, &word, &table);
+                let left = merger.symbols.iter().map(|s| (s.start, s.id));
+                left.collect::<Vec<_>>()
+            };
+            assert_eq!(
+                merged(Merger::run_long),
+                merged(Merger::run_short),
+                "round {round}"
+            );
         }
     }
 

@@ -29,6 +29,11 @@ pub(super) fn spec_at(path: &Path) -> Result<VocabSpec> {
     };
     let beside = |name: &str| Some(folder.join(name)).filter(|path| path.is_file());
     if path.is_dir() {
+        if FILES.iter().all(|(name, _)| beside(name).is_none())
+            && let Some(tiktoken) = tiktoken_in(folder)
+        {
+            return spec_at(&tiktoken);
+        }
         let config = beside("config.json").map_or(Ok(Value::Null), |path| json(&path))?;
         return in_folder(&beside, &config);
     }
@@ -40,6 +45,17 @@ pub(super) fn spec_at(path: &Path) -> Result<VocabSpec> {
         &beside,
         &Value::Null,
     )
+}
+
+/// A file of tiktoken's in a folder, whatever its name; the first of several.
+fn tiktoken_in(folder: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(folder).ok()?.flatten();
+    let paths = files
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file());
+    paths
+        .filter(|path| path.extension().is_some_and(|end| end == "tiktoken"))
+        .min()
 }
 
 /// The vocabulary in the contents of a file called `name`.

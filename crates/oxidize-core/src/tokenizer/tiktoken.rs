@@ -38,6 +38,9 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
         offset += line.len() + 1;
     }
     let family = Family::of_size(entries.len());
+    if let Family::OpenAi(encoding) = family {
+        return encoding.spec(entries);
+    }
     let mut tokens = by_rank(entries)?;
     let first_special = tokens.len();
     for name in family.special_tokens() {
@@ -60,7 +63,7 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
             spec.special.eos = id(1);
             spec.prefix.extend(id(0));
         }
-        Family::Kimi | Family::Other(_) => {}
+        Family::Kimi | Family::Other(_) | Family::OpenAi(_) => {}
     }
     Ok(spec)
 }
@@ -72,12 +75,16 @@ enum Family {
     Llama3,
     Llama4,
     Kimi,
-    /// A vocabulary of OpenAI's, with the name of its rule.
+    OpenAi(&'static Encoding),
+    /// Made like a vocabulary of OpenAI's, with the name of its rule.
     Other(&'static str),
 }
 
 impl Family {
     fn of_size(tokens: usize) -> Family {
+        if let Some(encoding) = ENCODINGS.iter().find(|e| e.n_tokens == tokens) {
+            return Family::OpenAi(encoding);
+        }
         match tokens {
             151_643 => Family::Qwen,
             128_000 => Family::Llama3,
@@ -95,6 +102,7 @@ impl Family {
             Family::Llama3 => "llama3",
             Family::Llama4 => "llama4",
             Family::Kimi => "kimi-k2",
+            Family::OpenAi(encoding) => encoding.rule,
             Family::Other(name) => name,
         }
     }
@@ -106,7 +114,7 @@ impl Family {
             Family::Llama3 => fixed(LLAMA3_SPECIAL),
             // The rest comes from `tokenizer_config.json`.
             Family::Llama4 => fixed(&["<|begin_of_text|>", "<|end_of_text|>"]),
-            Family::Kimi | Family::Other(_) => Vec::new(),
+            Family::Kimi | Family::OpenAi(_) | Family::Other(_) => Vec::new(),
         };
         match self {
             Family::Qwen => names.extend((0..205).map(|i| format!("<|extra_{i}|>"))),
@@ -117,6 +125,64 @@ impl Family {
             _ => {}
         }
         names
+    }
+}
+
+/// One of OpenAI's vocabularies. Its special tokens have numbers of their own, with gaps.
+#[derive(Debug, PartialEq, Eq)]
+struct Encoding {
+    /// Lines of the file.
+    n_tokens: usize,
+    rule: &'static str,
+    special: &'static [(&'static str, usize)],
+}
+
+const ENCODINGS: &[Encoding] = &[
+    // r50k_base
+    Encoding {
+        n_tokens: 50_256,
+        rule: "gpt-2",
+        special: &[("<|endoftext|>", 50_256)],
+    },
+    // p50k_base
+    Encoding {
+        n_tokens: 50_280,
+        rule: "gpt-2",
+        special: &[("<|endoftext|>", 50_256)],
+    },
+    // cl100k_base
+    Encoding {
+        n_tokens: 100_256,
+        rule: "llama3",
+        special: &[
+            ("<|endoftext|>", 100_257),
+            ("<|fim_prefix|>", 100_258),
+            ("<|fim_middle|>", 100_259),
+            ("<|fim_suffix|>", 100_260),
+            ("<|endofprompt|>", 100_276),
+        ],
+    },
+    // o200k_base
+    Encoding {
+        n_tokens: 199_998,
+        rule: "gpt-4o",
+        special: &[("<|endoftext|>", 199_999), ("<|endofprompt|>", 200_018)],
+    },
+];
+
+impl Encoding {
+    fn spec(&self, mut entries: Vec<(Vec<u8>, usize)>) -> Result<VocabSpec> {
+        let names = self.special.iter();
+        entries.extend(names.map(|(name, id)| (name.as_bytes().to_vec(), *id)));
+        let mut spec = byte_bpe(by_rank(entries)?, self.rule)?;
+        spec.kinds = vec![TokenKind::Normal; spec.tokens.len()];
+        for (_, id) in self.special {
+            if let Some(kind) = spec.kinds.get_mut(*id) {
+                *kind = TokenKind::Control;
+            }
+        }
+        spec.special.eos = self.special.first().map(|(_, id)| *id as TokenId);
+        Ok(spec)
     }
 }
 
@@ -316,6 +382,43 @@ mod tests {
         assert_eq!(tokenizer.encode("abc", EncodeOptions::PLAIN), [5]);
         assert_eq!(tokenizer.encode("aabcb", EncodeOptions::PLAIN), [0, 5, 1]);
         assert_eq!(tokenizer.encode("abb", EncodeOptions::PLAIN), [4, 1]);
+    }
+
+    #[test]
+    fn special_tokens_of_openai_have_their_own_numbers() {
+        // A made-up file of the right size: two letters each, and no token where the special one goes.
+        let letter = |n: usize| char::from(b'a' + (n % 26) as u8);
+        let lines = (0..50_281).filter(|&rank| rank != 50_256).map(|rank| {
+            let text: String = (0..4).map(|i| letter(rank / 26usize.pow(i))).collect();
+            format!("{} {rank}\n", encode_base64(text.as_bytes()))
+        });
+        let file: String = lines.collect();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("p50k_base.tiktoken"), &file).unwrap();
+        let tokenizer = Tokenizer::open(folder.path()).unwrap();
+        assert_eq!(tokenizer.vocab_size(), 50_281);
+        let tokens = tokenizer.encode("baaa<|endoftext|>", EncodeOptions::default());
+        assert_eq!(tokens, [1, 50_256]);
+        assert!(tokenizer.is_end_of_generation(50_256));
+    }
+
+    fn encode_base64(bytes: &[u8]) -> String {
+        const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mut out = String::new();
+        for chunk in bytes.chunks(3) {
+            let mut word = [0; 4];
+            word[1..=chunk.len()].copy_from_slice(chunk);
+            let word = u32::from_be_bytes(word);
+            for i in 0..4 {
+                let letter = LETTERS[(word >> (18 - 6 * i)) as usize & 63];
+                out.push(if i <= chunk.len() {
+                    char::from(letter)
+                } else {
+                    '='
+                });
+            }
+        }
+        out
     }
 
     #[test]

@@ -1,28 +1,15 @@
 //! Families whose state or encoder asks something of the engine: their golden models answer in it
 //! as they do alone, in a session.
 
+use crate::answers::golden;
 use crate::{Answer, greedy, read};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Batch, KvType, SeqSlice, Session};
 use oxidize_core::engine::{Engine, EngineConfig, EngineError, EngineHandle};
-use oxidize_core::file::OpenOptions;
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
-use std::path::PathBuf;
 use std::sync::Arc;
-
-fn golden(name: &str) -> Option<Model> {
-    let shared = std::env::var_os("OXIDIZE_SHARED")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let path = shared.join("golden").join(name).join("model.gguf");
-    if !path.exists() {
-        eprintln!("SKIPPED: no golden model at {}", path.display());
-        return None;
-    }
-    Some(Model::load(path, &OpenOptions::default()).unwrap())
-}
 
 fn config() -> EngineConfig {
     EngineConfig {

@@ -1,11 +1,14 @@
 //! The engine on a tiny real model: what requests get, alone and in a crowd, and what happens when
 //! something is wrong with them, with their clients, or with the backend.
 
+#[path = "../answers/mod.rs"]
+mod answers;
 mod families;
 mod tampered;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 
+use answers::{Answer, prompt, read};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Backend, KvType};
@@ -38,12 +41,6 @@ fn start(config: &EngineConfig) -> EngineHandle {
     Engine::start(tiny::model(), Arc::new(Cpu::default()), config).unwrap()
 }
 
-/// Tokens of plain text, different for each seed.
-fn prompt(seed: u32, len: usize) -> Vec<u32> {
-    let token = |i: u32| 5 + (i * i * 31 + i * 7 + seed * 101) % 315;
-    (0..len as u32).map(token).collect()
-}
-
 /// Greedy, with log probabilities, and on past an end of text: a random model has nothing to say.
 fn greedy(tokens: Vec<u32>, max_tokens: usize) -> Request {
     Request {
@@ -56,40 +53,6 @@ fn greedy(tokens: Vec<u32>, max_tokens: usize) -> Request {
         ignore_eos: true,
         ..Request::default()
     }
-}
-
-/// An answer, read to its end.
-struct Answer {
-    tokens: Vec<Token>,
-    text: String,
-    finished: Finished,
-}
-
-impl Answer {
-    fn ids(&self) -> Vec<u32> {
-        self.tokens.iter().map(|token| token.id).collect()
-    }
-}
-
-fn read(stream: TokenStream) -> Result<Answer, Error> {
-    let (mut tokens, mut text) = (Vec::new(), String::new());
-    for event in stream {
-        match event? {
-            Event::Token(token) => {
-                text.push_str(&token.text);
-                tokens.push(token);
-            }
-            Event::Finished(finished) => {
-                text.push_str(&finished.text);
-                return Ok(Answer {
-                    tokens,
-                    text,
-                    finished,
-                });
-            }
-        }
-    }
-    panic!("the stream ended without saying why");
 }
 
 fn ask(engine: &EngineHandle, request: Request) -> Result<Answer, Error> {

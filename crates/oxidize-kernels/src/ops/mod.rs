@@ -10,3 +10,4 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+pub(crate) mod weigh;

@@ -10,6 +10,11 @@ use minijinja::{Error, ErrorKind, Value};
 /// Nesting of lists and maps that may be printed, compared or built.
 const MAX_DEPTH: usize = 64;
 
+/// What an entry of a list that is built or copied costs, in bytes, and a call that takes longer than an
+/// instruction should: the budget bounds time, too.
+pub(super) const ITEM: usize = 64;
+pub(super) const CALL: usize = 1024;
+
 /// Bytes and list entries left to one rendering; clones share the count.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
+use minijinja::value::{ArgType, Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::budget::Budget;
+use super::budget::{Budget, CALL};
 use super::operators::{printf, str_format};
 use super::python::{JsonStyle, pairs, to_json, to_str};
 
@@ -76,6 +76,7 @@ pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
             Ok(strip(&to_str(&value, &b)?, chars.as_deref()).to_owned())
         },
     );
+    register_readers(env, budget);
     let b = budget.clone();
     env.add_filter("list", move |value: Value| list(&value, &b));
     let b = budget.clone();
@@ -116,7 +117,40 @@ pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
     });
 }
 
+/// Filters that read all of a text, at minijinja's hands: reading is paid for like writing.
+fn register_readers(env: &mut Environment<'_>, budget: &Budget) {
+    use minijinja::filters::{capitalize, length, lower, reverse, title, upper};
+    let pay = |budget: &Budget, value: &Value| budget.charge(value.as_str().map_or(0, str::len));
+    for (name, filter) in [
+        (
+            "upper",
+            (|v| from_text(v, upper)) as fn(&Value) -> Result<Value, Error>,
+        ),
+        ("lower", |v| from_text(v, lower)),
+        ("capitalize", |v| from_text(v, capitalize)),
+        ("title", |v| from_text(v, title).map(Value::from)),
+        ("reverse", reverse),
+        ("length", |v| length(v).map(Value::from)),
+        ("count", |v| length(v).map(Value::from)),
+    ] {
+        let b = budget.clone();
+        env.add_filter(name, move |value: &Value| {
+            pay(&b, value)?;
+            filter(value)
+        });
+    }
+}
+
+/// Calls a filter of minijinja that takes text.
+fn from_text<'v, T: ArgType<'v, Output = T>, R>(
+    value: &'v Value,
+    filter: impl FnOnce(T) -> R,
+) -> Result<R, Error> {
+    T::from_value(Some(value)).map(filter)
+}
+
 fn tojson(value: &Value, kwargs: &Kwargs, budget: &Budget) -> Result<String, Error> {
+    budget.charge(2 * CALL)?;
     let separators: Option<Value> = kwargs.get("separators")?;
     let separators = match separators.filter(|value| !value.is_none()) {
         Some(pair) => {
@@ -237,6 +271,7 @@ fn method(
     args: &[Value],
     budget: &Budget,
 ) -> Result<Value, Error> {
+    budget.charge(CALL)?;
     let Some(text) = value.as_str() else {
         return match (value.kind(), name) {
             (ValueKind::Map, "copy") => Ok(Value::from_pairs(pairs(value))),

@@ -23,14 +23,18 @@ use serde_json::Value as Json;
 use super::ChatError;
 use budget::Budget;
 
-/// Instructions any rendering may use, and how many more each JSON value of the input allows.
-const FUEL: u64 = 400_000;
+/// Instructions any rendering may use, and how many more each JSON value of the input allows. An empty loop makes
+/// about 5 million a second: one that never ends has to end in 50 ms.
+const FUEL: u64 = 120_000;
 const FUEL_PER_NODE: u64 = 500;
 /// Bytes any rendering may allocate for text, and how many more each byte of the input allows.
-const BYTES: u64 = 64 << 20;
+const BYTES: u64 = 3 << 20;
 const BYTES_PER_BYTE: u64 = 256;
-/// Plain text that fuel may be spent on, at most.
-const RAW_BYTES: u64 = 1 << 30;
+/// Plain text that fuel may be spent on, at most, and how much more each JSON value of the input allows.
+const RAW_BYTES: u64 = 16 << 20;
+const RAW_BYTES_PER_NODE: u64 = 64 << 10;
+/// A loop that emits text takes at least so many instructions each time.
+const LOOP_INSTRUCTIONS: u64 = 4;
 /// Values in one list or map that a template builds, besides those of the input.
 const NODES: usize = 20_000;
 /// Generated code, macros and nested values recurse; this is address space, not memory.
@@ -89,7 +93,8 @@ impl Jinja {
         );
         let mut env = environment(&budget, &raised, now.unwrap_or_else(time::now));
         let longest = scan::longest_text(&self.source).max(1) as u64;
-        let fuel = (FUEL + size.nodes * FUEL_PER_NODE).min(RAW_BYTES / longest);
+        let raw = RAW_BYTES + size.nodes * RAW_BYTES_PER_NODE;
+        let fuel = (FUEL + size.nodes * FUEL_PER_NODE).min(LOOP_INSTRUCTIONS * raw / longest);
         env.set_fuel(Some(fuel));
         let root = Value::from_pairs(
             variables
@@ -129,7 +134,7 @@ impl Jinja {
     }
 }
 
-/// Sends the operators that can make large values through functions that ask the budget.
+/// Sends the operators that can make large values, or search them, through functions that ask the budget.
 fn guard(instructions: &mut Instructions<'_>) {
     let mut at = 0;
     while let Some(instruction) = instructions.get_mut(at) {
@@ -139,6 +144,7 @@ fn guard(instructions: &mut Instructions<'_>) {
             Instruction::Add => Some((operators::ADD, 2)),
             Instruction::Mul => Some((operators::MULTIPLY, 2)),
             Instruction::Rem => Some((operators::REMAINDER, 2)),
+            Instruction::In => Some((operators::IN, 2)),
             Instruction::BuildList(Some(n)) => u16::try_from(*n).ok().map(|n| (operators::LIST, n)),
             _ => None,
         };

@@ -2,9 +2,9 @@
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Tuple, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::budget::Budget;
+use super::budget::{Budget, ITEM};
 use super::python::to_str;
 
 /// `a ~ b`
@@ -15,6 +15,8 @@ pub(super) const ADD: &str = "+";
 pub(super) const MULTIPLY: &str = "*";
 /// `a % b`
 pub(super) const REMAINDER: &str = "%";
+/// `a in b`
+pub(super) const IN: &str = "in";
 /// `[a, b, …]`
 pub(super) const LIST: &str = "[]";
 
@@ -38,14 +40,35 @@ pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
     });
     let b = budget.clone();
     env.add_function(
+        IN,
+        move |state: &State, value: &Value, container: &Value| is_in(state, value, container, &b),
+    );
+    let b = budget.clone();
+    env.add_function(
         LIST,
         move |items: minijinja::value::Rest<Value>| -> Result<Value, Error> {
-            b.charge(items.len() * size_of::<Value>())?;
+            b.charge(items.len().saturating_mul(ITEM))?;
             let list = Value::from(items.to_vec());
             b.check_shape(&list)?;
             Ok(list)
         },
     );
+}
+
+fn is_in(state: &State, value: &Value, container: &Value, budget: &Budget) -> Result<bool, Error> {
+    match container.kind() {
+        ValueKind::String => budget.charge(container.as_str().map_or(0, str::len))?,
+        ValueKind::Seq => {
+            let items = container.len().unwrap_or(0);
+            budget.charge(items.saturating_mul(ITEM))?;
+        }
+        ValueKind::Bool | ValueKind::Number | ValueKind::None => {
+            let message = format!("a {} holds nothing", container.kind());
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
+        }
+        _ => {}
+    }
+    minijinja::tests::is_in(state, value, container)
 }
 
 fn concat(left: &Value, right: &Value, budget: &Budget) -> Result<Value, Error> {
@@ -109,12 +132,7 @@ fn multiply(left: &Value, right: &Value, budget: &Budget) -> Result<Value, Error
         }
         if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
             let items = items(value, budget)?;
-            budget.charge(
-                items
-                    .len()
-                    .saturating_mul(n)
-                    .saturating_mul(size_of::<Value>()),
-            )?;
+            budget.charge(items.len().saturating_mul(n).saturating_mul(ITEM))?;
             let total = items.len() * n;
             return Ok(items.into_iter().cycle().take(total).collect());
         }
@@ -177,7 +195,7 @@ fn arithmetic(
 fn items(value: &Value, budget: &Budget) -> Result<Vec<Value>, Error> {
     let mut items = Vec::new();
     for item in value.try_iter()? {
-        budget.charge(size_of::<Value>())?;
+        budget.charge(ITEM)?;
         items.push(item);
     }
     Ok(items)

@@ -1,6 +1,6 @@
 //! Rendering: Python's rules, adaptation to the template, and the limits.
 
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::json;
 
@@ -246,58 +246,6 @@ fn output_has_a_limit() {
         render(11),
         Err(ChatError::Limit { limit: 10, .. })
     ));
-}
-
-/// Every one of these would take the process down, or hang it, in an engine without limits.
-#[test]
-fn hostile_templates_end_in_a_clean_error() {
-    let set_twice = |expression: &str| {
-        format!(
-            "{{% set ns = namespace(x='ab', y=['a']) %}}{{% for i in range(90) %}}{expression}{{% endfor %}}{{{{ ns.x }}}}{{{{ ns.y }}}}"
-        )
-    };
-    let sources = [
-        format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)),
-        format!("{{{{ {}{} }}}}", "[".repeat(100_000), "]".repeat(100_000)),
-        "{% if x %}".repeat(20_000),
-        "{% for x in y %}".repeat(15_000),
-        "{% macro m() %}".repeat(15_000),
-        format!("{{{{ a{} }}}}", "|upper".repeat(2000)) + &"{% for i in range(9999) %}".repeat(3),
-        "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}".into(),
-        set_twice("{% set ns.x = ns.x ~ ns.x %}"),
-        set_twice("{% set ns.x = ns.x + ns.x %}"),
-        set_twice("{% set ns.x = ns.x * 99 %}"),
-        set_twice("{% set ns.x = ns.x.replace('a', ns.x) %}"),
-        set_twice("{% set ns.x = [ns.x, ns.x] | join(ns.x) %}"),
-        set_twice("{% set ns.x = '%s%s' % (ns.x, ns.x) %}"),
-        set_twice("{% set ns.x = '{0}{0}'.format(ns.x) %}"),
-        set_twice("{% set ns.y = ns.y + ns.y %}"),
-        set_twice("{% set ns.y = [ns.y, ns.y] %}"),
-        set_twice("{% set ns.y = {'a': ns.y, 'b': ns.y} %}"),
-        set_twice("{% set c %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = c %}"),
-        "{{ 'x' * 100000000 * 100000000 }}".into(),
-        "{{ 'a' | indent(99999999999) }}{{ '%99999999999d' % 5 }}".into(),
-        "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}".into(),
-        "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}{{ ns | tojson }}".into(),
-    ];
-    for source in sources {
-        let start = Instant::now();
-        let result = ChatTemplate::new(&source, ChatOptions::default())
-            .and_then(|chat| chat.render_variables(&Map::new()));
-        let elapsed = start.elapsed();
-        assert!(
-            result.is_err(),
-            "{:?} gave {:?}",
-            source.get(..60),
-            result.map(|text| text.len())
-        );
-        // Unoptimised builds and shared machines are slower than the 50 ms promised of a release build.
-        assert!(
-            elapsed < Duration::from_secs(2),
-            "{:?} took {elapsed:?}",
-            source.get(..60)
-        );
-    }
 }
 
 #[test]

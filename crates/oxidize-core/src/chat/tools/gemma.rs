@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
+use super::reader::Reader;
 use super::{Schemas, call, is_name};
 use crate::chat::ToolCall;
 
@@ -14,9 +15,7 @@ pub(super) fn parse(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     let mut rest = body.trim();
     while let Some(tail) = rest.strip_prefix("call:") {
         let (name, _) = tail.split_once('{')?;
-        let mut reader = Reader {
-            rest: tail.get(name.len()..)?,
-        };
+        let mut reader = Reader::new(tail.get(name.len()..)?);
         let arguments = reader.value(0)?;
         calls.push(is_name(name.trim()).then(|| call(name.trim(), arguments, None))?);
         rest = reader.rest.trim();
@@ -24,21 +23,7 @@ pub(super) fn parse(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     rest.is_empty().then_some(calls)
 }
 
-struct Reader<'a> {
-    rest: &'a str,
-}
-
 impl<'a> Reader<'a> {
-    fn take(&mut self, token: &str) -> bool {
-        match self.rest.trim_start().strip_prefix(token) {
-            Some(rest) => {
-                self.rest = rest;
-                true
-            }
-            None => false,
-        }
-    }
-
     fn quoted(&mut self) -> Option<&'a str> {
         let text = self.rest.trim_start();
         let quote = QUOTES.into_iter().find(|quote| text.starts_with(quote))?;

@@ -4,6 +4,7 @@
 mod gemma;
 mod json;
 mod pythonic;
+mod reader;
 mod tagged;
 
 use serde_json::Value as Json;

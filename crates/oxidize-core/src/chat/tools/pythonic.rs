@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
+use super::reader::Reader;
 use super::{Schemas, call, is_name, json};
 use crate::chat::ToolCall;
 
@@ -14,7 +15,7 @@ pub(super) fn parse_or_json(body: &str, schemas: &Schemas) -> Option<Vec<ToolCal
 }
 
 fn parse(body: &str) -> Option<Vec<ToolCall>> {
-    let mut reader = Reader { rest: body.trim() };
+    let mut reader = Reader::new(body.trim());
     let listed = reader.take("[");
     let mut calls = Vec::new();
     loop {
@@ -29,21 +30,7 @@ fn parse(body: &str) -> Option<Vec<ToolCall>> {
     reader.rest.trim().is_empty().then_some(calls)
 }
 
-struct Reader<'a> {
-    rest: &'a str,
-}
-
 impl<'a> Reader<'a> {
-    fn take(&mut self, token: &str) -> bool {
-        match self.rest.trim_start().strip_prefix(token) {
-            Some(rest) => {
-                self.rest = rest;
-                true
-            }
-            None => false,
-        }
-    }
-
     fn word(&mut self) -> Option<&'a str> {
         let text = self.rest.trim_start();
         let end = text
@@ -63,7 +50,7 @@ impl<'a> Reader<'a> {
         while !self.take(")") {
             let key = self.word()?;
             self.take("=").then_some(())?;
-            arguments.insert(key.to_owned(), self.value(0)?);
+            arguments.insert(key.to_owned(), self.expression(0)?);
             if !self.take(",") {
                 self.take(")").then_some(())?;
                 break;
@@ -72,7 +59,7 @@ impl<'a> Reader<'a> {
         is_name(name).then(|| call(name, Json::Object(arguments), None))
     }
 
-    fn value(&mut self, depth: usize) -> Option<Json> {
+    fn expression(&mut self, depth: usize) -> Option<Json> {
         if depth > MAX_DEPTH {
             return None;
         }
@@ -87,7 +74,7 @@ impl<'a> Reader<'a> {
                 };
                 let mut items = Vec::new();
                 while !self.take(close) {
-                    items.push(self.value(depth + 1)?);
+                    items.push(self.expression(depth + 1)?);
                     if !self.take(",") {
                         self.take(close).then_some(())?;
                         break;
@@ -102,7 +89,7 @@ impl<'a> Reader<'a> {
                     let quote = self.rest.trim_start().chars().next()?;
                     let key = self.string(quote)?;
                     self.take(":").then_some(())?;
-                    map.insert(key, self.value(depth + 1)?);
+                    map.insert(key, self.expression(depth + 1)?);
                     if !self.take(",") {
                         self.take("}").then_some(())?;
                         break;

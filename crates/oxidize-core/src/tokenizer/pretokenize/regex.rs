@@ -107,16 +107,7 @@ fn gpt2(alternatives: &[&str]) -> Option<Rule> {
 }
 
 fn cl100k(alternatives: &[&str]) -> Option<Rule> {
-    let [
-        FOLDED,
-        letters,
-        numbers,
-        others,
-        newlines,
-        r"\s+(?!\S)",
-        r"\s+",
-    ] = alternatives
-    else {
+    let [FOLDED, letters, numbers, others] = before_spaces(alternatives)? else {
         return None;
     };
     let marks = match *letters {
@@ -125,8 +116,7 @@ fn cl100k(alternatives: &[&str]) -> Option<Rule> {
         _ => return None,
     };
     let (others_have_marks, tail) = tail(others)?;
-    let known = is_newlines(newlines) && others_have_marks != marks;
-    known.then_some(Rule::Cl100k(Cl100k {
+    (others_have_marks != marks).then_some(Rule::Cl100k(Cl100k {
         digits: digits(numbers)?,
         marks,
         tail,
@@ -138,16 +128,7 @@ fn o200k(alternatives: &[&str]) -> Option<Rule> {
         [r"[\p{Han}]+" | r"\p{Han}+", rest @ ..] => (true, rest),
         all => (false, all),
     };
-    let [
-        lower,
-        upper,
-        numbers,
-        others,
-        newlines,
-        r"\s+(?!\S)",
-        r"\s+",
-    ] = alternatives
-    else {
+    let [lower, upper, numbers, others] = before_spaces(alternatives)? else {
         return None;
     };
     let suffix = format!("{FOLDED}?");
@@ -170,7 +151,7 @@ fn o200k(alternatives: &[&str]) -> Option<Rule> {
     let known =
         lower == format!("{lead}{big}*{small}+") && upper == format!("{lead}{big}+{small}*");
     let (others_have_marks, tail) = tail(others)?;
-    (known && others_have_marks && is_newlines(newlines)).then_some(Rule::O200k(O200k {
+    (known && others_have_marks).then_some(Rule::O200k(O200k {
         digits: digits(numbers)?,
         contractions,
         han,
@@ -209,9 +190,18 @@ fn tail(pattern: &str) -> Option<(bool, Tail)> {
     Some((marks, tail))
 }
 
-/// The two are the same: `\s*` takes every newline but the last.
-fn is_newlines(pattern: &str) -> bool {
-    matches!(pattern, r"\s*[\r\n]+" | r"\s*[\r\n]")
+/// The alternatives before those for white space, with which these families end. The two for newlines are the same:
+/// `\s*` takes every newline but the last.
+fn before_spaces<'a, 't>(alternatives: &'a [&'t str]) -> Option<&'a [&'t str]> {
+    match alternatives {
+        [
+            rest @ ..,
+            r"\s*[\r\n]+" | r"\s*[\r\n]",
+            r"\s+(?!\S)",
+            r"\s+",
+        ] => Some(rest),
+        _ => None,
+    }
 }
 
 /// Patterns that are rules by themselves.

@@ -51,6 +51,8 @@ pub(crate) const FUNCTIONS: Functions = Functions {
     softcap: row::softcap,
     dot: row::dot,
     argmax: row::argmax,
+    weigh: row::weigh,
+    sum: row::sum,
     f32_to_f16: convert::f32_to_f16,
     f16_to_f32: convert::f16_to_f32,
     f32_to_bf16: convert::f32_to_bf16,

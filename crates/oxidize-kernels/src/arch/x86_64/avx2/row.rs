@@ -6,6 +6,7 @@ use super::dot::horizontal_sum;
 use super::math::{exp, tanh};
 use super::slices::{fold, horizontal_max, load, map, map2, store};
 use crate::ops::rope::{self, RopeLayout};
+use crate::ops::weigh;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn rms_norm(x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
@@ -77,6 +78,16 @@ pub(crate) fn argmax(x: &[f32]) -> usize {
     }
     let start = 8 * vectors.len();
     start + x[start..].iter().position(|&x| x == max).unwrap_or(0)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn weigh(logits: &[f32], max: f32, weights: &mut [f32]) -> f64 {
+    weigh::weigh(logits, max, weights)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn sum(x: &[f32]) -> f64 {
+    weigh::sum(x)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -1,10 +1,11 @@
-//! AVX-512 with VNNI: matrix products, attention and encoding of its own; the rest is AVX2's.
+//! AVX-512 with VNNI: matrix products, attention, encoding and weights of logits of its own; the rest is AVX2's.
 
 mod attention;
 mod encode;
 mod float;
 mod matmul;
 mod tile;
+mod weigh;
 mod words;
 
 use super::Avx512;
@@ -19,6 +20,7 @@ pub(crate) fn kernels(_witness: Avx512) -> &'static Kernels {
             encode: encode::encode,
             matmul: matmul::matmul,
             attention_part: attention::attention_part,
+            weigh: weigh::weigh,
             ..FUNCTIONS
         },
     };
