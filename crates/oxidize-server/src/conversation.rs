@@ -57,18 +57,15 @@ impl Conversation {
             };
             Reading::Answer(Box::new(AnswerParser::new(&model.format, &options)))
         };
-        let mut sampling = self.sampling.params(&model.defaults, tokenizer)?;
-        sampling.n_probs = self.n_probs;
+        let mut job = Job::new(model, &self.sampling)?;
+        job.sampling.n_probs = self.n_probs;
         Ok(Job {
             prompts: vec![encode(tokenizer, &prompt)],
             n: self.n.max(1),
-            sampling,
             grammar: forced.or(self.grammar),
             max_tokens: self.max_tokens,
-            ignore_eos: self.sampling.ignore_eos.unwrap_or(false),
-            priority: self.sampling.priority,
-            adapters: self.sampling.lora.clone().unwrap_or_default(),
             reading,
+            ..job
         })
     }
 

@@ -328,7 +328,7 @@ impl Entry {
 
 impl Loader {
     fn load(&self, spec: &ModelSpec, is_first: bool) -> oxidize_core::Result<Loaded> {
-        let args = &*self.args;
+        let args = &self.args.engine;
         let options = OpenOptions {
             mmap: !args.no_mmap,
             ..OpenOptions::default()
@@ -352,7 +352,7 @@ impl Loader {
             format: AnswerFormat::of(&template),
             template,
             defaults: model.sampling_defaults(),
-            admission: Admission::new(config.max_sequences, args.queue),
+            admission: Admission::new(config.max_sequences, self.args.limits.queue),
             running: Running::default(),
             adapter_scales: Mutex::new(model.adapter_strengths().to_vec()),
             slots: config.max_sequences,
@@ -372,7 +372,7 @@ impl Loader {
     }
 
     fn engine_config(&self, model: &Model) -> EngineConfig {
-        let args = &*self.args;
+        let args = &self.args.engine;
         let mut config = EngineConfig {
             n_ctx: args.ctx_size.map(|n_ctx| match n_ctx {
                 0 => model.hparams().n_ctx_train,
@@ -380,7 +380,7 @@ impl Loader {
             }),
             max_batch_tokens: args.batch_size.max(1),
             max_sequences: args.parallel.max(1),
-            max_queue: args.queue.saturating_add(args.parallel.max(1)),
+            max_queue: self.args.limits.queue.saturating_add(args.parallel.max(1)),
             key_type: args.cache_type_k,
             value_type: args.cache_type_v,
             n_threads: args.threads,
