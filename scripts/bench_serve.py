@@ -56,10 +56,10 @@ async def streams(server: Server, n: int, tokens: int, seed: int) -> Result:
     return Result(n * tokens / took, firsts[len(firsts) // 2], firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], server.memory())
 
 
-async def prefix(server: Server) -> tuple[float, float]:
+async def prefix(server: Server, words: int) -> tuple[float, float]:
     """Time to the first token of a long prompt, new and known."""
     rng = random.Random(99)
-    shared = prompt(rng, 2000)
+    shared = prompt(rng, words)
     times = []
     for tail in ("First question?", "Second question?"):
         body = {"messages": [{"role": "user", "content": f"{shared}\n{tail}"}], "max_tokens": 4, "stream": True, "cache_prompt": True}
@@ -80,6 +80,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prefix", type=int, default=2000, help="words of the long prompt; 0 leaves it out")
     parser.add_argument("--port", type=int, default=18100)
     parser.add_argument("--folder", type=Path, default=Path("target/bench-serve"))
     options = parser.parse_args()
@@ -123,9 +124,10 @@ def main() -> int:
                     key = (name, n)
                     if key not in best or result.rate > best[key].rate:
                         best[key] = result
-                cold, warm = asyncio.run(prefix(server))
-                if name not in prefixes or warm < prefixes[name][1]:
-                    prefixes[name] = (cold, warm)
+                if options.prefix:
+                    cold, warm = asyncio.run(prefix(server, options.prefix))
+                    if name not in prefixes or warm < prefixes[name][1]:
+                        prefixes[name] = (cold, warm)
             finally:
                 server.stop(signal.SIGTERM)
 
@@ -138,10 +140,11 @@ def main() -> int:
         print(f"| {n} | " + " | ".join(f"{r.rate:.1f}" for r in row) + f" | {ratio} | " + " | ".join(f"{r.p50:.2f} / {r.p99:.2f} s" for r in row) + " |")
     print()
     for name in engines:
-        cold, warm = prefixes[name]
         grown = best[name, sizes[-1]].memory
-        print(f"{name}: a prompt of 2k words {cold:.2f} s to the first token, known {warm:.3f} s ({warm / cold:.3f} ×); "
-              f"memory {idle[name] / 1e6:.0f} MB at first, {grown / 1e6:.0f} MB after {sizes[-1]} streams")
+        print(f"{name}: memory {idle[name] / 1e6:.0f} MB at first, {grown / 1e6:.0f} MB after {sizes[-1]} streams")
+        if name in prefixes:
+            cold, warm = prefixes[name]
+            print(f"  a prompt of {options.prefix} words {cold:.2f} s to the first token, known {warm:.3f} s ({warm / cold:.3f} ×)")
     results = {f"{name}/{n}": vars(result) for (name, n), result in best.items()}
     (options.folder / "results.json").write_text(json.dumps({"streams": results, "prefix": prefixes}, indent=2))
     return 0
