@@ -41,9 +41,9 @@ def prompt(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(vocabulary) for _ in range(words))
 
 
-async def streams(server: Server, n: int, tokens: int, seed: int) -> Result:
+async def streams(server: Server, n: int, words: int, tokens: int, seed: int) -> Result:
     rng = random.Random(seed)
-    bodies = [{"messages": [{"role": "user", "content": prompt(rng, 20)}], "max_tokens": tokens, "stream": True,
+    bodies = [{"messages": [{"role": "user", "content": prompt(rng, words)}], "max_tokens": tokens, "stream": True,
                "ignore_eos": True, "temperature": 0.8, "seed": i, "cache_prompt": True} for i in range(n)]
     start = time.perf_counter()
     answers = await asyncio.gather(*(ask("127.0.0.1", server.port, CHAT, body) for body in bodies))
@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--type", default="Q4_K_M")
     parser.add_argument("--streams", default="1,4,16,64")
+    parser.add_argument("--words", type=int, default=20, help="words of each prompt")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=2)
@@ -116,10 +117,10 @@ def main() -> int:
             server = Server(command, options.port, options.folder / f"{name}.log")
             try:
                 server.wait_ready()
-                asyncio.run(streams(server, 1, 4, 1000))
+                asyncio.run(streams(server, 1, options.words, 4, 1000))
                 idle[name] = server.memory()
                 for n in sizes:
-                    result = asyncio.run(streams(server, n, options.tokens, round_ * 1000 + n))
+                    result = asyncio.run(streams(server, n, options.words, options.tokens, round_ * 1000 + n))
                     print(f"{name:>13} {n:>3} streams: {result.rate:7.1f} tokens/s, first token {result.p50:.2f} s (p50) {result.p99:.2f} s (p99)", flush=True)
                     key = (name, n)
                     if key not in best or result.rate > best[key].rate:
@@ -131,7 +132,7 @@ def main() -> int:
             finally:
                 server.stop(signal.SIGTERM)
 
-    print(f"\n{model.name}, {options.tokens} tokens each, {options.threads} threads, best of {options.rounds}\n")
+    print(f"\n{model.name}, prompts of {options.words} words, answers of {options.tokens} tokens, {options.threads} threads, best of {options.rounds}\n")
     print("| streams | " + " | ".join(f"{name} tok/s" for name in engines) + " | ratio | " + " | ".join(f"{name} first token p50/p99" for name in engines) + " |")
     print("|--:|" + "--:|" * (2 * len(engines) + 1))
     for n in sizes:

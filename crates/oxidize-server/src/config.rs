@@ -96,6 +96,10 @@ pub struct LimitArgs {
     /// Requests that wait for a slot, for each model; more are told to come back later
     #[arg(long, value_name = "N", default_value_t = 64, env = "OXIDIZE_QUEUE")]
     pub queue: usize,
+    /// Most megabytes that loaded models take together, with their caches; idle ones make room for one that is
+    /// asked for [default: what the machine has]
+    #[arg(long, value_name = "MB", env = "OXIDIZE_MEMORY_LIMIT")]
+    pub memory_limit: Option<u64>,
     /// Most seconds that a request may take
     #[arg(
         long,

@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use oxidize_core::engine::EngineError;
+use oxidize_core::grammar::GrammarError;
 use oxidize_core::sampling::SamplingError;
 use oxidize_core::scheduler::SubmitError;
 use serde::Serialize;
@@ -260,6 +261,7 @@ fn engine(error: &EngineError, message: String) -> ApiError {
             code: Some("context_length_exceeded"),
             ..ApiError::bad_request(message)
         },
+        EngineError::Grammar(GrammarError::Fault) => ApiError::internal(message),
         EngineError::Submit(_)
         | EngineError::Grammar(_)
         | EngineError::TokenOutOfRange { .. }

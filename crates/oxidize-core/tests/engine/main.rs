@@ -2,6 +2,7 @@
 //! something is wrong with them, with their clients, or with the backend.
 
 mod families;
+#[path = "../tampered/mod.rs"]
 mod tampered;
 #[path = "../tiny/mod.rs"]
 mod tiny;

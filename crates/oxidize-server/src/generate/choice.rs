@@ -7,13 +7,12 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use oxidize_core::chat::AnswerDelta;
+use oxidize_core::chat::{AnswerDelta, CallPiece};
 use oxidize_core::engine::{Event, FinishReason, Finished, Token, TokenStream};
 
 use super::{End, Part, Piece, Reading, StopReason, TokenInfo};
 use crate::error::{ApiError, ApiResult};
 use crate::models::Progress;
-use crate::tools::CallPiece;
 
 /// One answer.
 pub(super) struct Choice {
@@ -101,8 +100,12 @@ impl Choice {
                 self.deltas(deltas);
             }
             Reading::Calls(reader) => {
-                let pieces = reader.push(text);
-                self.calls(pieces);
+                for piece in reader.push(text) {
+                    match piece {
+                        CallPiece::Start { id, name } => self.start_call(id, name),
+                        CallPiece::Arguments(text) => self.arguments(text),
+                    }
+                }
             }
         }
     }
@@ -113,37 +116,30 @@ impl Choice {
                 AnswerDelta::Reasoning(text) => self.part(Part::Reasoning(text)),
                 AnswerDelta::Content(text) => self.part(Part::Content(text)),
                 AnswerDelta::ToolCall(call) => {
-                    let index = self.n_calls;
-                    self.n_calls += 1;
-                    let id = call
-                        .id
-                        .unwrap_or_else(|| format!("{}_{index}", self.telling.call_prefix));
                     let text = match &call.function.arguments {
                         serde_json::Value::String(text) => text.clone(),
                         serde_json::Value::Null => "{}".to_owned(),
                         arguments => arguments.to_string(),
                     };
-                    let name = call.function.name;
-                    self.part(Part::CallStart { index, id, name });
-                    self.part(Part::CallArguments { index, text });
+                    self.start_call(call.id, call.function.name);
+                    self.arguments(text);
                 }
+                AnswerDelta::CallStart { id, name } => self.start_call(id, name),
+                AnswerDelta::CallArguments(text) => self.arguments(text),
             }
         }
     }
 
-    fn calls(&mut self, pieces: Vec<CallPiece>) {
-        for piece in pieces {
-            match piece {
-                CallPiece::Start { index, name } => {
-                    self.n_calls = index + 1;
-                    let id = format!("{}_{index}", self.telling.call_prefix);
-                    self.part(Part::CallStart { index, id, name });
-                }
-                CallPiece::Arguments { index, text } => {
-                    self.part(Part::CallArguments { index, text })
-                }
-            }
-        }
+    fn start_call(&mut self, id: Option<String>, name: String) {
+        let index = self.n_calls;
+        self.n_calls += 1;
+        let id = id.unwrap_or_else(|| format!("{}_{index}", self.telling.call_prefix));
+        self.part(Part::CallStart { index, id, name });
+    }
+
+    fn arguments(&mut self, text: String) {
+        let index = self.n_calls.saturating_sub(1);
+        self.part(Part::CallArguments { index, text });
     }
 
     fn part(&mut self, part: Part) {

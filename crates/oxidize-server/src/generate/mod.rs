@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
-use oxidize_core::chat::AnswerParser;
+use oxidize_core::chat::{AnswerParser, CallReader};
 use oxidize_core::engine::{Finished, Request};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::sampling::SamplingParams;
@@ -24,7 +24,6 @@ use crate::limits::Ticket;
 use crate::models::{Loaded, Progress};
 use crate::sampling::{AdapterScale, SamplingFields};
 use crate::state::AppState;
-use crate::tools::CallReader;
 use choice::{Choice, Telling};
 pub use whole::{Call, Whole, collect, collect_one};
 

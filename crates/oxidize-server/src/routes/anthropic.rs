@@ -311,6 +311,7 @@ impl MessagesRequest {
                 ..SamplingFields::default()
             },
             max_tokens: token_count("max_tokens", self.max_tokens)?,
+            stream_calls: self.stream.unwrap_or(false),
             n: 1,
             ..Conversation::default()
         })

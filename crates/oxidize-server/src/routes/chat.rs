@@ -266,6 +266,7 @@ impl ChatRequest {
             template_args,
             inline_reasoning: self.reasoning_format.as_deref() == Some("none"),
             max_tokens: token_count("max_tokens", limit)?,
+            stream_calls: self.stream.unwrap_or(false),
             n: bounded("n", self.n.unwrap_or(1), 1, generate::MAX_CHOICES as u32)? as usize,
             n_probs,
             sampling: self.sampling,
@@ -463,11 +464,6 @@ impl Writer for ChatWriter {
             chunk.usage = Some(self.usage);
             out.json(&chunk);
         }
-        out.done();
-    }
-
-    fn error(&mut self, error: &ApiError, out: &mut Frames) {
-        out.json(&error.body());
         out.done();
     }
 }

@@ -392,9 +392,4 @@ impl Writer for CompletionWriter {
         }
         out.done();
     }
-
-    fn error(&mut self, error: &ApiError, out: &mut Frames) {
-        out.json(&error.body());
-        out.done();
-    }
 }

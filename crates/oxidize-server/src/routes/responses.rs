@@ -198,6 +198,7 @@ impl ResponseRequest {
             sampling: self.sampling,
             grammar,
             max_tokens: token_count("max_output_tokens", self.max_output_tokens)?,
+            stream_calls: self.stream.unwrap_or(false),
             n: 1,
             ..Conversation::default()
         })

@@ -4,6 +4,7 @@
 mod gemma;
 mod json;
 mod pythonic;
+mod reader;
 mod tagged;
 
 use serde_json::Value as Json;
@@ -11,6 +12,7 @@ use serde_json::Value as Json;
 use super::{FunctionCall, ToolCall};
 
 pub(super) use json::{could_be_call, parse_bare};
+pub use reader::{CallPiece, CallReader};
 
 /// A stretch of an answer that holds tool calls.
 #[derive(Debug)]

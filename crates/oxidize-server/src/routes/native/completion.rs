@@ -32,10 +32,10 @@ pub struct NativeRequest {
     /// Whether the answer comes as server-sent events.
     pub stream: Option<bool>,
     /// Most tokens of the answer; -1 is until the end.
-    #[schema(minimum = -1)]
+    #[schema(minimum = -1, maximum = 2147483647)]
     pub n_predict: Option<i32>,
     /// The same, by OpenAI's name.
-    #[schema(minimum = -1)]
+    #[schema(minimum = -1, maximum = 2147483647)]
     pub max_tokens: Option<i32>,
     /// How many of the most likely tokens come with each token.
     #[serde(alias = "logprobs")]

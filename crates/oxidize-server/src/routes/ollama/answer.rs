@@ -53,7 +53,8 @@ pub struct GenerateRequest {
 /// How tokens are chosen, by Ollama's names.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct Options {
-    /// Most tokens of the answer; below zero is until the end.
+    /// Most tokens of the answer; -1 and -2 are until the end.
+    #[schema(minimum = -2, maximum = 2147483647)]
     pub num_predict: Option<i32>,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "its fields have their own")]
@@ -194,7 +195,7 @@ pub async fn generate(
         return load(&state, &request.model, false).await;
     }
     let options = request.options.clone().unwrap_or_default();
-    let max_tokens = options.max_tokens();
+    let max_tokens = options.max_tokens()?;
     let grammar = form(request.format.as_ref())?;
     let streamed = request.stream.unwrap_or(true);
     let name = request.model.clone();
@@ -259,7 +260,7 @@ pub async fn chat(
             .collect::<ApiResult<_>>()?,
         tools: Tools::new(request.tools.unwrap_or_default(), ToolChoice::Auto, true)?,
         template_args: think(request.think.as_ref()),
-        max_tokens: options.max_tokens(),
+        max_tokens: options.max_tokens()?,
         sampling: options.sampling,
         grammar: form(request.format.as_ref())?,
         n: 1,
@@ -271,8 +272,15 @@ pub async fn chat(
 }
 
 impl Options {
-    fn max_tokens(&self) -> Option<usize> {
-        self.num_predict.and_then(|n| usize::try_from(n).ok())
+    fn max_tokens(&self) -> ApiResult<Option<usize>> {
+        match self.num_predict {
+            None | Some(-2 | -1) => Ok(None),
+            Some(n) => {
+                let wrong =
+                    |_| ApiError::bad_request(format!("num_predict is {n}; it must be -2 or more"));
+                usize::try_from(n).map(Some).map_err(wrong)
+            }
+        }
     }
 }
 
