@@ -41,9 +41,9 @@ def prompt(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(vocabulary) for _ in range(words))
 
 
-async def streams(server: Server, n: int, tokens: int, seed: int) -> Result:
+async def streams(server: Server, n: int, words: int, tokens: int, seed: int) -> Result:
     rng = random.Random(seed)
-    bodies = [{"messages": [{"role": "user", "content": prompt(rng, 20)}], "max_tokens": tokens, "stream": True,
+    bodies = [{"messages": [{"role": "user", "content": prompt(rng, words)}], "max_tokens": tokens, "stream": True,
                "ignore_eos": True, "temperature": 0.8, "seed": i, "cache_prompt": True} for i in range(n)]
     start = time.perf_counter()
     answers = await asyncio.gather(*(ask("127.0.0.1", server.port, CHAT, body) for body in bodies))
@@ -56,10 +56,10 @@ async def streams(server: Server, n: int, tokens: int, seed: int) -> Result:
     return Result(n * tokens / took, firsts[len(firsts) // 2], firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], server.memory())
 
 
-async def prefix(server: Server) -> tuple[float, float]:
+async def prefix(server: Server, words: int) -> tuple[float, float]:
     """Time to the first token of a long prompt, new and known."""
     rng = random.Random(99)
-    shared = prompt(rng, 2000)
+    shared = prompt(rng, words)
     times = []
     for tail in ("First question?", "Second question?"):
         body = {"messages": [{"role": "user", "content": f"{shared}\n{tail}"}], "max_tokens": 4, "stream": True, "cache_prompt": True}
@@ -77,9 +77,11 @@ def main() -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--type", default="Q4_K_M")
     parser.add_argument("--streams", default="1,4,16,64")
+    parser.add_argument("--words", type=int, default=20, help="words of each prompt")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prefix", type=int, default=2000, help="words of the long prompt; 0 leaves it out")
     parser.add_argument("--port", type=int, default=18100)
     parser.add_argument("--folder", type=Path, default=Path("target/bench-serve"))
     options = parser.parse_args()
@@ -115,21 +117,22 @@ def main() -> int:
             server = Server(command, options.port, options.folder / f"{name}.log")
             try:
                 server.wait_ready()
-                asyncio.run(streams(server, 1, 4, 1000))
+                asyncio.run(streams(server, 1, options.words, 4, 1000))
                 idle[name] = server.memory()
                 for n in sizes:
-                    result = asyncio.run(streams(server, n, options.tokens, round_ * 1000 + n))
+                    result = asyncio.run(streams(server, n, options.words, options.tokens, round_ * 1000 + n))
                     print(f"{name:>13} {n:>3} streams: {result.rate:7.1f} tokens/s, first token {result.p50:.2f} s (p50) {result.p99:.2f} s (p99)", flush=True)
                     key = (name, n)
                     if key not in best or result.rate > best[key].rate:
                         best[key] = result
-                cold, warm = asyncio.run(prefix(server))
-                if name not in prefixes or warm < prefixes[name][1]:
-                    prefixes[name] = (cold, warm)
+                if options.prefix:
+                    cold, warm = asyncio.run(prefix(server, options.prefix))
+                    if name not in prefixes or warm < prefixes[name][1]:
+                        prefixes[name] = (cold, warm)
             finally:
                 server.stop(signal.SIGTERM)
 
-    print(f"\n{model.name}, {options.tokens} tokens each, {options.threads} threads, best of {options.rounds}\n")
+    print(f"\n{model.name}, prompts of {options.words} words, answers of {options.tokens} tokens, {options.threads} threads, best of {options.rounds}\n")
     print("| streams | " + " | ".join(f"{name} tok/s" for name in engines) + " | ratio | " + " | ".join(f"{name} first token p50/p99" for name in engines) + " |")
     print("|--:|" + "--:|" * (2 * len(engines) + 1))
     for n in sizes:
@@ -138,10 +141,11 @@ def main() -> int:
         print(f"| {n} | " + " | ".join(f"{r.rate:.1f}" for r in row) + f" | {ratio} | " + " | ".join(f"{r.p50:.2f} / {r.p99:.2f} s" for r in row) + " |")
     print()
     for name in engines:
-        cold, warm = prefixes[name]
         grown = best[name, sizes[-1]].memory
-        print(f"{name}: a prompt of 2k words {cold:.2f} s to the first token, known {warm:.3f} s ({warm / cold:.3f} ×); "
-              f"memory {idle[name] / 1e6:.0f} MB at first, {grown / 1e6:.0f} MB after {sizes[-1]} streams")
+        print(f"{name}: memory {idle[name] / 1e6:.0f} MB at first, {grown / 1e6:.0f} MB after {sizes[-1]} streams")
+        if name in prefixes:
+            cold, warm = prefixes[name]
+            print(f"  a prompt of {options.prefix} words {cold:.2f} s to the first token, known {warm:.3f} s ({warm / cold:.3f} ×)")
     results = {f"{name}/{n}": vars(result) for (name, n), result in best.items()}
     (options.folder / "results.json").write_text(json.dumps({"streams": results, "prefix": prefixes}, indent=2))
     return 0

@@ -92,6 +92,7 @@ pub fn answer(data: &[u8]) {
         reasoning: choice & 1 == 0,
         tools: Some(&tools).filter(|_| choice & 2 == 0),
         prompt: "",
+        stream_calls: choice & 4 != 0,
     };
     let whole = Answer::parse(format, &options, &text);
     assert!(whole.content.len() + whole.reasoning.len() <= text.len());

@@ -138,6 +138,7 @@ fn call_round_trip(path: &Path) -> Result<bool, String> {
         reasoning: true,
         tools: Some(&tools),
         prompt: &prompt,
+        ..AnswerOptions::default()
     };
     let answer = Answer::parse(&AnswerFormat::of(&template), &answer_options, turn);
     match answer.tool_calls.as_slice() {

@@ -37,25 +37,25 @@ pub fn app(state: AppState) -> Router {
         .route("/metrics", get(health::metrics))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/completion", post(native::completion))
-        .route("/completions", post(native::completion))
-        .route("/infill", post(native::infill))
-        .route("/tokenize", post(native::tokenize))
-        .route("/detokenize", post(native::detokenize))
-        .route("/apply-template", post(native::apply_template))
-        .route("/props", get(native::props))
-        .route("/slots", get(native::slots))
+        .route("/completion", post(native::completion::completion))
+        .route("/completions", post(native::completion::completion))
+        .route("/infill", post(native::completion::infill))
+        .route("/tokenize", post(native::text::tokenize))
+        .route("/detokenize", post(native::text::detokenize))
+        .route("/apply-template", post(native::text::apply_template))
+        .route("/props", get(native::server::props))
+        .route("/slots", get(native::server::slots))
         .route(
             "/lora-adapters",
-            get(native::lora_adapters).post(native::scale_adapters),
+            get(native::server::lora_adapters).post(native::server::scale_adapters),
         )
-        .route("/api/generate", post(ollama::generate))
-        .route("/api/chat", post(ollama::chat))
-        .route("/api/tags", get(ollama::tags))
-        .route("/api/ps", get(ollama::ps))
-        .route("/api/show", post(ollama::show))
-        .route("/api/embed", post(ollama::embed))
-        .route("/api/version", get(ollama::version))
+        .route("/api/generate", post(ollama::answer::generate))
+        .route("/api/chat", post(ollama::answer::chat))
+        .route("/api/tags", get(ollama::catalog::tags))
+        .route("/api/ps", get(ollama::catalog::ps))
+        .route("/api/show", post(ollama::catalog::show))
+        .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/version", get(ollama::catalog::version))
         .route("/openapi.json", get(openapi::document))
         .merge(webpage::routes());
     layered(routes, state)
@@ -81,7 +81,7 @@ pub fn layered(routes: Router<AppState>, state: AppState) -> Router {
 }
 
 fn cors(state: &AppState) -> CorsLayer {
-    let origins = &state.args().cors_origin;
+    let origins = &state.args().network.cors_origin;
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
         .allow_headers([
@@ -111,12 +111,12 @@ async fn check_origin(
 }
 
 fn check_headers(state: &AppState, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
-    let args = state.args();
+    let network = &state.args().network;
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST);
     if let Some(host) = host
         && state.keys().is_empty()
-        && !is_own_name(host, &args.allowed_host)
+        && !is_own_name(host, &network.allowed_host)
     {
         return Err(ApiError::forbidden(
             "this server is not known by that name; --allowed-host makes it so",
@@ -125,7 +125,7 @@ fn check_headers(state: &AppState, method: &Method, headers: &HeaderMap) -> Resu
     let origin = text(header::ORIGIN).filter(|_| method == Method::POST);
     if let Some(origin) = origin
         && origin.split_once("://").map(|(_, name)| name) != host
-        && !args
+        && !network
             .cors_origin
             .iter()
             .any(|known| known == "*" || known == origin)

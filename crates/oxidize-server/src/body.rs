@@ -20,7 +20,8 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, ApiError> {
         let state = AppState::from_ref(state);
-        let (limit, patience) = (state.args().max_body, state.args().io_patience());
+        let limits = &state.args().limits;
+        let (limit, patience) = (limits.max_body, limits.io_patience());
         let reading = axum::body::to_bytes(request.into_body(), limit);
         let bytes = match tokio::time::timeout(patience, reading).await {
             Ok(Ok(bytes)) => bytes,

@@ -9,7 +9,7 @@ use oxidize_core::backend::KvType;
 
 use crate::auth::{KeyError, Keys};
 
-/// How models are served over HTTP.
+/// How models are served over HTTP. A group of settings is a struct, and a heading in the help.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
     /// Models to serve: GGUF files or safetensors directories, each as MODEL or NAME=MODEL. The first is loaded
@@ -36,22 +36,29 @@ pub struct ServeArgs {
         env = "OXIDIZE_IDLE_UNLOAD"
     )]
     pub idle_unload: u64,
+    /// Who may ask.
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// How much may be asked.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// How models run.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// What is written down.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
 
+/// Where the server listens, and to whom.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Network")]
+pub struct NetworkArgs {
     /// Address to listen on. Other than the machine's own, it needs a key or --no-auth
-    #[arg(
-        long,
-        default_value = "127.0.0.1",
-        env = "OXIDIZE_HOST",
-        help_heading = "Network"
-    )]
+    #[arg(long, default_value = "127.0.0.1", env = "OXIDIZE_HOST")]
     pub host: IpAddr,
     /// Port to listen on; 0 takes a free one
-    #[arg(
-        long,
-        default_value_t = 8080,
-        env = "OXIDIZE_PORT",
-        help_heading = "Network"
-    )]
+    #[arg(long, default_value_t = 8080, env = "OXIDIZE_PORT")]
     pub port: u16,
     /// A key that clients must show, perhaps with settings: `KEY name=alice rpm=60 tpm=100000 priority=1`
     /// (repeatable; KEY may be sha256:HEX)
@@ -59,178 +66,130 @@ pub struct ServeArgs {
         long,
         value_name = "KEY",
         env = "OXIDIZE_API_KEY",
-        hide_env_values = true,
-        help_heading = "Network"
+        hide_env_values = true
     )]
     pub api_key: Vec<String>,
     /// Keys from a file, one a line
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "OXIDIZE_API_KEY_FILE",
-        help_heading = "Network"
-    )]
+    #[arg(long, value_name = "FILE", env = "OXIDIZE_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Listen for everyone without any key
-    #[arg(long, env = "OXIDIZE_NO_AUTH", help_heading = "Network")]
+    #[arg(long, env = "OXIDIZE_NO_AUTH")]
     pub no_auth: bool,
     /// Web pages from these origins may use the server, `*` for all (repeatable)
-    #[arg(
-        long,
-        value_name = "ORIGIN",
-        env = "OXIDIZE_CORS_ORIGIN",
-        help_heading = "Network"
-    )]
+    #[arg(long, value_name = "ORIGIN", env = "OXIDIZE_CORS_ORIGIN")]
     pub cors_origin: Vec<String>,
     /// Names that requests may give in their Host header, besides the address itself, `*` for all (repeatable)
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "OXIDIZE_ALLOWED_HOST",
-        help_heading = "Network"
-    )]
+    #[arg(long, value_name = "NAME", env = "OXIDIZE_ALLOWED_HOST")]
     pub allowed_host: Vec<String>,
+}
 
+/// How much may be asked of the server, and how long it may take.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
     /// Most connections at once
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 4096,
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "N", default_value_t = 4096)]
     pub max_connections: usize,
     /// Most bytes of a request's body
-    #[arg(long, value_name = "BYTES", default_value_t = 32 << 20, help_heading = "Limits")]
+    #[arg(long, value_name = "BYTES", default_value_t = 32 << 20)]
     pub max_body: usize,
     /// Requests that wait for a slot, for each model; more are told to come back later
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        env = "OXIDIZE_QUEUE",
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "N", default_value_t = 64, env = "OXIDIZE_QUEUE")]
     pub queue: usize,
+    /// Most megabytes that loaded models take together, with their caches; idle ones make room for one that is
+    /// asked for [default: what the machine has]
+    #[arg(long, value_name = "MB", env = "OXIDIZE_MEMORY_LIMIT")]
+    pub memory_limit: Option<u64>,
     /// Most seconds that a request may take
     #[arg(
         long,
         value_name = "SECONDS",
         default_value_t = 600,
-        env = "OXIDIZE_TIMEOUT",
-        help_heading = "Limits"
+        env = "OXIDIZE_TIMEOUT"
     )]
     pub timeout: u64,
     /// Seconds after which a client that does not read or send is cut off
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 30,
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub io_timeout: u64,
     /// Seconds that running requests get to finish when the server is told to stop
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 30,
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,
+}
 
+/// How models run.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
     /// Most tokens of context of a request, prompt and answer together; 0 is the model's own limit [default:
     /// the model's limit, at most 4096]
-    #[arg(
-        short = 'c',
-        long = "ctx-size",
-        value_name = "N",
-        env = "OXIDIZE_CTX_SIZE",
-        help_heading = "Engine"
-    )]
+    #[arg(short = 'c', long, value_name = "N", env = "OXIDIZE_CTX_SIZE")]
     pub ctx_size: Option<usize>,
     /// Most requests that run at once
     #[arg(
-        long = "parallel",
+        long,
         visible_alias = "np",
         value_name = "N",
         default_value_t = 16,
-        env = "OXIDIZE_PARALLEL",
-        help_heading = "Engine"
+        env = "OXIDIZE_PARALLEL"
     )]
     pub parallel: usize,
     /// Tokens that the KV cache holds for all requests together [default: the context times --parallel, as far as
     /// a quarter of the memory allows]
-    #[arg(
-        long,
-        value_name = "N",
-        env = "OXIDIZE_CACHE_TOKENS",
-        help_heading = "Engine"
-    )]
+    #[arg(long, value_name = "N", env = "OXIDIZE_CACHE_TOKENS")]
     pub cache_tokens: Option<usize>,
     /// Give an answer the same tokens whatever else runs beside it; slower
-    #[arg(long, env = "OXIDIZE_DETERMINISTIC", help_heading = "Engine")]
+    #[arg(long, env = "OXIDIZE_DETERMINISTIC")]
     pub deterministic: bool,
     /// Keep computed prefixes in this folder, so that they are found again after a restart
-    #[arg(
-        long,
-        value_name = "FOLDER",
-        env = "OXIDIZE_CACHE_DIR",
-        help_heading = "Engine"
-    )]
+    #[arg(long, value_name = "FOLDER", env = "OXIDIZE_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
     /// Most gigabytes in that folder, for each model
-    #[arg(long, value_name = "GB", default_value_t = 10, help_heading = "Engine")]
+    #[arg(long, value_name = "GB", default_value_t = 10)]
     pub cache_dir_size: u64,
     /// Threads [default: all cores]
-    #[arg(
-        short = 't',
-        long,
-        value_name = "N",
-        env = "OXIDIZE_THREADS",
-        help_heading = "Engine"
-    )]
+    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
     pub threads: Option<usize>,
     /// Most tokens that are computed in one step: how long a prompt can hold up others
-    #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, env = "OXIDIZE_BATCH_SIZE", help_heading = "Engine")]
+    #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, env = "OXIDIZE_BATCH_SIZE")]
     pub batch_size: usize,
     /// How the cache keeps keys: f32, f16, q8_0 or q4_0
-    #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_K", help_heading = "Engine")]
+    #[arg(long, visible_alias = "ctk", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_K")]
     pub cache_type_k: KvType,
     /// How the cache keeps values: f32, f16, q8_0 or q4_0
-    #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_V", help_heading = "Engine")]
+    #[arg(long, visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_V")]
     pub cache_type_v: KvType,
     /// Read model files instead of mapping them into memory
-    #[arg(long, env = "OXIDIZE_NO_MMAP", help_heading = "Engine")]
+    #[arg(long, env = "OXIDIZE_NO_MMAP")]
     pub no_mmap: bool,
     /// Run models even if they seem not to fit in memory
-    #[arg(long, help_heading = "Engine")]
+    #[arg(long)]
     pub no_memory_check: bool,
     /// Add a LoRA adapter to the first model, as PATH or PATH:SCALE (repeatable)
-    #[arg(long, value_name = "PATH[:SCALE]", value_parser = adapter, env = "OXIDIZE_LORA", value_delimiter = ',', help_heading = "Engine")]
+    #[arg(long, value_name = "PATH[:SCALE]", value_parser = adapter, env = "OXIDIZE_LORA", value_delimiter = ',')]
     pub lora: Vec<(PathBuf, f32)>,
     /// A chat template from a file, or a built-in one by name, instead of the models' own
-    #[arg(
-        long = "chat-template",
-        visible_alias = "chat-template-file",
-        value_name = "FILE|NAME",
-        help_heading = "Engine"
-    )]
+    #[arg(long, visible_alias = "chat-template-file", value_name = "FILE|NAME")]
     pub chat_template: Option<String>,
+}
 
+/// What is written down.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Log")]
+pub struct LogArgs {
     /// How the log is written
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "OXIDIZE_LOG_FORMAT", help_heading = "Log")]
-    pub log_format: LogFormat,
+    #[arg(long = "log-format", value_enum, default_value_t = LogFormat::Text, env = "OXIDIZE_LOG_FORMAT")]
+    pub format: LogFormat,
     /// Which events are logged: error, warn, info, debug, or a filter such as `oxidize_server=debug`
     #[arg(
-        long,
+        long = "log",
         value_name = "FILTER",
         default_value = "info",
-        env = "OXIDIZE_LOG",
-        help_heading = "Log"
+        env = "OXIDIZE_LOG"
     )]
-    pub log: String,
+    pub filter: String,
     /// Log prompts and answers, too
-    #[arg(long, env = "OXIDIZE_LOG_PROMPTS", help_heading = "Log")]
-    pub log_prompts: bool,
+    #[arg(long = "log-prompts", env = "OXIDIZE_LOG_PROMPTS")]
+    pub prompts: bool,
 }
 
 /// How a line of the log looks.
@@ -324,7 +283,7 @@ impl ServeArgs {
 
     /// Checks what can be checked before anything is done.
     pub fn check(&self, specs: &[ModelSpec]) -> Result<Keys, ConfigError> {
-        let keys = Keys::new(&self.api_key, self.api_key_file.as_deref())?;
+        let keys = Keys::new(&self.network.api_key, self.network.api_key_file.as_deref())?;
         if specs.is_empty() {
             return Err(ConfigError::NoModel);
         }
@@ -337,17 +296,22 @@ impl ServeArgs {
                 return Err(ConfigError::SameName(spec.name.clone()));
             }
         }
-        if !self.host.is_loopback() && keys.is_empty() && !self.no_auth {
-            return Err(ConfigError::OpenBind(self.host));
+        let NetworkArgs { host, no_auth, .. } = self.network;
+        if !host.is_loopback() && keys.is_empty() && !no_auth {
+            return Err(ConfigError::OpenBind(host));
         }
         Ok(keys)
     }
+}
 
+impl NetworkArgs {
     /// The address to listen on.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.host, self.port)
     }
+}
 
+impl LimitArgs {
     /// How long a client may do nothing.
     pub fn io_patience(&self) -> Duration {
         Duration::from_secs(self.io_timeout.max(1))

@@ -1,7 +1,7 @@
 //! From messages to a [`Job`]: the model's template, its tools, a turn that was begun. Chat, messages, responses and
 //! Ollama's chat all come through here.
 
-use oxidize_core::chat::{AnswerOptions, AnswerParser, ChatInput, Content, Message};
+use oxidize_core::chat::{AnswerOptions, AnswerParser, CallReader, ChatInput, Content, Message};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Map, Value as Json};
@@ -10,7 +10,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::generate::{Job, Reading};
 use crate::models::Loaded;
 use crate::sampling::SamplingFields;
-use crate::tools::{CallReader, Tools};
+use crate::tools::Tools;
 
 /// A conversation and what is wanted of it.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +29,8 @@ pub struct Conversation {
     pub grammar: Option<Grammar>,
     /// Most tokens of the answer.
     pub max_tokens: Option<usize>,
+    /// Whether tool calls are told while they are written.
+    pub stream_calls: bool,
     /// How many answers.
     pub n: usize,
     /// `Some(n)` reports log probabilities of each token and the n most likely ones.
@@ -54,21 +56,19 @@ impl Conversation {
                 reasoning: !self.inline_reasoning,
                 tools: tools.as_ref(),
                 prompt: &prompt,
+                stream_calls: self.stream_calls,
             };
             Reading::Answer(Box::new(AnswerParser::new(&model.format, &options)))
         };
-        let mut sampling = self.sampling.params(&model.defaults, tokenizer)?;
-        sampling.n_probs = self.n_probs;
+        let mut job = Job::new(model, &self.sampling)?;
+        job.sampling.n_probs = self.n_probs;
         Ok(Job {
             prompts: vec![encode(tokenizer, &prompt)],
             n: self.n.max(1),
-            sampling,
             grammar: forced.or(self.grammar),
             max_tokens: self.max_tokens,
-            ignore_eos: self.sampling.ignore_eos.unwrap_or(false),
-            priority: self.sampling.priority,
-            adapters: self.sampling.lora.clone().unwrap_or_default(),
             reading,
+            ..job
         })
     }
 

@@ -1,16 +1,21 @@
 //! [`ApiError`]: what a client is told when a request cannot be served, in the words of the API it speaks.
 
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
 use axum::Json;
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use oxidize_core::engine::EngineError;
+use oxidize_core::grammar::GrammarError;
 use oxidize_core::sampling::SamplingError;
 use oxidize_core::scheduler::SubmitError;
 use serde::Serialize;
 use serde_json::json;
-use utoipa::ToSchema;
+use utoipa::openapi::{self, RefOr};
+use utoipa::{IntoResponses, ToSchema};
 
 /// A result whose error can be sent to a client.
 pub type ApiResult<T> = Result<T, ApiError>;
@@ -256,6 +261,7 @@ fn engine(error: &EngineError, message: String) -> ApiError {
             code: Some("context_length_exceeded"),
             ..ApiError::bad_request(message)
         },
+        EngineError::Grammar(GrammarError::Fault) => ApiError::internal(message),
         EngineError::Submit(_)
         | EngineError::Grammar(_)
         | EngineError::TokenOutOfRange { .. }
@@ -321,6 +327,34 @@ pub struct AnthropicErrorDetail {
 pub struct OllamaErrorBody {
     /// A sentence for people.
     pub error: String,
+}
+
+/// What an endpoint answers to requests that it does not serve, in the shape `B`, for the OpenAPI document.
+pub struct Errors<B>(PhantomData<B>);
+
+/// The errors of OpenAI's endpoints, and of llama-server's.
+pub type OpenAiErrors = Errors<ErrorBody>;
+/// The errors of Anthropic's endpoints.
+pub type AnthropicErrors = Errors<AnthropicErrorBody>;
+/// The errors of Ollama's endpoints.
+pub type OllamaErrors = Errors<OllamaErrorBody>;
+
+impl<B: ToSchema> IntoResponses for Errors<B> {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        let answer = |(status, description): (&str, &str)| {
+            let shape = openapi::Ref::from_schema_name(B::name());
+            let response = openapi::ResponseBuilder::new()
+                .description(description)
+                .content("application/json", openapi::Content::new(Some(shape)));
+            (status.to_owned(), RefOr::T(response.build()))
+        };
+        let known = [
+            ("400", "The request is wrong"),
+            ("4XX", "The request cannot be served"),
+            ("5XX", "The server cannot serve it now"),
+        ];
+        known.map(answer).into()
+    }
 }
 
 #[cfg(test)]

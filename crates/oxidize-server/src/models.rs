@@ -73,6 +73,8 @@ pub struct Loaded {
     pub slots: usize,
     /// Tokens that the KV cache holds.
     pub cache_tokens: usize,
+    /// Bytes that it takes, weights and cache and all.
+    memory: u64,
     embedder: Mutex<Option<Embedder>>,
     embedder_config: EmbedderConfig,
     backend: Arc<dyn Backend>,
@@ -164,16 +166,19 @@ impl Registry {
                 .entries
                 .first()
                 .is_some_and(|first| Arc::ptr_eq(first, entry));
-            let work = move || loader.load(&spec, is_first);
+            let taken = self.memory_taken(entry);
+            let work = move || loader.load(&spec, is_first, taken);
             let result = tokio::task::spawn_blocking(work).await;
             match result.map_err(|panic| ApiError::internal(format!("loading failed: {panic}")))? {
                 Ok(loaded) => break Arc::new(loaded),
-                Err(oxidize_core::Error::Model(ModelError::OutOfMemory { .. }))
-                    if self.unload_one(entry).await => {}
+                Err(error) if is_out_of_memory(&error) && self.unload_one(entry).await => {}
                 Err(error) => {
                     tracing::error!(model = entry.spec.name, %error, "cannot load");
                     let message = format!("cannot load {}: {error}", entry.spec.name);
-                    return Err(ApiError::internal(message));
+                    return Err(match is_out_of_memory(&error) {
+                        true => ApiError::unavailable(message),
+                        false => ApiError::internal(message),
+                    });
                 }
             }
         };
@@ -186,6 +191,13 @@ impl Registry {
         *slot = Some(loaded.clone());
         entry.show(Some(loaded.clone()));
         Ok(loaded)
+    }
+
+    /// Bytes that the loaded models take, other than `wanted`.
+    fn memory_taken(&self, wanted: &Arc<Entry>) -> u64 {
+        let others = self.entries.iter().filter(|e| !Arc::ptr_eq(e, wanted));
+        let loaded = others.filter_map(|entry| entry.loaded());
+        loaded.map(|model| model.memory).sum()
     }
 
     /// Lets go of models that were not used for `patience`.
@@ -296,7 +308,15 @@ impl Registry {
                 |s| s.cancelled as f64,
             ),
         ];
-        let mut gauges = Vec::new();
+        let mut gauges: Vec<Gauge> = loaded
+            .iter()
+            .map(|model| Gauge {
+                name: "oxidize_model_bytes",
+                help: "Memory that a model takes, with its cache.",
+                model: model.name.clone(),
+                value: model.memory as f64,
+            })
+            .collect();
         for (name, help, read) in stats {
             for model in &loaded {
                 let Some(engine) = &model.engine else {
@@ -327,8 +347,9 @@ impl Entry {
 }
 
 impl Loader {
-    fn load(&self, spec: &ModelSpec, is_first: bool) -> oxidize_core::Result<Loaded> {
-        let args = &*self.args;
+    /// Loads a model while others take `taken` bytes.
+    fn load(&self, spec: &ModelSpec, is_first: bool, taken: u64) -> oxidize_core::Result<Loaded> {
+        let args = &self.args.engine;
         let options = OpenOptions {
             mmap: !args.no_mmap,
             ..OpenOptions::default()
@@ -342,6 +363,11 @@ impl Loader {
             model = model.with_adapters(adapters?)?;
         }
         let config = self.engine_config(&model);
+        let plan = MemoryPlan::new(&model, &config.session(&model));
+        if let Some(limit) = self.args.limits.memory_limit {
+            let left = limit.saturating_mul(1_000_000).saturating_sub(taken);
+            plan.check_within(&model, left)?;
+        }
         let template = template(args.chat_template.as_deref(), &model)?;
         let generates = model.plan().result.is_some();
         let engine = generates
@@ -352,11 +378,12 @@ impl Loader {
             format: AnswerFormat::of(&template),
             template,
             defaults: model.sampling_defaults(),
-            admission: Admission::new(config.max_sequences, args.queue),
+            admission: Admission::new(config.max_sequences, self.args.limits.queue),
             running: Running::default(),
             adapter_scales: Mutex::new(model.adapter_strengths().to_vec()),
             slots: config.max_sequences,
             cache_tokens: config.cache_tokens.unwrap_or_default(),
+            memory: plan.total(),
             embedder: Mutex::new(None),
             embedder_config: EmbedderConfig {
                 n_ctx: config.n_ctx,
@@ -372,7 +399,7 @@ impl Loader {
     }
 
     fn engine_config(&self, model: &Model) -> EngineConfig {
-        let args = &*self.args;
+        let args = &self.args.engine;
         let mut config = EngineConfig {
             n_ctx: args.ctx_size.map(|n_ctx| match n_ctx {
                 0 => model.hparams().n_ctx_train,
@@ -380,7 +407,7 @@ impl Loader {
             }),
             max_batch_tokens: args.batch_size.max(1),
             max_sequences: args.parallel.max(1),
-            max_queue: args.queue.saturating_add(args.parallel.max(1)),
+            max_queue: self.args.limits.queue.saturating_add(args.parallel.max(1)),
             key_type: args.cache_type_k,
             value_type: args.cache_type_v,
             n_threads: args.threads,
@@ -403,6 +430,13 @@ impl Loader {
         config.cache_tokens = Some(asked.max(context));
         config
     }
+}
+
+fn is_out_of_memory(error: &oxidize_core::Error) -> bool {
+    matches!(
+        error,
+        oxidize_core::Error::Model(ModelError::OutOfMemory { .. })
+    )
 }
 
 /// The template that was asked for, the model's own, or the most common one.

@@ -5,6 +5,8 @@ use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Document;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
+use crate::error::{AnthropicErrorBody, ErrorBody, OllamaErrorBody};
+
 /// Every endpoint with its types.
 #[derive(OpenApi)]
 #[openapi(
@@ -22,26 +24,27 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
         crate::routes::models::get,
         crate::routes::anthropic::create,
         crate::routes::anthropic::count_tokens,
-        crate::routes::native::completion,
-        crate::routes::native::infill,
-        crate::routes::native::tokenize,
-        crate::routes::native::detokenize,
-        crate::routes::native::apply_template,
-        crate::routes::native::props,
-        crate::routes::native::slots,
-        crate::routes::native::lora_adapters,
-        crate::routes::native::scale_adapters,
-        crate::routes::ollama::generate,
-        crate::routes::ollama::chat,
-        crate::routes::ollama::tags,
-        crate::routes::ollama::ps,
-        crate::routes::ollama::show,
-        crate::routes::ollama::embed,
-        crate::routes::ollama::version,
+        crate::routes::native::completion::completion,
+        crate::routes::native::completion::infill,
+        crate::routes::native::text::tokenize,
+        crate::routes::native::text::detokenize,
+        crate::routes::native::text::apply_template,
+        crate::routes::native::server::props,
+        crate::routes::native::server::slots,
+        crate::routes::native::server::lora_adapters,
+        crate::routes::native::server::scale_adapters,
+        crate::routes::ollama::answer::generate,
+        crate::routes::ollama::answer::chat,
+        crate::routes::ollama::catalog::tags,
+        crate::routes::ollama::catalog::ps,
+        crate::routes::ollama::catalog::show,
+        crate::routes::ollama::embed::embed,
+        crate::routes::ollama::catalog::version,
         crate::routes::health::ready,
         crate::routes::health::live,
         crate::routes::health::metrics,
     ),
+    components(schemas(ErrorBody, AnthropicErrorBody, OllamaErrorBody)),
     modifiers(&Bearer),
     security(("key" = [])),
 )]

@@ -66,7 +66,7 @@ pub struct SamplingFields {
     #[schema(maximum = 1000000)]
     pub dry_allowed_length: Option<u32>,
     /// DRY: how many tokens back it looks; -1 is all.
-    #[schema(minimum = -1)]
+    #[schema(minimum = -1, maximum = 2147483647)]
     pub dry_penalty_last_n: Option<i32>,
     /// DRY: a repetition does not reach across these strings.
     pub dry_sequence_breakers: Option<Vec<String>>,
@@ -75,7 +75,7 @@ pub struct SamplingFields {
     #[schema(minimum = 0.01, maximum = 100)]
     pub repeat_penalty: Option<f32>,
     /// How many tokens back the penalties look; -1 is all.
-    #[schema(minimum = -1)]
+    #[schema(minimum = -1, maximum = 2147483647)]
     pub repeat_last_n: Option<i32>,
     /// Penalty for each time a token came up.
     #[schema(minimum = -100, maximum = 100)]

@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
 
 use crate::app::app;
-use crate::config::{ConfigError, LogFormat, ModelSpec, ServeArgs};
+use crate::config::{ConfigError, LogArgs, LogFormat, ModelSpec, ServeArgs};
 use crate::error::ApiError;
 use crate::state::AppState;
 
@@ -71,7 +71,7 @@ pub fn run(
     specs: Vec<ModelSpec>,
     backend: Arc<dyn Backend>,
 ) -> Result<(), ServeError> {
-    log_to_stderr(&args)?;
+    log_to_stderr(&args.log)?;
     raise_file_limit();
     let state = AppState::new(args, specs, backend)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -98,7 +98,7 @@ impl Server {
 
     /// The same with other routes, for tests.
     pub fn with_router(state: AppState, router: Router) -> Result<Server, ServeError> {
-        let address = state.args().address();
+        let address = state.args().network.address();
         let listener = listen(address).map_err(|error| ServeError::Bind { address, error })?;
         Ok(Server {
             state,
@@ -109,7 +109,7 @@ impl Server {
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        let asked = self.state.args().address();
+        let asked = self.state.args().network.address();
         self.listener.local_addr().unwrap_or(asked)
     }
 
@@ -155,7 +155,7 @@ impl Server {
 
 /// Waits for what has begun, as long as it may take.
 async fn drain(graceful: GracefulShutdown, state: &AppState) {
-    let patience = Duration::from_secs(state.args().drain);
+    let patience = Duration::from_secs(state.args().limits.drain);
     tracing::info!(
         seconds = patience.as_secs(),
         "shutting down: running requests may finish"
@@ -202,8 +202,8 @@ async fn accept(
     router: Router,
     graceful: &GracefulShutdown,
 ) {
-    let places = Arc::new(Semaphore::new(state.args().max_connections.max(1)));
-    let patience = state.args().io_patience();
+    let places = Arc::new(Semaphore::new(state.args().limits.max_connections.max(1)));
+    let patience = state.args().limits.io_patience();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(patience)
@@ -347,9 +347,9 @@ async fn stop_signal() {
     }
 }
 
-fn log_to_stderr(args: &ServeArgs) -> Result<(), ConfigError> {
+fn log_to_stderr(args: &LogArgs) -> Result<(), ConfigError> {
     use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_new(&args.log).map_err(|error| ConfigError::Option {
+    let filter = EnvFilter::try_new(&args.filter).map_err(|error| ConfigError::Option {
         option: "--log",
         problem: error.to_string(),
     })?;
@@ -357,7 +357,7 @@ fn log_to_stderr(args: &ServeArgs) -> Result<(), ConfigError> {
         .with_env_filter(filter)
         .with_writer(io::stderr);
     // Fails only where a log is set up already, and then that one is used.
-    let _ = match args.log_format {
+    let _ = match args.format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => builder
             .with_target(false)

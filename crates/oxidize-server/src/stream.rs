@@ -30,7 +30,10 @@ pub trait Writer: Send + Unpin + 'static {
     /// What is sent when all is well and over.
     fn end(&mut self, out: &mut Frames);
     /// What is sent when all is over and not well.
-    fn error(&mut self, error: &ApiError, out: &mut Frames);
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        out.json(&error.body());
+        out.done();
+    }
     /// What is sent when there is nothing to send.
     fn ping(&mut self, out: &mut Frames) {
         out.comment("ping");

@@ -1,4 +1,4 @@
-//! Tools: what a client may offer a model, how a call is forced where one is required, and how such a call streams.
+//! Tools: what a client may offer a model, and how a call is forced where one is required.
 
 use oxidize_core::grammar::Grammar;
 use serde_json::{Map, Value as Json, json};
@@ -188,129 +188,6 @@ fn move_references(schema: &mut Json, root: &str) {
     }
 }
 
-/// A piece of a call.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CallPiece {
-    /// A call begins.
-    Start {
-        /// Its place among the calls.
-        index: usize,
-        /// What is called.
-        name: String,
-    },
-    /// More of its arguments, as JSON text.
-    Arguments {
-        /// Its place among the calls.
-        index: usize,
-        /// The text.
-        text: String,
-    },
-}
-
-/// Reads forced calls as they come: one object, or a list of them, of the form `{"name": …, "arguments": {…}}`.
-#[derive(Clone, Debug, Default)]
-pub struct CallReader {
-    depth: usize,
-    /// Depth at which the fields of a call are: 1, or 2 inside a list.
-    fields_at: usize,
-    in_string: bool,
-    escaped: bool,
-    /// The string that is being read, at the depth of fields.
-    string: String,
-    /// The field whose value comes.
-    field: Option<String>,
-    /// Whether text is being passed on.
-    in_arguments: bool,
-    n_calls: usize,
-}
-
-impl CallReader {
-    /// Takes the next piece of text.
-    pub fn push(&mut self, text: &str) -> Vec<CallPiece> {
-        let mut pieces = Vec::new();
-        let mut arguments = String::new();
-        for c in text.chars() {
-            let was = self.in_arguments;
-            if was {
-                arguments.push(c);
-            }
-            self.step(c, &mut pieces);
-            if !was && self.in_arguments {
-                arguments.push(c);
-            }
-            if was && !self.in_arguments {
-                self.flush(&mut arguments, &mut pieces);
-            }
-        }
-        self.flush(&mut arguments, &mut pieces);
-        pieces
-    }
-
-    fn flush(&self, arguments: &mut String, pieces: &mut Vec<CallPiece>) {
-        if !arguments.is_empty() {
-            pieces.push(CallPiece::Arguments {
-                index: self.n_calls.saturating_sub(1),
-                text: std::mem::take(arguments),
-            });
-        }
-    }
-
-    fn step(&mut self, c: char, pieces: &mut Vec<CallPiece>) {
-        if self.in_string {
-            return self.step_string(c, pieces);
-        }
-        match c {
-            '"' => {
-                self.in_string = true;
-                self.string.clear();
-            }
-            ':' if self.depth == self.fields_at => {
-                self.field = Some(std::mem::take(&mut self.string));
-            }
-            ',' if self.depth == self.fields_at => self.field = None,
-            '{' | '[' => {
-                if self.depth == 0 {
-                    self.fields_at = if c == '[' { 2 } else { 1 };
-                }
-                if self.depth == self.fields_at && self.field.as_deref() == Some("arguments") {
-                    self.in_arguments = true;
-                }
-                self.depth += 1;
-            }
-            '}' | ']' => {
-                self.depth = self.depth.saturating_sub(1);
-                if self.depth == self.fields_at {
-                    self.in_arguments = false;
-                    self.field = None;
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn step_string(&mut self, c: char, pieces: &mut Vec<CallPiece>) {
-        match c {
-            _ if self.escaped => self.escaped = false,
-            '\\' => self.escaped = true,
-            '"' => {
-                self.in_string = false;
-                if self.depth == self.fields_at && self.field.as_deref() == Some("name") {
-                    pieces.push(CallPiece::Start {
-                        index: self.n_calls,
-                        name: std::mem::take(&mut self.string),
-                    });
-                    self.n_calls += 1;
-                }
-                return;
-            }
-            _ => {}
-        }
-        if self.depth == self.fields_at {
-            self.string.push(c);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -346,35 +223,5 @@ mod tests {
         let city = schema.pointer("/$defs/tool0/properties/city/$ref").unwrap();
         assert_eq!(city, "#/$defs/tool0/$defs/city");
         assert!(schema.pointer("/$defs/tool0/$defs/city").is_some());
-    }
-
-    #[test]
-    fn calls_stream_however_the_text_is_cut() {
-        let text = r#"[ {"name": "a", "arguments": {"x": "}\"{", "y": [1, {"name": "no"}]}}, {"name":"b","arguments":{}}]"#;
-        for size in [1, 2, 3, 7, text.len()] {
-            let mut reader = CallReader::default();
-            let (mut names, mut arguments) = (Vec::new(), vec![String::new(); 2]);
-            let chars: Vec<char> = text.chars().collect();
-            for chunk in chars.chunks(size) {
-                for piece in reader.push(&chunk.iter().collect::<String>()) {
-                    match piece {
-                        CallPiece::Start { index, name } => {
-                            assert_eq!(index, names.len());
-                            names.push(name);
-                        }
-                        CallPiece::Arguments { index, text } => arguments[index].push_str(&text),
-                    }
-                }
-            }
-            assert_eq!(names, ["a", "b"], "{size}");
-            assert_eq!(
-                arguments,
-                [r#"{"x": "}\"{", "y": [1, {"name": "no"}]}"#, "{}"],
-                "{size}"
-            );
-        }
-        let mut reader = CallReader::default();
-        let pieces = reader.push(r#"{"name":"a","arguments":{"x":1"#);
-        assert_eq!(pieces.len(), 2);
     }
 }

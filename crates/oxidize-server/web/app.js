@@ -49,13 +49,18 @@ async function loadDefaults() {
   showSettings();
 }
 
+/* What the model's authors chose; the server says it once the model is known. */
+function ownDefault(value) {
+  return value === undefined ? "the model’s own" : `${Number(Number(value).toFixed(2))} (model)`;
+}
+
 function showSettings() {
   for (const name of NUMBERS) {
     const input = $(`set-${name}`);
     const value = settings[name];
     input.value = value ?? input.dataset.default ?? "";
     const output = input.parentElement.querySelector("output");
-    if (output) output.textContent = value ?? `${Number(input.dataset.default ?? 0).toFixed(2).replace(/\.?0+$/, "")} (model)`;
+    if (output) output.textContent = value ?? ownDefault(input.dataset.default);
   }
   $("set-system").value = settings.system ?? "";
   $("set-key").value = settings.key ?? "";

@@ -7,8 +7,8 @@ use super::capabilities::sample_tools;
 use super::harmony::Harmony;
 use super::markers::{Scan, scan};
 use super::reasoning::{self, ReasoningMarks, THINK};
-use super::tools::{self, Schemas, Section, could_be_call, parse_bare};
-use super::{ChatTemplate, ToolCall};
+use super::tools::{self, CallPiece, CallReader, Schemas, Section, could_be_call, parse_bare};
+use super::{ChatTemplate, FunctionCall, ToolCall};
 
 /// How a model marks reasoning and tool calls.
 #[derive(Debug, Clone)]
@@ -32,6 +32,9 @@ pub struct AnswerOptions<'a> {
     pub tools: Option<&'a Json>,
     /// The rendered prompt, whose end may already have opened the reasoning.
     pub prompt: &'a str,
+    /// Whether calls written as JSON are told while they are written. One that breaks off stays a call then; when
+    /// calls are told as a whole, it is content.
+    pub stream_calls: bool,
 }
 
 /// A piece of an answer.
@@ -43,6 +46,15 @@ pub enum AnswerDelta {
     Content(String),
     /// A complete tool call, its arguments as an object; its id only if the model wrote one.
     ToolCall(ToolCall),
+    /// A tool call begins; its arguments follow.
+    CallStart {
+        /// Its id, if the model wrote one.
+        id: Option<String>,
+        /// What is called.
+        name: String,
+    },
+    /// More of the arguments of the call that began last, as JSON text.
+    CallArguments(String),
 }
 
 /// A whole answer.
@@ -52,7 +64,7 @@ pub struct Answer {
     pub reasoning: String,
     /// The answer.
     pub content: String,
-    /// The calls.
+    /// The calls; the arguments of those that streamed are text.
     pub tool_calls: Vec<ToolCall>,
 }
 
@@ -75,6 +87,8 @@ pub struct AnswerParser {
     /// White space is dropped until text comes.
     trim: bool,
     n_calls: usize,
+    /// What reads the calls of the section as they come, if they are told so.
+    reader: Option<CallReader>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -169,6 +183,7 @@ impl AnswerParser {
             fresh: true,
             trim: opened,
             n_calls: 0,
+            reader: options.stream_calls.then(CallReader::default),
         }
     }
 
@@ -191,6 +206,9 @@ impl AnswerParser {
             harmony.finish(&mut out);
             return out;
         }
+        if matches!(self.state, State::Section(_) | State::BareJson) {
+            self.stream_calls(self.buffer.len(), &mut out);
+        }
         let rest = std::mem::take(&mut self.buffer);
         match self.state {
             State::Content => self.content(&rest, &mut out),
@@ -198,10 +216,7 @@ impl AnswerParser {
             State::Section(index) => self.end_section(index, &rest, "", &mut out),
             State::BareJson => {
                 self.state = State::Content;
-                match parse_bare(&rest) {
-                    Some(calls) => self.calls(calls, &mut out),
-                    None => self.content(&rest, &mut out),
-                }
+                self.calls(parse_bare(&rest), "", &rest, "", &mut out);
             }
         }
         let space = std::mem::take(&mut self.space);
@@ -219,8 +234,10 @@ impl AnswerParser {
             State::Section(index) => self.step_section(index, out),
             State::BareJson => {
                 if could_be_call(&self.buffer) {
+                    self.stream_calls(self.buffer.len(), out);
                     return false;
                 }
+                self.reader = self.reader.take().map(|_| CallReader::default());
                 self.fresh = false;
                 self.state = State::Content;
                 true
@@ -231,6 +248,7 @@ impl AnswerParser {
     fn step_content(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
         if self.fresh && self.format.bare_json && self.buffer.trim_start().starts_with(['{', '[']) {
             self.state = State::BareJson;
+            self.searched = 0;
             return true;
         }
         // Sections first, then transparent marks, then reasoning.
@@ -324,10 +342,11 @@ impl AnswerParser {
         };
         match scan(&self.buffer, self.searched, ends) {
             Scan::Open(at) => {
-                self.searched = at;
+                self.stream_calls(at, out);
                 false
             }
             Scan::Found { at, which } => {
+                self.stream_calls(at, out);
                 let body = self.take(at);
                 let end = ends.get(which).copied().unwrap_or("");
                 self.take(end.len());
@@ -347,22 +366,50 @@ impl AnswerParser {
         let Some(section) = self.format.sections.get(index).copied() else {
             return;
         };
-        match section.read(body, &self.schemas) {
-            Some(calls) => self.calls(calls, out),
-            None => {
-                let raw = [self.opening, body, closing].concat();
-                self.content(&raw, out);
-            }
-        }
+        let calls = section.read(body, &self.schemas);
+        self.calls(calls, self.opening, body, closing, out);
         self.state = State::Content;
     }
 
-    fn calls(&mut self, calls: Vec<ToolCall>, out: &mut Vec<AnswerDelta>) {
-        self.n_calls += calls.len();
+    /// Tells of the calls in the buffer up to `end`, where they are told as they come.
+    fn stream_calls(&mut self, end: usize, out: &mut Vec<AnswerDelta>) {
+        let text = self.buffer.get(self.searched..end).unwrap_or_default();
+        self.searched = self.searched.max(end);
+        for piece in self.reader.iter_mut().flat_map(|reader| reader.push(text)) {
+            out.push(match piece {
+                CallPiece::Start { id, name } => AnswerDelta::CallStart { id, name },
+                CallPiece::Arguments(text) => AnswerDelta::CallArguments(text),
+            });
+        }
+    }
+
+    /// Tells of the calls in a section that have not been told of yet. A section that holds none is content.
+    fn calls(
+        &mut self,
+        calls: Option<Vec<ToolCall>>,
+        opening: &str,
+        body: &str,
+        closing: &str,
+        out: &mut Vec<AnswerDelta>,
+    ) {
+        let told = self.reader.as_mut().map(std::mem::take).unwrap_or_default();
+        let calls = match calls {
+            None if told.n_calls() == 0 => {
+                return self.content(&[opening, body, closing].concat(), out);
+            }
+            calls => calls.unwrap_or_default(),
+        };
+        if calls.is_empty() && told.is_closed() {
+            // Whole calls and then something else.
+            let rest = body.rsplit(['}', ']']).next().unwrap_or_default();
+            self.content(rest, out);
+        }
+        self.n_calls += calls.len().max(told.n_calls());
         self.space.clear();
         self.trim = true;
         self.fresh = false;
-        out.extend(calls.into_iter().map(AnswerDelta::ToolCall));
+        let rest = calls.into_iter().skip(told.n_calls());
+        out.extend(rest.map(AnswerDelta::ToolCall));
     }
 
     fn content(&mut self, text: &str, out: &mut Vec<AnswerDelta>) {
@@ -418,6 +465,22 @@ impl Answer {
                 AnswerDelta::Reasoning(text) => self.reasoning.push_str(&text),
                 AnswerDelta::Content(text) => self.content.push_str(&text),
                 AnswerDelta::ToolCall(call) => self.tool_calls.push(call),
+                AnswerDelta::CallStart { id, name } => self.tool_calls.push(ToolCall {
+                    id,
+                    kind: "function".into(),
+                    function: FunctionCall {
+                        name,
+                        arguments: Json::String(String::new()),
+                    },
+                }),
+                AnswerDelta::CallArguments(text) => {
+                    let call = self.tool_calls.last_mut();
+                    if let Some(Json::String(arguments)) =
+                        call.map(|call| &mut call.function.arguments)
+                    {
+                        arguments.push_str(&text);
+                    }
+                }
             }
         }
     }

@@ -23,6 +23,8 @@ pub use answer::{Answer, AnswerDelta, AnswerFormat, AnswerOptions, AnswerParser}
 pub use builtin::{builtin_template, builtin_template_names};
 pub use capabilities::Capabilities;
 pub use error::ChatError;
+pub use jinja::strftime;
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
 pub use reasoning::ReasoningMarks;
 pub use template::{ChatInput, ChatOptions, ChatTemplate};
+pub use tools::{CallPiece, CallReader};

@@ -91,8 +91,7 @@ impl Grammars {
                 .stack_size(STACK_BYTES)
                 .spawn_scoped(scope, || self.compile_here(grammar))
                 .map_err(|error| GrammarError::Engine(format!("no thread: {error}")))?;
-            let fault = || GrammarError::Engine("a fault while the grammar was compiled".into());
-            thread.join().unwrap_or_else(|_| Err(fault()))
+            thread.join().unwrap_or(Err(GrammarError::Fault))
         })
     }
 
@@ -215,6 +214,7 @@ impl Constraint {
 
     /// Goes on by a token that the mask allows.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
+        tracing::trace!(token, "a constrained answer goes on");
         self.matcher
             .consume_token(token)
             .map_err(|error| GrammarError::Engine(message(&error)))

@@ -71,6 +71,9 @@ pub enum GrammarError {
     /// A grammar asks for more than is allowed.
     #[error("grammar: {0}")]
     Limit(#[from] LimitExceeded),
+    /// The constraint engine broke down.
+    #[error("grammar: a fault while it was compiled")]
+    Fault,
     /// The constraint engine cannot work with this vocabulary or grammar.
     #[error("grammar: {0}")]
     Engine(String),

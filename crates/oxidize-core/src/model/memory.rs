@@ -62,16 +62,21 @@ impl MemoryPlan {
 
     /// Refuses what the system cannot hold; says nothing where the system does not tell.
     pub fn check(&self, model: &Model) -> Result<(), ModelError> {
-        match available_memory() {
-            Some(available) if self.total() > available => Err(ModelError::OutOfMemory {
-                file: model.file().path().to_path_buf(),
-                weights: self.weights,
-                cache: self.cache,
-                buffers: self.buffers,
-                available,
-            }),
-            _ => Ok(()),
+        available_memory().map_or(Ok(()), |available| self.check_within(model, available))
+    }
+
+    /// Refuses what does not fit into `available` bytes.
+    pub fn check_within(&self, model: &Model, available: u64) -> Result<(), ModelError> {
+        if self.total() <= available {
+            return Ok(());
         }
+        Err(ModelError::OutOfMemory {
+            file: model.file().path().to_path_buf(),
+            weights: self.weights,
+            cache: self.cache,
+            buffers: self.buffers,
+            available,
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 #[path = "../answers/mod.rs"]
 mod answers;
 mod families;
+#[path = "../tampered/mod.rs"]
 mod tampered;
 #[path = "../tiny/mod.rs"]
 mod tiny;

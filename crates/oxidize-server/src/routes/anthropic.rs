@@ -14,7 +14,7 @@ use super::token_count;
 use crate::auth::Client;
 use crate::body::Body;
 use crate::conversation::{self, Conversation};
-use crate::error::{AnthropicErrorBody, ApiError, ApiResult};
+use crate::error::{AnthropicErrors, ApiError, ApiResult};
 use crate::generate::{self, End, Generation, Part, Piece, StopReason, Whole, blocking};
 use crate::models::Loaded;
 use crate::sampling::{OneOrMany, SamplingFields};
@@ -183,9 +183,7 @@ impl UsageOut {
         (status = 200, description = "The answer; with `stream`, server-sent events of its pieces", content(
             (MessageOut = "application/json"), (StreamEvent = "text/event-stream"),
         )),
-        (status = 400, description = "The request is wrong", body = AnthropicErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = AnthropicErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = AnthropicErrorBody),
+        AnthropicErrors,
     ),
 )]
 pub async fn create(
@@ -215,8 +213,7 @@ pub async fn create(
         };
         return stream::respond(generation, Framing::Sse, writer).await;
     }
-    let answer = generate::collect(generation).await?.into_iter().next();
-    let answer = answer.ok_or_else(|| ApiError::internal("no answer"))?;
+    let answer = generate::collect_one(generation).await?;
     Ok(Json(message(id, &model, answer)).into_response())
 }
 
@@ -233,9 +230,7 @@ pub struct TokenCount {
     request_body = MessagesRequest,
     responses(
         (status = 200, description = "How many", body = TokenCount),
-        (status = 400, description = "The request is wrong", body = AnthropicErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = AnthropicErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = AnthropicErrorBody),
+        AnthropicErrors,
     ),
 )]
 pub async fn count_tokens(
@@ -316,6 +311,7 @@ impl MessagesRequest {
                 ..SamplingFields::default()
             },
             max_tokens: token_count("max_tokens", self.max_tokens)?,
+            stream_calls: self.stream.unwrap_or(false),
             n: 1,
             ..Conversation::default()
         })

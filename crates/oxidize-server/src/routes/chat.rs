@@ -14,7 +14,7 @@ use crate::answer::{ChatLogprobs, Timings, Usage, chat_logprobs, finish_reason};
 use crate::auth::Client;
 use crate::body::Body;
 use crate::conversation::Conversation;
-use crate::error::{ApiError, ApiResult, ErrorBody};
+use crate::error::{ApiError, ApiResult, OpenAiErrors};
 use crate::generate::{self, Generation, Part, Piece, Whole};
 use crate::models::Loaded;
 use crate::sampling::{ResponseFormat, SamplingFields, one_grammar};
@@ -176,9 +176,7 @@ pub(crate) const FINGERPRINT: &str = concat!("oxidize-", env!("CARGO_PKG_VERSION
         (status = 200, description = "The answer; with `stream`, server-sent events of its pieces", content(
             (ChatCompletion = "application/json"), (StreamEvent = "text/event-stream"),
         )),
-        (status = 400, description = "The request is wrong", body = ErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = ErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = ErrorBody),
+        OpenAiErrors,
     ),
 )]
 pub async fn create(
@@ -268,6 +266,7 @@ impl ChatRequest {
             template_args,
             inline_reasoning: self.reasoning_format.as_deref() == Some("none"),
             max_tokens: token_count("max_tokens", limit)?,
+            stream_calls: self.stream.unwrap_or(false),
             n: bounded("n", self.n.unwrap_or(1), 1, generate::MAX_CHOICES as u32)? as usize,
             n_probs,
             sampling: self.sampling,
@@ -465,11 +464,6 @@ impl Writer for ChatWriter {
             chunk.usage = Some(self.usage);
             out.json(&chunk);
         }
-        out.done();
-    }
-
-    fn error(&mut self, error: &ApiError, out: &mut Frames) {
-        out.json(&error.body());
         out.done();
     }
 }

@@ -15,8 +15,8 @@ use super::{bounded, token_count};
 use crate::answer::{Timings, Usage, finish_reason, finite, text_of};
 use crate::auth::Client;
 use crate::body::Body;
-use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::generate::{self, End, Generation, Job, Part, Piece, Reading, TokenInfo};
+use crate::error::{ApiError, ApiResult, OpenAiErrors};
+use crate::generate::{self, End, Generation, Job, Part, Piece, TokenInfo};
 use crate::models::Loaded;
 use crate::sampling::{ResponseFormat, SamplingFields, one_grammar};
 use crate::state::{AppState, unix_time};
@@ -163,9 +163,7 @@ pub struct CompletionLogprobs {
         (status = 200, description = "The text; with `stream`, server-sent events of its pieces", content(
             (Completion = "application/json"), (StreamEvent = "text/event-stream"),
         )),
-        (status = 400, description = "The request is wrong", body = ErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = ErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = ErrorBody),
+        OpenAiErrors,
     ),
 )]
 pub async fn create(
@@ -230,9 +228,8 @@ pub async fn create(
 
 impl CompletionRequest {
     fn job(self, model: &Loaded, n: usize, n_probs: Option<u32>) -> ApiResult<Job> {
-        let tokenizer = model.tokenizer()?;
-        let mut sampling = self.sampling.params(&model.defaults, tokenizer)?;
-        sampling.n_probs = n_probs;
+        let mut job = Job::new(model, &self.sampling)?;
+        job.sampling.n_probs = n_probs;
         let grammar = one_grammar(
             self.response_format.as_ref(),
             self.grammar.as_deref(),
@@ -246,19 +243,20 @@ impl CompletionRequest {
                         "a suffix goes with one prompt of text",
                     ));
                 };
-                vec![crate::infill::tokens(tokenizer, prefix, &suffix, &[])?]
+                vec![crate::infill::tokens(
+                    model.tokenizer()?,
+                    prefix,
+                    &suffix,
+                    &[],
+                )?]
             }
         };
         Ok(Job {
             prompts,
             n,
-            sampling,
             grammar,
             max_tokens: token_count("max_tokens", self.max_tokens)?.or(Some(DEFAULT_MAX_TOKENS)),
-            ignore_eos: self.sampling.ignore_eos.unwrap_or(false),
-            priority: self.sampling.priority,
-            adapters: self.sampling.lora.clone().unwrap_or_default(),
-            reading: Reading::Text,
+            ..job
         })
     }
 }
@@ -392,11 +390,6 @@ impl Writer for CompletionWriter {
             chunk.usage = Some(self.usage);
             out.json(&chunk);
         }
-        out.done();
-    }
-
-    fn error(&mut self, error: &ApiError, out: &mut Frames) {
-        out.json(&error.body());
         out.done();
     }
 }

@@ -11,7 +11,7 @@ use super::completions::Prompt;
 use crate::answer::Usage;
 use crate::auth::Client;
 use crate::body::Body;
-use crate::error::{ApiError, ApiResult, ErrorBody};
+use crate::error::{ApiError, ApiResult, ErrorBody, OpenAiErrors};
 use crate::generate::blocking;
 use crate::models::Loaded;
 use crate::state::AppState;
@@ -73,9 +73,7 @@ pub enum Vector {
     request_body = EmbeddingRequest,
     responses(
         (status = 200, description = "A vector of length one for each text", body = EmbeddingList),
-        (status = 400, description = "The request is wrong", body = ErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = ErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = ErrorBody),
+        OpenAiErrors,
     ),
 )]
 pub async fn create(

@@ -5,7 +5,7 @@ use axum::extract::{Path, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::error::{ApiResult, ErrorBody};
+use crate::error::{ApiResult, OpenAiErrors};
 use crate::models::Entry;
 use crate::state::AppState;
 
@@ -113,7 +113,7 @@ pub async fn list(State(state): State<AppState>) -> Json<ModelList> {
     params(("model" = String, Path, description = "What requests call it")),
     responses(
         (status = 200, description = "The model", body = ModelCard),
-        (status = "4XX", description = "There is no such model", body = ErrorBody),
+        OpenAiErrors,
     ),
 )]
 pub async fn get(

@@ -14,7 +14,7 @@ use super::token_count;
 use crate::auth::Client;
 use crate::body::Body;
 use crate::conversation::Conversation;
-use crate::error::{ApiError, ApiResult, ErrorBody};
+use crate::error::{ApiError, ApiResult, OpenAiErrors};
 use crate::generate::{End, Generation, Part, Piece, StopReason};
 use crate::models::Loaded;
 use crate::sampling::{ResponseFormat, SamplingFields};
@@ -91,9 +91,7 @@ pub struct ReasoningOptions {
         (status = 200, description = "The response; with `stream`, server-sent events of its making", content(
             (Value = "application/json"), (StreamEvent = "text/event-stream"),
         )),
-        (status = 400, description = "The request is wrong", body = ErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = ErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = ErrorBody),
+        OpenAiErrors,
     ),
 )]
 pub async fn create(
@@ -200,6 +198,7 @@ impl ResponseRequest {
             sampling: self.sampling,
             grammar,
             max_tokens: token_count("max_output_tokens", self.max_output_tokens)?,
+            stream_calls: self.stream.unwrap_or(false),
             n: 1,
             ..Conversation::default()
         })

@@ -61,6 +61,27 @@ streamed = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TI
 arguments = "".join(c.function.arguments or "" for p in streamed for c in (p.choices[0].delta.tool_calls or []))
 assert json.loads(arguments) == {"zone": "UTC"}
 
+# The model's own choice. A grammar makes a model of random weights choose to call, twice; arguments come in pieces.
+CALLS = r"""root ::= "Well. " call "\n" call
+call ::= "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"zone\": \"" [A-Z]{12} "\"}}\n</tool_call>" """
+auto = dict(model=MODEL, messages=ASKED, tools=[TIME], tool_choice="auto", max_tokens=400, seed=1, extra_body={"grammar": CALLS})
+whole = client.chat.completions.create(**auto).choices[0]
+assert whole.finish_reason == "tool_calls" and whole.message.content == "Well.", whole
+calls: dict[int, list] = {}
+content, reasons = "", []
+for piece in client.chat.completions.create(**auto, stream=True):
+    content += piece.choices[0].delta.content or ""
+    reasons += [piece.choices[0].finish_reason] if piece.choices[0].finish_reason else []
+    for part in piece.choices[0].delta.tool_calls or []:
+        calls.setdefault(part.index, []).append(part)
+assert content == "Well." and reasons == ["tool_calls"], (content, reasons)
+assert [parts[0].function.name for parts in calls.values()] == ["time", "time"] and len({parts[0].id for parts in calls.values()}) == 2
+for call, parts in zip(whole.message.tool_calls, calls.values(), strict=True):
+    pieces = [part.function.arguments for part in parts if part.function.arguments]
+    assert len(pieces) > 3, pieces
+    assert json.loads("".join(pieces)) == json.loads(call.function.arguments)
+    assert len(json.loads(call.function.arguments)["zone"]) == 12
+
 # Completions, embeddings.
 completion = client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=3, logprobs=1)
 assert len(completion.choices) == 2 and len(completion.choices[0].logprobs.tokens) == 3

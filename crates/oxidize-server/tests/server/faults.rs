@@ -1,95 +1,16 @@
-//! A fault inside one request ends that request and nothing else. The server runs inside the test here, on a backend
-//! that breaks when it meets certain tokens.
+//! A fault inside one request ends that request and nothing else, and so does a client that leaves. The server runs
+//! inside the test here, on a backend that breaks when it meets certain tokens and stops when it is told to.
 
+use super::tampered::{NAN_OUTPUT, PANIC, PANIC_OUTPUT, Tampered};
 use super::*;
 use axum::routing::get;
 use clap::Parser;
-use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::backend::{Backend, BackendError, Batch, Device, Session, SessionConfig};
-use oxidize_core::graph::{Op, Plan};
-use oxidize_core::kv::BlockId;
-use oxidize_core::model::Weights;
+use oxidize_core::backend::Backend;
 use oxidize_server::{AppState, ModelSpec, ServeArgs, Server};
 use std::sync::Arc;
-
-/// Logits at this token are no numbers.
-const NAN: u32 = 300;
-/// Reading the logits at this token panics, as a fault in sampling would.
-const PANIC: u32 = 301;
-
-struct Faulty;
-
-struct FaultySession {
-    inner: Box<dyn Session>,
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-}
-
-impl Backend for Faulty {
-    fn name(&self) -> &'static str {
-        "faulty"
-    }
-
-    fn devices(&self) -> Vec<Device> {
-        Cpu::default().devices()
-    }
-
-    fn supports(&self, op: &Op) -> bool {
-        Cpu::default().supports(op)
-    }
-
-    fn compile(
-        &self,
-        plan: &Plan,
-        weights: &Weights,
-        config: &SessionConfig,
-    ) -> Result<Box<dyn Session>, BackendError> {
-        Ok(Box::new(FaultySession {
-            inner: Cpu::default().compile(plan, weights, config)?,
-            tokens: Vec::new(),
-            logits: Vec::new(),
-        }))
-    }
-}
-
-impl Session for FaultySession {
-    fn run(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
-        self.tokens = batch
-            .outputs
-            .iter()
-            .map(|&row| batch.tokens[row as usize])
-            .collect();
-        self.inner.run(batch)
-    }
-
-    fn output(&mut self, index: usize) -> Result<&[f32], BackendError> {
-        match self.tokens[index] {
-            PANIC => panic!("a fault that the test wanted"),
-            NAN => {
-                let n = self.inner.output(index)?.len();
-                self.logits = vec![f32::NAN; n];
-                Ok(&self.logits)
-            }
-            _ => self.inner.output(index),
-        }
-    }
-
-    fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError> {
-        self.inner.copy_blocks(moves)
-    }
-
-    fn block_bytes(&self) -> usize {
-        self.inner.block_bytes()
-    }
-
-    fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError> {
-        self.inner.read_block(block, out)
-    }
-
-    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
-        self.inner.write_block(block, bytes)
-    }
-}
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 #[derive(Parser)]
 struct Cli {
@@ -97,14 +18,19 @@ struct Cli {
     args: ServeArgs,
 }
 
-/// Serves on a thread of its own; gives the address and what stops it.
-fn serve() -> (SocketAddr, tokio::sync::oneshot::Sender<()>) {
+/// A server on a thread of its own, until it is dropped.
+struct Inside {
+    address: SocketAddr,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+fn serve(backend: Arc<dyn Backend>) -> Inside {
     let args = Cli::parse_from(["serve", "--port", "0", "-c", "512"]).args;
     let spec = ModelSpec {
         name: "tiny".into(),
         path: tiny().to_owned(),
     };
-    let state = AppState::new(args, vec![spec], Arc::new(Faulty)).unwrap();
+    let state = AppState::new(args, vec![spec], backend).unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -122,54 +48,144 @@ fn serve() -> (SocketAddr, tokio::sync::oneshot::Sender<()>) {
             server.serve(async { drop(stopped.await) }).await.unwrap();
         });
     });
-    let address = told.recv().unwrap();
+    let inside = Inside {
+        address: told.recv().unwrap(),
+        _stop: stop,
+    };
     wait_until("the model is loaded", || {
-        http::request(address, "GET", "/health", &[], "").status == 200
+        inside.get("/health").status == 200
     });
-    (address, stop)
+    inside
 }
 
-fn complete(address: SocketAddr, prompt: Value, stream: bool) -> Reply {
-    let body = json!({
-        "prompt": prompt, "max_tokens": 300, "temperature": 0, "ignore_eos": true, "stream": stream,
-        "logit_bias": {"300": -100, "301": -100},
-    });
-    http::request(address, "POST", "/v1/completions", &[], &body.to_string())
+impl Inside {
+    fn get(&self, path: &str) -> Reply {
+        http::request(self.address, "GET", path, &[], "")
+    }
+
+    /// Asks for a completion of these tokens that meets no other fault.
+    fn ask(&self, tokens: &[u32], more: Value) -> std::net::TcpStream {
+        let mut body = json!({
+            "prompt": tokens, "max_tokens": 300, "temperature": 0, "ignore_eos": true,
+            "logit_bias": (PANIC..=NAN_OUTPUT).map(|token| json!([token, false])).collect::<Vec<_>>(),
+        });
+        let more = more.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(more);
+        http::open(
+            self.address,
+            "POST",
+            "/v1/completions",
+            &[],
+            &body.to_string(),
+        )
+    }
+
+    fn complete(&self, tokens: &[u32], more: Value) -> Reply {
+        http::read(self.ask(tokens, more))
+    }
+
+    fn metrics_say(&self, line: &str) -> bool {
+        self.get("/metrics").body.lines().any(|known| known == line)
+    }
+}
+
+/// The answers, without what differs from time to time.
+fn choices(reply: &Reply) -> Value {
+    reply.ok()["choices"].clone()
+}
+
+/// Panics inside the grammar, where it writes to the log: when one that says so is compiled, and in any that runs.
+struct Saboteur;
+
+impl Subscriber for Saboteur {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("oxidize_core::grammar")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        struct Sought(bool);
+        impl Visit for Sought {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                self.0 |= field.name() == "token" || format!("{value:?}").contains("sabotage");
+            }
+        }
+        let mut sought = Sought(false);
+        event.record(&mut sought);
+        assert!(!sought.0, "a grammar");
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 #[test]
 fn a_fault_ends_one_request() {
-    let (address, _stop) = serve();
-    let alone = complete(address, json!([5, 6, 7]), false).ok()["choices"].clone();
+    let server = serve(Tampered::faulty());
+    let prompt = [5, 6, 7];
+    let alone = choices(&server.complete(&prompt, json!({})));
+    let constrained = json!({"grammar": "root ::= \"yes\" | \"no\""});
+    server.complete(&prompt, constrained.clone()).ok();
+    tracing::subscriber::set_global_default(Saboteur).unwrap();
     // While a long answer is written, others break in every way there is.
-    let bystander = std::thread::spawn(move || {
-        complete(address, json!([5, 6, 7]), false).ok()["choices"].clone()
-    });
+    let bystander = server.ask(&prompt, json!({}));
     for _ in 0..3 {
-        assert!(
-            complete(address, json!([5, NAN]), false)
-                .error(500)
-                .contains("not usable")
-        );
-        assert!(
-            complete(address, json!([5, PANIC]), false)
-                .error(500)
-                .contains("wanted")
-        );
-        assert_eq!(complete(address, json!([5, NAN]), true).status, 500);
+        let error = |tokens: &[u32], more| server.complete(tokens, more).error(500);
+        assert!(error(&[5, NAN_OUTPUT], json!({})).contains("not usable"));
+        assert!(error(&[5, PANIC_OUTPUT], json!({})).contains("deliberate"));
         assert_eq!(
-            http::request(address, "GET", "/broken", &[], "").status,
-            500
+            error(&prompt, constrained.clone()),
+            "internal error: a grammar"
         );
+        let sabotaged = json!({"grammar": "root ::= sabotage\nsabotage ::= \"yes\""});
+        assert!(error(&prompt, sabotaged).contains("a fault while it was compiled"));
+        let streamed = server.complete(&[5, NAN_OUTPUT], json!({"stream": true}));
+        assert_eq!(streamed.status, 500);
+        assert_eq!(server.get("/broken").status, 500);
     }
-    assert_eq!(bystander.join().unwrap(), alone);
-    assert_eq!(
-        complete(address, json!([5, 6, 7]), false).ok()["choices"],
-        alone
-    );
-    let metrics = http::request(address, "GET", "/metrics", &[], "").body;
-    assert!(
-        metrics.contains("oxidize_used_blocks{model=\"tiny\"} 0"),
-        "{metrics}"
-    );
+    assert_eq!(choices(&http::read(bystander)), alone);
+    assert_eq!(choices(&server.complete(&prompt, json!({}))), alone);
+    assert!(server.metrics_say("oxidize_used_blocks{model=\"tiny\"} 0"));
+}
+
+#[test]
+fn a_client_that_leaves_is_in_no_further_step() {
+    let backend = Tampered::gated();
+    let server = serve(backend.clone());
+    let alone = choices(&server.complete(&[5, 6, 7], json!({})));
+    // From here on, no step is computed that is not allowed.
+    backend.allow(0);
+    let stays = server.ask(&[5, 6, 7], json!({}));
+    let leaves = server.ask(&[5, 6, 8], json!({"stream": true}));
+    wait_until("both are in", || {
+        let slots = server.get("/slots").ok();
+        let busy = |slot: &&Value| slot["is_processing"] == true;
+        slots.as_array().unwrap().iter().filter(busy).count() == 2
+    });
+    backend.allow(4);
+    wait_until("both run", || {
+        server.metrics_say("oxidize_running{model=\"tiny\"} 2")
+    });
+    drop(leaves);
+    wait_until("the server has noticed", || {
+        server.metrics_say("oxidize_cancelled_total 1")
+    });
+    // The step that was on its way, and one without the client.
+    backend.allow(2);
+    wait_until("one is left", || {
+        server.metrics_say("oxidize_running{model=\"tiny\"} 1")
+    });
+    backend.allow_all();
+    assert_eq!(choices(&http::read(stays)), alone);
+    wait_until("all is given back", || {
+        server.metrics_say("oxidize_used_blocks{model=\"tiny\"} 0")
+    });
 }

@@ -13,6 +13,9 @@ mod numbers;
 mod ollama;
 mod operations;
 mod page;
+#[path = "../../../oxidize-core/tests/tampered/mod.rs"]
+#[allow(dead_code, reason = "the engine's own tests use the rest")]
+mod tampered;
 mod tenants;
 mod text;
 

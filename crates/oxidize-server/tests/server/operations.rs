@@ -60,15 +60,13 @@ fn work_ends_when_its_client_leaves() {
 
 #[test]
 fn those_who_stay_do_not_notice_those_who_leave() {
-    let server = start(&["-np", "8"]);
-    let asked = question("Hello", 200);
-    let alone = server.post(CHAT, &asked).ok();
-    let text = |answer: &Value| {
-        answer["choices"][0]["message"]["content"]
-            .as_str()
-            .unwrap()
-            .to_owned()
-    };
+    let server = start(&["-np", "8", "--deterministic"]);
+    let mut asked = question("Hello", 200);
+    asked["logprobs"] = true.into();
+    asked["top_logprobs"] = 3.into();
+    // To the last bit of every log probability.
+    let answer = || server.post(CHAT, &asked).ok()["choices"].clone();
+    let alone = answer();
     let address = server.address;
     let leavers = std::thread::spawn(move || {
         for _ in 0..30 {
@@ -78,7 +76,7 @@ fn those_who_stay_do_not_notice_those_who_leave() {
         }
     });
     for _ in 0..3 {
-        assert_eq!(text(&server.post(CHAT, &asked).ok()), text(&alone));
+        assert_eq!(answer(), alone);
     }
     leavers.join().unwrap();
     wait_until("none run", || server.is_idle());
@@ -265,6 +263,50 @@ fn an_idle_model_is_let_go_of_and_comes_back() {
     assert_eq!(server.get("/health").status, 200);
     server.post(CHAT, &question("Hello", 2)).ok();
     assert!(loaded());
+}
+
+#[test]
+fn a_model_that_is_asked_for_takes_the_place_of_an_idle_one() {
+    let (first, second) = (
+        format!("a={}", tiny().display()),
+        format!("b={}", tiny().display()),
+    );
+    let args = ["--port", "0", "-c", "2048", "-np", "1", &first, &second];
+    let ask = |server: &Running, model: &str| {
+        let mut asked = question("Hello", 2);
+        asked["model"] = model.into();
+        server.post(CHAT, &asked)
+    };
+    let loaded = |server: &Running| {
+        let models = server.get("/api/ps").ok()["models"].clone();
+        let name = |model: &Value| model["name"].as_str().unwrap().to_owned();
+        models
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(name)
+            .collect::<Vec<_>>()
+    };
+    let server = start_with(&args);
+    ask(&server, "b").ok();
+    assert_eq!(loaded(&server), ["a", "b"]);
+    let megabytes = server.metric("oxidize_model_bytes") / 2e6;
+    // With room for one and a half.
+    let limit = format!("{}", (1.5 * megabytes).ceil());
+    let server = start_with(&[&args[..], &["--memory-limit", &limit]].concat());
+    assert_eq!(loaded(&server), ["a"]);
+    ask(&server, "b").ok();
+    assert_eq!(loaded(&server), ["b"]);
+    ask(&server, "a").ok();
+    assert_eq!(loaded(&server), ["a"]);
+    // One that is busy stays.
+    let running = http::open(server.address, "POST", CHAT, &[], &long(true));
+    wait_until("it runs", || server.metric("oxidize_running") == 1.0);
+    let refused = ask(&server, "b");
+    assert!(refused.error(503).contains("memory"), "{}", refused.body);
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(loaded(&server), ["a"]);
+    drop(running);
 }
 
 #[test]

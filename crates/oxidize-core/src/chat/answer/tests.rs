@@ -27,11 +27,31 @@ fn parse(format: &AnswerFormat, prompt: &str, text: &str) -> Answer {
         reasoning: true,
         tools: Some(&tools),
         prompt,
+        stream_calls: false,
     };
-    let whole = Answer::parse(format, &options, text);
+    let whole = in_pieces(format, &options, text);
+    let options = AnswerOptions {
+        stream_calls: true,
+        ..options
+    };
+    let mut streamed = in_pieces(format, &options, text);
+    // Calls that are told as they come are the same calls.
+    if !whole.tool_calls.is_empty() {
+        for call in &mut streamed.tool_calls {
+            if let Json::String(text) = &call.function.arguments {
+                call.function.arguments = serde_json::from_str(text).unwrap();
+            }
+        }
+        assert_eq!(streamed, whole, "{text:?}");
+    }
+    whole
+}
+
+fn in_pieces(format: &AnswerFormat, options: &AnswerOptions<'_>, text: &str) -> Answer {
+    let whole = Answer::parse(format, options, text);
     let mut rng = Rng::new(text.len() as u64);
     for round in 0..8 {
-        let mut parser = AnswerParser::new(format, &options);
+        let mut parser = AnswerParser::new(format, options);
         let mut answer = Answer::default();
         let mut piece = String::new();
         for c in text.chars() {
@@ -389,6 +409,7 @@ fn content_streams_without_delay() {
             reasoning: true,
             tools: Some(&tools),
             prompt: "",
+            ..AnswerOptions::default()
         },
     );
     assert_eq!(parser.push("Hello"), [AnswerDelta::Content("Hello".into())]);
@@ -401,6 +422,7 @@ fn content_streams_without_delay() {
             reasoning: true,
             tools: Some(&tools),
             prompt: "",
+            ..AnswerOptions::default()
         },
     );
     assert_eq!(parser.push("{\"na"), []);
@@ -408,6 +430,44 @@ fn content_streams_without_delay() {
         parser.push("tion\": 1"),
         [AnswerDelta::Content("{\"nation\": 1".into())]
     );
+}
+
+#[test]
+fn arguments_stream_as_they_come() {
+    let tools = weather_tools();
+    let options = AnswerOptions {
+        tools: Some(&tools),
+        stream_calls: true,
+        ..AnswerOptions::default()
+    };
+    let start = |name: &str| AnswerDelta::CallStart {
+        id: None,
+        name: name.into(),
+    };
+    let arguments = |text: &str| AnswerDelta::CallArguments(text.into());
+    let mut parser = AnswerParser::new(&format_of("<tool_call>"), &options);
+    assert_eq!(parser.push("<tool_call>\n{\"name\": \"weather\", "), []);
+    assert_eq!(
+        parser.push("\"arguments\": {\"city\": \"Be"),
+        [start("weather"), arguments("{\"city\": \"Be")]
+    );
+    assert_eq!(parser.push("rn\"}}</tool"), [arguments("rn\"}")]);
+    assert_eq!(parser.push("_call>\n<tool_call>{\"name\": \"b\","), []);
+    assert_eq!(
+        parser.push("\"arguments\":{}}</tool_call>"),
+        [start("b"), arguments("{}")]
+    );
+    assert_eq!(parser.finish(), []);
+    // Without marks, and with something after it.
+    let mut parser = AnswerParser::new(&format_of("none"), &options);
+    let deltas = parser.push("{\"name\": \"f\", \"parameters\": {\"x\": 1");
+    assert_eq!(deltas, [start("f"), arguments("{\"x\": 1")]);
+    assert_eq!(parser.push("}} so there"), [arguments("}")]);
+    assert_eq!(parser.finish(), [AnswerDelta::Content(" so there".into())]);
+    // One that breaks off stays a call.
+    let mut parser = AnswerParser::new(&format_of("<tool_call>"), &options);
+    parser.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"");
+    assert_eq!(parser.finish(), []);
 }
 
 /// Random mixtures of marks, JSON and text: never a panic, the same in any pieces, and every word comes out.
@@ -519,6 +579,7 @@ fn deep_nesting_is_no_call() {
             reasoning: true,
             tools: Some(&tools),
             prompt: "",
+            ..AnswerOptions::default()
         };
         let answer = Answer::parse(&format, &options, &text);
         assert_eq!(answer.content, text);

@@ -8,6 +8,8 @@ mod python;
 mod scan;
 mod time;
 
+pub use time::strftime;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -28,7 +28,7 @@ const DAYS: [&str; 7] = [
 ];
 
 /// Formats a moment as C's `strftime` does in the C locale; what it does not know stays as it is.
-pub(super) fn strftime(moment: SystemTime, format: &str) -> String {
+pub fn strftime(moment: SystemTime, format: &str) -> String {
     let time = Civil::from(moment);
     let mut out = String::new();
     let mut chars = format.chars();

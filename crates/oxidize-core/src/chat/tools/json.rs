@@ -5,9 +5,9 @@ use serde_json::{Map, Value as Json};
 use super::{Schemas, call, is_name};
 use crate::chat::ToolCall;
 
-const NAME_KEYS: [&str; 3] = ["name", "tool_name", "function_name"];
-const ARGUMENT_KEYS: [&str; 4] = ["arguments", "parameters", "args", "input"];
-const ID_KEYS: [&str; 3] = ["id", "tool_call_id", "call_id"];
+pub(super) const NAME_KEYS: [&str; 3] = ["name", "tool_name", "function_name"];
+pub(super) const ARGUMENT_KEYS: [&str; 4] = ["arguments", "parameters", "args", "input"];
+pub(super) const ID_KEYS: [&str; 3] = ["id", "tool_call_id", "call_id"];
 /// Keys that wrap a call or a list of them.
 const WRAPPERS: [&str; 3] = ["function", "tool_call", "tool_calls"];
 

@@ -1,6 +1,7 @@
 //! Tool calls in the ways model families write them. Each family has a section between markers; what stands inside
 //! is read by the first of the body readers that understands it.
 
+mod call_reader;
 mod gemma;
 mod json;
 mod pythonic;
@@ -12,6 +13,7 @@ use serde_json::Value as Json;
 use super::{FunctionCall, ToolCall};
 
 pub(super) use json::{could_be_call, parse_bare};
+pub use call_reader::{CallPiece, CallReader};
 
 /// A stretch of an answer that holds tool calls.
 #[derive(Debug)]

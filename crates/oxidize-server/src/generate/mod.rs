@@ -1,7 +1,9 @@
 //! The one path from any API's request to tokens: a [`Job`] is submitted to a model's engine, and a [`Generation`]
 //! streams what comes back as [`Piece`]s, which each API puts into its own words.
 
-use std::collections::VecDeque;
+mod choice;
+mod whole;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
-use oxidize_core::chat::{AnswerDelta, AnswerParser};
-use oxidize_core::engine::{Event, FinishReason, Finished, Request, Token, TokenStream};
+use oxidize_core::chat::{AnswerParser, CallReader};
+use oxidize_core::engine::{Finished, Request};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::sampling::SamplingParams;
 
@@ -20,9 +22,10 @@ use crate::auth::Client;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Ticket;
 use crate::models::{Loaded, Progress};
-use crate::sampling::AdapterScale;
+use crate::sampling::{AdapterScale, SamplingFields};
 use crate::state::AppState;
-use crate::tools::{CallPiece, CallReader};
+use choice::{Choice, Telling};
+pub use whole::{Call, Whole, collect, collect_one};
 
 /// Most answers that one request may ask for.
 pub const MAX_CHOICES: usize = 128;
@@ -52,6 +55,20 @@ pub struct Job {
     pub adapters: Vec<AdapterScale>,
     /// How answers are read.
     pub reading: Reading,
+}
+
+impl Job {
+    /// A job of one answer with what a request says about its tokens, and no prompt yet.
+    pub fn new(model: &Loaded, fields: &SamplingFields) -> ApiResult<Job> {
+        Ok(Job {
+            n: 1,
+            sampling: fields.params(&model.defaults, model.tokenizer()?)?,
+            ignore_eos: fields.ignore_eos.unwrap_or(false),
+            priority: fields.priority,
+            adapters: fields.lora.clone().unwrap_or_default(),
+            ..Job::default()
+        })
+    }
 }
 
 /// How the text of an answer is understood.
@@ -170,22 +187,6 @@ struct Meter {
     _ticket: Ticket,
 }
 
-/// One answer.
-struct Choice {
-    index: usize,
-    stream: TokenStream,
-    reading: Reading,
-    stops: Vec<String>,
-    /// Whether tokens are passed on beside the text.
-    wants_tokens: bool,
-    tokens: Vec<TokenInfo>,
-    pieces: VecDeque<Piece>,
-    n_calls: usize,
-    call_prefix: String,
-    ended: bool,
-    progress: Arc<Progress>,
-}
-
 impl Generation {
     /// Submits a job for `count` answers to the model of this name. `prepare` makes the job on a thread that may
     /// take its time; a fault in it ends this request alone.
@@ -235,7 +236,7 @@ impl Generation {
         let adapters = adapter_scales(model.adapter_scales(), &job.adapters)?;
         for tokens in &job.prompts {
             check_length(tokens.len(), engine.n_ctx())?;
-            if meter.state.args().log_prompts {
+            if meter.state.args().log.prompts {
                 let prompt = model.tokenizer()?.decode(tokens);
                 tracing::info!(client = meter.client.name(), prompt, "prompt");
             }
@@ -243,8 +244,13 @@ impl Generation {
                 let index = choices.len();
                 let mut sampling = job.sampling.clone();
                 sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
-                let wants_tokens = sampling.n_probs.is_some();
-                let stops = sampling.stop.clone();
+                let telling = Telling {
+                    index,
+                    reading: job.reading.clone(),
+                    stops: sampling.stop.clone(),
+                    wants_tokens: sampling.n_probs.is_some(),
+                    call_prefix: meter.state.new_id("call_"),
+                };
                 let stream = engine.submit(Request {
                     tokens: tokens.clone(),
                     sampling,
@@ -265,22 +271,10 @@ impl Generation {
                 });
                 model.running.insert(progress.clone());
                 meter.progress.push(progress.clone());
-                choices.push(Choice {
-                    index,
-                    stream,
-                    reading: job.reading.clone(),
-                    stops,
-                    wants_tokens,
-                    tokens: Vec::new(),
-                    pieces: VecDeque::new(),
-                    n_calls: 0,
-                    call_prefix: meter.state.new_id("call_"),
-                    ended: false,
-                    progress,
-                });
+                choices.push(Choice::new(stream, progress, telling));
             }
         }
-        let timeout = meter.state.args().timeout;
+        let timeout = meter.state.args().limits.timeout;
         Ok(Generation {
             choices,
             next: 0,
@@ -320,7 +314,11 @@ impl Generation {
         let n = self.choices.len();
         for turn in 0..n {
             let at = (self.next + turn) % n;
-            let Some(choice) = self.choices.get_mut(at).filter(|choice| !choice.ended) else {
+            let Some(choice) = self
+                .choices
+                .get_mut(at)
+                .filter(|choice| !choice.has_ended())
+            else {
                 continue;
             };
             if let Poll::Ready(piece) = choice.poll(context) {
@@ -328,7 +326,7 @@ impl Generation {
                 return Poll::Ready(Some(piece));
             }
         }
-        if self.choices.iter().all(|choice| choice.ended) {
+        if self.choices.iter().all(Choice::has_ended) {
             Poll::Ready(None)
         } else {
             Poll::Pending
@@ -411,127 +409,6 @@ impl Stream for Generation {
     }
 }
 
-impl Choice {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<ApiResult<Piece>> {
-        loop {
-            if let Some(piece) = self.pieces.pop_front() {
-                self.ended = matches!(piece, Piece::End(_));
-                return Poll::Ready(Ok(piece));
-            }
-            match Pin::new(&mut self.stream).poll_next(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(Event::Token(token)))) => self.token(token),
-                Poll::Ready(Some(Ok(Event::Finished(finished)))) => self.finish(finished),
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
-                Poll::Ready(None) => {
-                    return Poll::Ready(Err(ApiError::unavailable("the engine has stopped")));
-                }
-            }
-        }
-    }
-
-    fn token(&mut self, token: Token) {
-        self.progress.generated.fetch_add(1, Ordering::Relaxed);
-        if self.wants_tokens {
-            self.tokens.push(TokenInfo {
-                id: token.id,
-                logprob: token.logprob,
-                top: token.top,
-            });
-        }
-        self.read(&token.text);
-    }
-
-    fn read(&mut self, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        match &mut self.reading {
-            Reading::Text => self.part(Part::Content(text.to_owned())),
-            Reading::Answer(parser) => {
-                let deltas = parser.push(text);
-                self.deltas(deltas);
-            }
-            Reading::Calls(reader) => {
-                let pieces = reader.push(text);
-                self.calls(pieces);
-            }
-        }
-    }
-
-    fn deltas(&mut self, deltas: Vec<AnswerDelta>) {
-        for delta in deltas {
-            match delta {
-                AnswerDelta::Reasoning(text) => self.part(Part::Reasoning(text)),
-                AnswerDelta::Content(text) => self.part(Part::Content(text)),
-                AnswerDelta::ToolCall(call) => {
-                    let index = self.n_calls;
-                    self.n_calls += 1;
-                    let id = call
-                        .id
-                        .unwrap_or_else(|| format!("{}_{index}", self.call_prefix));
-                    let text = match &call.function.arguments {
-                        serde_json::Value::String(text) => text.clone(),
-                        serde_json::Value::Null => "{}".to_owned(),
-                        arguments => arguments.to_string(),
-                    };
-                    let name = call.function.name;
-                    self.part(Part::CallStart { index, id, name });
-                    self.part(Part::CallArguments { index, text });
-                }
-            }
-        }
-    }
-
-    fn calls(&mut self, pieces: Vec<CallPiece>) {
-        for piece in pieces {
-            match piece {
-                CallPiece::Start { index, name } => {
-                    self.n_calls = index + 1;
-                    let id = format!("{}_{index}", self.call_prefix);
-                    self.part(Part::CallStart { index, id, name });
-                }
-                CallPiece::Arguments { index, text } => {
-                    self.part(Part::CallArguments { index, text })
-                }
-            }
-        }
-    }
-
-    fn part(&mut self, part: Part) {
-        self.pieces.push_back(Piece::Part {
-            choice: self.index,
-            part,
-            tokens: std::mem::take(&mut self.tokens),
-        });
-    }
-
-    fn finish(&mut self, finished: Finished) {
-        self.read(&finished.text);
-        if let Reading::Answer(parser) = &mut self.reading {
-            let rest = parser.finish();
-            self.deltas(rest);
-        }
-        let (mut reason, stop) = match finished.reason {
-            FinishReason::StopString(index) => {
-                (StopReason::StopString, self.stops.get(index).cloned())
-            }
-            FinishReason::Length => (StopReason::Length, None),
-            _ => (StopReason::Stop, None),
-        };
-        if self.n_calls > 0 && reason == StopReason::Stop {
-            reason = StopReason::ToolCalls;
-        }
-        self.pieces.push_back(Piece::End(Box::new(End {
-            choice: self.index,
-            reason,
-            stop,
-            tokens: std::mem::take(&mut self.tokens),
-            finished,
-        })));
-    }
-}
-
 impl Drop for Meter {
     fn drop(&mut self) {
         let mut tokens = 0;
@@ -549,91 +426,4 @@ impl Drop for Meter {
             );
         }
     }
-}
-
-/// A whole answer.
-#[derive(Clone, Debug)]
-pub struct Whole {
-    /// Thoughts before the answer.
-    pub reasoning: String,
-    /// The answer itself.
-    pub content: String,
-    /// The calls: id, name, arguments.
-    pub calls: Vec<Call>,
-    /// The tokens, if asked for.
-    pub tokens: Vec<TokenInfo>,
-    /// How it ended.
-    pub end: End,
-}
-
-/// A whole tool call.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Call {
-    /// Names the call.
-    pub id: String,
-    /// What is called.
-    pub name: String,
-    /// JSON text.
-    pub arguments: String,
-}
-
-/// Waits for all answers, in the order of their prompts.
-pub async fn collect(mut generation: Generation) -> ApiResult<Vec<Whole>> {
-    #[derive(Default)]
-    struct Partial {
-        reasoning: String,
-        content: String,
-        calls: Vec<Call>,
-        tokens: Vec<TokenInfo>,
-    }
-    let mut partial: Vec<Partial> = generation
-        .choices
-        .iter()
-        .map(|_| Partial::default())
-        .collect();
-    let mut whole = Vec::new();
-    while let Some(piece) = generation.next().await {
-        match piece? {
-            Piece::Part {
-                choice,
-                part,
-                tokens,
-            } => {
-                let Some(answer) = partial.get_mut(choice) else {
-                    continue;
-                };
-                answer.tokens.extend(tokens);
-                match part {
-                    Part::Reasoning(text) => answer.reasoning.push_str(&text),
-                    Part::Content(text) => answer.content.push_str(&text),
-                    Part::CallStart { id, name, .. } => answer.calls.push(Call {
-                        id,
-                        name,
-                        arguments: String::new(),
-                    }),
-                    Part::CallArguments { index, text } => {
-                        if let Some(call) = answer.calls.get_mut(index) {
-                            call.arguments.push_str(&text);
-                        }
-                    }
-                }
-            }
-            Piece::End(mut end) => {
-                let Some(answer) = partial.get_mut(end.choice).map(std::mem::take) else {
-                    continue;
-                };
-                let mut tokens = answer.tokens;
-                tokens.append(&mut end.tokens);
-                whole.push(Whole {
-                    reasoning: answer.reasoning,
-                    content: answer.content,
-                    calls: answer.calls,
-                    tokens,
-                    end: *end,
-                });
-            }
-        }
-    }
-    whole.sort_by_key(|answer| answer.end.choice);
-    Ok(whole)
 }

@@ -1,4 +1,4 @@
-//! Ollama's `/api/generate`, `/api/chat`, `/api/tags`, `/api/ps`, `/api/show`, `/api/embed` and `/api/version`.
+//! Ollama's `/api/generate` and `/api/chat`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,16 +13,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::completions::Prompt;
-use super::embeddings::{embed as embed_texts, shorten};
-use super::models::n_params;
+use super::rfc3339;
 use crate::auth::Client;
 use crate::body::Body;
 use crate::conversation::Conversation;
-use crate::error::{ApiError, ApiResult, OllamaErrorBody};
-use crate::generate::{self, Call, End, Generation, Job, Part, Piece, Reading, StopReason};
-use crate::models::{Entry, Loaded};
-use crate::sampling::{OneOrMany, SamplingFields};
+use crate::error::{ApiError, ApiResult, OllamaErrors};
+use crate::generate::{self, Call, End, Generation, Job, Part, Piece, StopReason};
+use crate::models::Loaded;
+use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, Writer};
 use crate::tools::{ToolChoice, Tools};
@@ -55,7 +53,8 @@ pub struct GenerateRequest {
 /// How tokens are chosen, by Ollama's names.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct Options {
-    /// Most tokens of the answer; below zero is until the end.
+    /// Most tokens of the answer; -1 and -2 are until the end.
+    #[schema(minimum = -2, maximum = 2147483647)]
     pub num_predict: Option<i32>,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "its fields have their own")]
@@ -183,9 +182,7 @@ pub struct LineMessage {
         (status = 200, description = "The answer, in lines unless `stream` is false", content(
             (Line = "application/json"), (String = "application/x-ndjson"),
         )),
-        (status = 400, description = "The request is wrong", body = OllamaErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = OllamaErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = OllamaErrorBody),
+        OllamaErrors,
     ),
 )]
 pub async fn generate(
@@ -198,7 +195,7 @@ pub async fn generate(
         return load(&state, &request.model, false).await;
     }
     let options = request.options.clone().unwrap_or_default();
-    let max_tokens = options.max_tokens();
+    let max_tokens = options.max_tokens()?;
     let grammar = form(request.format.as_ref())?;
     let streamed = request.stream.unwrap_or(true);
     let name = request.model.clone();
@@ -226,14 +223,9 @@ pub async fn generate(
         };
         Ok(Job {
             prompts: vec![tokens],
-            n: 1,
-            sampling: options.sampling.params(&model.defaults, tokenizer)?,
             grammar,
             max_tokens,
-            ignore_eos: options.sampling.ignore_eos.unwrap_or(false),
-            priority: options.sampling.priority,
-            adapters: options.sampling.lora.clone().unwrap_or_default(),
-            reading: Reading::Text,
+            ..Job::new(model, &options.sampling)?
         })
     };
     let generation = Generation::begin(&state, &client, Some(&name), 1, prepare).await?;
@@ -248,9 +240,7 @@ pub async fn generate(
         (status = 200, description = "The answer, in lines unless `stream` is false", content(
             (Line = "application/json"), (String = "application/x-ndjson"),
         )),
-        (status = 400, description = "The request is wrong", body = OllamaErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = OllamaErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = OllamaErrorBody),
+        OllamaErrors,
     ),
 )]
 pub async fn chat(
@@ -270,7 +260,7 @@ pub async fn chat(
             .collect::<ApiResult<_>>()?,
         tools: Tools::new(request.tools.unwrap_or_default(), ToolChoice::Auto, true)?,
         template_args: think(request.think.as_ref()),
-        max_tokens: options.max_tokens(),
+        max_tokens: options.max_tokens()?,
         sampling: options.sampling,
         grammar: form(request.format.as_ref())?,
         n: 1,
@@ -282,8 +272,15 @@ pub async fn chat(
 }
 
 impl Options {
-    fn max_tokens(&self) -> Option<usize> {
-        self.num_predict.and_then(|n| usize::try_from(n).ok())
+    fn max_tokens(&self) -> ApiResult<Option<usize>> {
+        match self.num_predict {
+            None | Some(-2 | -1) => Ok(None),
+            Some(n) => {
+                let wrong =
+                    |_| ApiError::bad_request(format!("num_predict is {n}; it must be -2 or more"));
+                usize::try_from(n).map(Some).map_err(wrong)
+            }
+        }
     }
 }
 
@@ -370,8 +367,7 @@ async fn answer(generation: Generation, chat: bool, streamed: bool) -> ApiResult
     if streamed {
         return stream::respond(generation, Framing::Lines, writer).await;
     }
-    let answer = generate::collect(generation).await?.into_iter().next();
-    let answer = answer.ok_or_else(|| ApiError::internal("no answer"))?;
+    let answer = generate::collect_one(generation).await?;
     writer.calls = answer.calls;
     let mut line = writer.last(&answer.end);
     let thoughts = Some(answer.reasoning).filter(|text| !text.is_empty());
@@ -505,312 +501,9 @@ impl Writer for LineWriter {
     }
 }
 
-/// What is served, in Ollama's shape.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct TagList {
-    /// The models.
-    pub models: Vec<Tag>,
-}
-
-/// A model.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Tag {
-    /// What requests call it.
-    pub name: String,
-    /// The same.
-    pub model: String,
-    /// When its file was changed.
-    pub modified_at: String,
-    /// Bytes of its file.
-    pub size: u64,
-    /// Always empty: files are not hashed.
-    pub digest: String,
-    /// What it is.
-    pub details: Details,
-}
-
-/// What a model is.
-#[derive(Debug, Default, Serialize, ToSchema)]
-pub struct Details {
-    /// `gguf` or `safetensors`.
-    pub format: String,
-    /// Its architecture.
-    pub family: String,
-    /// The same.
-    pub families: Vec<String>,
-    /// How many weights.
-    pub parameter_size: String,
-    /// How most of them are stored.
-    pub quantization_level: String,
-}
-
-impl Tag {
-    fn of(entry: &Entry) -> Tag {
-        let metadata = std::fs::metadata(&entry.spec.path).ok();
-        let modified = metadata
-            .as_ref()
-            .and_then(|metadata| metadata.modified().ok());
-        let modified = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-        Tag {
-            name: entry.spec.name.clone(),
-            model: entry.spec.name.clone(),
-            modified_at: rfc3339(modified.map_or(0, |since| since.as_secs())),
-            size: metadata.map_or(0, |metadata| metadata.len()),
-            digest: String::new(),
-            details: entry
-                .loaded()
-                .map(|loaded| details(&loaded))
-                .unwrap_or_default(),
-        }
-    }
-}
-
-fn details(loaded: &Loaded) -> Details {
-    let model = loaded.model();
-    let family = model.arch().name.to_owned();
-    // The type of the largest share of the weights.
-    let mut sizes: Vec<(String, u64)> = Vec::new();
-    for tensor in model.file().tensors() {
-        let name = tensor.ty.name().to_string();
-        match sizes.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, bytes)) => *bytes += tensor.bytes,
-            None => sizes.push((name, tensor.bytes)),
-        }
-    }
-    let largest = sizes.into_iter().max_by_key(|(_, bytes)| *bytes);
-    let millions = n_params(model) as f64 / 1e6;
-    Details {
-        format: model.file().format().name().to_lowercase(),
-        families: vec![family.clone()],
-        family,
-        parameter_size: if millions >= 1000.0 {
-            format!("{:.1}B", millions / 1000.0)
-        } else {
-            format!("{millions:.0}M")
-        },
-        quantization_level: largest.map(|(name, _)| name).unwrap_or_default(),
-    }
-}
-
-/// List models
-#[utoipa::path(
-    get, path = "/api/tags", tag = "Ollama",
-    responses((status = 200, description = "What is served", body = TagList)),
-)]
-pub async fn tags(State(state): State<AppState>) -> Json<TagList> {
-    let models = state
-        .models()
-        .entries()
-        .iter()
-        .map(|entry| Tag::of(entry))
-        .collect();
-    Json(TagList { models })
-}
-
-/// List models in memory
-#[utoipa::path(
-    get, path = "/api/ps", tag = "Ollama",
-    responses((status = 200, description = "What is in memory", body = TagList)),
-)]
-pub async fn ps(State(state): State<AppState>) -> Json<TagList> {
-    let loaded = state
-        .models()
-        .entries()
-        .iter()
-        .filter(|entry| entry.loaded().is_some());
-    Json(TagList {
-        models: loaded.map(|entry| Tag::of(entry)).collect(),
-    })
-}
-
-/// Which model is meant.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct ShowRequest {
-    /// Its name.
-    pub model: Option<String>,
-    /// The same, by its older name.
-    pub name: Option<String>,
-}
-
-/// What a model is.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Shown {
-    /// Its chat template.
-    pub template: String,
-    /// What it is.
-    pub details: Details,
-    /// The numbers of its file.
-    #[schema(value_type = Object)]
-    pub model_info: Value,
-    /// What it can do.
-    pub capabilities: Vec<&'static str>,
-    /// When its file was changed.
-    pub modified_at: String,
-}
-
-/// Describe a model
-#[utoipa::path(
-    post, path = "/api/show", tag = "Ollama",
-    request_body = ShowRequest,
-    responses(
-        (status = 200, description = "What it is", body = Shown),
-        (status = "4XX", description = "There is no such model", body = OllamaErrorBody),
-        (status = "5XX", description = "It cannot be loaded", body = OllamaErrorBody),
-    ),
-)]
-pub async fn show(
-    State(state): State<AppState>,
-    Body(request): Body<ShowRequest>,
-) -> ApiResult<Json<Shown>> {
-    let name = request.model.or(request.name);
-    let model = state.models().get(name.as_deref()).await?;
-    let entry = state.models().entry(name.as_deref())?;
-    let capabilities = model.template.capabilities();
-    let hparams = model.model().hparams();
-    let arch = model.model().arch().name;
-    let fills_gaps = model.tokenizer()?.special_ids().fim_middle.is_some();
-    let known = [
-        ("completion", true),
-        ("tools", capabilities.tools),
-        ("thinking", capabilities.reasoning),
-        ("insert", fills_gaps),
-    ];
-    let mut model_info = Map::new();
-    model_info.insert("general.architecture".into(), arch.into());
-    model_info.insert(
-        "general.parameter_count".into(),
-        n_params(model.model()).into(),
-    );
-    model_info.insert(format!("{arch}.context_length"), hparams.n_ctx_train.into());
-    model_info.insert(format!("{arch}.embedding_length"), hparams.n_embd.into());
-    model_info.insert(format!("{arch}.block_count"), hparams.layers.len().into());
-    Ok(Json(Shown {
-        template: model.template.source().to_owned(),
-        details: details(&model),
-        model_info: Value::Object(model_info),
-        capabilities: known
-            .into_iter()
-            .filter(|(_, can)| *can)
-            .map(|(name, _)| name)
-            .collect(),
-        modified_at: Tag::of(entry).modified_at,
-    }))
-}
-
-/// Texts to embed, in Ollama's shape.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct EmbedRequest {
-    /// Which model.
-    pub model: String,
-    /// A text or several.
-    pub input: OneOrMany,
-    /// How many of the first dimensions are wanted.
-    #[schema(minimum = 1)]
-    pub dimensions: Option<u32>,
-}
-
-/// Vectors.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct EmbedList {
-    /// Who made them.
-    pub model: String,
-    /// One for each text, of length one.
-    pub embeddings: Vec<Vec<f32>>,
-    /// How long it took, in nanoseconds.
-    pub total_duration: u64,
-    /// Always 0.
-    pub load_duration: u64,
-    /// How many tokens.
-    pub prompt_eval_count: usize,
-}
-
-/// Embed texts
-#[utoipa::path(
-    post, path = "/api/embed", tag = "Ollama",
-    request_body = EmbedRequest,
-    responses(
-        (status = 200, description = "A vector for each text", body = EmbedList),
-        (status = 400, description = "The request is wrong", body = OllamaErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = OllamaErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = OllamaErrorBody),
-    ),
-)]
-pub async fn embed(
-    State(state): State<AppState>,
-    Extension(client): Extension<Client>,
-    Body(request): Body<EmbedRequest>,
-) -> ApiResult<Json<EmbedList>> {
-    let start = Instant::now();
-    let texts = Prompt::Texts(request.input.list());
-    let dimensions = request.dimensions.map(|n| n as usize);
-    let embedded = embed_texts(&state, &client, Some(&request.model), texts).await?;
-    let vectors = embedded
-        .vectors
-        .into_iter()
-        .map(|vector| shorten(vector, dimensions));
-    Ok(Json(EmbedList {
-        model: embedded.model.name.clone(),
-        embeddings: vectors.collect::<ApiResult<_>>()?,
-        total_duration: start.elapsed().as_nanos() as u64,
-        load_duration: 0,
-        prompt_eval_count: embedded.n_tokens,
-    }))
-}
-
-/// Which version this is.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Version {
-    /// The version.
-    pub version: &'static str,
-}
-
-/// Tell the version
-#[utoipa::path(
-    get, path = "/api/version", tag = "Ollama",
-    responses((status = 200, description = "The version", body = Version)),
-)]
-pub async fn version() -> Json<Version> {
-    Json(Version {
-        version: env!("CARGO_PKG_VERSION"),
-    })
-}
-
-/// Seconds since 1970 as a date and a time. The calendar repeats every 400 years, which begin in March so that the
-/// leap day comes last (Howard Hinnant, "chrono-compatible low-level date algorithms").
-fn rfc3339(seconds: u64) -> String {
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_right() {
-        for (seconds, date) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_251_199, "2024-02-29T23:59:59Z"),
-            (4_102_444_800, "2100-01-01T00:00:00Z"),
-        ] {
-            assert_eq!(rfc3339(seconds), date);
-        }
-    }
 
     #[test]
     fn forms_of_answers() {

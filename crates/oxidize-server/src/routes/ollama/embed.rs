@@ -1,0 +1,74 @@
+//! Ollama's `/api/embed`.
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::auth::Client;
+use crate::body::Body;
+use crate::error::{ApiResult, OllamaErrors};
+use crate::routes::completions::Prompt;
+use crate::routes::embeddings::{embed as embed_texts, shorten};
+use crate::sampling::OneOrMany;
+use crate::state::AppState;
+
+/// Texts to embed, in Ollama's shape.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct EmbedRequest {
+    /// Which model.
+    pub model: String,
+    /// A text or several.
+    pub input: OneOrMany,
+    /// How many of the first dimensions are wanted.
+    #[schema(minimum = 1)]
+    pub dimensions: Option<u32>,
+}
+
+/// Vectors.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EmbedList {
+    /// Who made them.
+    pub model: String,
+    /// One for each text, of length one.
+    pub embeddings: Vec<Vec<f32>>,
+    /// How long it took, in nanoseconds.
+    pub total_duration: u64,
+    /// Always 0.
+    pub load_duration: u64,
+    /// How many tokens.
+    pub prompt_eval_count: usize,
+}
+
+/// Embed texts
+#[utoipa::path(
+    post, path = "/api/embed", tag = "Ollama",
+    request_body = EmbedRequest,
+    responses(
+        (status = 200, description = "A vector for each text", body = EmbedList),
+        OllamaErrors,
+    ),
+)]
+pub async fn embed(
+    State(state): State<AppState>,
+    Extension(client): Extension<Client>,
+    Body(request): Body<EmbedRequest>,
+) -> ApiResult<Json<EmbedList>> {
+    let start = Instant::now();
+    let texts = Prompt::Texts(request.input.list());
+    let dimensions = request.dimensions.map(|n| n as usize);
+    let embedded = embed_texts(&state, &client, Some(&request.model), texts).await?;
+    let vectors = embedded
+        .vectors
+        .into_iter()
+        .map(|vector| shorten(vector, dimensions));
+    Ok(Json(EmbedList {
+        model: embedded.model.name.clone(),
+        embeddings: vectors.collect::<ApiResult<_>>()?,
+        total_duration: start.elapsed().as_nanos() as u64,
+        load_duration: 0,
+        prompt_eval_count: embedded.n_tokens,
+    }))
+}
