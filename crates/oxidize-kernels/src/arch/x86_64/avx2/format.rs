@@ -13,12 +13,15 @@ pub(crate) const CHUNK: usize = 256;
 pub(crate) struct Scales {
     pub(crate) scale: [f32; 16],
     pub(crate) min: [f32; 16],
+    /// For formats with [`Format::SIGNS`], a bit for each element that is negative, 32 to a word.
+    pub(crate) signs: [u32; 8],
 }
 
 impl Scales {
     pub(crate) const ZERO: Scales = Scales {
         scale: [0.0; 16],
         min: [0.0; 16],
+        signs: [0; 8],
     };
 }
 
@@ -34,12 +37,15 @@ pub(crate) unsafe trait Format {
     const GROUP: usize;
     /// Whether the bytes are signed.
     const SIGNED: bool = false;
+    /// Whether [`Format::quants`] are magnitudes, and their signs in [`Scales::signs`]; then `SIGNED` is
+    /// said of the two together.
+    const SIGNS: bool = false;
     /// Bits of the largest magnitude of a byte.
     const BITS: u32;
     /// Whether `min` is ever other than 0.
     const MIN: bool;
 
-    /// The scales of the first `groups` × 32 elements; the rest are left as they are.
+    /// The scales and signs of the first `groups` × 32 elements; the rest are left as they are.
     ///
     /// # Safety
     /// See the trait.
@@ -62,6 +68,26 @@ pub(crate) unsafe fn half_at(p: *const u8) -> f32 {
     // SAFETY: the caller's two bytes.
     let bits = unsafe { p.cast::<u16>().read_unaligned() };
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+}
+
+/// How far ahead of what it multiplies a kernel asks for memory: as long a way as memory takes to
+/// answer. Left to itself the processor looks ahead only as far as instructions that wait for nothing
+/// else, so that the time for arithmetic would be added to the time for memory.
+const AHEAD: usize = 4096;
+
+/// Asks for the `bytes` that come [`AHEAD`] of `p`; they need not exist.
+#[inline(always)]
+pub(crate) fn ask_ahead(p: *const u8, bytes: usize) {
+    ask(p.wrapping_add(AHEAD), bytes);
+}
+
+/// Asks memory for `bytes` that are used soon; they need not exist.
+#[inline(always)]
+pub(crate) fn ask(p: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: every x86-64 processor has the instruction, and it ignores what it cannot read.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line).cast()) };
+    }
 }
 
 /// Eight half-precision numbers, `STRIDE` bytes apart: at least 4.
@@ -90,6 +116,14 @@ impl Scales {
     pub(crate) fn set_scale8(&mut self, scale: __m256) {
         // SAFETY: the array has 16 elements.
         unsafe { _mm256_storeu_ps(self.scale.as_mut_ptr(), scale) }
+    }
+
+    /// Writes all signs.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) fn set_signs(&mut self, signs: __m256i) {
+        // SAFETY: the array has 32 bytes.
+        unsafe { _mm256_storeu_si256(self.signs.as_mut_ptr().cast(), signs) }
     }
 
     /// Writes the first eight minima.
@@ -129,6 +163,13 @@ pub(crate) fn spread_bits(bits: u32) -> __m256i {
     );
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
+}
+
+/// `x`, negated where the mask is all ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn negate_where(x: __m256i, mask: __m256i) -> __m256i {
+    _mm256_sub_epi8(_mm256_xor_si256(x, mask), mask)
 }
 
 /// 32 bytes at any address.

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::format::{CHUNK, Format, Scales};
+use super::format::{CHUNK, Format, Scales, ask, negate_where, spread_bits};
 use crate::ops::matmul::{Scratch, WeightRows, grown};
 
 /// Rows of a panel.
@@ -62,6 +62,8 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
         for c in 0..groups.div_ceil(8) {
             let in_chunk = (groups - c * 8).min(8);
             for r in 0..ROWS {
+                // What the next panel reads here.
+                ask(rows[r].wrapping_add(ROWS * weight.row_bytes() + c * F::CHUNK_BYTES), F::CHUNK_BYTES);
                 F::scales(
                     rows[r].add(c * F::CHUNK_BYTES),
                     in_chunk,
@@ -101,6 +103,11 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
                     let mut block: [__m256i; 8] = std::array::from_fn(|r| {
                         F::quants(rows[8 * half + r].add(c * F::CHUNK_BYTES), g)
                     });
+                    if F::SIGNS {
+                        for (x, scales) in block.iter_mut().zip(&row_scales[8 * half..]) {
+                            *x = negate_where(*x, spread_bits(scales.signs[g]));
+                        }
+                    }
                     if shifted {
                         block = block.map(|x| _mm256_xor_si256(x, _mm256_set1_epi8(-128)));
                     }
