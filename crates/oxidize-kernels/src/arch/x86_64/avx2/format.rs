@@ -56,6 +56,57 @@ pub(crate) unsafe trait Format {
     /// # Safety
     /// See the trait.
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i;
+
+    /// The quants of eight chunks side by side: calls `put(group, step, x)` with elements
+    /// `32 · group + 4 · step` to the third after that of the first chunk, of the second, ….
+    ///
+    /// Formats that pack several elements into a byte turn the bytes round before they unpack them.
+    ///
+    /// # Safety
+    /// See the trait; all are whole chunks, and none has [`Format::SIGNS`].
+    #[inline(always)]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        for group in 0..8 {
+            // SAFETY: as the caller says.
+            let rows = chunks.map(|chunk| unsafe { Self::quants(chunk, group) });
+            // SAFETY: as the caller says.
+            for (step, x) in unsafe { transpose(rows) }.into_iter().enumerate() {
+                put(group, step, x);
+            }
+        }
+    }
+}
+
+/// Transposes 8 × 8 words of 32 bits.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+pub(crate) unsafe fn transpose(x: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let pairs = |i: usize| {
+            let (a, b) = (x[2 * i], x[2 * i + 1]);
+            (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
+        };
+        let quads = |i: usize| {
+            let ((a, b), (c, d)) = (pairs(2 * i), pairs(2 * i + 1));
+            [
+                _mm256_unpacklo_epi64(a, c),
+                _mm256_unpackhi_epi64(a, c),
+                _mm256_unpacklo_epi64(b, d),
+                _mm256_unpackhi_epi64(b, d),
+            ]
+        };
+        let (low, high) = (quads(0), quads(1));
+        std::array::from_fn(|i| {
+            if i < 4 {
+                _mm256_permute2x128_si256::<0x20>(low[i], high[i])
+            } else {
+                _mm256_permute2x128_si256::<0x31>(low[i - 4], high[i - 4])
+            }
+        })
+    }
 }
 
 /// A half-precision number at any address.
@@ -146,6 +197,15 @@ pub(crate) unsafe fn nibbles(p: *const u8) -> __m256i {
     let twice = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(p.cast()) });
     let shifted = _mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4));
     _mm256_and_si256(shifted, _mm256_set1_epi8(0x0f))
+}
+
+/// The low and the high nibbles of 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn low_and_high(x: __m256i) -> (__m256i, __m256i) {
+    let four = _mm256_set1_epi8(0x0f);
+    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(x), four);
+    (_mm256_and_si256(x, four), high)
 }
 
 /// 32 bytes, all ones where the bit of the same number is set.
