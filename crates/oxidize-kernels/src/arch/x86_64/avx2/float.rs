@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::float_rows::{DIRECT_TOKENS, direct};
-use super::panel::transpose;
-use super::vector::Vector;
+use super::format::transpose;
+use super::vector::{Vector, tile};
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize, grown};
 use crate::out::TileMut;
 use crate::quant::TensorType;
@@ -226,45 +226,12 @@ pub(crate) unsafe fn multiply(
     // SAFETY: as the caller says.
     unsafe {
         match n {
-            1 => tile::<1>(panel, len, rows, sums),
-            2 => tile::<2>(panel, len, rows, sums),
-            3 => tile::<3>(panel, len, rows, sums),
-            4 => tile::<4>(panel, len, rows, sums),
-            5 => tile::<5>(panel, len, rows, sums),
-            _ => tile::<6>(panel, len, rows, sums),
-        }
-    }
-}
-
-/// # Safety
-/// As [`multiply`], for `T` tokens.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<const T: usize>(
-    panel: *const f32,
-    len: usize,
-    rows: &[*const f32; TOKENS],
-    sums: &[*mut f32; TOKENS],
-) {
-    // SAFETY: as the caller says.
-    unsafe {
-        let rows: [*const f32; T] = std::array::from_fn(|t| rows[t]);
-        let mut acc: [[__m256; 2]; T] =
-            std::array::from_fn(|t| std::array::from_fn(|h| _mm256_loadu_ps(sums[t].add(8 * h))));
-        for i in 0..len {
-            let w: [__m256; 2] =
-                std::array::from_fn(|h| _mm256_loadu_ps(panel.add(i * ROWS + 8 * h)));
-            for t in 0..T {
-                let a = _mm256_broadcast_ss(&*rows[t].add(i));
-                for h in 0..2 {
-                    acc[t][h] = _mm256_fmadd_ps(w[h], a, acc[t][h]);
-                }
-            }
-        }
-        for t in 0..T {
-            for h in 0..2 {
-                _mm256_storeu_ps(sums[t].add(8 * h), acc[t][h]);
-            }
+            1 => tile::<__m256, 1, _>(panel, len, rows, sums),
+            2 => tile::<__m256, 2, _>(panel, len, rows, sums),
+            3 => tile::<__m256, 3, _>(panel, len, rows, sums),
+            4 => tile::<__m256, 4, _>(panel, len, rows, sums),
+            5 => tile::<__m256, 5, _>(panel, len, rows, sums),
+            _ => tile::<__m256, 6, _>(panel, len, rows, sums),
         }
     }
 }

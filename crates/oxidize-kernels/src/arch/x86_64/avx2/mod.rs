@@ -16,7 +16,7 @@ pub(crate) mod quantize;
 mod row;
 mod slices;
 mod tile;
-mod vector;
+pub(crate) mod vector;
 pub(crate) mod words;
 
 use super::Avx2;

@@ -20,6 +20,10 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn zero() -> Self;
     /// As many floats.
     unsafe fn load(p: *const f32) -> Self;
+    /// One float in every lane.
+    unsafe fn load_one(p: *const f32) -> Self;
+    /// Writes as many floats.
+    unsafe fn store(self, p: *mut f32);
     /// As many numbers of half precision.
     unsafe fn load_f16(p: *const u8) -> Self;
     /// As many of bfloat16.
@@ -30,6 +34,40 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn plus(self, x: Self) -> Self;
     /// The sum of all lanes.
     unsafe fn sum(self) -> f32;
+}
+
+/// Adds the products of a panel of two registers a row, `len` rows, with `T` tokens to their sums.
+///
+/// # Safety
+/// Needs the instructions of the vector; `rows` have `len` elements, and sums as many as two registers.
+#[inline(always)]
+pub(crate) unsafe fn tile<V: Vector, const T: usize, const TOKENS: usize>(
+    panel: *const f32,
+    len: usize,
+    rows: &[*const f32; TOKENS],
+    sums: &[*mut f32; TOKENS],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let rows: [*const f32; T] = std::array::from_fn(|t| rows[t]);
+        let mut acc: [[V; 2]; T] =
+            std::array::from_fn(|t| std::array::from_fn(|h| V::load(sums[t].add(V::LANES * h))));
+        for i in 0..len {
+            let w: [V; 2] =
+                std::array::from_fn(|h| V::load(panel.add((2 * i + h) * V::LANES)));
+            for t in 0..T {
+                let a = V::load_one(rows[t].add(i));
+                for h in 0..2 {
+                    acc[t][h] = acc[t][h].add_product(w[h], a);
+                }
+            }
+        }
+        for t in 0..T {
+            for h in 0..2 {
+                acc[t][h].store(sums[t].add(V::LANES * h));
+            }
+        }
+    }
 }
 
 // SAFETY: reads eight elements.
@@ -46,6 +84,18 @@ unsafe impl Vector for __m256 {
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: see above.
         unsafe { _mm256_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_one(p: *const f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_set1_ps(*p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_ps(p, self) }
     }
 
     #[inline(always)]
@@ -96,6 +146,18 @@ unsafe impl Vector for __m512 {
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: see above.
         unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_one(p: *const f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_ps(*p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_ps(p, self) }
     }
 
     #[inline(always)]

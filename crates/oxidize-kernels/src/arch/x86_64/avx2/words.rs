@@ -7,8 +7,9 @@
 use std::arch::x86_64::*;
 
 use super::float::{Bf16, F16, F32, FloatFormat};
+use super::format::transpose;
 use super::matmul::{TileKernel, multiply_panel};
-use super::panel::{ROWS, transpose};
+use super::panel::ROWS;
 use crate::ops::matmul::{
     Epilogue, QuantizedRows, RawRows, Scratch, WORD_GROUP, WORD_MAX, WeightRows, grown,
 };
@@ -35,12 +36,28 @@ pub(crate) unsafe fn matmul<F: Rounded>(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
+    // SAFETY: as the caller says.
+    unsafe {
+        each_panel::<F>(&weight, scratch, |panel, first_row| {
+            multiply_panel(panel, acts, first_row, &epilogue, &mut out);
+        });
+    }
+}
+
+/// Calls `multiply` with each panel of the weight and the panel's first row.
+///
+/// # Safety
+/// As [`matmul`].
+#[inline(always)]
+pub(crate) unsafe fn each_panel<F: Rounded>(
+    weight: &WeightRows<'_>,
+    scratch: &mut Scratch,
+    mut multiply: impl FnMut(&WordPanel, usize),
+) {
     for first_row in (0..weight.rows()).step_by(ROWS) {
         // SAFETY: as the caller says; the weight has the row.
-        unsafe {
-            let panel = unpack::<F>(&weight, first_row, scratch);
-            multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
-        }
+        let panel = unsafe { unpack::<F>(weight, first_row, scratch) };
+        multiply(&panel, first_row);
     }
 }
 

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::super::avx2::float as avx2;
 use super::super::avx2::float_rows::{DIRECT_TOKENS, direct};
+use super::super::avx2::vector::tile;
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows};
 use crate::out::TileMut;
 
@@ -55,51 +56,18 @@ pub(crate) unsafe fn multiply(
     // SAFETY: as the caller says.
     unsafe {
         match n {
-            1 => tile::<1>(panel, len, rows, sums),
-            2 => tile::<2>(panel, len, rows, sums),
-            3 => tile::<3>(panel, len, rows, sums),
-            4 => tile::<4>(panel, len, rows, sums),
-            5 => tile::<5>(panel, len, rows, sums),
-            6 => tile::<6>(panel, len, rows, sums),
-            7 => tile::<7>(panel, len, rows, sums),
-            8 => tile::<8>(panel, len, rows, sums),
-            9 => tile::<9>(panel, len, rows, sums),
-            10 => tile::<10>(panel, len, rows, sums),
-            11 => tile::<11>(panel, len, rows, sums),
-            _ => tile::<12>(panel, len, rows, sums),
-        }
-    }
-}
-
-/// # Safety
-/// As [`multiply`], for `T` tokens.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile<const T: usize>(
-    panel: *const f32,
-    len: usize,
-    rows: &[*const f32; TOKENS],
-    sums: &[*mut f32; TOKENS],
-) {
-    // SAFETY: as the caller says.
-    unsafe {
-        let rows: [*const f32; T] = std::array::from_fn(|t| rows[t]);
-        let mut acc: [[__m512; 2]; T] =
-            std::array::from_fn(|t| std::array::from_fn(|h| _mm512_loadu_ps(sums[t].add(16 * h))));
-        for i in 0..len {
-            let w: [__m512; 2] =
-                std::array::from_fn(|h| _mm512_loadu_ps(panel.add(i * ROWS + 16 * h)));
-            for t in 0..T {
-                let a = _mm512_set1_ps(*rows[t].add(i));
-                for h in 0..2 {
-                    acc[t][h] = _mm512_fmadd_ps(w[h], a, acc[t][h]);
-                }
-            }
-        }
-        for t in 0..T {
-            for h in 0..2 {
-                _mm512_storeu_ps(sums[t].add(16 * h), acc[t][h]);
-            }
+            1 => tile::<__m512, 1, _>(panel, len, rows, sums),
+            2 => tile::<__m512, 2, _>(panel, len, rows, sums),
+            3 => tile::<__m512, 3, _>(panel, len, rows, sums),
+            4 => tile::<__m512, 4, _>(panel, len, rows, sums),
+            5 => tile::<__m512, 5, _>(panel, len, rows, sums),
+            6 => tile::<__m512, 6, _>(panel, len, rows, sums),
+            7 => tile::<__m512, 7, _>(panel, len, rows, sums),
+            8 => tile::<__m512, 8, _>(panel, len, rows, sums),
+            9 => tile::<__m512, 9, _>(panel, len, rows, sums),
+            10 => tile::<__m512, 10, _>(panel, len, rows, sums),
+            11 => tile::<__m512, 11, _>(panel, len, rows, sums),
+            _ => tile::<__m512, 12, _>(panel, len, rows, sums),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::super::avx2::panel::ROWS;
-use super::super::avx2::words::{Rounded, WordPanel, unpack};
+use super::super::avx2::words::{Rounded, WordPanel, each_panel};
 use super::matmul::{TileKernel, multiply_panel};
 use crate::ops::matmul::{Epilogue, QuantizedRows, RawRows, Scratch, WORD_GROUP, WeightRows};
 use crate::out::TileMut;
@@ -21,12 +21,11 @@ pub(crate) unsafe fn matmul<F: Rounded>(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    for first_row in (0..weight.rows()).step_by(ROWS) {
-        // SAFETY: as the caller says; the weight has the row.
-        unsafe {
-            let panel = unpack::<F>(&weight, first_row, scratch);
-            multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
-        }
+    // SAFETY: as the caller says.
+    unsafe {
+        each_panel::<F>(&weight, scratch, |panel, first_row| {
+            multiply_panel(panel, acts, first_row, &epilogue, &mut out);
+        });
     }
 }
 
