@@ -5,8 +5,9 @@
 
 Engines take turns, several rounds, and the best of each counts: what disturbs a run only ever makes
 it slower. Beside the speeds stands the limit that memory sets to generation: the machine's measured
-read bandwidth over the bytes a token reads. Also measured: how soon a model answers, how much
-memory it takes at most, and how much speed is left when another process takes a core.
+read bandwidth over the bytes a token reads. Also measured: generation in a long context and for
+several sequences at once, how soon a model answers, how much memory it takes at most, and how much
+speed is left when another process takes a core.
 
 Peers are a `llama-bench` (LLAMA_BENCH, or on PATH) and one of ik_llama.cpp (IK_LLAMA_BENCH); where
 there is no llama-bench, the xllamacpp and mistralrs packages, if this Python has them. Files are
@@ -43,6 +44,8 @@ class Settings:
     generate: int
     repetitions: int
     priority: bool
+    depth: int = 0
+    parallel: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,14 @@ class Measured:
 
     prompt: float = 0.0
     generate: float = 0.0
+    deep: float = 0.0
+    together: float = 0.0
     peak_bytes: int = 0
+
+    def improve(self, other: "Measured") -> None:
+        """Keeps the better of each speed, and the most memory."""
+        for name, value in vars(other).items():
+            setattr(self, name, max(getattr(self, name), value))
 
 
 @dataclass
@@ -120,6 +130,10 @@ class Engine:
         """Prompt and generation speed in tokens a second; a test of 0 tokens is left out."""
         raise NotImplementedError
 
+    def measure_more(self, model: Path, settings: Settings) -> Measured:
+        """Generation in a long context, and of several sequences at once, as far as it can."""
+        return Measured()
+
 
 @dataclass
 class Oxidize(Engine):
@@ -133,7 +147,21 @@ class Oxidize(Engine):
         finished = run(command, settings)
         tests = json.loads(finished.output)
         best = lambda key: max((max(t["samples"]) for t in tests if t[key] > 0), default=0.0)
-        return Measured(best("n_prompt"), best("n_gen"), finished.peak_bytes)
+        prompt, generate = best("n_prompt"), best("n_gen")
+        return Measured(prompt, generate, peak_bytes=finished.peak_bytes)
+
+    def measure_more(self, model: Path, settings: Settings) -> Measured:
+        def generate(*flags: object) -> float:
+            command = [self.program, "bench", "-m", str(model), "--json", "-p", "0", "-r", "1"]
+            command += ["-t", str(settings.threads), *map(str, flags)]
+            return max(json.loads(run(command, settings).output)[0]["samples"])
+
+        return Measured(
+            deep=generate("-n", LONG_TOKENS, "-d", settings.depth),
+            together=generate(
+                "-n", TOGETHER_TOKENS, "-d", TOGETHER_PROMPT, "--parallel", settings.parallel
+            ),
+        )
 
     def bandwidth(self, settings: Settings) -> float:
         command = [self.program, "bench", "--bandwidth", "--json", "-t", str(settings.threads)]
@@ -164,7 +192,35 @@ class LlamaBench(Engine):
         finished = run(command, settings)
         tests = json.loads(finished.output)
         best = lambda key: max((max(t["samples_ts"]) for t in tests if t[key] > 0), default=0.0)
-        return Measured(best("n_prompt"), best("n_gen"), finished.peak_bytes)
+        prompt, generate = best("n_prompt"), best("n_gen")
+        return Measured(prompt, generate, peak_bytes=finished.peak_bytes)
+
+    def measure_more(self, model: Path, settings: Settings) -> Measured:
+        common = ["-m", str(model), "-t", str(settings.threads)]
+        usage = subprocess.run([self.program, "--help"], capture_output=True, text=True).stdout
+        # What the forks call a context that is there beforehand.
+        if "--n-depth" in usage:
+            depth = ["-p", "0", "-n", str(LONG_TOKENS), "-d", str(settings.depth)]
+        else:
+            depth = ["-p", "0", "-n", "0", "-gp", f"{settings.depth},{LONG_TOKENS}"]
+        command = [self.program, *common, *depth, "-fa", "1", "-r", "1", "-o", "json"]
+        tests = json.loads(run(command, settings).output)
+        deep = max((max(test["samples_ts"]) for test in tests), default=0.0)
+        return Measured(deep=deep, together=self.together(common, settings))
+
+    def together(self, common: list[str], settings: Settings) -> float:
+        """What the program beside this one says of several sequences; 0 where there is none."""
+        program = Path(self.program).with_name("llama-batched-bench")
+        if not program.exists():
+            return 0.0
+        sizes = {"-npp": TOGETHER_PROMPT, "-ntg": TOGETHER_TOKENS, "-npl": settings.parallel}
+        sizes["-c"] = 2 * settings.parallel * (TOGETHER_PROMPT + TOGETHER_TOKENS)
+        flags = [str(word) for pair in sizes.items() for word in pair]
+        output = run([str(program), *common, *flags, "-fa", "on"], settings).output
+        # A table whose eighth column is the speed of generation.
+        lines = [line.split("|") for line in output.splitlines()]
+        cells = [line[8].strip() for line in lines if len(line) > 10]
+        return max((float(cell) for cell in cells if cell.replace(".", "").isdigit()), default=0.0)
 
 
 @dataclass
@@ -249,6 +305,10 @@ def find_peers(options: argparse.Namespace) -> list[Engine]:
     return peers
 
 
+# Tokens generated in a long context.
+LONG_TOKENS = 16
+# Tokens generated by each of several sequences, and those in their contexts beforehand.
+TOGETHER_TOKENS, TOGETHER_PROMPT = 32, 64
 # Tokens of context where none is asked for and the model has as many: the size of the KV cache.
 CONTEXT = 4096
 # What a process may take beside the file and its KV cache.
@@ -326,10 +386,16 @@ def measure_row(
             except BenchError as error:
                 print(f"  {error}", file=sys.stderr)
                 continue
-            best = row.engines.setdefault(engine.name, Measured())
-            best.prompt = max(best.prompt, measured.prompt)
-            best.generate = max(best.generate, measured.generate)
-            best.peak_bytes = max(best.peak_bytes, measured.peak_bytes)
+            row.engines.setdefault(engine.name, Measured()).improve(measured)
+    if any(name in row.file.name for name in options.more):
+        for engine in engines:
+            print(f"{row.file.name}: {engine.name}, long and together", file=sys.stderr)
+            try:
+                more = engine.measure_more(row.file, settings)
+            except BenchError as error:
+                print(f"  {error}", file=sys.stderr)
+                continue
+            row.engines.setdefault(engine.name, Measured()).improve(more)
     answers = [oxidize.answer(row.file, settings) for _ in range(3)]
     row.startup_seconds = min(answer.seconds for answer in answers)
     row.run_peak_bytes = max(answer.peak_bytes for answer in answers)
@@ -355,13 +421,12 @@ def table(rows: list[Row], engines: list[str], settings: Settings, bandwidth: fl
     lines = [head, ["---", "---"] + ["--:"] * (len(head) - 2)]
     for row in rows:
         limit = bandwidth * 1e9 / row.bytes_per_token
-        tests = [("prompt", settings.prompt), ("generate", settings.generate)]
-        for test, tokens in tests:
+        for test, name in tests_of(settings):
             speed = lambda engine: getattr(row.engines.get(engine, Measured()), test)
             ours = speed("oxidize")
-            if tokens == 0 or ours == 0:
+            if ours == 0:
                 continue
-            cells = [row.file.stem, f"{'pp' if test == 'prompt' else 'tg'}{tokens}", f"{ours:.1f}"]
+            cells = [row.file.stem, name, f"{ours:.1f}"]
             for peer in peers:
                 theirs = speed(peer)
                 cells += [f"{theirs:.1f}", f"{ours / theirs:.2f} ×"] if theirs else ["–", "–"]
@@ -369,6 +434,16 @@ def table(rows: list[Row], engines: list[str], settings: Settings, bandwidth: fl
             cells += [f"{limit:.1f}", f"{ours / limit:.0%}"] if is_decode else ["", ""]
             lines.append(cells)
     return markdown(lines)
+
+
+def tests_of(settings: Settings) -> list[tuple[str, str]]:
+    """The fields of a measurement, and what the tests are called."""
+    return [
+        ("prompt", f"pp{settings.prompt}"),
+        ("generate", f"tg{settings.generate}"),
+        ("deep", f"tg{LONG_TOKENS} @ d{settings.depth}"),
+        ("together", f"tg{TOGETHER_TOKENS} × {settings.parallel}"),
+    ]
 
 
 def footprint(rows: list[Row], engines: list[str]) -> str:
@@ -419,7 +494,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-bench", default=os.environ.get("LLAMA_BENCH"))
     parser.add_argument("--ik-llama-bench", default=os.environ.get("IK_LLAMA_BENCH"))
     parser.add_argument("--shapes", type=words, default=["1b"], help="of synthetic files")
-    parser.add_argument("--types", type=words, default=["Q4_K_M", "Q8_0", "Q4_0", "F16"])
+    parser.add_argument("--types", type=words, default=["Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "F16"])
     parser.add_argument("-m", "--model", action="append", type=Path, help="instead of the cache's")
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
     parser.add_argument("-p", "--prompt", type=int, default=512, help="tokens; 0 leaves it out")
@@ -427,6 +502,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-r", "--repetitions", type=int, default=2, help="in each process")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each engine")
     parser.add_argument("--contention", action="store_true", help="measure with a core taken, too")
+    parser.add_argument("--depth", type=int, default=4096, help="tokens of a long context")
+    parser.add_argument("--parallel", type=int, default=16, help="sequences at once")
+    parser.add_argument(
+        "--more",
+        type=words,
+        default=["1b-Q4_K_M", "SmolLM2"],
+        help="names of files that are measured in a long context and for several sequences, too",
+    )
     parser.add_argument(
         "--priority", action="store_true", help="run at the highest priority (Linux, root)"
     )
@@ -437,7 +520,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     settings = Settings(
-        options.threads, options.prompt, options.generate, options.repetitions, options.priority
+        options.threads,
+        options.prompt,
+        options.generate,
+        options.repetitions,
+        options.priority,
+        options.depth,
+        options.parallel,
     )
     oxidize = Oxidize(options.oxidize)
     peers = find_peers(options)
@@ -460,7 +549,7 @@ def main() -> None:
     print(table(rows, engines, settings, bandwidth))
     print()
     print(footprint(rows, engines))
-    svg = bench_plot.draw(rows, engines, settings, bandwidth)
+    svg = bench_plot.draw(rows, engines, tests_of(settings), settings.threads, bandwidth)
     (options.out / "peers.svg").write_text(svg)
     print(f"\n{options.out}/results.json and peers.svg written", file=sys.stderr)
 

@@ -6,28 +6,29 @@ COLOURS = ["#d9480f", "#868e96", "#4dabf7", "#69db7c", "#b197fc"]
 LABEL_WIDTH, BAR_WIDTH, BAR_HEIGHT, GAP, TOP = 250, 430, 13, 14, 56
 
 
-def draw(rows: list, engines: list[str], settings: object, bandwidth: float) -> str:
-    """Two groups of bars a file, prompt and generation, each scaled to its fastest engine; a tick
-    marks what memory bandwidth allows generation."""
+def draw(
+    rows: list, engines: list[str], tests: list[tuple[str, str]], threads: int, bandwidth: float
+) -> str:
+    """A group of bars for each file and test, scaled to its fastest engine; a tick marks what memory
+    bandwidth allows generation."""
     groups = []
     for row in rows:
-        for test, tokens in [("prompt", settings.prompt), ("generate", settings.generate)]:
+        for test, title in tests:
             speeds = [
                 (name, getattr(row.engines[name], test))
                 for name in engines
                 if name in row.engines and getattr(row.engines[name], test) > 0
             ]
-            if tokens and speeds:
+            if speeds:
                 limit = bandwidth * 1e9 / row.bytes_per_token if test == "generate" else None
-                kind = "prompt" if test == "prompt" else "generation"
-                groups.append((f"{row.file.stem}, {kind}", speeds, limit))
+                groups.append((f"{row.file.stem}, {title}", speeds, limit))
     heights = [len(speeds) * BAR_HEIGHT + GAP for _, speeds, _ in groups]
     width, height = LABEL_WIDTH + BAR_WIDTH + 120, TOP + sum(heights)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="8" y="20" font-weight="bold">Tokens per second, {settings.threads} threads; '
+        f'<text x="8" y="20" font-weight="bold">Tokens per second, {threads} threads; '
         f"the line is what {bandwidth:.1f} GB/s of memory allow</text>",
     ]
     x = 8

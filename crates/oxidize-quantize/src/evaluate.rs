@@ -1,4 +1,5 @@
-//! Runs a model over a given text, one sequence alone: what measuring needs and an engine does not.
+//! Runs a model over a given text, one sequence alone or several in step: what measuring needs and an
+//! engine does not.
 
 use oxidize_core::Error;
 use oxidize_core::backend::{Backend, Batch, KvType, Observer, SeqSlice, Session, SessionConfig};
@@ -35,10 +36,11 @@ impl Default for Settings {
     }
 }
 
-/// A session for one sequence.
+/// A session for one sequence, or for several that go in step.
 pub struct Evaluator {
     session: Box<dyn Session>,
-    blocks: Vec<BlockId>,
+    /// Those of each sequence.
+    blocks: Vec<Vec<BlockId>>,
     max_tokens: usize,
     max_outputs: usize,
     adapters: Vec<f32>,
@@ -67,7 +69,7 @@ impl Evaluator {
             return Err(crate::Error::Unfit { file, problem });
         }
         let outputs = settings.batch_size.clamp(1, n_ctx);
-        Evaluator::with_outputs(model, backend, settings, n_ctx, outputs, None)
+        Evaluator::with_outputs(model, backend, settings, n_ctx, 1, outputs, None)
     }
 
     /// A session whose matrices' inputs `observer` sees.
@@ -79,17 +81,20 @@ impl Evaluator {
         observer: Observer,
     ) -> Result<Evaluator> {
         let observer = Some(observer);
-        Evaluator::with_outputs(model, backend, settings, n_ctx, 64, observer)
+        Evaluator::with_outputs(model, backend, settings, n_ctx, 1, 64, observer)
     }
 
-    /// A session that measures speed: results at one token of a batch, and any length of context.
+    /// A session that measures speed: results at one token of each sequence in a batch, and any length
+    /// of context.
     pub fn for_bench(
         model: &Model,
         backend: &dyn Backend,
         settings: &Settings,
         n_ctx: usize,
+        n_sequences: usize,
     ) -> Result<Evaluator> {
-        Evaluator::with_outputs(model, backend, settings, n_ctx, 1, None)
+        let outputs = n_sequences;
+        Evaluator::with_outputs(model, backend, settings, n_ctx, n_sequences, outputs, None)
     }
 
     fn with_outputs(
@@ -97,18 +102,22 @@ impl Evaluator {
         backend: &dyn Backend,
         settings: &Settings,
         n_ctx: usize,
+        n_sequences: usize,
         max_outputs: usize,
         observer: Option<Observer>,
     ) -> Result<Evaluator> {
-        let max_tokens = settings.batch_size.clamp(1, n_ctx.max(1));
+        let max_tokens = settings.batch_size.clamp(1, n_ctx.max(1)).max(n_sequences);
+        let one = SessionConfig::for_context(n_ctx);
         let config = SessionConfig {
+            n_blocks: one.n_blocks * n_sequences,
+            state_slots: n_sequences,
             max_tokens,
             max_outputs,
             key_type: settings.key_type,
             value_type: settings.value_type,
             n_threads: settings.threads,
             observer,
-            ..SessionConfig::for_context(n_ctx)
+            ..one
         };
         if settings.check_memory {
             MemoryPlan::new(model, &config)
@@ -116,7 +125,9 @@ impl Evaluator {
                 .map_err(Error::from)?;
         }
         let session = model.session(backend, &config)?;
-        let blocks = (0..config.n_blocks as u32).map(BlockId).collect();
+        let all: Vec<BlockId> = (0..config.n_blocks as u32).map(BlockId).collect();
+        let blocks = all.chunks(config.n_blocks / n_sequences).map(<[_]>::to_vec);
+        let blocks = blocks.collect();
         Ok(Evaluator {
             session,
             blocks,
@@ -132,7 +143,7 @@ impl Evaluator {
         let positions: Vec<u32> = (start as u32..(start + tokens.len()) as u32).collect();
         let sequences = [SeqSlice {
             n_tokens: tokens.len(),
-            blocks: &self.blocks,
+            blocks: &self.blocks[0],
             adapters: &self.adapters,
             ..SeqSlice::default()
         }];
@@ -141,6 +152,27 @@ impl Evaluator {
             positions: &positions,
             sequences: &sequences,
             outputs,
+        };
+        Ok(self.session.run(&batch).map_err(Error::from)?)
+    }
+
+    /// Computes a token of each sequence, all at the same position, with results for each.
+    pub fn run_together(&mut self, tokens: &[u32], position: usize) -> Result<()> {
+        let positions = vec![position as u32; tokens.len()];
+        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+        let sequences: Vec<SeqSlice<'_>> = (self.blocks.iter().zip(0..))
+            .map(|(blocks, slot)| SeqSlice {
+                n_tokens: 1,
+                blocks,
+                slot,
+                adapters: &self.adapters,
+            })
+            .collect();
+        let batch = Batch {
+            tokens,
+            positions: &positions,
+            sequences: &sequences,
+            outputs: &outputs,
         };
         Ok(self.session.run(&batch).map_err(Error::from)?)
     }
@@ -162,12 +194,18 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Puts `tokens` into the context.
+    /// Puts `tokens` into the context of each sequence.
     pub fn fill(&mut self, tokens: &[u32]) -> Result<()> {
         let mut at = 0;
         for piece in tokens.chunks(self.max_tokens) {
             self.run(piece, at, &[])?;
             at += piece.len();
+        }
+        let (first, others) = self.blocks.split_at(1);
+        for (slot, other) in others.iter().enumerate().filter(|_| at > 0) {
+            let moves: Vec<_> = first[0].iter().copied().zip(other.iter().copied()).collect();
+            self.session.copy_blocks(&moves).map_err(Error::from)?;
+            self.session.copy_states(&[(0, slot as u32 + 1)]).map_err(Error::from)?;
         }
         Ok(())
     }

@@ -45,6 +45,15 @@ pub(crate) struct Bench {
         default_value = "0"
     )]
     n_depth: Vec<usize>,
+    /// Sequences that the generation test generates for at once
+    #[arg(
+        long,
+        visible_alias = "npl",
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1"
+    )]
+    parallel: Vec<usize>,
     /// Threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
     threads: Vec<usize>,
@@ -92,6 +101,7 @@ struct Measurement {
     n_prompt: usize,
     n_gen: usize,
     n_depth: usize,
+    n_parallel: usize,
     tokens_per_second: f64,
     stddev: f64,
     samples: Vec<f64>,
@@ -100,6 +110,8 @@ struct Measurement {
 impl Bench {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         anyhow::ensure!(self.repetitions > 0, "--repetitions must be at least 1");
+        let some = self.parallel.iter().all(|&n| n > 0);
+        anyhow::ensure!(some, "--parallel must be at least 1");
         if self.bandwidth {
             return self.run_bandwidth();
         }
@@ -124,10 +136,14 @@ impl Bench {
                 let model = args.load(path)?;
                 for &depth in &self.n_depth {
                     for &n in self.n_prompt.iter().filter(|&&n| n > 0) {
-                        printer.print(self.measure(&model, &args, threads, n, 0, depth)?)?;
+                        let test = Test::prompt(n, depth);
+                        printer.print(self.measure(&model, &args, threads, test)?)?;
                     }
                     for &n in self.n_gen.iter().filter(|&&n| n > 0) {
-                        printer.print(self.measure(&model, &args, threads, 0, n, depth)?)?;
+                        for &n_parallel in &self.parallel {
+                            let test = Test::generation(n, depth, n_parallel);
+                            printer.print(self.measure(&model, &args, threads, test)?)?;
+                        }
                     }
                 }
             }
@@ -179,13 +195,18 @@ impl Bench {
         model: &Model,
         args: &ModelArgs,
         threads: usize,
-        n_prompt: usize,
-        n_gen: usize,
-        n_depth: usize,
+        test: Test,
     ) -> anyhow::Result<Measurement> {
+        let Test {
+            n_prompt,
+            n_gen,
+            n_depth,
+            n_parallel,
+        } = test;
         let n = n_prompt + n_gen;
-        let settings = args.evaluation();
-        let mut evaluator = Evaluator::for_bench(model, &Cpu::default(), &settings, n_depth + n)?;
+        let (settings, backend) = (args.evaluation(), Cpu::default());
+        let n_ctx = n_depth + n;
+        let mut evaluator = Evaluator::for_bench(model, &backend, &settings, n_ctx, n_parallel)?;
         // Any tokens will do; these differ from one another, so that no cache flatters us.
         let token = |i: usize| (i * 7919 % model.n_vocab()) as u32;
         let tokens: Vec<u32> = (0..n_depth + n).map(token).collect();
@@ -201,21 +222,17 @@ impl Bench {
                 // The first repetition only warms up.
                 let n = if repetition == 0 { 1 } else { n_gen };
                 for i in n_depth..n_depth + n {
-                    evaluator.run(&tokens[i..=i], i, &[0])?;
+                    let together: Vec<u32> = (i..i + n_parallel).map(token).collect();
+                    evaluator.run_together(&together, i)?;
                 }
             }
             if repetition > 0 {
-                samples.push(n as f64 / start.elapsed().as_secs_f64());
+                samples.push((n * n_parallel) as f64 / start.elapsed().as_secs_f64());
             }
         }
         let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         let variance = samples.iter().map(|s| (s - mean).powi(2)).sum::<f64>();
         let stddev = (variance / (samples.len() as f64 - 1.0).max(1.0)).sqrt();
-        let kind = if n_prompt > 0 {
-            format!("pp{n_prompt}")
-        } else {
-            format!("tg{n_gen}")
-        };
         Ok(Measurement {
             model: model
                 .file()
@@ -227,18 +244,59 @@ impl Bench {
             size: model.weights().size(),
             threads,
             isa: oxidize_core::backend::cpu::isa_name().to_owned(),
-            test: if n_depth > 0 {
-                format!("{kind} @ d{n_depth}")
-            } else {
-                kind
-            },
+            test: test.name(),
             n_prompt,
             n_gen,
             n_depth,
+            n_parallel,
             tokens_per_second: mean,
             stddev,
             samples,
         })
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Test {
+    n_prompt: usize,
+    n_gen: usize,
+    n_depth: usize,
+    n_parallel: usize,
+}
+
+impl Test {
+    fn prompt(n_prompt: usize, n_depth: usize) -> Test {
+        Test {
+            n_prompt,
+            n_gen: 0,
+            n_depth,
+            n_parallel: 1,
+        }
+    }
+
+    fn generation(n_gen: usize, n_depth: usize, n_parallel: usize) -> Test {
+        Test {
+            n_prompt: 0,
+            n_gen,
+            n_depth,
+            n_parallel,
+        }
+    }
+
+    /// As `pp512`, `tg128 × 16` or `tg128 @ d4096`.
+    fn name(&self) -> String {
+        let mut name = match self.n_prompt {
+            0 => format!("tg{}", self.n_gen),
+            n => format!("pp{n}"),
+        };
+        if self.n_parallel > 1 {
+            name += &format!(" × {}", self.n_parallel);
+        }
+        if self.n_depth > 0 {
+            name += &format!(" @ d{}", self.n_depth);
+        }
+        name
     }
 }
 
@@ -275,11 +333,11 @@ impl Printer {
             Output::Csv => {
                 if first {
                     println!(
-                        "model,size,threads,isa,test,n_prompt,n_gen,n_depth,tokens_per_second,stddev"
+                        "model,size,threads,isa,test,n_prompt,n_gen,n_depth,n_parallel,tokens_per_second,stddev"
                     );
                 }
                 println!(
-                    "\"{}\",{},{},{},{},{},{},{},{:.4},{:.4}",
+                    "\"{}\",{},{},{},{},{},{},{},{},{:.4},{:.4}",
                     m.model.replace('"', "\"\""),
                     m.size,
                     m.threads,
@@ -288,6 +346,7 @@ impl Printer {
                     m.n_prompt,
                     m.n_gen,
                     m.n_depth,
+                    m.n_parallel,
                     m.tokens_per_second,
                     m.stddev
                 );

@@ -4,23 +4,87 @@
 //! machines, which have an instruction for its inner product (`VNNI`).
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
-use super::format::{Format, Scales};
-use crate::ops::matmul::RawRows;
+use super::format::{Format, Scales, ask_ahead, negate_where, spread_bits};
+use crate::ops::matmul::{Epilogue, QuantizedRows, RawRows, WeightRows};
+use crate::out::TileMut;
 
-/// The products of one weight row with tokens `first` to `first + M − 1`.
+/// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
+pub(crate) const TOKENS: usize = 3;
+
+/// How a row meets a few tokens.
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C, and with `VNNI` also AVX-512 VL and VNNI. `row` is a row of `acts.k`
-/// elements of the format, and `acts` has the tokens.
+/// `dot` needs the instructions that the implementation says, a row of `acts.k` elements of its format,
+/// and `acts` with the tokens.
+pub(crate) unsafe trait RowProduct {
+    /// The products of one weight row with tokens `first` to `first + M − 1`.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M];
+}
+
+/// A few tokens at a time, each as if it were alone.
+///
+/// # Safety
+/// As [`RowProduct`]; the shapes fit together.
 #[inline(always)]
-pub(crate) unsafe fn dot_row<F: Format, const VNNI: bool, const M: usize>(
-    row: *const u8,
+pub(crate) unsafe fn direct<P: RowProduct>(
+    weight: WeightRows<'_>,
+    acts: &QuantizedRows,
+    epilogue: Epilogue<'_>,
+    mut out: TileMut<'_>,
+) {
+    let (m, acts) = (acts.rows(), acts.raw());
+    for r in 0..weight.rows() {
+        let row = weight.row(r).as_ptr();
+        let mut write = |token: usize, dots: &[f32]| {
+            for (t, &dot) in dots.iter().enumerate() {
+                epilogue.write(&mut out.row(token + t)[r], r, dot);
+            }
+        };
+        for token in (0..m).step_by(TOKENS) {
+            // SAFETY: the row is one of the weight's, of as many elements as `acts` has; so many
+            // tokens are left.
+            unsafe {
+                match m - token {
+                    1 => write(token, &P::dot::<1>(row, &acts, token)),
+                    2 => write(token, &P::dot::<2>(row, &acts, token)),
+                    _ => write(token, &P::dot::<TOKENS>(row, &acts, token)),
+                }
+            }
+        }
+    }
+}
+
+/// Products in registers of 256 bits.
+pub(crate) struct Narrow<F, const VNNI: bool>(PhantomData<F>);
+
+// SAFETY: needs AVX2, FMA and F16C, and with `VNNI` also AVX-512 VL and VNNI.
+unsafe impl<F: Format, const VNNI: bool> RowProduct for Narrow<F, VNNI> {
+    #[inline(always)]
+    unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M] {
+        // SAFETY: as the caller says.
+        unsafe { dot_groups::<F, VNNI, M>(row, acts, first, 0) }
+    }
+}
+
+/// The products of a row's groups of 32 from `first_group` on, which begins a chunk, with tokens `first`
+/// to `first + M − 1`.
+///
+/// # Safety
+/// As [`Narrow`], with `rest` pointing to the first group.
+#[inline(always)]
+pub(crate) unsafe fn dot_groups<F: Format, const VNNI: bool, const M: usize>(
+    rest: *const u8,
     acts: &RawRows,
     first: usize,
+    first_group: usize,
 ) -> [f32; M] {
-    // SAFETY: the caller's row has `groups` groups of 32 in whole blocks, and each token of `acts`
-    // as many quants, scales and sums.
+    // SAFETY: the caller's row has so many groups of 32 in whole blocks, and each token of `acts` as
+    // many quants, scales and sums.
     unsafe {
         let groups = acts.k / 32;
         let mut sums = Sums::<M> {
@@ -28,29 +92,25 @@ pub(crate) unsafe fn dot_row<F: Format, const VNNI: bool, const M: usize>(
             mins: [_mm256_setzero_ps(); M],
         };
         let mut scales = Scales::ZERO;
-        let mut chunk = row;
-        let whole = groups / 8;
-        for c in 0..whole {
+        let mut chunk = rest;
+        let mut group = first_group;
+        while group + 8 <= groups {
+            ask_ahead(chunk, F::CHUNK_BYTES);
             F::scales(chunk, 8, &mut scales);
-            dot_chunk::<F, VNNI, M>(chunk, 8, &scales, acts, first, c * 8, &mut sums);
+            dot_chunk::<F, VNNI, M>(chunk, 8, &scales, acts, first, group, &mut sums);
             chunk = chunk.add(F::CHUNK_BYTES);
+            group += 8;
         }
-        if !groups.is_multiple_of(8) {
-            F::scales(chunk, groups % 8, &mut scales);
-            dot_chunk::<F, VNNI, M>(
-                chunk,
-                groups % 8,
-                &scales,
-                acts,
-                first,
-                whole * 8,
-                &mut sums,
-            );
+        if group < groups {
+            let left = groups - group;
+            F::scales(chunk, left, &mut scales);
+            dot_chunk::<F, VNNI, M>(chunk, left, &scales, acts, first, group, &mut sums);
         }
-        std::array::from_fn(|t| {
-            let [a, b] = sums.products[t];
-            horizontal_sum(_mm256_add_ps(_mm256_add_ps(a, b), sums.mins[t]))
-        })
+        let mut dots = [0.0; M];
+        for ((dot, [a, b]), mins) in dots.iter_mut().zip(sums.products).zip(sums.mins) {
+            *dot = horizontal_sum(_mm256_add_ps(_mm256_add_ps(a, b), mins));
+        }
+        dots
     }
 }
 
@@ -65,7 +125,7 @@ struct Sums<const M: usize> {
 /// Adds the products of up to eight groups of 32.
 ///
 /// # Safety
-/// As [`dot_row`]. Eight scales and sums of each token are read, whatever `groups` is: they end in
+/// As [`dot_groups`]. Eight scales and sums of each token are read, whatever `groups` is: they end in
 /// zeros.
 #[inline(always)]
 unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
@@ -80,14 +140,15 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
     // SAFETY: as the caller says.
     unsafe {
         // With VNNI, signed weights are multiplied as `q + 128`, which the minimum takes back.
-        let shifted = VNNI && F::SIGNED;
+        let shifted = VNNI && F::SIGNED && !F::SIGNS;
         let mut products = [[0.0f32; 16]; M];
         for t in 0..M {
             let at = (first + t) * acts.group_stride + first_group;
+            let products = &mut products[t];
             let act_scale = _mm256_loadu_ps(acts.scales.add(at));
             if F::GROUP == 32 {
                 let scale = _mm256_load_ps(scales.scale.as_ptr());
-                _mm256_storeu_ps(products[t].as_mut_ptr(), _mm256_mul_ps(scale, act_scale));
+                _mm256_storeu_ps(products.as_mut_ptr(), _mm256_mul_ps(scale, act_scale));
                 if F::MIN || shifted {
                     let min = min_of::<F>(scales, 0, shifted);
                     let sum = _mm256_loadu_ps(acts.sums.add(at));
@@ -100,7 +161,7 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
                     let act_scale = _mm256_permutevar8x32_ps(act_scale, twice);
                     let scale = _mm256_load_ps(scales.scale.as_ptr().add(8 * half));
                     let product = _mm256_mul_ps(scale, act_scale);
-                    _mm256_storeu_ps(products[t].as_mut_ptr().add(8 * half), product);
+                    _mm256_storeu_ps(products.as_mut_ptr().add(8 * half), product);
                     if F::MIN || shifted {
                         let min = min_of::<F>(scales, half, shifted);
                         let sum = _mm256_loadu_ps(acts.half_sums.add(2 * at + 8 * half));
@@ -114,11 +175,13 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
             .add(first * acts.quant_stride + first_group * 32);
         // A chain for even groups and one for odd.
         for pair in 0..groups / 2 {
-            dot_group::<F, VNNI, M, 0>(chunk, 2 * pair, &products, quants, acts, sums);
-            dot_group::<F, VNNI, M, 1>(chunk, 2 * pair + 1, &products, quants, acts, sums);
+            let g = 2 * pair;
+            dot_group::<F, VNNI, M, 0>(chunk, g, scales, &products, quants, acts, sums);
+            dot_group::<F, VNNI, M, 1>(chunk, g + 1, scales, &products, quants, acts, sums);
         }
         if groups % 2 == 1 {
-            dot_group::<F, VNNI, M, 0>(chunk, groups - 1, &products, quants, acts, sums);
+            let g = groups - 1;
+            dot_group::<F, VNNI, M, 0>(chunk, g, scales, &products, quants, acts, sums);
         }
     }
 }
@@ -126,12 +189,13 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
 /// Adds the products of a group of 32 to one of the chains.
 ///
 /// # Safety
-/// As [`dot_row`]; `quants` are the chunk's, of the first token.
+/// As [`dot_groups`]; `quants` are the chunk's, of the first token.
 #[inline(always)]
 unsafe fn dot_group<F: Format, const VNNI: bool, const M: usize, const CHAIN: usize>(
     chunk: *const u8,
     g: usize,
-    scales: &[[f32; 16]; M],
+    scales: &Scales,
+    products: &[[f32; 16]; M],
     quants: *const i8,
     acts: &RawRows,
     sums: &mut Sums<M>,
@@ -139,16 +203,19 @@ unsafe fn dot_group<F: Format, const VNNI: bool, const M: usize, const CHAIN: us
     // SAFETY: as the caller says.
     unsafe {
         let mut weight = F::quants(chunk, g);
-        if VNNI && F::SIGNED {
+        if VNNI && F::SIGNED && !F::SIGNS {
             weight = _mm256_xor_si256(weight, _mm256_set1_epi8(-128));
         }
         for t in 0..M {
-            let act = _mm256_loadu_si256(quants.add(t * acts.quant_stride + 32 * g).cast());
+            let mut act = _mm256_loadu_si256(quants.add(t * acts.quant_stride + 32 * g).cast());
+            if F::SIGNS {
+                act = negate_where(act, spread_bits(scales.signs[g]));
+            }
             let product = inner_product::<F, VNNI>(weight, act);
             let scale = if F::GROUP == 32 {
-                _mm256_set1_ps(scales[t][g])
+                _mm256_set1_ps(products[t][g])
             } else {
-                let pair = _mm256_broadcast_sd(&*scales[t].as_ptr().add(2 * g).cast());
+                let pair = _mm256_broadcast_sd(&*products[t].as_ptr().add(2 * g).cast());
                 let spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
                 _mm256_permutevar8x32_ps(_mm256_castpd_ps(pair), spread)
             };
@@ -186,7 +253,7 @@ unsafe fn inner_product<F: Format, const VNNI: bool>(weight: __m256i, act: __m25
         if VNNI {
             return _mm256_dpbusd_epi32(_mm256_setzero_si256(), weight, act);
         }
-        let pairs = if F::SIGNED {
+        let pairs = if F::SIGNED && !F::SIGNS {
             _mm256_maddubs_epi16(_mm256_abs_epi8(weight), _mm256_sign_epi8(act, weight))
         } else {
             _mm256_maddubs_epi16(weight, act)

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::float_rows::{DIRECT_TOKENS, direct};
-use super::panel::transpose;
+use super::format::transpose;
 use super::vector::Vector;
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize, grown};
 use crate::out::TileMut;

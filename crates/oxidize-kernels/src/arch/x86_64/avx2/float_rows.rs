@@ -4,6 +4,7 @@
 //! stay in the first cache beside it. Where they do not, several rows at once use what is loaded of them.
 
 use super::float::{Bf16, F16, F32, FloatFormat};
+use super::format::ask_ahead;
 use super::vector::Vector;
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize};
 use crate::out::TileMut;
@@ -156,6 +157,10 @@ unsafe fn multiply<V: Vector, F: FloatFormat, const M: usize, const R: usize, co
         let mut sums = [[[V::zero(); C]; M]; R];
         let mut i = 0;
         while i + C * V::LANES <= k {
+            // Several rows at once are each too short a stream to be asked for from here.
+            if R == 1 {
+                ask_ahead(rows[0].add(i * F::BYTES), C * V::LANES * F::BYTES);
+            }
             for c in 0..C {
                 let at = i + c * V::LANES;
                 let x: [V; M] = std::array::from_fn(|t| V::load(tokens[t].add(at)));

@@ -13,12 +13,15 @@ pub(crate) const CHUNK: usize = 256;
 pub(crate) struct Scales {
     pub(crate) scale: [f32; 16],
     pub(crate) min: [f32; 16],
+    /// For formats with [`Format::SIGNS`], a bit for each element that is negative, 32 to a word.
+    pub(crate) signs: [u32; 8],
 }
 
 impl Scales {
     pub(crate) const ZERO: Scales = Scales {
         scale: [0.0; 16],
         min: [0.0; 16],
+        signs: [0; 8],
     };
 }
 
@@ -34,12 +37,15 @@ pub(crate) unsafe trait Format {
     const GROUP: usize;
     /// Whether the bytes are signed.
     const SIGNED: bool = false;
+    /// Whether [`Format::quants`] are magnitudes, and their signs in [`Scales::signs`]; then `SIGNED` is
+    /// said of the two together.
+    const SIGNS: bool = false;
     /// Bits of the largest magnitude of a byte.
     const BITS: u32;
     /// Whether `min` is ever other than 0.
     const MIN: bool;
 
-    /// The scales of the first `groups` × 32 elements; the rest are left as they are.
+    /// The scales and signs of the first `groups` × 32 elements; the rest are left as they are.
     ///
     /// # Safety
     /// See the trait.
@@ -50,6 +56,57 @@ pub(crate) unsafe trait Format {
     /// # Safety
     /// See the trait.
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i;
+
+    /// The quants of eight chunks side by side: calls `put(group, step, x)` with elements
+    /// `32 · group + 4 · step` to the third after that of the first chunk, of the second, ….
+    ///
+    /// Formats that pack several elements into a byte turn the bytes round before they unpack them.
+    ///
+    /// # Safety
+    /// See the trait; all are whole chunks, and none has [`Format::SIGNS`].
+    #[inline(always)]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        for group in 0..8 {
+            // SAFETY: as the caller says.
+            let rows = chunks.map(|chunk| unsafe { Self::quants(chunk, group) });
+            // SAFETY: as the caller says.
+            for (step, x) in unsafe { transpose(rows) }.into_iter().enumerate() {
+                put(group, step, x);
+            }
+        }
+    }
+}
+
+/// Transposes 8 × 8 words of 32 bits.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+pub(crate) unsafe fn transpose(x: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let pairs = |i: usize| {
+            let (a, b) = (x[2 * i], x[2 * i + 1]);
+            (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
+        };
+        let quads = |i: usize| {
+            let ((a, b), (c, d)) = (pairs(2 * i), pairs(2 * i + 1));
+            [
+                _mm256_unpacklo_epi64(a, c),
+                _mm256_unpackhi_epi64(a, c),
+                _mm256_unpacklo_epi64(b, d),
+                _mm256_unpackhi_epi64(b, d),
+            ]
+        };
+        let (low, high) = (quads(0), quads(1));
+        std::array::from_fn(|i| {
+            if i < 4 {
+                _mm256_permute2x128_si256::<0x20>(low[i], high[i])
+            } else {
+                _mm256_permute2x128_si256::<0x31>(low[i - 4], high[i - 4])
+            }
+        })
+    }
 }
 
 /// A half-precision number at any address.
@@ -62,6 +119,26 @@ pub(crate) unsafe fn half_at(p: *const u8) -> f32 {
     // SAFETY: the caller's two bytes.
     let bits = unsafe { p.cast::<u16>().read_unaligned() };
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+}
+
+/// How far ahead of what it multiplies a kernel asks for memory: as long a way as memory takes to
+/// answer. Left to itself the processor looks ahead only as far as instructions that wait for nothing
+/// else, so that the time for arithmetic would be added to the time for memory.
+const AHEAD: usize = 4096;
+
+/// Asks for the `bytes` that come [`AHEAD`] of `p`; they need not exist.
+#[inline(always)]
+pub(crate) fn ask_ahead(p: *const u8, bytes: usize) {
+    ask(p.wrapping_add(AHEAD), bytes);
+}
+
+/// Asks memory for `bytes` that are used soon; they need not exist.
+#[inline(always)]
+pub(crate) fn ask(p: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: every x86-64 processor has the instruction, and it ignores what it cannot read.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line).cast()) };
+    }
 }
 
 /// Eight half-precision numbers, `STRIDE` bytes apart: at least 4.
@@ -92,6 +169,14 @@ impl Scales {
         unsafe { _mm256_storeu_ps(self.scale.as_mut_ptr(), scale) }
     }
 
+    /// Writes all signs.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) fn set_signs(&mut self, signs: __m256i) {
+        // SAFETY: the array has 32 bytes.
+        unsafe { _mm256_storeu_si256(self.signs.as_mut_ptr().cast(), signs) }
+    }
+
     /// Writes the first eight minima.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -114,6 +199,15 @@ pub(crate) unsafe fn nibbles(p: *const u8) -> __m256i {
     _mm256_and_si256(shifted, _mm256_set1_epi8(0x0f))
 }
 
+/// The low and the high nibbles of 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn low_and_high(x: __m256i) -> (__m256i, __m256i) {
+    let four = _mm256_set1_epi8(0x0f);
+    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(x), four);
+    (_mm256_and_si256(x, four), high)
+}
+
 /// 32 bytes, all ones where the bit of the same number is set.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -129,6 +223,13 @@ pub(crate) fn spread_bits(bits: u32) -> __m256i {
     );
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
+}
+
+/// `x`, negated where the mask is all ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn negate_where(x: __m256i, mask: __m256i) -> __m256i {
+    _mm256_sub_epi8(_mm256_xor_si256(x, mask), mask)
 }
 
 /// 32 bytes at any address.

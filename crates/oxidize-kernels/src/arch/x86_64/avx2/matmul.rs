@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::dot::dot_row;
+use super::dot::{self, Narrow, direct};
 use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
@@ -12,9 +12,6 @@ use super::words;
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
 use crate::quant::TensorType;
-
-/// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
-const DIRECT_TOKENS: usize = 3;
 
 /// See [`crate::Kernels::matmul`].
 ///
@@ -41,50 +38,14 @@ pub(crate) unsafe fn matmul(
             (ty, Some(bytes), _) => with_format!(
                 ty,
                 F => {
-                    if acts.is_direct(DIRECT_TOKENS) {
-                        return direct::<F>(weight, bytes, epilogue, out);
+                    if acts.is_direct(dot::TOKENS) {
+                        return direct::<Narrow<F, false>>(weight, bytes, epilogue, out);
                     }
                     tiled::<F>(weight, bytes, epilogue, out, scratch)
                 },
                 float::matmul(weight, acts, epilogue, out, scratch)
             ),
             _ => float::matmul(weight, acts, epilogue, out, scratch),
-        }
-    }
-}
-
-/// A few tokens at a time, each as if it were alone.
-///
-/// # Safety
-/// As [`matmul`], for a weight of the format.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn direct<F: Format>(
-    weight: WeightRows<'_>,
-    acts: &QuantizedRows,
-    epilogue: Epilogue<'_>,
-    mut out: TileMut<'_>,
-) {
-    let (m, acts) = (acts.rows(), acts.raw());
-    for r in 0..weight.rows() {
-        let row = weight.row(r).as_ptr();
-        let mut write = |token: usize, dots: &[f32]| {
-            for (t, &dot) in dots.iter().enumerate() {
-                epilogue.write(&mut out.row(token + t)[r], r, dot);
-            }
-        };
-        for token in (0..m).step_by(DIRECT_TOKENS) {
-            // SAFETY: the row is one of the weight's, of as many elements as `acts` has; so many
-            // tokens are left.
-            unsafe {
-                match m - token {
-                    1 => write(token, &dot_row::<F, false, 1>(row, &acts, token)),
-                    2 => write(token, &dot_row::<F, false, 2>(row, &acts, token)),
-                    _ => write(
-                        token,
-                        &dot_row::<F, false, DIRECT_TOKENS>(row, &acts, token),
-                    ),
-                }
-            }
         }
     }
 }

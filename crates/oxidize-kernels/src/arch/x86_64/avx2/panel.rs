@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::format::{CHUNK, Format, Scales};
+use super::format::{CHUNK, Format, Scales, ask, negate_where, spread_bits, transpose};
 use crate::ops::matmul::{Scratch, WeightRows, grown};
 
 /// Rows of a panel.
@@ -62,6 +62,8 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
         for c in 0..groups.div_ceil(8) {
             let in_chunk = (groups - c * 8).min(8);
             for r in 0..ROWS {
+                // What the next panel reads here.
+                ask(rows[r].wrapping_add(ROWS * weight.row_bytes() + c * F::CHUNK_BYTES), F::CHUNK_BYTES);
                 F::scales(
                     rows[r].add(c * F::CHUNK_BYTES),
                     in_chunk,
@@ -95,17 +97,30 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
                     }
                 }
             }
-            for g in 0..in_chunk {
-                let out = quants.add((c * 8 + g) * 32 * ROWS);
-                for half in 0..2 {
-                    let mut block: [__m256i; 8] = std::array::from_fn(|r| {
-                        F::quants(rows[8 * half + r].add(c * F::CHUNK_BYTES), g)
-                    });
-                    if shifted {
-                        block = block.map(|x| _mm256_xor_si256(x, _mm256_set1_epi8(-128)));
+            let shift = |x: __m256i| match shifted {
+                true => _mm256_xor_si256(x, _mm256_set1_epi8(-128)),
+                false => x,
+            };
+            for half in 0..2 {
+                let chunks: [*const u8; 8] =
+                    std::array::from_fn(|r| rows[8 * half + r].add(c * F::CHUNK_BYTES));
+                let out = quants.add(c * 256 * ROWS + 32 * half);
+                let put = |g: usize, step: usize, x: __m256i| {
+                    _mm256_store_si256(out.add((g * 8 + step) * 4 * ROWS).cast(), shift(x));
+                };
+                if in_chunk == 8 && !F::SIGNS {
+                    F::columns(&chunks, put);
+                    continue;
+                }
+                for g in 0..in_chunk {
+                    let mut block = chunks.map(|chunk| F::quants(chunk, g));
+                    if F::SIGNS {
+                        for (x, scales) in block.iter_mut().zip(&row_scales[8 * half..]) {
+                            *x = negate_where(*x, spread_bits(scales.signs[g]));
+                        }
                     }
                     for (step, x) in transpose(block).into_iter().enumerate() {
-                        _mm256_store_si256(out.add(step * 4 * ROWS + 32 * half).cast(), x);
+                        put(g, step, x);
                     }
                 }
             }
@@ -115,37 +130,5 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
         quants,
         scales,
         mins,
-    }
-}
-
-/// Transposes 8 × 8 words of 32 bits.
-///
-/// # Safety
-/// Needs AVX2.
-#[inline(always)]
-pub(crate) unsafe fn transpose(x: [__m256i; 8]) -> [__m256i; 8] {
-    // SAFETY: the caller has the instructions.
-    unsafe {
-        let pairs = |i: usize| {
-            let (a, b) = (x[2 * i], x[2 * i + 1]);
-            (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
-        };
-        let quads = |i: usize| {
-            let ((a, b), (c, d)) = (pairs(2 * i), pairs(2 * i + 1));
-            [
-                _mm256_unpacklo_epi64(a, c),
-                _mm256_unpackhi_epi64(a, c),
-                _mm256_unpacklo_epi64(b, d),
-                _mm256_unpackhi_epi64(b, d),
-            ]
-        };
-        let (low, high) = (quads(0), quads(1));
-        std::array::from_fn(|i| {
-            if i < 4 {
-                _mm256_permute2x128_si256::<0x20>(low[i], high[i])
-            } else {
-                _mm256_permute2x128_si256::<0x31>(low[i - 4], high[i - 4])
-            }
-        })
     }
 }

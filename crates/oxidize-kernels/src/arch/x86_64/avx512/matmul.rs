@@ -2,19 +2,17 @@
 
 use std::arch::x86_64::*;
 
-use super::super::avx2::dot::dot_row;
+use super::super::avx2::dot::{self, direct};
 use super::super::avx2::float::{Bf16, F16};
 use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
 use super::super::avx2::panel;
+use super::formats::with_product;
 use super::tile::BytePanel;
 use super::{float, words};
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
 use crate::quant::TensorType;
-
-/// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
-const DIRECT_TOKENS: usize = 3;
 
 /// See [`crate::Kernels::matmul`].
 ///
@@ -38,14 +36,14 @@ pub(crate) unsafe fn matmul(
             (TensorType::BF16, _, Some(words)) => {
                 words::matmul::<Bf16>(weight, words, epilogue, out, scratch);
             }
+            (ty, Some(bytes), _) if acts.is_direct(dot::TOKENS) => with_product!(
+                ty,
+                P => direct::<P>(weight, bytes, epilogue, out),
+                float::matmul(weight, acts, epilogue, out, scratch)
+            ),
             (ty, Some(bytes), _) => with_format!(
                 ty,
-                F => {
-                    if acts.is_direct(DIRECT_TOKENS) {
-                        return direct::<F>(weight, bytes, epilogue, out);
-                    }
-                    tiled::<F>(weight, bytes, epilogue, out, scratch)
-                },
+                F => tiled::<F>(weight, bytes, epilogue, out, scratch),
                 float::matmul(weight, acts, epilogue, out, scratch)
             ),
             _ => float::matmul(weight, acts, epilogue, out, scratch),
@@ -73,39 +71,6 @@ unsafe fn tiled<F: Format>(
             } else {
                 let panel = BytePanel::<false>(panel);
                 multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
-            }
-        }
-    }
-}
-
-/// A few tokens at a time, each as if it were alone.
-///
-/// # Safety
-/// As [`matmul`], for a weight of the format.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn direct<F: Format>(
-    weight: WeightRows<'_>,
-    acts: &QuantizedRows,
-    epilogue: Epilogue<'_>,
-    mut out: TileMut<'_>,
-) {
-    let (m, acts) = (acts.rows(), acts.raw());
-    for r in 0..weight.rows() {
-        let row = weight.row(r).as_ptr();
-        let mut write = |token: usize, dots: &[f32]| {
-            for (t, &dot) in dots.iter().enumerate() {
-                epilogue.write(&mut out.row(token + t)[r], r, dot);
-            }
-        };
-        for token in (0..m).step_by(DIRECT_TOKENS) {
-            // SAFETY: the row is one of the weight's, of as many elements as `acts` has; so many
-            // tokens are left.
-            unsafe {
-                match m - token {
-                    1 => write(token, &dot_row::<F, true, 1>(row, &acts, token)),
-                    2 => write(token, &dot_row::<F, true, 2>(row, &acts, token)),
-                    _ => write(token, &dot_row::<F, true, DIRECT_TOKENS>(row, &acts, token)),
-                }
             }
         }
     }

@@ -1,8 +1,10 @@
 //! AVX-512 with VNNI: matrix products, attention and encoding of its own; the rest is AVX2's.
 
 mod attention;
+mod dot;
 mod encode;
 mod float;
+mod formats;
 mod matmul;
 mod tile;
 mod words;

@@ -160,7 +160,7 @@ unsafe fn pack_keys<const R: usize>(
                     let eight = std::array::from_fn(|r| {
                         _mm256_loadu_si256(block[r].as_ptr().add(i).cast())
                     });
-                    let columns = super::super::panel::transpose(eight);
+                    let columns = super::super::format::transpose(eight);
                     for (j, x) in columns.into_iter().enumerate() {
                         let at = panel.add((d + i + j) * R + first % R);
                         _mm256_storeu_si256(at.cast(), x);

@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use super::super::dot::horizontal_sum;
 use super::super::float::{F32, FloatFormat};
+use super::super::format::ask;
 use super::rows::convert;
 use super::softmax::weigh;
 use super::{CHUNK, for_each_chunk};
-use crate::ops::attention::AttentionArgs;
+use crate::ops::attention::{AttentionArgs, row_bytes};
 use crate::ops::matmul::{Scratch, grown};
 
 /// # Safety
@@ -21,12 +22,35 @@ pub(super) unsafe fn run<F: FloatFormat>(
     scratch: &mut Scratch,
 ) {
     let weights = scores_buffer(args, scratch);
-    for_each_chunk(args, keys, |chunk| {
-        let mut rows = [(std::ptr::null(), std::ptr::null()); CHUNK];
-        let rows = &mut rows[..chunk.len()];
-        args.kv.rows(chunk.start, rows);
+    for_each_chunk_of_rows(args, keys, |chunk, rows, next| {
         // SAFETY: the rows are the cache's, of the dimensions it has.
-        unsafe { step::<F>(args, chunk, rows, part, weights) };
+        unsafe { step::<F>(args, chunk, rows, next, part, weights) };
+    });
+}
+
+/// The stored key and value of a position.
+type KvRow = (*const u8, *const u8);
+
+/// Calls `step` with chunks of the keys that some token sees, their rows, and the rows of the chunk after
+/// that, to be asked for from memory meanwhile.
+#[inline(always)]
+fn for_each_chunk_of_rows(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    mut step: impl FnMut(Range<usize>, &mut [KvRow], &[KvRow]),
+) {
+    let nowhere = (std::ptr::null(), std::ptr::null());
+    let (mut rows, mut next) = ([nowhere; CHUNK], [nowhere; CHUNK]);
+    // How many rows the chunk before has looked up.
+    let mut known = 0;
+    for_each_chunk(args, keys.clone(), |chunk| {
+        if known == 0 {
+            args.kv.rows(chunk.start, &mut rows[..chunk.len()]);
+        }
+        known = CHUNK.min(keys.end - chunk.end);
+        args.kv.rows(chunk.end, &mut next[..known]);
+        step(chunk.clone(), &mut rows[..chunk.len()], &next[..known]);
+        rows = next;
     });
 }
 
@@ -47,14 +71,16 @@ pub(super) unsafe fn run_converted(
     let weights = scores_buffer(args, scratch);
     let (k_rows, v_rows) =
         grown(&mut converted, CHUNK * (k_dim + v_dim)).split_at_mut(CHUNK * k_dim);
-    for_each_chunk(args, keys, |chunk| {
-        let mut rows = [(std::ptr::null(), std::ptr::null()); CHUNK];
-        let rows = &mut rows[..chunk.len()];
-        args.kv.rows(chunk.start, rows);
+    let (k_bytes, v_bytes) = (row_bytes(k_ty, k_dim), row_bytes(v_ty, v_dim));
+    for_each_chunk_of_rows(args, keys, |chunk, rows, next| {
         let buffers = k_rows
             .chunks_exact_mut(k_dim)
             .zip(v_rows.chunks_exact_mut(v_dim));
-        for ((k, v), (k_row, v_row)) in rows.iter_mut().zip(buffers) {
+        for (i, ((k, v), (k_row, v_row))) in rows.iter_mut().zip(buffers).enumerate() {
+            if let Some(&(k, v)) = next.get(i) {
+                ask(k, k_bytes);
+                ask(v, v_bytes);
+            }
             let (k_out, v_out) = (k_row.as_mut_ptr(), v_row.as_mut_ptr());
             // SAFETY: the rows are the cache's, and `put` stays inside the buffers' rows.
             unsafe {
@@ -64,7 +90,7 @@ pub(super) unsafe fn run_converted(
             (*k, *v) = (k_out.cast_const().cast(), v_out.cast_const().cast());
         }
         // SAFETY: the rows are those just converted.
-        unsafe { step::<F32>(args, chunk, rows, part, weights) };
+        unsafe { step::<F32>(args, chunk, rows, &[], part, weights) };
     });
     scratch.scales = converted;
 }
@@ -74,7 +100,8 @@ fn scores_buffer<'a>(args: &AttentionArgs<'_>, scratch: &'a mut Scratch) -> &'a 
     floats.as_chunks_mut().0
 }
 
-/// One chunk: scores, weights, weighted values.
+/// One chunk: scores, weights, weighted values. Of the `next` chunk keys are asked for while scores are
+/// computed, and values while values are.
 ///
 /// # Safety
 /// Needs AVX2, FMA and F16C; `rows` has a key and a value of `F` for each position of the chunk.
@@ -83,7 +110,8 @@ fn scores_buffer<'a>(args: &AttentionArgs<'_>, scratch: &'a mut Scratch) -> &'a 
 unsafe fn step<F: FloatFormat>(
     args: &AttentionArgs<'_>,
     chunk: Range<usize>,
-    rows: &[(*const u8, *const u8)],
+    rows: &[KvRow],
+    next: &[KvRow],
     part: &mut [f32],
     weights: &mut [[f32; CHUNK]],
 ) {
@@ -98,11 +126,12 @@ unsafe fn step<F: FloatFormat>(
                 args.query(token, head).as_ptr()
             });
             let weights = &mut weights[first..];
+            let next = if first == 0 { next } else { &[] };
             match queries - first {
-                1 => scores::<F, 1>(q, args.kv.k_dim, rows, weights),
-                2 => scores::<F, 2>(q, args.kv.k_dim, rows, weights),
-                3 => scores::<F, 3>(q, args.kv.k_dim, rows, weights),
-                _ => scores::<F, 4>(q, args.kv.k_dim, rows, weights),
+                1 => scores::<F, 1>(q, args.kv.k_dim, rows, next, weights),
+                2 => scores::<F, 2>(q, args.kv.k_dim, rows, next, weights),
+                3 => scores::<F, 3>(q, args.kv.k_dim, rows, next, weights),
+                _ => scores::<F, 4>(q, args.kv.k_dim, rows, next, weights),
             }
         }
         let mut shrink = [1.0; super::BLOCKED_QUERIES];
@@ -122,11 +151,12 @@ unsafe fn step<F: FloatFormat>(
                 part[i * record + 2..].as_mut_ptr()
             });
             let (weights, shrink) = (&weights[first..], &shrink[first..]);
+            let next = if first == 0 { next } else { &[] };
             match queries - first {
-                1 => values::<F, 1>(acc, v_dim, rows, weights, shrink),
-                2 => values::<F, 2>(acc, v_dim, rows, weights, shrink),
-                3 => values::<F, 3>(acc, v_dim, rows, weights, shrink),
-                _ => values::<F, 4>(acc, v_dim, rows, weights, shrink),
+                1 => values::<F, 1>(acc, v_dim, rows, next, weights, shrink),
+                2 => values::<F, 2>(acc, v_dim, rows, next, weights, shrink),
+                3 => values::<F, 3>(acc, v_dim, rows, next, weights, shrink),
+                _ => values::<F, 4>(acc, v_dim, rows, next, weights, shrink),
             }
         }
     }
@@ -141,7 +171,8 @@ unsafe fn step<F: FloatFormat>(
 unsafe fn scores<F: FloatFormat, const N: usize>(
     q: [*const f32; 4],
     dim: usize,
-    rows: &[(*const u8, *const u8)],
+    rows: &[KvRow],
+    next: &[KvRow],
     out: &mut [[f32; CHUNK]],
 ) {
     let out = &mut out[..N];
@@ -150,6 +181,10 @@ unsafe fn scores<F: FloatFormat, const N: usize>(
         // Two keys share the loads of the queries.
         let (pairs, rest) = rows.as_chunks::<2>();
         for (i, &[(a, _), (b, _)]) in pairs.iter().enumerate() {
+            if let Some(&[(a, _), (b, _)]) = next.get(2 * i..2 * i + 2).and_then(<[_]>::as_array) {
+                ask(a, dim * F::BYTES);
+                ask(b, dim * F::BYTES);
+            }
             let sums = products::<F, N, 2>(q, dim, [a, b]);
             for (j, sums) in sums.into_iter().enumerate() {
                 for (out, sum) in out.iter_mut().zip(lane_sums(sums)) {
@@ -222,7 +257,8 @@ unsafe fn lane_sums<const N: usize>(x: [__m256; N]) -> [f32; 4] {
 unsafe fn values<F: FloatFormat, const N: usize>(
     acc: [*mut f32; 4],
     dim: usize,
-    rows: &[(*const u8, *const u8)],
+    rows: &[KvRow],
+    next: &[KvRow],
     weights: &[[f32; CHUNK]],
     shrink: &[f32],
 ) {
@@ -239,7 +275,15 @@ unsafe fn values<F: FloatFormat, const N: usize>(
                     sums[n][w] = _mm256_mul_ps(old, _mm256_set1_ps(shrink[n]));
                 }
             }
+            // Each line once.
+            let next = match d * F::BYTES % 64 {
+                0 => next,
+                _ => &[],
+            };
             for (i, &(_, value)) in rows.iter().enumerate() {
+                if let Some(&(_, value)) = next.get(i) {
+                    ask(value.wrapping_add(d * F::BYTES), 1);
+                }
                 let mut v = [_mm256_setzero_ps(); WIDTH];
                 for w in 0..width {
                     v[w] = F::load(value.add((d + 8 * w) * F::BYTES));

@@ -3,26 +3,9 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::format::{Format, Scales, bytes32, half_at, spread_bits};
+use super::super::format::{Format, Scales, bytes32, half_at};
 use crate::quant::grids::{
-    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID, even_signs,
-};
-
-/// For each 7 stored sign bits, eight bytes of 1 or −1.
-static EVEN_SIGNS: [u64; 128] = {
-    let mut table = [0; 128];
-    let mut i = 0;
-    while i < 128 {
-        let signs = even_signs(i as u8);
-        let mut j = 0;
-        while j < 8 {
-            let byte = if signs >> j & 1 == 1 { 0xff } else { 0x01 };
-            table[i] |= byte << (8 * j);
-            j += 1;
-        }
-        i += 1;
-    }
-    table
+    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID,
 };
 
 pub(crate) struct Iq2Xxs;
@@ -32,6 +15,7 @@ unsafe impl Format for Iq2Xxs {
     const CHUNK_BYTES: usize = 66;
     const GROUP: usize = 32;
     const SIGNED: bool = true;
+    const SIGNS: bool = true;
     const BITS: u32 = 6;
     const MIN: bool = false;
 
@@ -46,7 +30,9 @@ unsafe impl Format for Iq2Xxs {
             let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
             let words = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
             let words = _mm256_permute4x64_pd::<0b11_01_10_00>(words);
-            out.set_scale8(odd_scales(_mm256_castpd_si256(words), d));
+            let words = _mm256_castpd_si256(words);
+            out.set_scale8(odd_scales(words, d));
+            out.set_signs(even_signs(seven_bits(words)));
         }
     }
 
@@ -54,15 +40,8 @@ unsafe impl Format for Iq2Xxs {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
-        let (indices, signs) = unsafe {
-            let pair = chunk.add(2 + 8 * group);
-            (
-                pair.cast::<[u8; 4]>().read(),
-                pair.add(4).cast::<u32>().read_unaligned(),
-            )
-        };
-        let grid = four(&IQ2_XXS_GRID, |i| usize::from(indices[i]));
-        _mm256_sign_epi8(grid, packed_signs(signs))
+        let indices = unsafe { chunk.add(2 + 8 * group).cast::<[u8; 4]>().read() };
+        four(&IQ2_XXS_GRID, |i| usize::from(indices[i]))
     }
 }
 
@@ -73,6 +52,7 @@ unsafe impl Format for Iq2Xs {
     const CHUNK_BYTES: usize = 74;
     const GROUP: usize = 16;
     const SIGNED: bool = true;
+    const SIGNS: bool = true;
     const BITS: u32 = 6;
     const MIN: bool = false;
 
@@ -80,7 +60,14 @@ unsafe impl Format for Iq2Xs {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
         // SAFETY: inside the caller's block.
-        unsafe { nibble_scales(chunk, chunk.add(66), out) }
+        unsafe {
+            nibble_scales(chunk, chunk.add(66), out);
+            // The upper seven bits of 32 entries, in the order that packing leaves them and back.
+            let seven = |at: usize| _mm256_srli_epi16::<9>(bytes32(chunk.add(at)));
+            let seven = _mm256_packus_epi16(seven(2), seven(34));
+            let seven = _mm256_permute4x64_epi64::<0b11_01_10_00>(seven);
+            out.set_signs(even_signs(seven));
+        }
     }
 
     #[inline]
@@ -89,8 +76,7 @@ unsafe impl Format for Iq2Xs {
         // SAFETY: inside the caller's block.
         let word = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
         let entry = |i: usize| (word >> (16 * i)) as usize & 0xffff;
-        let grid = four(&IQ2_XS_GRID, |i| entry(i) & 0x1ff);
-        _mm256_sign_epi8(grid, four(&EVEN_SIGNS, |i| entry(i) >> 9))
+        four(&IQ2_XS_GRID, |i| entry(i) & 0x1ff)
     }
 }
 
@@ -101,6 +87,7 @@ unsafe impl Format for Iq2S {
     const CHUNK_BYTES: usize = 82;
     const GROUP: usize = 16;
     const SIGNED: bool = true;
+    const SIGNS: bool = true;
     const BITS: u32 = 6;
     const MIN: bool = false;
 
@@ -108,21 +95,23 @@ unsafe impl Format for Iq2S {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
         // SAFETY: inside the caller's block.
-        unsafe { nibble_scales(chunk, chunk.add(74), out) }
+        unsafe {
+            nibble_scales(chunk, chunk.add(74), out);
+            out.set_signs(bytes32(chunk.add(34)));
+        }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
-        let (low, high, signs) = unsafe {
-            let word = |offset: usize| chunk.add(offset + 4 * group).cast::<u32>().read_unaligned();
-            (word(2), usize::from(chunk.add(66 + group).read()), word(34))
+        let (low, high) = unsafe {
+            let low = chunk.add(2 + 4 * group).cast::<u32>().read_unaligned();
+            (low, usize::from(chunk.add(66 + group).read()))
         };
-        let grid = four(&IQ2_S_GRID, |i| {
+        four(&IQ2_S_GRID, |i| {
             (low >> (8 * i)) as usize & 0xff | (high >> (2 * i) & 3) << 8
-        });
-        negate_where(grid, spread_bits(signs))
+        })
     }
 }
 
@@ -133,6 +122,7 @@ unsafe impl Format for Iq3Xxs {
     const CHUNK_BYTES: usize = 98;
     const GROUP: usize = 32;
     const SIGNED: bool = true;
+    const SIGNS: bool = true;
     const BITS: u32 = 6;
     const MIN: bool = false;
 
@@ -142,7 +132,9 @@ unsafe impl Format for Iq3Xxs {
         // SAFETY: inside the caller's block.
         unsafe {
             let d = half_at(chunk) * 0.25;
-            out.set_scale8(odd_scales(bytes32(chunk.add(66)), d));
+            let words = bytes32(chunk.add(66));
+            out.set_scale8(odd_scales(words, d));
+            out.set_signs(even_signs(seven_bits(words)));
         }
     }
 
@@ -150,15 +142,8 @@ unsafe impl Format for Iq3Xxs {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
-        let (indices, signs) = unsafe {
-            let indices = chunk.add(2 + 8 * group).cast::<u64>().read_unaligned();
-            (
-                indices,
-                chunk.add(66 + 4 * group).cast::<u32>().read_unaligned(),
-            )
-        };
-        let grid = eight(&IQ3_XXS_GRID, |i| (indices >> (8 * i)) as usize & 0xff);
-        _mm256_sign_epi8(grid, packed_signs(signs))
+        let indices = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
+        eight(&IQ3_XXS_GRID, |i| (indices >> (8 * i)) as usize & 0xff)
     }
 }
 
@@ -169,6 +154,7 @@ unsafe impl Format for Iq3S {
     const CHUNK_BYTES: usize = 110;
     const GROUP: usize = 32;
     const SIGNED: bool = true;
+    const SIGNS: bool = true;
     const BITS: u32 = 4;
     const MIN: bool = false;
 
@@ -177,13 +163,10 @@ unsafe impl Format for Iq3S {
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
         // SAFETY: inside the caller's block.
         unsafe {
-            let (d, nibbles) = (
-                half_at(chunk),
-                chunk.add(106).cast::<u32>().read_unaligned(),
-            );
-            for g in 0..8 {
-                out.scale[g] = d * (2 * (nibbles >> (4 * g) & 15) + 1) as f32;
-            }
+            let nibbles = chunk.add(106).cast::<i32>().read_unaligned();
+            let words = _mm256_sllv_epi32(_mm256_set1_epi32(nibbles), nibbles_to_top());
+            out.set_scale8(odd_scales(words, half_at(chunk)));
+            out.set_signs(bytes32(chunk.add(74)));
         }
     }
 
@@ -191,19 +174,13 @@ unsafe impl Format for Iq3S {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
-        let (low, high, signs) = unsafe {
+        let (low, high) = unsafe {
             let low = chunk.add(2 + 8 * group).cast::<u64>().read_unaligned();
-            let high = usize::from(chunk.add(66 + group).read());
-            (
-                low,
-                high,
-                chunk.add(74 + 4 * group).cast::<u32>().read_unaligned(),
-            )
+            (low, usize::from(chunk.add(66 + group).read()))
         };
-        let grid = eight(&IQ3_S_GRID, |i| {
+        eight(&IQ3_S_GRID, |i| {
             (low >> (8 * i)) as usize & 0xff | (high >> i & 1) << 8
-        });
-        negate_where(grid, spread_bits(signs))
+        })
     }
 }
 
@@ -221,15 +198,15 @@ unsafe impl Format for Iq1S {
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
         // SAFETY: inside the caller's block.
         unsafe {
-            let d = half_at(chunk);
-            for g in 0..8 {
-                let word = u32::from(chunk.add(34 + 2 * g).cast::<u16>().read_unaligned());
-                let scale = d * (2 * (word >> 12 & 7) + 1) as f32;
-                let shift = if word >> 15 == 1 { -0.125 } else { 0.125 };
-                out.scale[g] = scale;
-                // The bytes are one more than the table's −1, 0, 1.
-                out.min[g] = scale * (shift - 1.0);
-            }
+            // Three bits of scale, then one that says that the shift is −⅛, not ⅛.
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(chunk.add(34).cast()));
+            let three = _mm256_and_si256(_mm256_srli_epi32::<12>(words), _mm256_set1_epi32(7));
+            let scale = odd(three, half_at(chunk));
+            let top = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words));
+            let shift = _mm256_or_ps(_mm256_set1_ps(0.125), _mm256_and_ps(top, _mm256_set1_ps(-0.0)));
+            out.set_scale8(scale);
+            // The bytes are one more than the table's −1, 0, 1.
+            out.set_min8(_mm256_mul_ps(scale, _mm256_sub_ps(shift, _mm256_set1_ps(1.0))));
         }
     }
 
@@ -268,9 +245,17 @@ unsafe impl Format for Iq1M {
         let d = words[0] >> 12 | words[1] >> 8 & 0xf0 | words[2] >> 4 & 0xf00 | words[3] & 0xf000;
         // SAFETY: the two bytes of `d`.
         let d = unsafe { half_at((&raw const d).cast()) } * 0.125;
-        for g in 0..16 {
-            let scale = d * f32::from(2 * (words[g / 4] >> (3 * (g % 4)) & 7) + 1);
-            (out.scale[g], out.min[g]) = (scale, -9.0 * scale);
+        let shifts = _mm256_setr_epi32(0, 3, 6, 9, 0, 3, 6, 9);
+        for half in 0..2 {
+            let (a, b) = (i32::from(words[2 * half]), i32::from(words[2 * half + 1]));
+            let bits = _mm256_srlv_epi32(_mm256_setr_epi32(a, a, a, a, b, b, b, b), shifts);
+            let scale = odd(_mm256_and_si256(bits, _mm256_set1_epi32(7)), d);
+            let min = _mm256_mul_ps(scale, _mm256_set1_ps(-9.0));
+            // SAFETY: both arrays have 16 elements.
+            unsafe {
+                _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * half), scale);
+                _mm256_storeu_ps(out.min.as_mut_ptr().add(8 * half), min);
+            }
         }
     }
 
@@ -318,34 +303,62 @@ unsafe fn nibble_scales(d: *const u8, nibbles: *const u8, out: &mut Scales) {
             nibbles.cast::<[i32; 2]>().read_unaligned(),
         )
     };
-    // Nibble g moved to the top of word g.
-    let shifts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
     for (half, nibbles) in nibbles.into_iter().enumerate() {
-        let words = _mm256_sllv_epi32(_mm256_set1_epi32(nibbles), shifts);
+        let words = _mm256_sllv_epi32(_mm256_set1_epi32(nibbles), nibbles_to_top());
         // SAFETY: the array has 16 elements.
         unsafe { _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * half), odd_scales(words, d)) };
     }
+}
+
+/// Shifts that move nibble g to the top of word g.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn nibbles_to_top() -> __m256i {
+    _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0)
 }
 
 /// `d · (2 · scale + 1)`, the scales being the upper four bits of eight words.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn odd_scales(words: __m256i, d: f32) -> __m256 {
-    let scales = _mm256_cvtepi32_ps(_mm256_srli_epi32::<28>(words));
+    odd(_mm256_srli_epi32::<28>(words), d)
+}
+
+/// `d · (2 · scale + 1)`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn odd(scales: __m256i, d: f32) -> __m256 {
+    let scales = _mm256_cvtepi32_ps(scales);
     _mm256_fmadd_ps(scales, _mm256_set1_ps(2.0 * d), _mm256_set1_ps(d))
 }
 
-/// Four times 7 sign bits as bytes of 1 or −1.
+/// Of each word, four times seven bits from the lowest on, each in a byte of its own.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn packed_signs(bits: u32) -> __m256i {
-    four(&EVEN_SIGNS, |i| (bits >> (7 * i)) as usize & 0x7f)
+fn seven_bits(words: __m256i) -> __m256i {
+    let byte = |x: __m256i, i: u32| _mm256_and_si256(x, _mm256_set1_epi32(0x7f << (8 * i)));
+    let low = _mm256_or_si256(byte(words, 0), byte(_mm256_slli_epi32::<1>(words), 1));
+    let high = _mm256_or_si256(
+        byte(_mm256_slli_epi32::<2>(words), 2),
+        byte(_mm256_slli_epi32::<3>(words), 3),
+    );
+    _mm256_or_si256(low, high)
 }
 
+/// Seven sign bits of each byte with the eighth, which makes their number even.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn negate_where(x: __m256i, mask: __m256i) -> __m256i {
-    _mm256_sub_epi8(_mm256_xor_si256(x, mask), mask)
+fn even_signs(seven: __m256i) -> __m256i {
+    // For each four bits the top bit of a byte, set where their number is odd.
+    let odd = _mm256_setr_epi8(
+        0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0, //
+        0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0,
+    );
+    let four = _mm256_set1_epi8(0x0f);
+    let low = _mm256_shuffle_epi8(odd, _mm256_and_si256(seven, four));
+    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(seven), four);
+    let high = _mm256_shuffle_epi8(odd, high);
+    _mm256_or_si256(seven, _mm256_xor_si256(low, high))
 }
 
 /// Four entries of a table, side by side; `N` is a power of two, and indices are taken modulo it.
@@ -382,19 +395,26 @@ fn eight<const N: usize>(table: &[u32; N], index: impl Fn(usize) -> usize) -> __
     const { assert!(N.is_power_of_two()) };
     let quad = |i: usize| {
         let out: __m128i;
+        // Loads that fill the register and blends, rather than insertions, which wait for one another.
         // SAFETY: reads four entries of the table.
         unsafe {
             asm!(
-                "vmovd {out}, dword ptr [{table} + 4 * {a}]",
-                "vpinsrd {out}, {out}, dword ptr [{table} + 4 * {b}], 1",
-                "vpinsrd {out}, {out}, dword ptr [{table} + 4 * {c}], 2",
-                "vpinsrd {out}, {out}, dword ptr [{table} + 4 * {d}], 3",
+                "vpbroadcastd {out}, dword ptr [{table} + 4 * {a}]",
+                "vpbroadcastd {x}, dword ptr [{table} + 4 * {b}]",
+                "vpbroadcastd {y}, dword ptr [{table} + 4 * {c}]",
+                "vpbroadcastd {z}, dword ptr [{table} + 4 * {d}]",
+                "vpblendd {out}, {out}, {x}, 2",
+                "vpblendd {y}, {y}, {z}, 8",
+                "vpblendd {out}, {out}, {y}, 12",
                 table = in(reg) table,
                 a = in(reg) index(i) & (N - 1),
                 b = in(reg) index(i + 1) & (N - 1),
                 c = in(reg) index(i + 2) & (N - 1),
                 d = in(reg) index(i + 3) & (N - 1),
                 out = out(xmm_reg) out,
+                x = out(xmm_reg) _,
+                y = out(xmm_reg) _,
+                z = out(xmm_reg) _,
                 options(pure, readonly, nostack, preserves_flags),
             );
         }

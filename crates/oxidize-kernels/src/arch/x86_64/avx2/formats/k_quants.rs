@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::format::{Format, Scales, bytes32, half_at};
+use super::super::format::{Format, Scales, bytes32, half_at, low_and_high, transpose};
 
 pub(crate) struct Q4K;
 
@@ -25,6 +25,20 @@ unsafe impl Format for Q4K {
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
         unsafe { nibble_half(chunk.add(16), group) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        for pair in 0..4 {
+            // SAFETY: inside the caller's blocks.
+            let columns = unsafe { turned(chunks, 16 + 32 * pair) };
+            for (step, x) in columns.into_iter().enumerate() {
+                let (low, high) = low_and_high(x);
+                put(2 * pair, step, low);
+                put(2 * pair + 1, step, high);
+            }
+        }
     }
 }
 
@@ -99,6 +113,30 @@ unsafe impl Format for Q6K {
             _mm256_and_si256(low, _mm256_set1_epi8(0x0f)),
             _mm256_and_si256(high, _mm256_set1_epi8(0x30)),
         )
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        let two = |high: __m256i| _mm256_and_si256(high, _mm256_set1_epi8(0x30));
+        for half in 0..2 {
+            // SAFETY: inside the caller's blocks.
+            let [first, second, high] = unsafe {
+                [64 * half, 64 * half + 32, 128 + 32 * half].map(|at| turned(chunks, at))
+            };
+            for (step, high) in high.into_iter().enumerate() {
+                let ((a, c), (b, d)) = (low_and_high(first[step]), low_and_high(second[step]));
+                let upper = [
+                    _mm256_slli_epi16::<4>(high),
+                    _mm256_slli_epi16::<2>(high),
+                    high,
+                    _mm256_srli_epi16::<2>(high),
+                ];
+                for (quarter, (low, high)) in [a, b, c, d].into_iter().zip(upper).enumerate() {
+                    put(4 * half + quarter, step, _mm256_or_si256(low, two(high)));
+                }
+            }
+        }
     }
 }
 
@@ -202,6 +240,17 @@ unsafe fn scales_and_mins(block: *const u8, out: &mut Scales) {
         |bytes: u64| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64)));
     out.set_scale8(_mm256_mul_ps(widen(scales), _mm256_set1_ps(d)));
     out.set_min8(_mm256_mul_ps(widen(mins), _mm256_set1_ps(-dmin)));
+}
+
+/// 32 bytes of each of eight blocks, from `at` on, transposed.
+///
+/// # Safety
+/// Needs AVX2, and so many readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn turned(blocks: &[*const u8; 8], at: usize) -> [__m256i; 8] {
+    // SAFETY: the caller's bytes.
+    unsafe { transpose(blocks.map(|block| bytes32(block.add(at)))) }
 }
 
 /// Sixteen signed bytes times `d` as scales, and those times `offset` as minima.

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::format::{
-    CHUNK, Format, Scales, bytes32, half_at, halves_at, nibbles, spread_bits,
+    CHUNK, Format, Scales, bytes32, half_at, halves_at, low_and_high, nibbles, spread_bits, transpose,
 };
 
 /// Where the minimum of a block comes from.
@@ -16,7 +16,7 @@ enum Min {
 
 macro_rules! legacy {
     ($name:ident, bytes $bytes:literal, bits $bits:literal, signed $signed:literal,
-     min $min:expr, quants |$p:ident| $quants:expr) => {
+     min $min:expr, quants |$p:ident| $quants:expr $(, columns $columns:expr)?) => {
         pub(crate) struct $name;
 
         // SAFETY: reads only inside the blocks that the caller answers for.
@@ -65,17 +65,31 @@ macro_rules! legacy {
                     $quants
                 }
             }
+
+            $(
+                #[inline]
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn columns(
+                    chunks: &[*const u8; 8],
+                    put: impl FnMut(usize, usize, __m256i),
+                ) {
+                    // SAFETY: the blocks that the caller answers for.
+                    unsafe { $columns(chunks, put) }
+                }
+            )?
         }
     };
 }
 
 legacy!(Q4_0, bytes 18, bits 4, signed false,
     min Min::Offset(8),
-    quants |p| nibbles(p.add(2)));
+    quants |p| nibbles(p.add(2)),
+    columns nibble_columns::<18, 2>);
 
 legacy!(Q4_1, bytes 20, bits 4, signed false,
     min Min::Stored,
-    quants |p| nibbles(p.add(4)));
+    quants |p| nibbles(p.add(4)),
+    columns nibble_columns::<20, 4>);
 
 legacy!(Q5_0, bytes 22, bits 5, signed false,
     min Min::Offset(16),
@@ -88,6 +102,33 @@ legacy!(Q5_1, bytes 24, bits 5, signed false,
 legacy!(Q8_0, bytes 34, bits 8, signed true,
     min Min::Offset(0),
     quants |p| bytes32(p.add(2)));
+
+/// See [`Format::columns`], for 16 bytes of nibbles at `OFFSET` of each block.
+///
+/// # Safety
+/// Needs AVX2, and whole chunks of blocks of `BYTES`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn nibble_columns<const BYTES: usize, const OFFSET: usize>(
+    chunks: &[*const u8; 8],
+    mut put: impl FnMut(usize, usize, __m256i),
+) {
+    for pair in 0..4 {
+        // SAFETY: the caller's blocks.
+        let rows = chunks.map(|chunk| unsafe {
+            let at = |group: usize| _mm_loadu_si128(chunk.add(group * BYTES + OFFSET).cast());
+            _mm256_set_m128i(at(2 * pair + 1), at(2 * pair))
+        });
+        // SAFETY: the caller has the instructions.
+        for (column, x) in unsafe { transpose(rows) }.into_iter().enumerate() {
+            // Four columns a block: the low nibbles are its first half, the high ones its second.
+            let (group, step) = (2 * pair + column / 4, column % 4);
+            let (low, high) = low_and_high(x);
+            put(group, step, low);
+            put(group, step + 4, high);
+        }
+    }
+}
 
 /// Adds the fifth bits, four bytes of them, to 32 nibbles.
 ///

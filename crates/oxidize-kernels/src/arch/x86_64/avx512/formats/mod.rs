@@ -1,0 +1,68 @@
+//! The formats that fill a register of 512 bits, each as a [`WideFormat`](super::dot::WideFormat); one
+//! file a family, as in AVX2's `formats/`.
+
+mod grid;
+mod linear;
+
+pub(crate) use grid::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+pub(crate) use linear::{Iq4Nl, Iq4Xs, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+
+/// Runs `$body` with `$P` being the [`RowProduct`](crate::arch::x86_64::avx2::dot::RowProduct) of a
+/// tensor type, or `$none` for a type that has none.
+macro_rules! with_product {
+    ($ty:expr, $P:ident => $body:expr, $none:expr) => {{
+        use $crate::arch::x86_64::avx2::dot::Narrow;
+        use $crate::arch::x86_64::avx2::formats as narrow;
+        use $crate::arch::x86_64::avx512::dot::Wide;
+        use $crate::arch::x86_64::avx512::formats as wide;
+        use $crate::quant::TensorType;
+        macro_rules! arm {
+            ($product:ty) => {{
+                type $P = $product;
+                $body
+            }};
+        }
+        match $ty {
+            TensorType::Q4_0 => arm!(Wide<wide::Q4_0>),
+            TensorType::Q4_1 => arm!(Wide<wide::Q4_1>),
+            TensorType::Q5_0 => arm!(Wide<wide::Q5_0>),
+            TensorType::Q5_1 => arm!(Wide<wide::Q5_1>),
+            TensorType::Q8_0 => arm!(Wide<wide::Q8_0>),
+            TensorType::Q2_K => arm!(Narrow<narrow::Q2K, true>),
+            TensorType::Q3_K => arm!(Narrow<narrow::Q3K, true>),
+            TensorType::Q4_K => arm!(Wide<wide::Q4K>),
+            TensorType::Q5_K => arm!(Wide<wide::Q5K>),
+            TensorType::Q6_K => arm!(Wide<wide::Q6K>),
+            TensorType::IQ1_S => arm!(Wide<wide::Iq1S>),
+            TensorType::IQ1_M => arm!(Wide<wide::Iq1M>),
+            TensorType::IQ2_XXS => arm!(Wide<wide::Iq2Xxs>),
+            TensorType::IQ2_XS => arm!(Wide<wide::Iq2Xs>),
+            TensorType::IQ2_S => arm!(Wide<wide::Iq2S>),
+            TensorType::IQ3_XXS => arm!(Wide<wide::Iq3Xxs>),
+            TensorType::IQ3_S => arm!(Wide<wide::Iq3S>),
+            TensorType::IQ4_NL => arm!(Wide<wide::Iq4Nl>),
+            TensorType::IQ4_XS => arm!(Wide<wide::Iq4Xs>),
+            TensorType::TQ1_0 => arm!(Narrow<narrow::Tq1_0, true>),
+            TensorType::TQ2_0 => arm!(Narrow<narrow::Tq2_0, true>),
+            TensorType::MXFP4 => arm!(Narrow<narrow::Mxfp4, true>),
+            TensorType::NVFP4 => arm!(Narrow<narrow::Nvfp4, true>),
+            _ => $none,
+        }
+    }};
+}
+pub(crate) use with_product;
+
+#[cfg(test)]
+mod tests {
+    use crate::arch::x86_64::avx2::formats::with_format;
+    use crate::quant::TensorType;
+
+    #[test]
+    fn every_format_has_a_product() {
+        for ty in TensorType::all() {
+            let has_format = with_format!(ty, F => size_of::<F>() == 0, false);
+            let has_product = with_product!(ty, P => size_of::<P>() == 0, false);
+            assert_eq!(has_format, has_product, "{ty}");
+        }
+    }
+}
