@@ -97,6 +97,8 @@ fn type_help() -> String {
 fn tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::from_name(name)
         .filter(|ty| oxidize_kernels::quant::can_quantize(*ty) && ty.gguf_id().is_some())
+        // All of a file's Q8_0 is INT8, or none of it.
+        .filter(|ty| *ty != TensorType::INT8)
         .ok_or_else(|| format!("{name} is not a type that weights can be stored as"))
 }
 

@@ -7,8 +7,8 @@
 use std::arch::x86_64::*;
 
 use super::float::{Bf16, F16, F32, FloatFormat};
-use super::matmul::{TileKernel, multiply_panel};
 use super::format::transpose;
+use super::matmul::{TileKernel, multiply_panel};
 use super::panel::ROWS;
 use crate::ops::matmul::{
     Epilogue, QuantizedRows, RawRows, Scratch, WORD_GROUP, WORD_MAX, WeightRows, grown,
