@@ -69,6 +69,7 @@ pub static MIXES: &[Mix] = &[
     mix("F16", 1, F16, &[]),
     mix("BF16", 32, BF16, &[]),
     mix("Q8_0", 7, Q8_0, &[]),
+    mix("INT8", 7, INT8, &[]),
     mix(
         "Q4_0",
         2,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::split::PartName;
-use oxidize_core::gguf::{Metadata, Planned, Value, ValueBuf, WriteError, Writer};
+use oxidize_core::gguf::{INT8_KEY, Metadata, Planned, Value, ValueBuf, WriteError, Writer};
 use oxidize_core::io::{PendingFile, SavedFile};
 
 use crate::error::{Error, Result};
@@ -37,7 +37,8 @@ impl Output {
     /// All keys of a file but those of split models.
     pub fn copy_keys(&mut self, file: &ModelFile) {
         for (key, _) in file.metadata().iter() {
-            if !key.starts_with("split.") {
+            // The writer adds the mark of INT8 itself, where there is any.
+            if !key.starts_with("split.") && key != INT8_KEY {
                 self.keys.push((key.to_owned(), None));
             }
         }

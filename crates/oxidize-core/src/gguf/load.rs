@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::MAGIC;
 use super::error::GgufError;
 use super::read::{Header, parse};
 use super::split::PartName;
+use super::{INT8_KEY, MAGIC};
 use crate::error::{Error, Result};
 use crate::file::{Contents, Format, ModelFile, ModelLoader, OpenOptions};
 use crate::io::{SharedBytes, Source};
 use crate::limits::LimitExceeded;
+use oxidize_kernels::quant::TensorType;
 
 /// Opens GGUF files.
 #[derive(Debug)]
@@ -177,6 +178,12 @@ fn join(parts: Vec<Part>, options: &OpenOptions) -> Result<ModelFile> {
             contents.metadata = part.header.metadata;
         }
         contents.add_file(part.path, part.source, part.header.tensors);
+    }
+    if contents.metadata.bool(INT8_KEY) == Some(true) {
+        let matrices = contents.tensors.iter_mut().filter(|t| t.shape.len() > 1);
+        for tensor in matrices.filter(|tensor| tensor.ty == TensorType::Q8_0) {
+            tensor.ty = TensorType::INT8;
+        }
     }
     ModelFile::new(contents, options)
 }

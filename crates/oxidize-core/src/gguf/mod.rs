@@ -27,3 +27,7 @@ pub const MAGIC: [u8; 4] = *b"GGUF";
 
 /// Where tensor data is aligned to if `general.alignment` does not say otherwise.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// Says that the Q8_0 matrices of a file are [`TensorType::INT8`](oxidize_kernels::quant::TensorType::INT8):
+/// all blocks of a row have the same scale.
+pub const INT8_KEY: &str = "oxidize.int8";

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use oxidize_kernels::quant::TensorType;
 
 use super::value::{Array, Value, ValueType};
-use super::{DEFAULT_ALIGNMENT, MAGIC};
+use super::{DEFAULT_ALIGNMENT, INT8_KEY, MAGIC};
 use crate::limits::Limits;
 
 /// The version that is written.
@@ -131,6 +131,9 @@ impl Writer {
     pub fn tensor(&mut self, name: &str, ty: TensorType, shape: &[u64]) -> Result<(), WriteError> {
         if ty.gguf_id().is_none() {
             return Err(WriteError::TensorType(name.to_owned(), ty));
+        }
+        if ty == TensorType::INT8 && !self.keys.contains(INT8_KEY) {
+            self.key(INT8_KEY, &Value::Bool(true))?;
         }
         let whole_rows = shape
             .first()

@@ -10,7 +10,7 @@ use super::grid_search::Shift;
 use super::iq1_s::{search, shifted};
 use super::levels::Levels;
 use super::q8_k::Q8_K;
-use super::weighting::{raised_square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -84,7 +84,7 @@ impl Dot for IQ1_M {
 impl Quantize for IQ1_M {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w = weights(src, importance, 2.0, raised_square);
+        let w = weights(src, importance);
         let mut x = [0.0; 256];
         x.copy_from_slice(src);
         let found = search(2, Shift::EachVector).run(&x, &w);

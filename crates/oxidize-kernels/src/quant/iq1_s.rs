@@ -11,7 +11,7 @@ use super::grid_search::{Grid, Search, Shift};
 use super::grids::IQ1_GRID;
 use super::levels::Levels;
 use super::q8_k::Q8_K;
-use super::weighting::{raised_square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -82,7 +82,7 @@ impl Dot for IQ1_S {
 impl Quantize for IQ1_S {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w = weights(src, importance, 2.0, raised_square);
+        let w = weights(src, importance);
         let mut x = [0.0; 256];
         x.copy_from_slice(src);
         let found = search(4, Shift::EachScale).run(&x, &w);

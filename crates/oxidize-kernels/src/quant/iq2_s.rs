@@ -12,7 +12,7 @@ use super::grids::{IQ2_S_GRID, signed};
 use super::iq2_xxs::{TOPS, grid};
 use super::levels::{Levels, odd_nibbles, pack_scales};
 use super::q8_k::Q8_K;
-use super::weighting::{raised_square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -79,7 +79,7 @@ impl Quantize for IQ2_S {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_S_GRID));
-        let w = weights(src, importance, 2.0, raised_square);
+        let w = weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, false);
         let search = Search::of_magnitudes(&GRID, 2, 0.125, TOPS);
         let found = search.run(&magnitudes, &w);

@@ -12,7 +12,7 @@ use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ2_XXS_GRID, even_signs, signed};
 use super::levels::{Levels, odd, pack_signs};
 use super::q8_k::Q8_K;
-use super::weighting::{raised_square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -80,7 +80,7 @@ impl Quantize for IQ2_XXS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_XXS_GRID));
-        let w = weights(src, importance, 1.0, raised_square);
+        let w = weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, true);
         let search = Search::of_magnitudes(&GRID, 4, 0.125, TOPS);
         let found = search.run(&magnitudes, &w);

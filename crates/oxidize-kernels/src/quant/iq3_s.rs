@@ -12,7 +12,7 @@ use super::grids::{IQ3_S_GRID, signed};
 use super::iq3_xxs::grid;
 use super::levels::{Levels, odd_nibbles, pack_scales};
 use super::q8_k::Q8_K;
-use super::weighting::{raised_square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -80,7 +80,7 @@ impl Quantize for IQ3_S {
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         const TOPS: [f32; 8] = [9.0, 10.3, 11.5, 12.6, 13.7, 14.8, 16.0, 17.8];
         static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_S_GRID));
-        let w = weights(src, importance, 2.0, raised_square);
+        let w = weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, false);
         let search = Search::of_magnitudes(&GRID, 8, 1.0, TOPS);
         let found = search.run(&magnitudes, &w);

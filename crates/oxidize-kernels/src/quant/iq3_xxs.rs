@@ -12,7 +12,7 @@ use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ3_XXS_GRID, even_signs, signed};
 use super::levels::{Levels, odd, pack_signs};
 use super::q8_k::Q8_K;
-use super::weighting::{raised_square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -78,7 +78,7 @@ impl Quantize for IQ3_XXS {
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         const TOPS: [f32; 8] = [36.0, 41.0, 46.0, 50.0, 54.0, 58.0, 63.0, 70.0];
         static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_XXS_GRID));
-        let w = weights(src, importance, 2.0, raised_square);
+        let w = weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, true);
         let search = Search::of_magnitudes(&GRID, 8, 0.25, TOPS);
         let found = search.run(&magnitudes, &w);

@@ -8,7 +8,7 @@ use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
 use super::scale_search::{best_scale, inverse_or_zero};
-use super::weighting::{square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -62,7 +62,7 @@ impl Dot for IQ4_NL {
 impl Quantize for IQ4_NL {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 32] = weights(src, importance, 2.0, square);
+        let w: [f32; 32] = weights(src, importance);
         let (d, _) = best_scale(src, &w, &ENDS, nearest);
         let d = F16Le::from_f32(d);
         IQ4_NL {

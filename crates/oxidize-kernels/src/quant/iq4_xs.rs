@@ -10,7 +10,7 @@ use super::iq4_nl::{ENDS, LEVELS, indices, nearest};
 use super::levels::Levels;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_k::Q8_K;
-use super::weighting::{square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -86,7 +86,7 @@ impl Dot for IQ4_XS {
 impl Quantize for IQ4_XS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 256] = weights(src, importance, 2.0, square);
+        let w: [f32; 256] = weights(src, importance);
         let (d, scales) = group_scales::<8, 32>(src, &w, &ENDS, (-32, 31), nearest);
         let mut block = IQ4_XS::zeroed();
         block.d = d;

@@ -18,6 +18,7 @@ mod block_search;
 pub mod fields;
 mod grid_search;
 pub mod grids;
+pub mod int8;
 pub mod iq1_m;
 pub mod iq1_s;
 pub mod iq2_s;
@@ -96,6 +97,12 @@ pub trait Quantize: Block {
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self;
 }
 
+/// A block that can only be made together with the others of its row.
+pub trait QuantizeRow: Block {
+    /// Makes the blocks of a row; `src` has [`LEN`](Block::LEN) elements for each.
+    fn quantize_row(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]);
+}
+
 /// Why a conversion was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -140,7 +147,7 @@ pub fn dequantize_f16(ty: TensorType, bytes: &[u8], out: &mut [f16]) -> Result<(
     Ok(())
 }
 
-/// Turns floats into whole blocks.
+/// Turns floats into whole blocks. For [`TensorType::INT8`] they are one row.
 pub fn quantize(ty: TensorType, src: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
     let quantize = ty.format().quantize.ok_or(QuantError::Unsupported { ty })?;
     check_length(ty, out.len(), src.len())?;

@@ -8,7 +8,7 @@ use super::block_search::Lines;
 use super::fields::F16Le;
 use super::packing::{crumbs, pack_crumbs};
 use super::q8_k::Q8_K;
-use super::weighting::{magnitude, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -63,7 +63,7 @@ impl Dot for Q2_K {
 impl Quantize for Q2_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 256] = weights(src, importance, 1.0, magnitude);
+        let w: [f32; 256] = weights(src, importance);
         let lines = Lines::<16>::new::<16>(src, &w, 3.0, 15.0);
         Q2_K {
             scales: std::array::from_fn(|i| lines.scales[i] | lines.mins[i] << 4),

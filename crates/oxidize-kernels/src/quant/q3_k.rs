@@ -10,7 +10,7 @@ use super::levels::Levels;
 use super::packing::{bits, crumbs, pack_bits, pack_crumbs};
 use super::q8_k::Q8_K;
 use super::scale_search::{inverse_or_zero, level};
-use super::weighting::{square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -84,7 +84,7 @@ impl Dot for Q3_K {
 impl Quantize for Q3_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 256] = weights(src, importance, 2.0, square);
+        let w: [f32; 256] = weights(src, importance);
         let nearest = |x: f32| whole(x, -4.0, 3.0);
         let (d, scales) = group_scales::<16, 16>(src, &w, &[-4.0], (-32, 31), nearest);
         let (mut packed_scales, mut q) = ([0; 12], [0; 256]);

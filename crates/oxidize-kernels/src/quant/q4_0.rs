@@ -9,7 +9,7 @@ use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
 use super::scale_search::{best_scale, inverse_or_zero, largest, level};
-use super::weighting::{square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -77,7 +77,7 @@ pub(super) fn around_zero(src: &[f32], importance: Option<&[f32]>, half: i32) ->
         }
         return (F16Le::from_f32(d), q);
     }
-    let w: [f32; 32] = weights(src, importance, 1.0, square);
+    let w: [f32; 32] = weights(src, importance);
     let (d, _) = best_scale(src, &w, &[low, high], |x| {
         x.round_ties_even().clamp(low, high)
     });

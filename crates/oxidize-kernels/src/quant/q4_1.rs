@@ -9,7 +9,7 @@ use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_1::Q8_1;
 use super::scale_search::{best_line, inverse_or_zero, level};
-use super::weighting::{square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -80,7 +80,7 @@ pub(super) fn above_minimum(
         }
         return (F16Le::from_f32(d), F16Le::from_f32(min), q);
     }
-    let w: [f32; 32] = weights(src, importance, 1.0, square);
+    let w: [f32; 32] = weights(src, importance);
     let line = best_line(src, &w, f32::from(last));
     let (d, m) = (F16Le::from_f32(line.scale), F16Le::from_f32(-line.min));
     let (inverse, min) = (inverse_or_zero(d.to_f32()), m.to_f32());

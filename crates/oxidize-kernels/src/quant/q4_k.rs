@@ -8,7 +8,7 @@ use super::block_search::Lines;
 use super::fields::F16Le;
 use super::packing::{nibbles_256, pack_nibbles_256};
 use super::q8_k::Q8_K;
-use super::weighting::{magnitude, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -107,7 +107,7 @@ pub(super) fn quantize_groups(
     importance: Option<&[f32]>,
     last: u8,
 ) -> (F16Le, F16Le, [u8; 12], [u8; 256]) {
-    let w: [f32; 256] = weights(src, importance, 2.0, magnitude);
+    let w: [f32; 256] = weights(src, importance);
     let lines = Lines::<8>::new::<32>(src, &w, f32::from(last), 63.0);
     let scales = pack_scales_and_mins(&lines.scales, &lines.mins);
     (lines.d, lines.dmin, scales, lines.levels(src, last))

@@ -10,7 +10,7 @@ use super::fields::F16Le;
 use super::levels::Levels;
 use super::q8_k::Q8_K;
 use super::scale_search::{inverse_or_zero, level};
-use super::weighting::{square, weights};
+use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -89,13 +89,7 @@ impl Dot for Q6_K {
 impl Quantize for Q6_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        // Six bits leave errors so small that an element's own size no longer matters.
-        let w: [f32; 256] = match importance {
-            Some(importance) if importance.iter().any(|i| *i > 0.0) => {
-                std::array::from_fn(|i| importance[i])
-            }
-            _ => weights(src, None, 0.0, square),
-        };
+        let w: [f32; 256] = weights(src, importance);
         let nearest = |x: f32| whole(x, -32.0, 31.0);
         let (d, scales) = group_scales::<16, 16>(src, &w, &[-32.0], (-128, 127), nearest);
         let mut block = Q6_K::zeroed();

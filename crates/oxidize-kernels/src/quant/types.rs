@@ -2,7 +2,7 @@
 //!
 //! The table below is the registry. A format is its file, its `mod` line, and a line of this table.
 
-use super::{Block, Dot, Quantize};
+use super::{Block, Dot, Quantize, QuantizeRow};
 
 /// Makes the enum and the table of [`Format`]s from the same lines, so that they cannot disagree.
 macro_rules! registry {
@@ -10,7 +10,7 @@ macro_rules! registry {
         /// How the elements of a tensor are stored.
         ///
         /// Plain types have one element a block. The types that only safetensors files use
-        /// (`U8` … `F8E5M2`) have no GGUF id.
+        /// (`U8` … `F8E5M2`) have no GGUF id. That of `INT8` is that of `Q8_0`, as which files store it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs, reason = "the variants are the names of the formats")]
         pub enum TensorType {
@@ -95,6 +95,7 @@ registry! {
     Bool     "BOOL"     -         plain::Bool;
     F8E4M3   "F8_E4M3"  -         plain::F8E4M3;
     F8E5M2   "F8_E5M2"  -         plain::F8E5M2;
+    INT8     "INT8"     8         int8::INT8,        quantizes_row;
 }
 
 /// What the registry knows of a type. The functions take whole blocks of equal element counts.
@@ -131,6 +132,13 @@ impl Format {
     const fn quantizes<B: Quantize>(self) -> Format {
         Format {
             quantize: Some(quantize::<B>),
+            ..self
+        }
+    }
+
+    const fn quantizes_row<B: QuantizeRow>(self) -> Format {
+        Format {
+            quantize: Some(|src, out| quantizes_row::<B>(src, None, out)),
             ..self
         }
     }
@@ -176,6 +184,12 @@ fn quantizes<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8
         let importance = importance.map(|importance| &importance[i * B::LEN..(i + 1) * B::LEN]);
         *block = B::quantize_weighted(src, importance);
     }
+}
+
+/// The same for a format whose blocks of a row are made together: `src` is one row.
+#[inline(always)]
+fn quantizes_row<B: QuantizeRow>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    B::quantize_row(src, importance, bytemuck::cast_slice_mut(out));
 }
 
 impl TensorType {
@@ -260,7 +274,11 @@ mod tests {
             assert_eq!(format.ty as usize, i, "{}", format.name);
             assert_eq!(TensorType::from_name(format.name), Some(format.ty));
             if let Some(id) = format.gguf_id {
-                assert_eq!(TensorType::from_gguf_id(id), Some(format.ty));
+                let stored = match format.ty {
+                    TensorType::INT8 => TensorType::Q8_0,
+                    ty => ty,
+                };
+                assert_eq!(TensorType::from_gguf_id(id), Some(stored));
             }
         }
     }

@@ -41,6 +41,13 @@ impl Random {
                 blocks.push(block);
             }
         }
+        if ty == TensorType::INT8 {
+            // Their blocks have the scale of the first, which is their first two bytes.
+            let scale = [blocks[0][0], blocks[0][1]];
+            blocks
+                .iter_mut()
+                .for_each(|block| block[..2].copy_from_slice(&scale));
+        }
         let mut out = Vec::with_capacity(n / len * bytes);
         for _ in 0..n / len {
             out.extend_from_slice(&blocks[self.bits() as usize % DISTINCT]);

@@ -97,6 +97,8 @@ fn type_help() -> String {
 fn tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::from_name(name)
         .filter(|ty| oxidize_kernels::quant::can_quantize(*ty) && ty.gguf_id().is_some())
+        // All of a file's Q8_0 is INT8, or none of it.
+        .filter(|ty| *ty != TensorType::INT8)
         .ok_or_else(|| format!("{name} is not a type that weights can be stored as"))
 }
 
@@ -127,7 +129,7 @@ impl Quantize {
         let by_bits = self
             .target_bpw
             .map(|bits| (bits * elements as f64 / 8.0) as u64);
-        let target = self.target_size.or(by_bits);
+        let target = self.tensor_budget(&file, &tensors)?.or(by_bits);
         let fitted = target
             .map(|bytes| plan_for_size(&tensors, bytes, importance.as_ref(), &traits, &workers));
         let fitted = fitted.transpose()?;
@@ -221,6 +223,28 @@ impl Quantize {
             start.elapsed().as_secs_f64()
         );
         Ok(())
+    }
+
+    /// What is left of the size the file may have once its header is written.
+    fn tensor_budget(
+        &self,
+        file: &ModelFile,
+        tensors: &[crate::tensor::Tensor<'_>],
+    ) -> anyhow::Result<Option<u64>> {
+        /// Room for the keys that say how the file was made.
+        const PROVENANCE: u64 = 1024;
+        let Some(size) = self.target_size else {
+            return Ok(None);
+        };
+        let all: u64 = file.files().map(|(_, bytes)| bytes).sum();
+        let stored = file.tensors().iter().map(|t| file.stored_bytes(t));
+        let header = all.saturating_sub(stored.sum()) + PROVENANCE;
+        // The next tensor begins at a multiple of the alignment, 32 unless a file says otherwise.
+        let padding = 32 * tensors.len() as u64;
+        let left = size.checked_sub(header + padding);
+        left.map(Some).with_context(|| {
+            format!("--target-size: {size} bytes are too few: the header alone takes {header}")
+        })
     }
 
     fn parts(&self, file: &ModelFile) -> Parts {

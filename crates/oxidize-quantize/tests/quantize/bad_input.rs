@@ -292,4 +292,17 @@ fn sizes_are_checked() {
     ]);
     let text = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(!run.status.success() && text.contains("too few"), "{text}");
+
+    let size = std::fs::metadata(&tiny).unwrap().len() * 2 / 3;
+    let asked = size.to_string();
+    let run = program(&[
+        "quantize",
+        path(&tiny),
+        path(&output),
+        "--target-size",
+        &asked,
+    ]);
+    assert!(run.status.success(), "{run:?}");
+    let made = std::fs::metadata(&output).unwrap().len();
+    assert!(made <= size, "{made} of {size}");
 }

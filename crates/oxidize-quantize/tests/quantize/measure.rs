@@ -48,7 +48,7 @@ fn fewer_bits_differ_more() {
     let dir = tempfile::tempdir().unwrap();
     let model = load(&tiny());
     let mut before = 0.0;
-    for mix in ["Q8_0", "Q5_0", "Q4_0"] {
+    for mix in ["Q8_0", "INT8", "Q5_0", "Q4_0"] {
         let path = dir.path().join("out.gguf");
         quantized(&tiny(), &path, &wishes(mix), &Options::default()).unwrap();
         let result = compare(&model, &load(&path), &text(), &options(64), |_, _, _| {}).unwrap();
@@ -216,6 +216,44 @@ fn a_report_is_kept_in_the_file() {
     quantized(&tiny(), &plain, &wishes("Q4_0"), &Options::default()).unwrap();
     assert_eq!(fingerprint(&path), fingerprint(&plain));
     assert!(oxidize_quantize::html::page(&report).contains("Error by tensor"));
+}
+
+#[test]
+fn rows_of_one_scale_are_marked() {
+    use oxidize_core::file::TensorType;
+    use oxidize_core::gguf::INT8_KEY;
+
+    let dir = tempfile::tempdir().unwrap();
+    let [int8, copied, plain] = ["int8", "copied", "plain"].map(|name| dir.path().join(name));
+    quantized(&tiny(), &int8, &wishes("INT8"), &Options::default()).unwrap();
+    let types = |path: &std::path::Path, ty| {
+        let file = open(path);
+        file.tensors().iter().filter(|t| t.ty == ty).count()
+    };
+    let matrices = types(&int8, TensorType::INT8);
+    assert!(matrices > 0 && types(&int8, TensorType::Q8_0) == 0);
+    // For other programs it is a Q8_0 like any other.
+    let bytes = std::fs::read(&int8).unwrap();
+    let header = oxidize_core::gguf::parse(&bytes, bytes.len() as u64, &Default::default());
+    let stored = header.unwrap().tensors;
+    let q8_0 = stored.iter().filter(|t| t.ty == TensorType::Q8_0).count();
+    assert_eq!(q8_0, matrices);
+    // The mark goes where the rows go, and nowhere else.
+    rewrite(
+        &open(&int8),
+        &copied,
+        &Parts::One,
+        &Workers::default(),
+        |_| {},
+    )
+    .unwrap();
+    assert_eq!(types(&copied, TensorType::INT8), matrices);
+    let requantize = Options {
+        allow_requantize: true,
+        ..Options::default()
+    };
+    quantized(&int8, &plain, &wishes("Q8_0"), &requantize).unwrap();
+    assert_eq!(open(&plain).metadata().bool(INT8_KEY), None);
 }
 
 #[test]

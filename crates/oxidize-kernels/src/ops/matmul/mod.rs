@@ -168,8 +168,7 @@ impl<'a> Activations<'a> {
 
     /// The rows quantised to bytes, where there are any.
     pub(crate) fn bytes(&self) -> Option<&'a QuantizedRows> {
-        self.quantized
-            .filter(|rows| rows.precision() == Precision::Bytes)
+        self.quantized.filter(|rows| rows.precision().is_bytes())
     }
 
     /// The rows rounded to words, where there are any.

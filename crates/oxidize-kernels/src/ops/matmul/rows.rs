@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::WeightRows;
 use crate::quant::TensorType;
 
 /// Elements that share a scale.
@@ -20,6 +21,8 @@ pub enum Precision {
     /// To 8 bits, for quantised weights.
     #[default]
     Bytes,
+    /// To 8 bits, with one scale for a token, for weights that have one scale a row.
+    Tokens,
     /// To 13 bits and a sign, for weights of 16-bit floats, which are rounded in the same way. The
     /// products of a batch then are those of integers, of which a processor does twice as many as of
     /// floats. Together the two roundings cost less than one to half precision.
@@ -27,6 +30,11 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Whether these are bytes, whatever their scales.
+    pub(crate) fn is_bytes(self) -> bool {
+        matches!(self, Precision::Bytes | Precision::Tokens)
+    }
+
     /// Up to so many tokens are multiplied as floats with weights that are floats.
     const FLOAT_TOKENS: usize = 4;
 
@@ -34,6 +42,7 @@ impl Precision {
     /// quantised weights need comes first: floats can do without.
     pub fn of(types: impl IntoIterator<Item = TensorType>, tokens: usize) -> Option<Precision> {
         let of_one = |ty: TensorType| match ty {
+            TensorType::INT8 => Some(Precision::Tokens),
             _ if ty.is_quantized() => Some(Precision::Bytes),
             TensorType::F16 | TensorType::BF16 if tokens > Precision::FLOAT_TOKENS => {
                 Some(Precision::Words)
@@ -47,7 +56,8 @@ impl Precision {
 /// Rows of activations quantised to integers: `x ≈ scale · q`, one scale for 32 bytes or 64 words.
 ///
 /// Beside bytes lie, for formats whose weights have an offset, the sums of each group already
-/// multiplied by its scale. Quantise with [`crate::Kernels::quantize_rows`].
+/// multiplied by its scale, and the sum of a row. Where a token has one scale, each group has it.
+/// Quantise with [`crate::Kernels::quantize_rows`].
 #[derive(Default)]
 pub struct QuantizedRows {
     rows: usize,
@@ -58,6 +68,7 @@ pub struct QuantizedRows {
     scales: Vec<f32>,
     sums: Vec<f32>,
     half_sums: Vec<f32>,
+    totals: Vec<i32>,
 }
 
 impl QuantizedRows {
@@ -77,7 +88,8 @@ impl QuantizedRows {
         let (quants, groups) = (rows * self.quant_stride(), rows * self.group_stride());
         super::grown(&mut self.scales, groups);
         match precision {
-            Precision::Bytes => {
+            Precision::Bytes | Precision::Tokens => {
+                super::grown(&mut self.totals, rows);
                 super::grown(&mut self.quants, quants);
                 super::grown(&mut self.sums, groups);
                 super::grown(&mut self.half_sums, 2 * groups);
@@ -123,31 +135,40 @@ impl QuantizedRows {
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),
             half_sums: self.half_sums.as_mut_ptr(),
+            totals: self.totals.as_mut_ptr(),
             borrow: PhantomData,
         }
     }
 
+    /// Whether products with this weight add up integers over a whole row: both sides have one scale a
+    /// row, and the sum fits.
+    pub(crate) fn is_one_scale_with(&self, weight: &WeightRows<'_>) -> bool {
+        /// So many products of 255 and 128 fit into 32 bits.
+        const MAX_K: usize = 1 << 16;
+        self.precision == Precision::Tokens && weight.ty() == TensorType::INT8 && self.k < MAX_K
+    }
+
     /// The integers of one row.
     pub fn quants(&self, row: usize) -> &[i8] {
-        assert!(row < self.rows && self.precision == Precision::Bytes);
+        assert!(row < self.rows && self.precision.is_bytes());
         &self.quants[row * self.quant_stride()..][..self.k]
     }
 
     /// The scales of one row, one for 32 elements.
     pub fn scales(&self, row: usize) -> &[f32] {
-        assert!(row < self.rows && self.precision == Precision::Bytes);
+        assert!(row < self.rows && self.precision.is_bytes());
         &self.scales[row * self.group_stride()..][..self.k / GROUP]
     }
 
     /// The sums of each 32 elements of one row: scale × Σ quants.
     pub fn sums(&self, row: usize) -> &[f32] {
-        assert!(row < self.rows && self.precision == Precision::Bytes);
+        assert!(row < self.rows && self.precision.is_bytes());
         &self.sums[row * self.group_stride()..][..self.k / GROUP]
     }
 
     /// The same for each 16 elements.
     pub fn half_sums(&self, row: usize) -> &[f32] {
-        assert!(row < self.rows && self.precision == Precision::Bytes);
+        assert!(row < self.rows && self.precision.is_bytes());
         &self.half_sums[2 * row * self.group_stride()..][..2 * self.k / GROUP]
     }
 
@@ -172,6 +193,7 @@ impl QuantizedRows {
             scales: self.scales.as_ptr(),
             sums: self.sums.as_ptr(),
             half_sums: self.half_sums.as_ptr(),
+            totals: self.totals.as_ptr(),
             group_stride: self.group_stride(),
         }
     }
@@ -185,7 +207,7 @@ impl QuantizedRows {
     /// Scales from one row to the next: whole vectors of eight, ending in zeros.
     pub(crate) fn group_stride(&self) -> usize {
         match self.precision {
-            Precision::Bytes => (self.k / GROUP).next_multiple_of(8),
+            Precision::Bytes | Precision::Tokens => (self.k / GROUP).next_multiple_of(8),
             Precision::Words => self.k.div_ceil(WORD_GROUP),
         }
     }
@@ -202,6 +224,8 @@ pub(crate) struct RawRows {
     pub(crate) scales: *const f32,
     pub(crate) sums: *const f32,
     pub(crate) half_sums: *const f32,
+    /// The sum of the quants of each row.
+    pub(crate) totals: *const i32,
     /// Scales, sums and pairs of half sums from one row to the next.
     pub(crate) group_stride: usize,
 }
@@ -230,6 +254,9 @@ pub(crate) struct ByteRow<'a> {
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [f32],
     pub(crate) half_sums: &'a mut [f32],
+    pub(crate) total: &'a mut i32,
+    /// Whether all groups get the scale of the largest element.
+    pub(crate) one_scale: bool,
 }
 
 impl ByteRow<'_> {
@@ -265,6 +292,7 @@ impl QuantizedRowsMut<'_> {
             scales,
             sums,
             half_sums,
+            totals,
             ..
         } = self.shared;
         let row = self.range.start + row;
@@ -274,11 +302,13 @@ impl QuantizedRowsMut<'_> {
             use std::slice::from_raw_parts_mut as slice;
             let scales = slice(scales.add(row * group_stride), group_stride);
             match precision {
-                Precision::Bytes => QuantizedRow::Bytes(ByteRow {
+                Precision::Bytes | Precision::Tokens => QuantizedRow::Bytes(ByteRow {
                     quants: slice(quants.add(row * quant_stride), k),
                     scales,
                     sums: slice(sums.add(row * group_stride), group_stride),
                     half_sums: slice(half_sums.add(2 * row * group_stride), 2 * group_stride),
+                    total: &mut *totals.add(row),
+                    one_scale: precision == Precision::Tokens,
                 }),
                 Precision::Words => QuantizedRow::Words(WordRow {
                     words: slice(words.add(row * quant_stride), group_stride * WORD_GROUP),
@@ -302,6 +332,7 @@ pub struct SharedRows<'a> {
     scales: *mut f32,
     sums: *mut f32,
     half_sums: *mut f32,
+    totals: *mut i32,
     borrow: PhantomData<&'a mut QuantizedRows>,
 }
 
@@ -364,10 +395,13 @@ fn word_scale(max: f32) -> (f32, f32) {
     (scale, inverse)
 }
 
-/// Each 32 elements so that the largest becomes ±127.
+/// Each 32 elements, or all of them, so that the largest becomes ±127.
 fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
+    let largest = |x: &[f32]| x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    let common = out.one_scale.then(|| largest(x));
+    *out.total = 0;
     for (g, x) in x.chunks_exact(GROUP).enumerate() {
-        let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        let max = common.unwrap_or_else(|| largest(x));
         let scale = max / 127.0;
         // A scale too small to be inverted stands for a group of zeros.
         let inverse = if scale > f32::MIN_POSITIVE {
@@ -387,6 +421,7 @@ fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
             sum += half_sum;
         }
         out.sums[g] = scale * sum as f32;
+        *out.total += sum;
     }
     out.clear_padding(x.len() / GROUP);
 }

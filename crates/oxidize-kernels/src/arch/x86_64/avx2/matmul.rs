@@ -7,7 +7,7 @@ use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
 use super::panel::{self, Panel};
-use super::tile::{BytePanel, Kind};
+use super::tile::{BytePanel, Kind, RowPanel};
 use super::words;
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
@@ -60,7 +60,10 @@ unsafe fn tiled<F: Format>(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    let multiply = const { multiplier(Kind::of::<F>()) };
+    let multiply = match acts.is_one_scale_with(&weight) {
+        true => multiply_one_scale,
+        false => const { multiplier(Kind::of::<F>()) },
+    };
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: the weight is of the format and has the row.
         unsafe {
@@ -97,6 +100,20 @@ unsafe fn multiply_kind<const KIND: u8>(
 ) {
     // SAFETY: as the caller says.
     unsafe { multiply_panel(&BytePanel::<KIND>(*panel), acts, first_row, epilogue, out) }
+}
+
+/// # Safety
+/// Needs AVX2 and FMA; the panel is of INT8.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply_one_scale(
+    panel: &Panel,
+    acts: &QuantizedRows,
+    first_row: usize,
+    epilogue: &Epilogue<'_>,
+    out: &mut TileMut<'_>,
+) {
+    // SAFETY: as the caller says.
+    unsafe { multiply_panel(&RowPanel(*panel), acts, first_row, epilogue, out) }
 }
 
 /// Tokens of a tile.

@@ -42,16 +42,26 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
     // Packing interleaves 128-bit halves; this puts the words of four back in order.
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    let common = out.one_scale.then(|| {
+        let (vectors, _) = x.as_chunks::<8>();
+        let largest = |max: __m256, x: &[f32; 8]| {
+            // SAFETY: eight floats.
+            let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+            _mm256_max_ps(max, _mm256_and_ps(x, magnitude))
+        };
+        largest_lane(vectors.iter().fold(_mm256_setzero_ps(), largest))
+    });
+    let mut total = 0;
     for g in 0..groups {
         // SAFETY: the group's 32 elements are in `x`, and its places in `out`.
         unsafe {
             let x: [__m256; 4] =
                 std::array::from_fn(|i| _mm256_loadu_ps(x.as_ptr().add(g * GROUP + 8 * i)));
-            let abs = x.map(|x| _mm256_and_ps(x, magnitude));
-            let max = _mm256_max_ps(_mm256_max_ps(abs[0], abs[1]), _mm256_max_ps(abs[2], abs[3]));
-            let max = _mm_max_ps(_mm256_castps256_ps128(max), _mm256_extractf128_ps::<1>(max));
-            let max = _mm_max_ps(max, _mm_movehl_ps(max, max));
-            let max = _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)));
+            let max = common.unwrap_or_else(|| {
+                let abs = x.map(|x| _mm256_and_ps(x, magnitude));
+                let [a, b, c, d] = abs;
+                largest_lane(_mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d)))
+            });
             let scale = max / 127.0;
             let inverse = if scale > f32::MIN_POSITIVE {
                 1.0 / scale
@@ -77,7 +87,18 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
             *out.half_sums.get_unchecked_mut(2 * g) = scale * first as f32;
             *out.half_sums.get_unchecked_mut(2 * g + 1) = scale * second as f32;
             *out.sums.get_unchecked_mut(g) = scale * (first + second) as f32;
+            total += first + second;
         }
     }
+    *out.total = total;
     out.clear_padding(groups);
+}
+
+/// The largest of eight.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn largest_lane(x: __m256) -> f32 {
+    let max = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let max = _mm_max_ps(max, _mm_movehl_ps(max, max));
+    _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)))
 }

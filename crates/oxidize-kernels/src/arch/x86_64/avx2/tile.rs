@@ -6,6 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::format::Format;
+use super::formats::Q8_0;
 use super::matmul::TileKernel;
 use super::panel::Panel;
 use crate::ops::matmul::RawRows;
@@ -124,6 +125,41 @@ unsafe fn tile<const KIND: u8, const T: usize>(
         }
     }
     sums
+}
+
+/// A panel of Q8_0 rows of one scale each, for tokens of one scale each.
+pub(crate) struct RowPanel(pub(crate) Panel);
+
+// SAFETY: reads only inside the panel and inside the rows of the tokens.
+unsafe impl TileKernel for RowPanel {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [[__m256; 2]; T] {
+        const KIND: u8 = Kind::of::<Q8_0>();
+        // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
+        unsafe {
+            let quants: [*const i8; T] =
+                std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
+            let mut sums = [[_mm256_setzero_si256(); 2]; T];
+            for g in 0..acts.k / 32 {
+                let weights = self.0.quants.add(g * 32 * 16);
+                let dots = group::<KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
+                for (sums, dots) in sums.iter_mut().zip(dots) {
+                    for h in 0..2 {
+                        sums[h] = _mm256_add_epi32(sums[h], dots[h]);
+                    }
+                }
+            }
+            let scales = halves(self.0.scales);
+            std::array::from_fn(|t| {
+                let scale = _mm256_broadcast_ss(&*acts.scales.add((first + t) * acts.group_stride));
+                std::array::from_fn(|h| {
+                    let sum = _mm256_cvtepi32_ps(sums[t][h]);
+                    _mm256_mul_ps(sum, _mm256_mul_ps(scales[h], scale))
+                })
+            })
+        }
+    }
 }
 
 /// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token.

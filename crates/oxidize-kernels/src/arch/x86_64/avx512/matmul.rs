@@ -8,7 +8,7 @@ use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
 use super::super::avx2::panel;
 use super::formats::with_product;
-use super::tile::BytePanel;
+use super::tile::{BytePanel, RowPanel};
 use super::{float, words};
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
@@ -61,11 +61,14 @@ unsafe fn tiled<F: Format>(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
+    let one_scale = acts.is_one_scale_with(&weight);
     // SAFETY: as the caller says; the weight is of the format and has the row.
     unsafe {
         for first_row in (0..weight.rows()).step_by(panel::ROWS) {
             let panel = panel::unpack::<F, true>(&weight, first_row, scratch);
-            if F::GROUP == 16 {
+            if one_scale {
+                multiply_panel(&RowPanel(panel), acts, first_row, &epilogue, &mut out);
+            } else if F::GROUP == 16 {
                 let panel = BytePanel::<true>(panel);
                 multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
             } else {

@@ -23,6 +23,37 @@ unsafe impl<const HALVES: bool> TileKernel for BytePanel<HALVES> {
     }
 }
 
+/// A panel of rows of one scale each, unpacked without signs, for tokens of one scale each.
+pub(crate) struct RowPanel(pub(crate) Panel);
+
+// SAFETY: reads only inside the panel and inside the rows of the tokens.
+unsafe impl TileKernel for RowPanel {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [__m512; T] {
+        // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
+        unsafe {
+            let quants: [*const i8; T] =
+                std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
+            // What the weights are moved up by comes off first.
+            let mut dots: [__m512i; T] =
+                std::array::from_fn(|t| _mm512_set1_epi32(-128 * *acts.totals.add(first + t)));
+            for step in 0..acts.k / 4 {
+                let weights = _mm512_load_si512(self.0.quants.add(64 * step).cast());
+                for t in 0..T {
+                    let four = quants[t].add(4 * step).cast::<i32>().read_unaligned();
+                    dots[t] = _mm512_dpbusd_epi32(dots[t], weights, _mm512_set1_epi32(four));
+                }
+            }
+            let scales = _mm512_load_ps(self.0.scales);
+            std::array::from_fn(|t| {
+                let scale = _mm512_set1_ps(*acts.scales.add((first + t) * acts.group_stride));
+                _mm512_mul_ps(_mm512_cvtepi32_ps(dots[t]), _mm512_mul_ps(scales, scale))
+            })
+        }
+    }
+}
+
 /// See [`TileKernel`].
 ///
 /// # Safety

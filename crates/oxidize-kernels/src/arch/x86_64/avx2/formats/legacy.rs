@@ -3,7 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::super::format::{
-    CHUNK, Format, Scales, bytes32, half_at, halves_at, low_and_high, nibbles, spread_bits, transpose,
+    CHUNK, Format, Scales, bytes32, half_at, halves_at, low_and_high, nibbles, spread_bits,
+    transpose,
 };
 
 /// Where the minimum of a block comes from.

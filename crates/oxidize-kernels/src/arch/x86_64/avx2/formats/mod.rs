@@ -29,7 +29,7 @@ macro_rules! with_format {
             TensorType::Q4_1 => arm!(Q4_1),
             TensorType::Q5_0 => arm!(Q5_0),
             TensorType::Q5_1 => arm!(Q5_1),
-            TensorType::Q8_0 => arm!(Q8_0),
+            TensorType::Q8_0 | TensorType::INT8 => arm!(Q8_0),
             TensorType::Q2_K => arm!(Q2K),
             TensorType::Q3_K => arm!(Q3K),
             TensorType::Q4_K => arm!(Q4K),

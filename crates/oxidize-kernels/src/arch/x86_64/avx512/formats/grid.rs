@@ -67,10 +67,7 @@ unsafe impl WideFormat for Iq2S {
         // Each byte four times, its bits 0, 2, 4 and 6 moved to bit 8.
         let high = _mm256_shuffle_epi8(_mm256_set1_epi32(high), fourfold());
         let shifts = _mm256_setr_epi16(8, 6, 4, 2, 8, 6, 4, 2, 8, 6, 4, 2, 8, 6, 4, 2);
-        let high = _mm256_and_si256(
-            _mm256_sllv_epi16(high, shifts),
-            _mm256_set1_epi16(0x300),
-        );
+        let high = _mm256_and_si256(_mm256_sllv_epi16(high, shifts), _mm256_set1_epi16(0x300));
         let indices = Words::new(_mm256_or_si256(_mm256_cvtepu8_epi16(low), high));
         indices.of(&IQ2_S_GRID)
     }
@@ -113,7 +110,10 @@ unsafe impl WideFormat for Iq3Xxs {
             let nibbles = _mm512_and_si512(nibbles, _mm512_set1_epi8(0x0f));
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles)
         };
-        let (first, second) = (magnitudes(levels), magnitudes(_mm512_srli_epi16::<4>(levels)));
+        let (first, second) = (
+            magnitudes(levels),
+            magnitudes(_mm512_srli_epi16::<4>(levels)),
+        );
         [
             _mm512_unpacklo_epi16(first, second),
             _mm512_unpackhi_epi16(first, second),
@@ -129,7 +129,8 @@ static IQ3_XXS_LEVELS: [u16; 256] = {
     while i < 256 {
         let [a, b, c, d] = IQ3_XXS_GRID[i].to_le_bytes();
         // Magnitudes are 4, 12, … 52, and 62.
-        table[i] = (a / 8) as u16 | (c / 8 << 4) as u16 | ((b / 8) as u16) << 8 | ((d / 8) as u16) << 12;
+        table[i] =
+            (a / 8) as u16 | (c / 8 << 4) as u16 | ((b / 8) as u16) << 8 | ((d / 8) as u16) << 12;
         i += 1;
     }
     table
@@ -157,7 +158,8 @@ unsafe impl WideFormat for Iq3S {
         unsafe {
             _mm512_storeu_si512(words.as_mut_ptr().cast(), indices);
             [0, 1].map(|j| {
-                let eight = |i: usize| eight_by_words(&IQ3_S_GRID, words.as_ptr().add(16 * j + 8 * i));
+                let eight =
+                    |i: usize| eight_by_words(&IQ3_S_GRID, words.as_ptr().add(16 * j + 8 * i));
                 _mm512_inserti64x4::<1>(_mm512_castsi256_si512(eight(0)), eight(1))
             })
         }
@@ -178,7 +180,10 @@ unsafe impl WideFormat for Iq1S {
             let block = span.add(50 * (part / 2));
             (
                 _mm_loadu_si128(block.add(2 + 16 * (part % 2)).cast()),
-                block.add(34 + 8 * (part % 2)).cast::<i64>().read_unaligned(),
+                block
+                    .add(34 + 8 * (part % 2))
+                    .cast::<i64>()
+                    .read_unaligned(),
             )
         };
         // Each word four times, its bits 0, 3, 6 and 9 moved to the bottom.
@@ -251,7 +256,8 @@ impl Words {
         [0, 1].map(|j| {
             debug_assert!(self.0.iter().all(|&index| usize::from(index) < N));
             // SAFETY: each four of the indices are in the array and below the length of the table.
-            let four = |i: usize| unsafe { four_by_words(table, self.0.as_ptr().add(8 * j + 4 * i)) };
+            let four =
+                |i: usize| unsafe { four_by_words(table, self.0.as_ptr().add(8 * j + 4 * i)) };
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(four(0)), four(1))
         })
     }

@@ -18,7 +18,9 @@ macro_rules! blocks {
             const OFFSET: f32 = $offset;
 
             #[inline]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+            #[target_feature(
+                enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
+            )]
             unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
                 let bytes = <narrow::$name as Format>::CHUNK_BYTES / 8;
                 [0, 1].map(|j| {
@@ -158,9 +160,8 @@ unsafe impl WideFormat for Q6K {
         };
         let (four, two) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
         // `(low & four) | (high & two)`.
-        let join = |low, high| {
-            _mm512_ternarylogic_epi64::<0xf8>(_mm512_and_si512(low, four), high, two)
-        };
+        let join =
+            |low, high| _mm512_ternarylogic_epi64::<0xf8>(_mm512_and_si512(low, four), high, two);
         [
             join(
                 low,

@@ -27,7 +27,7 @@ macro_rules! with_product {
             TensorType::Q4_1 => arm!(Wide<wide::Q4_1>),
             TensorType::Q5_0 => arm!(Wide<wide::Q5_0>),
             TensorType::Q5_1 => arm!(Wide<wide::Q5_1>),
-            TensorType::Q8_0 => arm!(Wide<wide::Q8_0>),
+            TensorType::Q8_0 | TensorType::INT8 => arm!(Wide<wide::Q8_0>),
             TensorType::Q2_K => arm!(Narrow<narrow::Q2K, true>),
             TensorType::Q3_K => arm!(Narrow<narrow::Q3K, true>),
             TensorType::Q4_K => arm!(Wide<wide::Q4K>),
