@@ -12,8 +12,8 @@ use serde_json::Value as Json;
 
 use super::{FunctionCall, ToolCall};
 
-pub(super) use json::{could_be_call, parse_bare};
 pub use call_reader::{CallPiece, CallReader};
+pub(super) use json::{could_be_call, parse_bare};
 
 /// A stretch of an answer that holds tool calls.
 #[derive(Debug)]
