@@ -234,7 +234,9 @@ fn rows_of_one_scale_are_marked() {
     assert!(matrices > 0 && types(&int8, TensorType::Q8_0) == 0);
     // For other programs it is a Q8_0 like any other.
     let bytes = std::fs::read(&int8).unwrap();
-    let header = oxidize_core::gguf::parse(&bytes, bytes.len() as u64, &Default::default());
+    let length = bytes.len() as u64;
+    let bytes = oxidize_core::io::SharedBytes::from(bytes);
+    let header = oxidize_core::gguf::parse(&bytes, length, &Default::default());
     let stored = header.unwrap().tensors;
     let q8_0 = stored.iter().filter(|t| t.ty == TensorType::Q8_0).count();
     assert_eq!(q8_0, matrices);

@@ -37,7 +37,9 @@ fn parse(format: &AnswerFormat, prompt: &str, text: &str) -> Answer {
     let mut streamed = in_pieces(format, &options, text);
     // Calls that are told as they come are the same calls.
     if !whole.tool_calls.is_empty() {
-        for call in &mut streamed.tool_calls {
+        for (call, whole) in streamed.tool_calls.iter_mut().zip(&whole.tool_calls) {
+            // An id that stands after the arguments comes too late.
+            call.id = call.id.take().or_else(|| whole.id.clone());
             if let Json::String(text) = &call.function.arguments {
                 call.function.arguments = serde_json::from_str(text).unwrap();
             }
