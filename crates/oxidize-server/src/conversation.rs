@@ -114,7 +114,7 @@ impl Conversation {
 }
 
 /// The tokens of a rendered conversation.
-pub fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     let mut tokens = tokenizer.encode(text, EncodeOptions::default());
     // Most templates write the first token themselves.
     if let Some(bos) = tokenizer.bos()

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::token_count;
 use crate::auth::Client;
 use crate::body::Body;
-use crate::conversation::{self, Conversation};
+use crate::conversation::Conversation;
 use crate::error::{AnthropicErrors, ApiError, ApiResult};
 use crate::generate::{self, End, Generation, Part, Piece, StopReason, Whole, blocking};
 use crate::models::Loaded;
@@ -239,14 +239,11 @@ pub async fn count_tokens(
 ) -> ApiResult<Json<TokenCount>> {
     let model = state.models().get(request.model.as_deref()).await?;
     let conversation = request.conversation()?;
-    blocking(move || {
-        let prompt = conversation.prompt(&model)?;
-        let tokens = conversation::encode(model.tokenizer()?, &prompt);
-        Ok(Json(TokenCount {
-            input_tokens: tokens.len(),
-        }))
-    })
-    .await?
+    // What would be refused there is refused here.
+    let job = blocking(move || conversation.job(&model)).await??;
+    Ok(Json(TokenCount {
+        input_tokens: job.prompts.iter().map(Vec::len).sum(),
+    }))
 }
 
 impl MessagesRequest {
