@@ -203,9 +203,15 @@ impl Evaluator {
         }
         let (first, others) = self.blocks.split_at(1);
         for (slot, other) in others.iter().enumerate().filter(|_| at > 0) {
-            let moves: Vec<_> = first[0].iter().copied().zip(other.iter().copied()).collect();
+            let moves: Vec<_> = first[0]
+                .iter()
+                .copied()
+                .zip(other.iter().copied())
+                .collect();
             self.session.copy_blocks(&moves).map_err(Error::from)?;
-            self.session.copy_states(&[(0, slot as u32 + 1)]).map_err(Error::from)?;
+            self.session
+                .copy_states(&[(0, slot as u32 + 1)])
+                .map_err(Error::from)?;
         }
         Ok(())
     }

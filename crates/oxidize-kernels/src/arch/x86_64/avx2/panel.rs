@@ -63,7 +63,10 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
             let in_chunk = (groups - c * 8).min(8);
             for r in 0..ROWS {
                 // What the next panel reads here.
-                ask(rows[r].wrapping_add(ROWS * weight.row_bytes() + c * F::CHUNK_BYTES), F::CHUNK_BYTES);
+                ask(
+                    rows[r].wrapping_add(ROWS * weight.row_bytes() + c * F::CHUNK_BYTES),
+                    F::CHUNK_BYTES,
+                );
                 F::scales(
                     rows[r].add(c * F::CHUNK_BYTES),
                     in_chunk,

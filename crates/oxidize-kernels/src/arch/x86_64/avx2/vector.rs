@@ -53,8 +53,7 @@ pub(crate) unsafe fn tile<V: Vector, const T: usize, const TOKENS: usize>(
         let mut acc: [[V; 2]; T] =
             std::array::from_fn(|t| std::array::from_fn(|h| V::load(sums[t].add(V::LANES * h))));
         for i in 0..len {
-            let w: [V; 2] =
-                std::array::from_fn(|h| V::load(panel.add((2 * i + h) * V::LANES)));
+            let w: [V; 2] = std::array::from_fn(|h| V::load(panel.add((2 * i + h) * V::LANES)));
             for t in 0..T {
                 let a = V::load_one(rows[t].add(i));
                 for h in 0..2 {

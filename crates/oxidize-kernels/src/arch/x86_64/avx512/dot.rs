@@ -38,7 +38,11 @@ pub(crate) unsafe trait WideFormat {
             let scale = unpacked.load::<Self>(|scales| &scales.scale);
             let mut min = unpacked.load::<Self>(|scales| &scales.min);
             if Self::OFFSET != 0.0 {
-                let zero = if Self::Narrow::MIN { min } else { _mm512_setzero_ps() };
+                let zero = if Self::Narrow::MIN {
+                    min
+                } else {
+                    _mm512_setzero_ps()
+                };
                 min = _mm512_fnmadd_ps(scale, _mm512_set1_ps(Self::OFFSET), zero);
             }
             (scale, min)
@@ -117,7 +121,9 @@ unsafe impl<W: WideFormat> RowProduct for Wide<W> {
                         mins[t] = _mm512_fmadd_ps(min, _mm512_loadu_ps(act_sum), mins[t]);
                     }
                 }
-                let quants = acts.quants.add(first * acts.quant_stride + s * span_groups * 32);
+                let quants = acts
+                    .quants
+                    .add(first * acts.quant_stride + s * span_groups * 32);
                 for part in 0..span_groups / 4 {
                     let weights = W::quants(span, part);
                     for (j, weights) in weights.into_iter().enumerate() {
@@ -135,7 +141,8 @@ unsafe impl<W: WideFormat> RowProduct for Wide<W> {
                             }
                             let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, act);
                             let factor = _mm512_permutexvar_ps(spread, factors[t]);
-                            sums[t][j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), factor, sums[t][j]);
+                            sums[t][j] =
+                                _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), factor, sums[t][j]);
                         }
                     }
                 }

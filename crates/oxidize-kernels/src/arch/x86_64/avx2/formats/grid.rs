@@ -203,10 +203,16 @@ unsafe impl Format for Iq1S {
             let three = _mm256_and_si256(_mm256_srli_epi32::<12>(words), _mm256_set1_epi32(7));
             let scale = odd(three, half_at(chunk));
             let top = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words));
-            let shift = _mm256_or_ps(_mm256_set1_ps(0.125), _mm256_and_ps(top, _mm256_set1_ps(-0.0)));
+            let shift = _mm256_or_ps(
+                _mm256_set1_ps(0.125),
+                _mm256_and_ps(top, _mm256_set1_ps(-0.0)),
+            );
             out.set_scale8(scale);
             // The bytes are one more than the table's −1, 0, 1.
-            out.set_min8(_mm256_mul_ps(scale, _mm256_sub_ps(shift, _mm256_set1_ps(1.0))));
+            out.set_min8(_mm256_mul_ps(
+                scale,
+                _mm256_sub_ps(shift, _mm256_set1_ps(1.0)),
+            ));
         }
     }
 
