@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::dot::{self, Narrow, direct};
+use super::dot::{self, Narrow, RowProduct, direct};
 use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
@@ -39,7 +39,7 @@ pub(crate) unsafe fn matmul(
                 ty,
                 F => {
                     if acts.is_direct(dot::TOKENS) {
-                        return direct::<Narrow<F, false>>(weight, bytes, epilogue, out);
+                        return few::<Narrow<F, false>>(weight, bytes, epilogue, out);
                     }
                     tiled::<F>(weight, bytes, epilogue, out, scratch)
                 },
@@ -48,6 +48,19 @@ pub(crate) unsafe fn matmul(
             _ => float::matmul(weight, acts, epilogue, out, scratch),
         }
     }
+}
+
+/// # Safety
+/// As [`matmul`], for a weight that the product takes.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn few<P: RowProduct>(
+    weight: WeightRows<'_>,
+    acts: &QuantizedRows,
+    epilogue: Epilogue<'_>,
+    out: TileMut<'_>,
+) {
+    // SAFETY: as the caller says.
+    unsafe { direct::<P>(weight, acts, epilogue, out) }
 }
 
 /// # Safety

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::avx2::dot::{self, direct};
+use super::super::avx2::dot::{self, RowProduct, direct};
 use super::super::avx2::float::{Bf16, F16};
 use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
@@ -38,7 +38,7 @@ pub(crate) unsafe fn matmul(
             }
             (ty, Some(bytes), _) if acts.is_direct(dot::TOKENS) => with_product!(
                 ty,
-                P => direct::<P>(weight, bytes, epilogue, out),
+                P => few::<P>(weight, bytes, epilogue, out),
                 float::matmul(weight, acts, epilogue, out, scratch)
             ),
             (ty, Some(bytes), _) => with_format!(
@@ -49,6 +49,19 @@ pub(crate) unsafe fn matmul(
             _ => float::matmul(weight, acts, epilogue, out, scratch),
         }
     }
+}
+
+/// # Safety
+/// As [`matmul`], for a weight that the product takes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn few<P: RowProduct>(
+    weight: WeightRows<'_>,
+    acts: &QuantizedRows,
+    epilogue: Epilogue<'_>,
+    out: TileMut<'_>,
+) {
+    // SAFETY: as the caller says.
+    unsafe { direct::<P>(weight, acts, epilogue, out) }
 }
 
 /// # Safety

@@ -27,14 +27,14 @@ unsafe impl Format for Q4K {
         unsafe { nibble_half(chunk.add(16), group) }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
         for pair in 0..4 {
             // SAFETY: inside the caller's blocks.
             let columns = unsafe { turned(chunks, 16 + 32 * pair) };
             for (step, x) in columns.into_iter().enumerate() {
-                let (low, high) = low_and_high(x);
+                // SAFETY: the caller has the instructions.
+                let (low, high) = unsafe { low_and_high(x) };
                 put(2 * pair, step, low);
                 put(2 * pair + 1, step, high);
             }
@@ -115,25 +115,26 @@ unsafe impl Format for Q6K {
         )
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
-        let two = |high: __m256i| _mm256_and_si256(high, _mm256_set1_epi8(0x30));
         for half in 0..2 {
             // SAFETY: inside the caller's blocks.
-            let [first, second, high] = unsafe {
-                [64 * half, 64 * half + 32, 128 + 32 * half].map(|at| turned(chunks, at))
-            };
-            for (step, high) in high.into_iter().enumerate() {
-                let ((a, c), (b, d)) = (low_and_high(first[step]), low_and_high(second[step]));
-                let upper = [
-                    _mm256_slli_epi16::<4>(high),
-                    _mm256_slli_epi16::<2>(high),
-                    high,
-                    _mm256_srli_epi16::<2>(high),
-                ];
-                for (quarter, (low, high)) in [a, b, c, d].into_iter().zip(upper).enumerate() {
-                    put(4 * half + quarter, step, _mm256_or_si256(low, two(high)));
+            unsafe {
+                let first = turned(chunks, 64 * half);
+                let second = turned(chunks, 64 * half + 32);
+                let high = turned(chunks, 128 + 32 * half);
+                for (step, high) in high.into_iter().enumerate() {
+                    let ((a, c), (b, d)) = (low_and_high(first[step]), low_and_high(second[step]));
+                    let upper = [
+                        _mm256_slli_epi16::<4>(high),
+                        _mm256_slli_epi16::<2>(high),
+                        high,
+                        _mm256_srli_epi16::<2>(high),
+                    ];
+                    for (quarter, (low, high)) in [a, b, c, d].into_iter().zip(upper).enumerate() {
+                        let high = _mm256_and_si256(high, _mm256_set1_epi8(0x30));
+                        put(4 * half + quarter, step, _mm256_or_si256(low, high));
+                    }
                 }
             }
         }
@@ -246,8 +247,7 @@ unsafe fn scales_and_mins(block: *const u8, out: &mut Scales) {
 ///
 /// # Safety
 /// Needs AVX2, and so many readable bytes.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn turned(blocks: &[*const u8; 8], at: usize) -> [__m256i; 8] {
     // SAFETY: the caller's bytes.
     unsafe { transpose(blocks.map(|block| bytes32(block.add(at)))) }

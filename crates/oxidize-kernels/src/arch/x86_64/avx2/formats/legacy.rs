@@ -68,8 +68,7 @@ macro_rules! legacy {
             }
 
             $(
-                #[inline]
-                #[target_feature(enable = "avx2,fma,f16c")]
+                #[inline(always)]
                 unsafe fn columns(
                     chunks: &[*const u8; 8],
                     put: impl FnMut(usize, usize, __m256i),
@@ -108,25 +107,25 @@ legacy!(Q8_0, bytes 34, bits 8, signed true,
 ///
 /// # Safety
 /// Needs AVX2, and whole chunks of blocks of `BYTES`.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn nibble_columns<const BYTES: usize, const OFFSET: usize>(
     chunks: &[*const u8; 8],
     mut put: impl FnMut(usize, usize, __m256i),
 ) {
     for pair in 0..4 {
         // SAFETY: the caller's blocks.
-        let rows = chunks.map(|chunk| unsafe {
-            let at = |group: usize| _mm_loadu_si128(chunk.add(group * BYTES + OFFSET).cast());
-            _mm256_set_m128i(at(2 * pair + 1), at(2 * pair))
-        });
-        // SAFETY: the caller has the instructions.
-        for (column, x) in unsafe { transpose(rows) }.into_iter().enumerate() {
-            // Four columns a block: the low nibbles are its first half, the high ones its second.
-            let (group, step) = (2 * pair + column / 4, column % 4);
-            let (low, high) = low_and_high(x);
-            put(group, step, low);
-            put(group, step + 4, high);
+        unsafe {
+            let rows = chunks.map(|chunk| {
+                let at = |group: usize| _mm_loadu_si128(chunk.add(group * BYTES + OFFSET).cast());
+                _mm256_set_m128i(at(2 * pair + 1), at(2 * pair))
+            });
+            for (column, x) in transpose(rows).into_iter().enumerate() {
+                // Four columns a block: the low nibbles are its first half, the high ones its second.
+                let (group, step) = (2 * pair + column / 4, column % 4);
+                let (low, high) = low_and_high(x);
+                put(group, step, low);
+                put(group, step + 4, high);
+            }
         }
     }
 }

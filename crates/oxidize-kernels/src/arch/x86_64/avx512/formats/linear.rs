@@ -17,19 +17,14 @@ macro_rules! blocks {
             type Narrow = narrow::$name;
             const OFFSET: f32 = $offset;
 
-            #[inline]
-            #[target_feature(
-                enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
-            )]
+            #[inline(always)]
             unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
                 let bytes = <narrow::$name as Format>::CHUNK_BYTES / 8;
-                [0, 1].map(|j| {
-                    // SAFETY: two blocks of the caller's span.
-                    unsafe {
-                        let $a = span.add((4 * part + 2 * j) * bytes);
-                        let $b = $a.add(bytes);
-                        $quants
-                    }
+                // SAFETY: two blocks of the caller's span.
+                [0, 1].map(|j| unsafe {
+                    let $a = span.add((4 * part + 2 * j) * bytes);
+                    let $b = $a.add(bytes);
+                    $quants
                 })
             }
         }
@@ -58,8 +53,7 @@ unsafe impl WideFormat for Iq4Xs {
     type Narrow = narrow::Iq4Xs;
     const OFFSET: f32 = 128.0;
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
         [0, 1].map(|j| {
             // SAFETY: inside the caller's span.
@@ -78,30 +72,29 @@ unsafe impl WideFormat for Q4K {
     type Narrow = narrow::Q4K;
 
     /// The second group of two is 16 times what it should be, which its scale takes back.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
         let (low, high) = (0x0f0f_0f0f_0f0f_0f0f, 0xf0f0_f0f0_f0f0_f0f0_u64 as i64);
-        let mask = _mm512_setr_epi64(low, low, low, low, high, high, high, high);
         // SAFETY: inside the caller's span.
         [0, 1].map(|j| unsafe {
-            let x = _mm256_loadu_si256(
-                span.add(144 * (part / 2) + 16 + 64 * (part % 2) + 32 * j)
-                    .cast(),
-            );
-            _mm512_and_si512(_mm512_broadcast_i64x4(x), mask)
+            let x = span.add(144 * (part / 2) + 16 + 64 * (part % 2) + 32 * j);
+            let twice = _mm512_broadcast_i64x4(_mm256_loadu_si256(x.cast()));
+            let mask = _mm512_setr_epi64(low, low, low, low, high, high, high, high);
+            _mm512_and_si512(twice, mask)
         })
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn scales(span: *const u8, _unpacked: &Unpacked) -> (__m512, __m512) {
+        const FACTORS: [f32; 16] = [
+            1.0, 0.0625, 1.0, 0.0625, 1.0, 0.0625, 1.0, 0.0625, //
+            1.0, 0.0625, 1.0, 0.0625, 1.0, 0.0625, 1.0, 0.0625,
+        ];
         // SAFETY: the headers of the caller's two blocks.
-        let (scale, min) = unsafe { scales_and_mins(span, span.add(144)) };
-        let one_and_sixteenth = _mm512_castpd_ps(_mm512_set1_pd(f64::from_bits(
-            (1.0f32 / 16.0).to_bits() as u64 * (1 << 32) | 1.0f32.to_bits() as u64,
-        )));
-        (_mm512_mul_ps(scale, one_and_sixteenth), min)
+        unsafe {
+            let (scale, min) = scales_and_mins(span, span.add(144));
+            (_mm512_mul_ps(scale, _mm512_loadu_ps(FACTORS.as_ptr())), min)
+        }
     }
 }
 
@@ -111,30 +104,28 @@ pub(crate) struct Q5K;
 unsafe impl WideFormat for Q5K {
     type Narrow = narrow::Q5K;
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
-        let shifts = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
-        let twice = |p: *const u8| {
-            // SAFETY: inside the caller's span.
-            _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(p.cast()) })
-        };
-        let block = span.wrapping_add(176 * (part / 2));
-        let high = twice(block.wrapping_add(16));
-        [0, 1].map(|j| {
-            let pair = 2 * (part % 2) + j;
-            let low = twice(block.wrapping_add(48 + 32 * pair));
-            let low = _mm512_and_si512(_mm512_srlv_epi64(low, shifts), _mm512_set1_epi8(0x0f));
-            // Bit `2 · pair` of each byte for the first group, the next for the second.
-            let (a, b) = (0x0101_0101 << (2 * pair), 0x0202_0202 << (2 * pair));
-            let bit = _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b);
-            let fifth = _mm512_test_epi8_mask(high, bit);
-            _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(0x10))
-        })
+        // SAFETY: inside the caller's span.
+        unsafe {
+            let twice = |p: *const u8| _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast()));
+            let block = span.add(176 * (part / 2));
+            let high = twice(block.add(16));
+            [0, 1].map(|j| {
+                let pair = 2 * (part % 2) + j;
+                let shifts = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
+                let low = _mm512_srlv_epi64(twice(block.add(48 + 32 * pair)), shifts);
+                let low = _mm512_and_si512(low, _mm512_set1_epi8(0x0f));
+                // Bit `2 · pair` of each byte for the first group, the next for the second.
+                let (a, b) = (0x0101_0101 << (2 * pair), 0x0202_0202 << (2 * pair));
+                let bit = _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b);
+                let fifth = _mm512_test_epi8_mask(high, bit);
+                _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(0x10))
+            })
+        }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn scales(span: *const u8, _unpacked: &Unpacked) -> (__m512, __m512) {
         // SAFETY: the headers of the caller's two blocks.
         unsafe { scales_and_mins(span, span.add(176)) }
@@ -147,31 +138,24 @@ pub(crate) struct Q6K;
 unsafe impl WideFormat for Q6K {
     type Narrow = narrow::Q6K;
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
         // SAFETY: inside the caller's span.
-        let (low, high) = unsafe {
+        unsafe {
+            let low = _mm512_loadu_si512(span.add(64 * part).cast());
             let high = _mm256_loadu_si256(span.add(128 + 32 * part).cast());
-            (
-                _mm512_loadu_si512(span.add(64 * part).cast()),
-                _mm512_broadcast_i64x4(high),
-            )
-        };
-        let (four, two) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
-        // `(low & four) | (high & two)`.
-        let join =
-            |low, high| _mm512_ternarylogic_epi64::<0xf8>(_mm512_and_si512(low, four), high, two);
-        [
-            join(
-                low,
-                _mm512_sllv_epi64(high, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2)),
-            ),
-            join(
-                _mm512_srli_epi16::<4>(low),
-                _mm512_srlv_epi64(high, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2)),
-            ),
-        ]
+            let high = _mm512_broadcast_i64x4(high);
+            let (four, two) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
+            let left = _mm512_sllv_epi64(high, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2));
+            let right = _mm512_srlv_epi64(high, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2));
+            let first = _mm512_and_si512(low, four);
+            let second = _mm512_and_si512(_mm512_srli_epi16::<4>(low), four);
+            // `first | (left & two)`, and so the other.
+            [
+                _mm512_ternarylogic_epi64::<0xf8>(first, left, two),
+                _mm512_ternarylogic_epi64::<0xf8>(second, right, two),
+            ]
+        }
     }
 }
 
@@ -179,71 +163,82 @@ unsafe impl WideFormat for Q6K {
 ///
 /// # Safety
 /// Needs AVX-512, and the 16 bytes of each block's header.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn scales_and_mins(first: *const u8, second: *const u8) -> (__m512, __m512) {
     // SAFETY: the caller's headers.
-    let [first, second] = [first, second].map(|p| unsafe { _mm_loadu_si128(p.cast()) });
-    // Words a, b and c of 12 bytes follow those of the two factors. The first four scales are the low
-    // six bits of a, the first four minima those of b; the others have four bits in c and their upper
-    // two in the top of a and b.
-    let headers = _mm256_set_m128i(second, first);
-    let low = _mm256_shuffle_epi32::<0b11_10_11_01>(headers);
-    let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 0, 0, 4, 0, 0, 0, 4));
-    let (six, four, top) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030);
-    let masks = _mm256_setr_epi32(six, four, six, four, six, four, six, four);
-    let low = _mm256_and_si256(low, masks);
-    let high = _mm256_srli_epi32::<2>(_mm256_shuffle_epi32::<0b10_10_01_01>(headers));
-    let masks = _mm256_setr_epi32(0, top, 0, top, 0, top, 0, top);
-    // `low | (high & masks)`: scales and minima of the first block, then of the second.
-    let bytes = _mm256_ternarylogic_epi32::<0xf8>(low, high, masks);
-    let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
-    let floats = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
-    let scales = floats(_mm256_castsi256_si128(bytes));
-    let mins = floats(_mm256_extracti128_si256::<1>(bytes));
-    let factors = _mm_cvtph_ps(_mm_unpacklo_epi32(first, second));
-    let factors = _mm_xor_ps(factors, _mm_setr_ps(0.0, -0.0, 0.0, -0.0));
-    let factors = _mm512_castps128_ps512(factors);
-    let of_scales = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
-    let of_mins = _mm512_setr_epi32(1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3);
-    (
-        _mm512_mul_ps(scales, _mm512_permutexvar_ps(of_scales, factors)),
-        _mm512_mul_ps(mins, _mm512_permutexvar_ps(of_mins, factors)),
-    )
+    unsafe {
+        let (first, second) = (
+            _mm_loadu_si128(first.cast()),
+            _mm_loadu_si128(second.cast()),
+        );
+        // Words a, b and c of 12 bytes follow those of the two factors. The first four scales are the low
+        // six bits of a, the first four minima those of b; the others have four bits in c and their upper
+        // two in the top of a and b.
+        let headers = _mm256_set_m128i(second, first);
+        let low = _mm256_shuffle_epi32::<0b11_10_11_01>(headers);
+        let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 0, 0, 4, 0, 0, 0, 4));
+        let (six, four, top) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030);
+        let masks = _mm256_setr_epi32(six, four, six, four, six, four, six, four);
+        let low = _mm256_and_si256(low, masks);
+        let high = _mm256_srli_epi32::<2>(_mm256_shuffle_epi32::<0b10_10_01_01>(headers));
+        let masks = _mm256_setr_epi32(0, top, 0, top, 0, top, 0, top);
+        // `low | (high & masks)`: scales and minima of the first block, then of the second.
+        let bytes = _mm256_ternarylogic_epi32::<0xf8>(low, high, masks);
+        let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
+        let floats = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+        let scales = floats(_mm256_castsi256_si128(bytes));
+        let mins = floats(_mm256_extracti128_si256::<1>(bytes));
+        let factors = _mm_cvtph_ps(_mm_unpacklo_epi32(first, second));
+        let factors = _mm_xor_ps(factors, _mm_setr_ps(0.0, -0.0, 0.0, -0.0));
+        let factors = _mm512_castps128_ps512(factors);
+        let of_scales = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
+        let of_mins = _mm512_setr_epi32(1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3);
+        (
+            _mm512_mul_ps(scales, _mm512_permutexvar_ps(of_scales, factors)),
+            _mm512_mul_ps(mins, _mm512_permutexvar_ps(of_mins, factors)),
+        )
+    }
 }
 
 /// Twice 16 bytes of nibbles: of each the low ones, then the high ones.
 ///
 /// # Safety
 /// Needs AVX-512, and 16 readable bytes at each pointer.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn nibbles(a: *const u8, b: *const u8) -> __m512i {
     // SAFETY: the caller's bytes.
-    let [a, b] = [a, b].map(|p| unsafe { _mm_loadu_si128(p.cast()) });
-    let both = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(a), 0xff00, b);
-    let shifted = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
-    _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f))
+    unsafe {
+        let (a, b) = (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast()));
+        let both = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(a), 0xff00, b);
+        let shifted = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+        _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f))
+    }
 }
 
 /// Adds the fifth bits, four bytes of them for each 32 nibbles.
 ///
 /// # Safety
 /// Needs AVX-512, and four readable bytes at each pointer.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn with_fifth_bits(nibbles: __m512i, a: *const u8, b: *const u8) -> __m512i {
     // SAFETY: the caller's bytes.
-    let [a, b] = [a, b].map(|p| u64::from(unsafe { p.cast::<u32>().read_unaligned() }));
-    _mm512_mask_add_epi8(nibbles, a | b << 32, nibbles, _mm512_set1_epi8(0x10))
+    unsafe {
+        let word = |p: *const u8| u64::from(p.cast::<u32>().read_unaligned());
+        let fifth = word(a) | word(b) << 32;
+        _mm512_mask_add_epi8(nibbles, fifth, nibbles, _mm512_set1_epi8(0x10))
+    }
 }
 
 /// The levels that 64 nibbles choose, plus 128.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn levels(nibbles: __m512i) -> __m512i {
+///
+/// # Safety
+/// Needs AVX-512.
+#[inline(always)]
+unsafe fn levels(nibbles: __m512i) -> __m512i {
     // SAFETY: the table has 16 bytes.
-    let table = unsafe { _mm_loadu_si128(LEVELS.as_ptr().cast()) };
-    let table = _mm_xor_si128(table, _mm_set1_epi8(-128));
-    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles)
+    unsafe {
+        let table = _mm_loadu_si128(LEVELS.as_ptr().cast());
+        let table = _mm_xor_si128(table, _mm_set1_epi8(-128));
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles)
+    }
 }
