@@ -62,7 +62,8 @@ def check(program, folder, row):
     """The errors of both forms: a number, why there is none, or nothing where the index does not vouch for it."""
     reference = load_safetensors(folder / "ref.safetensors")
     gguf = folder / "model.gguf" if row["status"] == "gold" else None
-    directory = None if row["name"].endswith("-lcsem") else folder
+    is_directory = (folder / "model.safetensors").exists() and not row["name"].endswith("-lcsem")
+    directory = folder if is_directory else None
     results, notes = [], []
     for form in (gguf, directory):
         if form is None or not form.exists():

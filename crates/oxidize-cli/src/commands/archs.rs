@@ -3,7 +3,7 @@
 use std::io::{self, BufWriter, Write};
 
 use clap::Args;
-use oxidize_core::arch::{ARCHS, Arch, Outline};
+use oxidize_core::arch::{ARCHS, Arch};
 
 use crate::style;
 
@@ -68,58 +68,34 @@ fn named(wanted: impl Fn(&str) -> bool) -> Vec<&'static Arch> {
 /// A table, one line a descriptor.
 fn list(archs: &[&Arch], out: &mut impl Write) -> io::Result<()> {
     let style::Styles { title, dim, .. } = style::for_stdout();
-    let header = [
-        "name",
-        "norm",
-        "position",
-        "mixer",
-        "attention",
-        "feed-forward",
-        "router",
-        "Hugging Face",
-    ];
-    let rows: Vec<[String; 8]> = archs.iter().map(|arch| columns(arch)).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([header[column].len()]).max().unwrap_or(0)
-    };
-    let widths: [usize; 8] = std::array::from_fn(width);
-    for (column, (name, width)) in header.iter().zip(widths).enumerate() {
-        let gap = if column == 0 { "" } else { "  " };
-        write!(out, "{gap}{title}{name:width$}{title:#}")?;
-    }
-    writeln!(out)?;
-    for row in &rows {
-        let [name, cells @ .., classes] = row;
-        write!(out, "{title}{name:width$}{title:#}", width = widths[0])?;
-        for (cell, width) in cells.iter().zip(&widths[1..]) {
-            write!(out, "  {cell:width$}")?;
+    let mut rows = Vec::with_capacity(archs.len() + 1);
+    for arch in archs {
+        let outline = arch.outline();
+        if rows.is_empty() {
+            let names = outline.parts().map(|(name, _)| name.replace('_', "-"));
+            let ends = ["name", "Hugging Face"].map(str::to_owned);
+            rows.push((names, ends));
         }
-        writeln!(out, "  {dim}{classes}{dim:#}")?;
+        let ends = [arch.name.to_owned(), arch.hf_classes.join(", ")];
+        rows.push((outline.parts().map(|(_, words)| words.to_owned()), ends));
+    }
+    let widest = |cell: &dyn Fn(&([String; 6], [String; 2])) -> usize| rows.iter().map(cell).max();
+    let names = widest(&|(_, [name, _])| name.len()).unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        widest(&|(cells, _)| cells[column].chars().count()).unwrap_or(0)
+    });
+    for (index, (cells, [name, classes])) in rows.iter().enumerate() {
+        let (of_cells, of_classes) = match index {
+            0 => (title, title),
+            _ => (style::Styles::default().title, dim),
+        };
+        write!(out, "{title}{name:names$}{title:#}")?;
+        for (cell, width) in cells.iter().zip(widths) {
+            write!(out, "  {of_cells}{cell:width$}{of_cells:#}")?;
+        }
+        writeln!(out, "  {of_classes}{classes}{of_classes:#}")?;
     }
     Ok(())
-}
-
-fn columns(arch: &Arch) -> [String; 8] {
-    let Outline {
-        norm,
-        position,
-        mixer,
-        attention,
-        feed_forward,
-        experts,
-    } = arch.outline();
-    let (name, classes) = (arch.name.to_owned(), arch.hf_classes.join(", "));
-    [
-        name,
-        norm,
-        position,
-        mixer,
-        attention,
-        feed_forward,
-        experts,
-        classes,
-    ]
 }
 
 /// All knobs of one; those that most families have the same are dim.
@@ -137,41 +113,29 @@ fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
             true => (' ', dim),
             false => ('*', title),
         };
-        writeln!(
-            out,
-            "  {style}{mark} {:width$}  {}{style:#}",
-            knob.name, knob.value
-        )?;
+        // Lists have a line for each of their parts.
+        let gap = format!("\n{:1$}", "", width + 6);
+        let value = knob.value.replace("; ", &gap);
+        writeln!(out, "  {style}{mark} {:width$}  {value}{style:#}", knob.name)?;
     }
     writeln!(out, "{dim}  * sets it apart from most{dim:#}")
 }
 
 fn as_json(arch: &Arch) -> serde_json::Value {
-    let Outline {
-        norm,
-        position,
-        mixer,
-        attention,
-        feed_forward,
-        experts,
-    } = arch.outline();
-    let knobs: serde_json::Map<String, serde_json::Value> = arch
-        .knobs()
-        .into_iter()
-        .filter(|knob| !knob.is_usual)
+    let knobs = arch.knobs().into_iter().filter(|knob| !knob.is_usual);
+    let knobs: serde_json::Map<String, serde_json::Value> = knobs
         .map(|knob| (knob.name.to_owned(), knob.value.into()))
+        .collect();
+    let outline = arch.outline();
+    let outline: serde_json::Map<String, serde_json::Value> = outline
+        .parts()
+        .into_iter()
+        .map(|(name, words)| (name.to_owned(), words.into()))
         .collect();
     serde_json::json!({
         "name": arch.name,
         "hf_classes": arch.hf_classes,
-        "outline": {
-            "norm": norm,
-            "position": position,
-            "mixer": mixer,
-            "attention": attention,
-            "feed_forward": feed_forward,
-            "experts": experts,
-        },
+        "outline": outline,
         "knobs": knobs,
     })
 }

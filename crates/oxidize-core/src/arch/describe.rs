@@ -26,6 +26,20 @@ pub struct Outline {
     pub experts: String,
 }
 
+impl Outline {
+    /// Its parts, by name.
+    pub fn parts(&self) -> [(&'static str, &str); 6] {
+        [
+            ("norm", &self.norm),
+            ("position", &self.position),
+            ("mixer", &self.mixer),
+            ("attention", &self.attention),
+            ("feed_forward", &self.feed_forward),
+            ("experts", &self.experts),
+        ]
+    }
+}
+
 /// One field of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Knob {
@@ -133,9 +147,9 @@ impl Arch {
         };
         let (kind, attention) = (recurrent.kind.words(), self.mixer.words());
         match recurrent.layers {
-            RecurrentLayers::Listed => format!("{kind}; {attention} in some layers"),
-            RecurrentLayers::Alone => format!("{kind}; {attention} or feed-forward in others"),
-            RecurrentLayers::AllButEvery(n) => format!("{kind}; {attention} in every {}", nth(n)),
+            RecurrentLayers::Listed => format!("{kind}, some {attention}"),
+            RecurrentLayers::Alone => format!("{kind} or {attention} alone"),
+            RecurrentLayers::AllButEvery(n) => format!("{kind}, every {} {attention}", nth(n)),
             RecurrentLayers::Beside => format!("{kind} beside {attention}"),
         }
     }
@@ -156,8 +170,8 @@ impl Arch {
             parts.push(format!("{kind} {}", self.windows.words()));
         }
         for (is_on, feature) in [
-            (self.qk_norm != BASE.qk_norm, "q, k norms after RoPE"),
-            (self.value_norm, "v norms"),
+            (self.qk_norm != BASE.qk_norm, "qk norm after RoPE"),
+            (self.value_norm, "v norm"),
             (self.keys_as_values, "keys as values"),
             (self.gated_queries, "gated"),
             (self.temperature != BASE.temperature, "sharper far out"),
@@ -238,7 +252,7 @@ impl Words for &'static [(TensorRole, &'static str)] {
 fn list(parts: &[String]) -> String {
     match parts {
         [] => "none".into(),
-        parts => parts.join(", "),
+        parts => parts.join("; "),
     }
 }
 
@@ -448,7 +462,7 @@ mod tests {
         assert_eq!(outline.experts, "sigmoid, weighs inputs");
         assert_eq!(
             find("qwen3next").outline().mixer,
-            "gated delta net; attention in every 4th"
+            "gated delta net, every 4th attention"
         );
         let usual = find("xverse").knobs();
         let differing: Vec<&str> = usual
