@@ -116,7 +116,11 @@ fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
         // Lists have a line for each of their parts.
         let gap = format!("\n{:1$}", "", width + 6);
         let value = knob.value.replace("; ", &gap);
-        writeln!(out, "  {style}{mark} {:width$}  {value}{style:#}", knob.name)?;
+        writeln!(
+            out,
+            "  {style}{mark} {:width$}  {value}{style:#}",
+            knob.name
+        )?;
     }
     writeln!(out, "{dim}  * sets it apart from most{dim:#}")
 }

@@ -9,7 +9,9 @@ fn every_family_is_listed_by_its_choices() {
     let table = oxidize(&["archs"]).ok();
     assert!(names.lines().all(|name| table.contains(name)));
     let row = |name: &str| {
-        let mut rows = table.lines().filter(|line| line.split(' ').next() == Some(name));
+        let mut rows = table
+            .lines()
+            .filter(|line| line.split(' ').next() == Some(name));
         rows.next().unwrap_or_default().to_owned()
     };
     assert!(row("gemma2").contains("windows but every 2nd"), "{table}");

@@ -68,7 +68,11 @@ fn logits(model: &Path, tokens: &[u32], rows: usize, extra: &[&str]) -> Vec<f32>
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("logits.npy");
     let list: Vec<String> = tokens.iter().map(u32::to_string).collect();
-    let (model, list, out) = (model.to_str().unwrap(), list.join(","), path.to_string_lossy());
+    let (model, list, out) = (
+        model.to_str().unwrap(),
+        list.join(","),
+        path.to_string_lossy(),
+    );
     let args = ["logits", "-m", model, "--tokens", &list, "-o", &out];
     oxidize(&[args.as_slice(), extra].concat()).ok();
     let bytes = std::fs::read(&path).unwrap();

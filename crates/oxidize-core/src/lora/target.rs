@@ -5,7 +5,7 @@ use crate::arch::names::{
     ATTN_K, ATTN_Q, ATTN_QKV, FFN_DOWN_EXPERTS, FFN_GATE_EXPERTS, FFN_GATE_UP_EXPERTS,
     FFN_UP_EXPERTS, OUTPUT, PER_LAYER_EMBEDDING, ROLES, TOKEN_EMBEDDING,
 };
-use crate::arch::{QkvLayout, TensorRole};
+use crate::arch::{ARCHS, QkvLayout, TensorRole};
 use crate::error::Result;
 use crate::file::{Format, TensorInfo};
 use crate::graph::{ExpertHalf, ExpertsOp, Op, Plan, RopeLayout, WeightId};
@@ -132,7 +132,7 @@ fn matrices(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Optio
         (!weights.is_empty()).then_some(Matrices { weights, role })
     });
     let tied = || {
-        let names = OUTPUT.names(model.arch(), theirs, 0);
+        let names = spellings(model, &OUTPUT, theirs, 0);
         let is_output = names.iter().any(|name| bare(name) == target);
         let table = multiplied
             .intersection(&tables)
@@ -150,7 +150,7 @@ fn matrices(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Optio
 fn table(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Option<WeightId> {
     let (ours, theirs) = (model.file().format(), adapter.0.file.format());
     let named = |role: &TensorRole, format, name: &str| {
-        let names = role.names(model.arch(), format, 0);
+        let names = spellings(model, role, format, 0);
         names.iter().any(|own| bare(own) == bare(name))
     };
     let roles = [TOKEN_EMBEDDING, PER_LAYER_EMBEDDING].into_iter();
@@ -177,7 +177,7 @@ fn experts(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Option
             continue;
         };
         for (role, halves) in STACKS {
-            let names = role.names(model.arch(), format, layer);
+            let names = spellings(model, &role, format, layer);
             let mut found = names.iter().filter_map(|name| numbered(bare(name), target));
             let Some(expert) = found.find(|expert| expert.is_none() == is_stack) else {
                 continue;
@@ -259,13 +259,24 @@ fn translations(
             // One file has heads' queries, keys and values side by side, the other apart.
             let moved = *role == ATTN_QKV && arch.hf_qkv != QkvLayout::Concatenated;
             let named = |theirs: &String| bare(theirs) == name;
-            if !moved && role.names(arch, from, layer).iter().any(named) {
+            if !moved && spellings(model, role, from, layer).iter().any(named) {
                 let ours = role.names(arch, to, layer).into_iter();
                 found.extend(ours.map(|ours| (bare(&ours).to_owned(), Some(*role))));
             }
         }
     }
     found
+}
+
+/// What a tensor may be called in files of this format by any family of the model's name: to GGUF,
+/// Mixtral is a Llama.
+fn spellings(model: &Model, role: &TensorRole, format: Format, layer: usize) -> Vec<String> {
+    let (own, name) = (model.arch(), model.arch().name);
+    let related = ARCHS.iter().filter(|arch| arch.name == name);
+    std::iter::once(own)
+        .chain(related.copied())
+        .flat_map(|arch| role.names(arch, format, layer))
+        .collect()
 }
 
 fn check_architecture(model: &Model, adapter: &Adapter) -> Result<(), LoraError> {
