@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::graph::Gives;
 use crate::kv::BlockId;
 use crate::model::Model;
+use crate::tokenizer::TokenPair;
 use serde_json::Value;
 
 /// Makes embeddings of token sequences.
@@ -172,12 +173,30 @@ impl Embedder {
 
     /// The embeddings of each text: one, or with [`Pooling::None`] one for each of its tokens.
     pub fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
-        texts.iter().try_for_each(|tokens| self.check(tokens))?;
-        let mut pools: Vec<Pool> = texts
+        let alone = texts.iter().map(|tokens| Text {
+            tokens,
+            second: None,
+        });
+        self.embed_texts(&alone.collect::<Vec<_>>())
+    }
+
+    /// The embedding of each pair of texts, with [`Pooling::Rank`] the scores it gets.
+    pub fn embed_pairs(&mut self, pairs: &[TokenPair]) -> Result<Vec<Vec<Vec<f32>>>> {
+        let texts = pairs.iter().map(|pair| Text {
+            tokens: &pair.tokens,
+            second: u32::try_from(pair.second).ok(),
+        });
+        self.embed_texts(&texts.collect::<Vec<_>>())
+    }
+
+    fn embed_texts(&mut self, texts: &[Text<'_>]) -> Result<Vec<Vec<Vec<f32>>>> {
+        texts.iter().try_for_each(|text| self.check(text.tokens))?;
+        let lengths: Vec<usize> = texts.iter().map(|text| text.tokens.len()).collect();
+        let mut pools: Vec<Pool> = lengths
             .iter()
-            .map(|tokens| Pool::new(self.pooling, tokens.len()))
+            .map(|len| Pool::new(self.pooling, *len))
             .collect();
-        for step in steps(texts, self.config.max_tokens, self.config.state_slots) {
+        for step in steps(&lengths, self.config.max_tokens, self.config.state_slots) {
             self.run(texts, &step, &mut pools)?;
         }
         Ok(pools
@@ -200,7 +219,7 @@ impl Embedder {
         }
     }
 
-    fn run(&mut self, texts: &[Vec<u32>], step: &[Piece], pools: &mut [Pool]) -> Result<()> {
+    fn run(&mut self, texts: &[Text<'_>], step: &[Piece], pools: &mut [Pool]) -> Result<()> {
         let mut tokens = Vec::with_capacity(self.config.max_tokens);
         let mut positions = Vec::with_capacity(self.config.max_tokens);
         let mut outputs = Vec::new();
@@ -216,7 +235,7 @@ impl Embedder {
                     outputs.push(tokens.len() as u32);
                     owners.push(piece.text);
                 }
-                tokens.extend(text.get(position));
+                tokens.extend(text.tokens.get(position));
                 positions.push(position as u32);
             }
             let n_blocks = piece.positions.end.div_ceil(self.config.block_size) as u32;
@@ -235,6 +254,7 @@ impl Embedder {
                     .get(blocks.start as usize..blocks.end as usize)
                     .unwrap_or_default(),
                 adapters: &self.adapters,
+                second_text: texts.get(piece.text).and_then(|text| text.second),
             })
             .collect();
         self.session.run(&Batch {
@@ -252,6 +272,13 @@ impl Embedder {
     }
 }
 
+/// The tokens of a text, or of two and where the second begins.
+#[derive(Clone, Copy)]
+struct Text<'a> {
+    tokens: &'a [u32],
+    second: Option<u32>,
+}
+
 /// A part of a text that is computed in one step.
 #[derive(Debug, PartialEq)]
 struct Piece {
@@ -262,13 +289,13 @@ struct Piece {
 /// Most texts in a step of a model with recurrent state.
 const MAX_RECURRENT: usize = 8;
 
-/// Shares texts out over steps of at most `max_tokens` and `max_texts`: as many whole ones as fit;
+/// Shares texts of these lengths out over steps of at most `max_tokens` and `max_texts`: as many whole ones as fit;
 /// one that does not fit alone is cut, and shares its steps with no other, so that its blocks stay
 /// its own.
-fn steps(texts: &[Vec<u32>], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piece>> {
+fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piece>> {
     let mut steps: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;
-    for (text, len) in texts.iter().map(Vec::len).enumerate() {
+    for (text, &len) in lengths.iter().enumerate() {
         if len <= room
             && let Some(step) = steps.last_mut().filter(|step| step.len() < max_texts)
         {
@@ -493,8 +520,7 @@ mod tests {
 
     #[test]
     fn whole_texts_share_steps_and_long_ones_do_not() {
-        let texts = [5, 4, 2, 25, 3].map(|n| vec![0; n]);
-        let steps = steps(&texts, 10, 10);
+        let steps = steps(&[5, 4, 2, 25, 3], 10, 10);
         let shape: Vec<Vec<(usize, Range<usize>)>> = steps
             .into_iter()
             .map(|step| step.into_iter().map(|p| (p.text, p.positions)).collect())

@@ -1,10 +1,13 @@
 //! Embeddings of real models: what sentence-transformers and llama.cpp make of the same texts.
 
+mod shared;
+
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::file::OpenOptions;
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
+use shared::shared;
 use std::path::PathBuf;
 
 /// A model of the test cache, which `scripts/setup --models` fills.
@@ -77,13 +80,10 @@ fn nomic() {
     let Some(model) = cached("nomic-embed-text-v1.5.f16.gguf") else {
         return;
     };
-    let shared = std::env::var_os("OXIDIZE_SHARED")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let Ok(text) = std::fs::read_to_string(shared.join("ref/nomic-embed.json")) else {
-        eprintln!("SKIPPED: no reference vectors in {}", shared.display());
+    let Some(path) = shared("ref/nomic-embed.json") else {
         return;
     };
+    let text = std::fs::read_to_string(path).unwrap();
     let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
     for entry in reference["embeddings"].as_array().unwrap() {
         let theirs = entry["r"]["data"][0]["embedding"].as_array().unwrap();

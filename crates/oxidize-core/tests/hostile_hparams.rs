@@ -3,6 +3,8 @@
 //! GGUF and from `config.json`: the answer is a typed error, or, where the number can be what it now
 //! is, a model that runs. Never a panic, never memory for what is not there.
 
+mod shared;
+
 use oxidize_core::Result;
 use oxidize_core::arch::ARCHS;
 use oxidize_core::backend::cpu::Cpu;
@@ -12,21 +14,9 @@ use oxidize_core::gguf::{ArrayBuf, Value as Gguf, WriteError, Writer};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use serde_json::{Value, json};
+use shared::shared;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-
-/// Where the golden models are: beside the checkout, or where `OXIDIZE_SHARED` says.
-fn golden() -> Option<PathBuf> {
-    let shared = std::env::var_os("OXIDIZE_SHARED")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let golden = shared.join("golden");
-    if golden.is_dir() {
-        return Some(golden);
-    }
-    eprintln!("SKIPPED: no golden models at {}", golden.display());
-    None
-}
 
 /// How the cases of a test ended.
 #[derive(Default)]
@@ -177,7 +167,9 @@ fn changes(value: &Value) -> Vec<Value> {
 
 #[test]
 fn config_json() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = shared("golden") else {
+        return;
+    };
     let mut tally = Tally::default();
     for dir in directories(&golden) {
         let Ok(text) = std::fs::read_to_string(dir.join("config.json")) else {
@@ -254,7 +246,9 @@ fn paths(config: &Value) -> Vec<Vec<String>> {
 
 #[test]
 fn gguf_metadata() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = shared("golden") else {
+        return;
+    };
     let mut tally = Tally::default();
     for dir in directories(&golden) {
         let path = dir.join("model.gguf");

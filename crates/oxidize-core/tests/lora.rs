@@ -1,6 +1,8 @@
 //! Adapters against the models that result from merging them: in both formats, across formats,
 //! over a quantised base, request by request.
 
+mod shared;
+
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, Batch, KvType, SeqSlice, SessionConfig};
@@ -11,6 +13,7 @@ use oxidize_core::gguf::{Value, WriteError, Writer};
 use oxidize_core::kv::BlockId;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::Model;
+use shared::shared;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,15 +22,7 @@ use std::sync::Arc;
 const ALPHA: f32 = 6.0;
 
 fn golden(name: &str) -> Option<PathBuf> {
-    let shared = std::env::var_os("OXIDIZE_SHARED")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let folder = shared.join("golden").join(name);
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    eprintln!("SKIPPED: no golden model at {}", folder.display());
-    None
+    shared(&format!("golden/{name}"))
 }
 
 fn tiny() -> PathBuf {
@@ -67,8 +62,10 @@ fn random(seed: &mut u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Two matrices, rank × inputs and outputs × rank.
+/// Two matrices, rank × inputs and outputs × rank, or two stacks of them.
 struct Pair {
+    /// How many there are of each; one unless these are experts'.
+    n: usize,
     rank: usize,
     inputs: usize,
     outputs: usize,
@@ -78,9 +75,15 @@ struct Pair {
 
 impl Pair {
     fn random(seed: &mut u64, outputs: usize, inputs: usize) -> Pair {
+        Pair::stack(seed, 1, outputs, inputs)
+    }
+
+    fn stack(seed: &mut u64, n: usize, outputs: usize, inputs: usize) -> Pair {
         let rank = 4;
-        let (a, b) = (random(seed, rank * inputs), random(seed, outputs * rank));
+        let a = random(seed, n * rank * inputs);
+        let b = random(seed, n * outputs * rank);
         Pair {
+            n,
             rank,
             inputs,
             outputs,
@@ -89,35 +92,59 @@ impl Pair {
         }
     }
 
-    /// An element of their product.
-    fn product(&self, output: usize, input: usize) -> f32 {
+    /// An element of the product of the `nth` two.
+    fn product(&self, nth: usize, output: usize, input: usize) -> f32 {
+        let (a, b) = (nth * self.rank, nth * self.outputs + output);
         let terms = (0..self.rank)
-            .map(|r| self.b[output * self.rank + r] * self.a[r * self.inputs + input]);
+            .map(|r| self.b[b * self.rank + r] * self.a[(a + r) * self.inputs + input]);
         terms.sum::<f32>() * ALPHA / self.rank as f32
+    }
+
+    /// The halves for a table of embeddings: a row of the rank for each token, and from there to
+    /// the width.
+    fn by_token(&self) -> [(Vec<usize>, Vec<f32>); 2] {
+        let up = transposed(&self.a, self.inputs);
+        let tokens = vec![self.outputs, self.rank];
+        [(tokens, self.b.clone()), (vec![self.inputs, self.rank], up)]
     }
 }
 
-/// Pairs for all matrices of layers, by the names of their tensors.
+fn transposed(matrix: &[f32], cols: usize) -> Vec<f32> {
+    let column = |col: usize| matrix.iter().skip(col).step_by(cols).copied();
+    (0..cols).flat_map(column).collect()
+}
+
+fn is_table(name: &str) -> bool {
+    ["embed_tokens.weight", "token_embd.weight", "wte.weight"]
+        .iter()
+        .any(|table| name.ends_with(table))
+}
+
+/// Pairs for all matrices of layers, for the one that makes the logits, and for the embeddings where
+/// those are not the same, by the names of their tensors.
 fn pairs(file: &ModelFile, transposed: bool, seed: u64) -> BTreeMap<String, Pair> {
     let mut seed = seed;
-    let in_layer =
-        |name: &str| name.starts_with("blk.") || name.contains(".layers.") || name.contains("h.");
+    let is_output = |name: &str| ["lm_head.weight", "output.weight"].contains(&name);
+    let untied = file.tensors().iter().any(|tensor| is_output(&tensor.name));
+    let adapted = |name: &str| {
+        let in_layer = name.starts_with("blk.") || name.contains(".layers.") || name.contains("h.");
+        in_layer || is_output(name) || untied && is_table(name)
+    };
     let mut pairs = BTreeMap::new();
     for tensor in file.tensors() {
-        let &[rows, cols] = tensor.dims().as_slice() else {
+        let name = &tensor.name;
+        if !adapted(name) || !name.ends_with(".weight") {
             continue;
-        };
-        if in_layer(&tensor.name) && tensor.name.ends_with(".weight") {
-            let (outputs, inputs) = if transposed {
-                (cols, rows)
-            } else {
-                (rows, cols)
-            };
-            pairs.insert(
-                tensor.name.clone(),
-                Pair::random(&mut seed, outputs, inputs),
-            );
         }
+        let pair = match *tensor.dims().as_slice() {
+            [n, rows, cols] => Pair::stack(&mut seed, n, rows, cols),
+            [rows, cols] if transposed && !is_table(name) && !is_output(name) => {
+                Pair::random(&mut seed, cols, rows)
+            }
+            [rows, cols] => Pair::random(&mut seed, rows, cols),
+            _ => continue,
+        };
+        pairs.insert(name.clone(), pair);
     }
     assert!(pairs.len() >= 8, "{}", pairs.len());
     pairs
@@ -132,13 +159,14 @@ fn merged(
 ) -> Vec<f32> {
     let mut all = floats(file, tensor);
     let Some(pair) = pair else { return all };
-    let cols = tensor.dims()[1];
+    let dims = tensor.dims();
+    let (rows, cols) = (dims[dims.len() - 2], dims[dims.len() - 1]);
     for (at, x) in all.iter_mut().enumerate() {
-        let (row, col) = (at / cols, at % cols);
-        *x += if transposed {
-            pair.product(col, row)
+        let (nth, row, col) = (at / cols / rows, at / cols % rows, at % cols);
+        *x += if transposed && [pair.inputs, pair.outputs] == [rows, cols] {
+            pair.product(nth, col, row)
         } else {
-            pair.product(row, col)
+            pair.product(nth, row, col)
         };
     }
     all
@@ -166,6 +194,14 @@ fn write_peft(folder: &Path, pairs: &BTreeMap<String, Pair>) {
     let mut tensors = Vec::new();
     for (name, pair) in pairs {
         let module = format!("base_model.model.{}", name.trim_end_matches(".weight"));
+        if is_table(name) {
+            let [(_, tokens), (shape, up)] = pair.by_token();
+            let a = transposed(&tokens, pair.rank);
+            let (a_name, a_shape) = ("lora_embedding_A", vec![pair.rank, pair.outputs]);
+            tensors.push((format!("{module}.{a_name}"), a_shape, a));
+            tensors.push((format!("{module}.lora_embedding_B"), shape, up));
+            continue;
+        }
         tensors.push((
             format!("{module}.lora_A.weight"),
             vec![pair.rank, pair.inputs],
@@ -195,25 +231,30 @@ fn write_gguf_adapter(path: &Path, arch: &str, pairs: &BTreeMap<String, Pair>) {
     writer
         .key("adapter.lora.alpha", &Value::F32(ALPHA))
         .unwrap();
-    let mut data: BTreeMap<String, &[f32]> = BTreeMap::new();
+    let mut data: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for (name, pair) in pairs {
-        let (a, b) = (format!("{name}.lora_a"), format!("{name}.lora_b"));
-        writer
-            .tensor(&a, TensorType::F32, &[pair.inputs as u64, pair.rank as u64])
-            .unwrap();
-        writer
-            .tensor(
-                &b,
-                TensorType::F32,
-                &[pair.rank as u64, pair.outputs as u64],
-            )
-            .unwrap();
-        data.extend([(a, pair.a.as_slice()), (b, pair.b.as_slice())]);
+        let halves = match (is_table(name), pair.n) {
+            (true, _) => pair.by_token(),
+            (false, n) => {
+                let (mut a, mut b) = (vec![pair.rank, pair.inputs], vec![pair.outputs, pair.rank]);
+                if n > 1 {
+                    a.insert(0, n);
+                    b.insert(0, n);
+                }
+                [(a, pair.a.clone()), (b, pair.b.clone())]
+            }
+        };
+        for (ending, (shape, floats)) in ["lora_a", "lora_b"].into_iter().zip(halves) {
+            let shape: Vec<u64> = shape.iter().rev().map(|&size| size as u64).collect();
+            let half = format!("{name}.{ending}");
+            writer.tensor(&half, TensorType::F32, &shape).unwrap();
+            data.insert(half, floats);
+        }
     }
     let file = std::fs::File::create(path).unwrap();
     let write =
         |planned: &oxidize_core::gguf::Planned, out: &mut dyn Write| -> Result<(), WriteError> {
-            out.write_all(bytemuck::cast_slice(data[&planned.name]))
+            out.write_all(bytemuck::cast_slice(&data[&planned.name]))
                 .map_err(WriteError::Io)
         };
     writer.write(file, write).unwrap();
@@ -307,12 +348,15 @@ fn assert_near(ours: &[f32], reference: &[f32], what: &str) {
 
 #[test]
 fn an_adapter_is_what_merging_it_gives() {
-    // Permuted rotary rows; fused matrices; transposed and fused ones; a bias and head norms.
+    // Permuted rotary rows; fused matrices; transposed and fused ones; a bias and head norms;
+    // experts, apart and stacked.
     for (name, transposed) in [
         ("llama2", false),
         ("phi3", false),
         ("gpt2", true),
         ("qwen3", false),
+        ("mixtral", false),
+        ("qwen3-moe", false),
     ] {
         let Some(folder) = golden(name) else { return };
         let temporary = tempfile::tempdir().unwrap();
@@ -361,6 +405,66 @@ fn an_adapter_is_what_merging_it_gives() {
             let what = format!("{name} ({format}) with a GGUF adapter");
             assert_near(&logits(&adapted, &Cpu::default(), &[1.0]), &expected, &what);
         }
+    }
+}
+
+/// A GGUF adapter for stacks of experts whose gate and up are one in the base's safetensors.
+#[test]
+fn stacks_that_are_one_elsewhere_are_adapted() {
+    let Some(folder) = golden("gpt-oss") else {
+        return;
+    };
+    let temporary = tempfile::tempdir().unwrap();
+    let place = |name: &str| temporary.path().join(name);
+    let file = open(folder.join("model.gguf"));
+    let mut changes = pairs(&file, false, 5);
+    changes.retain(|name, _| name.contains("_exps"));
+    write_gguf_adapter(&place("adapter.gguf"), "gpt-oss", &changes);
+    write_merged_gguf(&place("merged.gguf"), &file, &changes);
+    let expected = logits(&load(place("merged.gguf")), &Reference, &[]);
+    for form in [&folder, &folder.join("model.gguf")] {
+        let adapters = vec![(adapter(place("adapter.gguf")), 1.0)];
+        let adapted = load(form).with_adapters(adapters).unwrap();
+        for backend in [&Reference as &dyn Backend, &Cpu::default()] {
+            let what = format!("{} on {}", form.display(), backend.name());
+            assert_near(&logits(&adapted, backend, &[1.0]), &expected, &what);
+        }
+    }
+}
+
+/// Where embeddings also make the logits, an adapter of the latter leaves the former alone.
+#[test]
+fn logits_of_tied_embeddings_are_adapted_alone() {
+    let Some(folder) = golden("llama-tied") else {
+        return;
+    };
+    let temporary = tempfile::tempdir().unwrap();
+    let place = |name: &str| temporary.path().join(name);
+    for name in ["peft", "merged"] {
+        std::fs::create_dir(place(name)).unwrap();
+    }
+    let file = open(&folder);
+    let table = "model.embed_tokens.weight";
+    let change = Pair::random(&mut 6, 320, 64);
+    let mut tensors: Vec<_> = file
+        .tensors()
+        .iter()
+        .map(|tensor| (tensor.name.clone(), tensor.dims(), floats(&file, tensor)))
+        .collect();
+    let output = merged(&file, file.tensor(table).unwrap(), Some(&change), false);
+    tensors.push(("lm_head.weight".into(), vec![320, 64], output));
+    write_safetensors(&place("merged/model.safetensors"), &tensors);
+    std::fs::copy(folder.join("config.json"), place("merged/config.json")).unwrap();
+    write_peft(
+        &place("peft"),
+        &BTreeMap::from([("lm_head.weight".to_owned(), change)]),
+    );
+    let expected = logits(&load(place("merged")), &Reference, &[]);
+    for form in [&folder, &folder.join("model.gguf")] {
+        let adapters = vec![(adapter(place("peft")), 1.0)];
+        let adapted = load(form).with_adapters(adapters).unwrap();
+        let ours = logits(&adapted, &Cpu::default(), &[1.0]);
+        assert_near(&ours, &expected, &form.display().to_string());
     }
 }
 
@@ -497,8 +601,19 @@ fn what_does_not_fit_is_refused_by_name() {
     );
     write_gguf_adapter(&path, "llama", &one("blk.7.attn_q.weight", pair(64, 64)));
     assert!(refused(&path).contains("blk.7.attn_q.weight"));
-    write_gguf_adapter(&path, "llama", &one("token_embd.weight", pair(320, 64)));
-    assert!(refused(&path).contains("token_embd.weight"));
+    write_gguf_adapter(&path, "llama", &one("token_embd.weight", pair(321, 64)));
+    let error = refused(&path);
+    assert!(
+        error.contains("token_embd.weight") && error.contains("[321, 64]"),
+        "{error}"
+    );
+    let experts = "blk.0.ffn_gate_exps.weight";
+    write_gguf_adapter(
+        &path,
+        "llama",
+        &one(experts, Pair::stack(&mut 9, 4, 32, 64)),
+    );
+    assert!(refused(&path).contains(experts));
     write_gguf_adapter(&path, "llama", &one("blk.0.attn_q.weight", pair(63, 64)));
     let error = refused(&path);
     assert!(

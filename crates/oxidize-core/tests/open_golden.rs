@@ -1,26 +1,15 @@
 //! Opens every golden model in both formats, mapped and read, and holds the two against each other.
 
-use std::path::PathBuf;
+mod shared;
 
 use oxidize_core::file::{Format, ModelFile, OpenOptions};
-
-/// The folder of golden models, or a loud `None`.
-fn golden() -> Option<PathBuf> {
-    let shared = std::env::var_os("OXIDIZE_SHARED").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-        PathBuf::from,
-    );
-    let golden = shared.join("golden");
-    if golden.is_dir() {
-        return Some(golden);
-    }
-    eprintln!("SKIPPED: no golden models at {}", golden.display());
-    None
-}
+use shared::shared;
 
 #[test]
 fn golden_models_open_the_same_mapped_and_read() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = shared("golden") else {
+        return;
+    };
     let mut opened = 0;
     for entry in std::fs::read_dir(golden).unwrap() {
         let directory = entry.unwrap().path();

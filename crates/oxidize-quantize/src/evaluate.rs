@@ -2,7 +2,9 @@
 //! engine does not.
 
 use oxidize_core::Error;
-use oxidize_core::backend::{Backend, Batch, KvType, Observer, SeqSlice, Session, SessionConfig};
+use oxidize_core::backend::{
+    Backend, BackendError, Batch, KvType, Observer, SeqSlice, Session, SessionConfig,
+};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::{MemoryPlan, Model};
 use oxidize_core::tokenizer::EncodeOptions;
@@ -44,10 +46,44 @@ pub struct Evaluator {
     max_tokens: usize,
     max_outputs: usize,
     adapters: Vec<f32>,
+    /// Positions before the first that the encoder has read.
+    n_encoded: usize,
+}
+
+/// What is wanted of a model at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Results {
+    /// What it ends with: logits, of a classifier scores.
+    Own,
+    /// The hidden states that those are made of.
+    Hidden,
+}
+
+/// What an evaluator is to give.
+struct Wanted {
+    /// Sequences that are computed together.
+    n_sequences: usize,
+    /// Results of so many tokens of a step.
+    outputs: usize,
+    results: Results,
+    /// To whom inputs of matrices are shown.
+    observer: Option<Observer>,
+}
+
+impl Default for Wanted {
+    fn default() -> Wanted {
+        Wanted {
+            n_sequences: 1,
+            outputs: 1,
+            results: Results::Own,
+            observer: None,
+        }
+    }
 }
 
 impl Evaluator {
-    /// A session for up to `n_ctx` tokens with results at any of them.
+    /// A session for up to `n_ctx` tokens, no more than the model was trained on, with results at
+    /// any of them.
     pub fn new(
         model: &Model,
         backend: &dyn Backend,
@@ -55,21 +91,33 @@ impl Evaluator {
         n_ctx: usize,
     ) -> Result<Evaluator> {
         let trained = model.hparams().n_ctx_train;
-        let problem = if n_ctx == 0 {
-            Some("there is nothing to compute".to_owned())
-        } else if n_ctx > trained {
-            Some(format!(
-                "{n_ctx} tokens, the model's context holds {trained}"
-            ))
-        } else {
-            None
-        };
-        if let Some(problem) = problem {
+        if n_ctx > trained {
+            let problem = format!("{n_ctx} tokens, the model's context holds {trained}");
             let file = model.file().path().to_path_buf();
             return Err(crate::Error::Unfit { file, problem });
         }
-        let outputs = settings.batch_size.clamp(1, n_ctx);
-        Evaluator::with_outputs(model, backend, settings, n_ctx, 1, outputs, None)
+        Evaluator::for_results(model, backend, settings, n_ctx, Results::Own)
+    }
+
+    /// A session for any number of tokens, with results at any of them.
+    pub fn for_results(
+        model: &Model,
+        backend: &dyn Backend,
+        settings: &Settings,
+        n_ctx: usize,
+        results: Results,
+    ) -> Result<Evaluator> {
+        if n_ctx == 0 {
+            let problem = "there is nothing to compute".to_owned();
+            let file = model.file().path().to_path_buf();
+            return Err(crate::Error::Unfit { file, problem });
+        }
+        let wanted = Wanted {
+            outputs: n_ctx,
+            results,
+            ..Wanted::default()
+        };
+        Evaluator::giving(wanted, model, backend, settings, n_ctx)
     }
 
     /// A session whose matrices' inputs `observer` sees.
@@ -80,8 +128,12 @@ impl Evaluator {
         n_ctx: usize,
         observer: Observer,
     ) -> Result<Evaluator> {
-        let observer = Some(observer);
-        Evaluator::with_outputs(model, backend, settings, n_ctx, 1, 64, observer)
+        let wanted = Wanted {
+            outputs: 64,
+            observer: Some(observer),
+            ..Wanted::default()
+        };
+        Evaluator::giving(wanted, model, backend, settings, n_ctx)
     }
 
     /// A session that measures speed: results at one token of each sequence in a batch, and any length
@@ -93,30 +145,40 @@ impl Evaluator {
         n_ctx: usize,
         n_sequences: usize,
     ) -> Result<Evaluator> {
-        let outputs = n_sequences;
-        Evaluator::with_outputs(model, backend, settings, n_ctx, n_sequences, outputs, None)
+        let wanted = Wanted {
+            outputs: n_sequences,
+            n_sequences,
+            ..Wanted::default()
+        };
+        Evaluator::giving(wanted, model, backend, settings, n_ctx)
     }
 
-    fn with_outputs(
+    fn giving(
+        wanted: Wanted,
         model: &Model,
         backend: &dyn Backend,
         settings: &Settings,
         n_ctx: usize,
-        n_sequences: usize,
-        max_outputs: usize,
-        observer: Option<Observer>,
     ) -> Result<Evaluator> {
-        let max_tokens = settings.batch_size.clamp(1, n_ctx.max(1)).max(n_sequences);
+        // Tokens that see those after them are computed together.
+        let whole = model.plan().is_bidirectional() || model.plan().n_encoder_ops > 0;
+        let step = if whole { n_ctx } else { settings.batch_size };
+        let n_sequences = wanted.n_sequences;
+        let max_tokens = step.clamp(1, n_ctx.max(1)).max(n_sequences);
         let one = SessionConfig::for_context(n_ctx);
         let config = SessionConfig {
             n_blocks: one.n_blocks * n_sequences,
             state_slots: n_sequences,
             max_tokens,
-            max_outputs,
+            max_outputs: if whole {
+                max_tokens
+            } else {
+                wanted.outputs.min(max_tokens)
+            },
             key_type: settings.key_type,
             value_type: settings.value_type,
             n_threads: settings.threads,
-            observer,
+            observer: wanted.observer,
             ..one
         };
         if settings.check_memory {
@@ -124,7 +186,10 @@ impl Evaluator {
                 .check(model)
                 .map_err(Error::from)?;
         }
-        let session = model.session(backend, &config)?;
+        let session = match wanted.results {
+            Results::Own => model.session(backend, &config)?,
+            Results::Hidden => model.embedding_session(backend, &config)?,
+        };
         let all: Vec<BlockId> = (0..config.n_blocks as u32).map(BlockId).collect();
         let blocks = all.chunks(config.n_blocks / n_sequences).map(<[_]>::to_vec);
         let blocks = blocks.collect();
@@ -134,13 +199,33 @@ impl Evaluator {
             max_tokens,
             max_outputs: config.max_outputs,
             adapters: model.adapter_strengths().to_vec(),
+            n_encoded: 0,
         })
+    }
+
+    /// Has the encoder read `tokens`; what is computed from then on comes after them.
+    pub fn encode(&mut self, tokens: &[u32]) -> Result<()> {
+        self.n_encoded = 0;
+        self.step_over(tokens, 0, &[], |session, batch| session.encode(batch))?;
+        self.n_encoded = tokens.len();
+        Ok(())
     }
 
     /// Computes `tokens` from position `start` on, with results for those of `outputs` (indexes
     /// into `tokens`, ascending).
     pub fn run(&mut self, tokens: &[u32], start: usize, outputs: &[u32]) -> Result<()> {
-        let positions: Vec<u32> = (start as u32..(start + tokens.len()) as u32).collect();
+        self.step_over(tokens, start, outputs, |session, batch| session.run(batch))
+    }
+
+    fn step_over(
+        &mut self,
+        tokens: &[u32],
+        start: usize,
+        outputs: &[u32],
+        step: impl FnOnce(&mut dyn Session, &Batch<'_>) -> Result<(), BackendError>,
+    ) -> Result<()> {
+        let start = (self.n_encoded + start) as u32;
+        let positions: Vec<u32> = (start..start + tokens.len() as u32).collect();
         let sequences = [SeqSlice {
             n_tokens: tokens.len(),
             blocks: &self.blocks[0],
@@ -153,7 +238,7 @@ impl Evaluator {
             sequences: &sequences,
             outputs,
         };
-        Ok(self.session.run(&batch).map_err(Error::from)?)
+        Ok(step(self.session.as_mut(), &batch).map_err(Error::from)?)
     }
 
     /// Computes a token of each sequence, all at the same position, with results for each.
@@ -166,6 +251,7 @@ impl Evaluator {
                 blocks,
                 slot,
                 adapters: &self.adapters,
+                ..SeqSlice::default()
             })
             .collect();
         let batch = Batch {
@@ -216,7 +302,7 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Computes all of `tokens` and calls `visit` with the logits of each position from `first` on.
+    /// Computes all of `tokens` and calls `visit` with the results of each position from `first` on.
     pub fn each_logits(
         &mut self,
         tokens: &[u32],

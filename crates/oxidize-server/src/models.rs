@@ -12,10 +12,11 @@ use oxidize_core::chat::{AnswerFormat, ChatOptions, ChatTemplate};
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::engine::{DiskCache, Engine, EngineConfig, EngineHandle};
 use oxidize_core::file::OpenOptions;
+use oxidize_core::graph::Gives;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::{MemoryPlan, Model, ModelError, available_memory};
 use oxidize_core::sampling::SamplingParams;
-use oxidize_core::tokenizer::Tokenizer;
+use oxidize_core::tokenizer::{TokenPair, Tokenizer};
 
 use crate::config::{ModelSpec, ServeArgs};
 use crate::error::{ApiError, ApiResult};
@@ -369,7 +370,7 @@ impl Loader {
             plan.check_within(&model, left)?;
         }
         let template = template(args.chat_template.as_deref(), &model)?;
-        let generates = model.plan().result.is_some();
+        let generates = model.plan().gives == Gives::Logits;
         let engine = generates
             .then(|| Engine::start(model.clone(), self.backend.clone(), &config))
             .transpose()?;
@@ -501,6 +502,23 @@ impl Loaded {
 
     /// Embeddings of texts, of length one. Takes a while: not for threads that serve others.
     pub fn embed(&self, texts: &[Vec<u32>]) -> ApiResult<Vec<Vec<f32>>> {
+        self.with_embedder(|embedder| embedder.embed(texts))
+    }
+
+    /// Whether the model judges pairs of texts instead of giving each a vector.
+    pub fn is_classifier(&self) -> bool {
+        self.model.plan().gives == Gives::Scores
+    }
+
+    /// What the model's classifier gives each pair of texts. Takes as long as [`Loaded::embed`].
+    pub fn judge(&self, pairs: &[TokenPair]) -> ApiResult<Vec<Vec<f32>>> {
+        self.with_embedder(|embedder| embedder.embed_pairs(pairs))
+    }
+
+    fn with_embedder(
+        &self,
+        work: impl FnOnce(&mut Embedder) -> oxidize_core::Result<Vec<Vec<Vec<f32>>>>,
+    ) -> ApiResult<Vec<Vec<f32>>> {
         let mut embedder = self.embedder.lock().unwrap_or_else(|poisoned| {
             // A panic left it half done: a new one is made.
             let mut embedder = poisoned.into_inner();
@@ -515,7 +533,7 @@ impl Loaded {
                 &self.embedder_config,
             )?),
         };
-        let vectors = embedder.embed(texts)?.into_iter();
+        let vectors = work(embedder)?.into_iter();
         vectors
             .map(|text| {
                 let vector = text.into_iter().next();

@@ -8,38 +8,48 @@ use oxidize_core::arch::{ARCHS, Arch};
 use crate::style;
 
 /// List the architectures that run, with what sets each apart
+///
+/// A name alone shows every choice that its descriptor makes.
 #[derive(Args)]
 pub(crate) struct Archs {
-    /// Only those whose name or Hugging Face class contains this
-    filter: Option<String>,
+    /// An architecture, as GGUF files or `config.json` name it, or a part of such names
+    name: Option<String>,
     /// Print names only, one a line
     #[arg(long, conflicts_with = "json")]
     names: bool,
-    /// Print `[{"name":…,"hf_classes":[…],"knobs":{…}},…]`
+    /// Print `[{"name":…,"hf_classes":[…],"outline":{…},"knobs":{…}},…]`, where knobs are what sets
+    /// the family apart from most
     #[arg(long)]
     json: bool,
 }
 
 impl Archs {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let filter = self.filter.unwrap_or_default().to_ascii_lowercase();
-        let wanted = |text: &str| text.to_ascii_lowercase().contains(&filter);
-        let archs = ARCHS
-            .iter()
-            .filter(|arch| wanted(arch.name) || arch.hf_classes.iter().any(|class| wanted(class)));
+        let wanted = self.name.as_deref().unwrap_or_default();
+        let exact = named(|name| name.eq_ignore_ascii_case(wanted));
+        let lower = wanted.to_ascii_lowercase();
+        let archs = match exact.is_empty() {
+            true => named(|name| name.to_ascii_lowercase().contains(&lower)),
+            false => exact.clone(),
+        };
+        if archs.is_empty() {
+            anyhow::bail!("no architecture's name contains {wanted:?}; `oxidize archs` lists all");
+        }
         let mut out = BufWriter::new(io::stdout().lock());
         if self.json {
-            let list: Vec<serde_json::Value> = archs.map(|arch| as_json(arch)).collect();
+            let list: Vec<serde_json::Value> = archs.iter().map(|arch| as_json(arch)).collect();
             writeln!(out, "{}", serde_json::to_string_pretty(&list)?)?;
         } else if self.names {
-            let mut names: Vec<&str> = archs.map(|arch| arch.name).collect();
+            let mut names: Vec<&str> = archs.iter().map(|arch| arch.name).collect();
             names.sort_unstable();
             names.dedup();
             for name in names {
                 writeln!(out, "{name}")?;
             }
+        } else if exact.is_empty() {
+            list(&archs, &mut out)?;
         } else {
-            for arch in archs {
+            for arch in exact {
                 describe(arch, &mut out)?;
             }
         }
@@ -48,6 +58,47 @@ impl Archs {
     }
 }
 
+/// The architectures one of whose names is wanted.
+fn named(wanted: impl Fn(&str) -> bool) -> Vec<&'static Arch> {
+    let any =
+        |arch: &&&Arch| wanted(arch.name) || arch.hf_classes.iter().any(|class| wanted(class));
+    ARCHS.iter().filter(any).copied().collect()
+}
+
+/// A table, one line a descriptor.
+fn list(archs: &[&Arch], out: &mut impl Write) -> io::Result<()> {
+    let style::Styles { title, dim, .. } = style::for_stdout();
+    let mut rows = Vec::with_capacity(archs.len() + 1);
+    for arch in archs {
+        let outline = arch.outline();
+        if rows.is_empty() {
+            let names = outline.parts().map(|(name, _)| name.replace('_', "-"));
+            let ends = ["name", "Hugging Face"].map(str::to_owned);
+            rows.push((names, ends));
+        }
+        let ends = [arch.name.to_owned(), arch.hf_classes.join(", ")];
+        rows.push((outline.parts().map(|(_, words)| words.to_owned()), ends));
+    }
+    let widest = |cell: &dyn Fn(&([String; 6], [String; 2])) -> usize| rows.iter().map(cell).max();
+    let names = widest(&|(_, [name, _])| name.len()).unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        widest(&|(cells, _)| cells[column].chars().count()).unwrap_or(0)
+    });
+    for (index, (cells, [name, classes])) in rows.iter().enumerate() {
+        let (of_cells, of_classes) = match index {
+            0 => (title, title),
+            _ => (style::Styles::default().title, dim),
+        };
+        write!(out, "{title}{name:names$}{title:#}")?;
+        for (cell, width) in cells.iter().zip(widths) {
+            write!(out, "  {of_cells}{cell:width$}{of_cells:#}")?;
+        }
+        writeln!(out, "  {of_classes}{classes}{of_classes:#}")?;
+    }
+    Ok(())
+}
+
+/// All knobs of one; those that most families have the same are dim.
 fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
     let style::Styles { title, dim, .. } = style::for_stdout();
     write!(out, "{title}{}{title:#}", arch.name)?;
@@ -55,21 +106,40 @@ fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
         write!(out, "  {dim}{}{dim:#}", arch.hf_classes.join(", "))?;
     }
     writeln!(out)?;
-    for (knob, value) in arch.knobs() {
-        writeln!(out, "    {dim}{knob}{dim:#} {value}")?;
+    let knobs = arch.knobs();
+    let width = knobs.iter().map(|knob| knob.name.len()).max().unwrap_or(0);
+    for knob in knobs {
+        let (mark, style) = match knob.is_usual {
+            true => (' ', dim),
+            false => ('*', title),
+        };
+        // Lists have a line for each of their parts.
+        let gap = format!("\n{:1$}", "", width + 6);
+        let value = knob.value.replace("; ", &gap);
+        writeln!(
+            out,
+            "  {style}{mark} {:width$}  {value}{style:#}",
+            knob.name
+        )?;
     }
-    Ok(())
+    writeln!(out, "{dim}  * sets it apart from most{dim:#}")
 }
 
 fn as_json(arch: &Arch) -> serde_json::Value {
-    let knobs: serde_json::Map<String, serde_json::Value> = arch
-        .knobs()
+    let knobs = arch.knobs().into_iter().filter(|knob| !knob.is_usual);
+    let knobs: serde_json::Map<String, serde_json::Value> = knobs
+        .map(|knob| (knob.name.to_owned(), knob.value.into()))
+        .collect();
+    let outline = arch.outline();
+    let outline: serde_json::Map<String, serde_json::Value> = outline
+        .parts()
         .into_iter()
-        .map(|(knob, value)| (knob.to_owned(), value.into()))
+        .map(|(name, words)| (name.to_owned(), words.into()))
         .collect();
     serde_json::json!({
         "name": arch.name,
         "hf_classes": arch.hf_classes,
+        "outline": outline,
         "knobs": knobs,
     })
 }

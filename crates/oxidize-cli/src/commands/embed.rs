@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::embedding::{Embedder, EmbedderConfig, Pooling};
-use oxidize_core::tokenizer::EncodeOptions;
+use oxidize_core::tokenizer::{EncodeOptions, TokenPair};
 
 use crate::model_args::{ModelArgs, find_model};
 
@@ -25,6 +25,9 @@ pub(crate) struct Embed {
     /// What a text's vector is made of [default: what the model says, else mean]
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
+    /// Judge each text together with this one: for classifiers that rank answers
+    #[arg(long, value_name = "TEXT")]
+    query: Option<String>,
     /// Scale vectors to length one
     #[arg(long)]
     normalize: bool,
@@ -66,10 +69,6 @@ impl Embed {
         let texts = self.texts()?;
         let model = self.args.load(&find_model(self.model)?)?;
         let tokenizer = model.tokenizer()?;
-        let texts: Vec<Vec<u32>> = texts
-            .iter()
-            .map(|text| tokenizer.encode(text, EncodeOptions::default()))
-            .collect();
         let config = EmbedderConfig {
             n_ctx: self.args.context(&model),
             max_batch_tokens: self.args.batch_size,
@@ -78,10 +77,21 @@ impl Embed {
             n_threads: self.args.threads,
         };
         let mut embedder = Embedder::new(&model, &Cpu::default(), &config)?;
-        let embeddings = embedder.embed(&texts)?;
+        let (embeddings, n_tokens) = match &self.query {
+            Some(query) => {
+                let pair = |text: &String| tokenizer.encode_pair(query, text, true);
+                let pairs: Vec<TokenPair> = texts.iter().map(pair).collect();
+                let n_tokens: usize = pairs.iter().map(|pair| pair.tokens.len()).sum();
+                (embedder.embed_pairs(&pairs)?, n_tokens)
+            }
+            None => {
+                let encode = |text: &String| tokenizer.encode(text, EncodeOptions::default());
+                let texts: Vec<Vec<u32>> = texts.iter().map(encode).collect();
+                (embedder.embed(&texts)?, texts.iter().map(Vec::len).sum())
+            }
+        };
         let mut out = std::io::stdout().lock();
         if self.json {
-            let n_tokens: usize = texts.iter().map(Vec::len).sum();
             let entry = |(index, vectors): (usize, Vec<Vec<f32>>)| {
                 vectors.into_iter().map(move |vector| {
                     serde_json::json!({ "object": "embedding", "index": index, "embedding": vector })

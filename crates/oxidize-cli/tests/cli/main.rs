@@ -1,6 +1,7 @@
 //! The `oxidize` program as a user meets it: what each verb prints, and what it says when
 //! something is wrong. All of it runs on the tiny model that is checked in.
 
+mod archs;
 mod chat;
 mod measure;
 mod perplexity_bars;

@@ -2,6 +2,7 @@
 
 use super::{fixture, model, oxidize, text_file};
 use oxidize_core::file::{ModelFile, OpenOptions};
+use std::path::Path;
 
 #[test]
 fn bench_prints_every_test_in_every_form() {
@@ -49,67 +50,94 @@ fn bench_prints_every_test_in_every_form() {
     assert!(error.contains("repetitions"), "{error}");
 }
 
-/// PyTorch's input and logits of the tiny model.
-fn reference(i: usize) -> (Vec<u32>, Vec<f32>) {
-    let file = ModelFile::open(fixture("ref.safetensors"), &OpenOptions::default()).unwrap();
-    let read = |name: String| {
-        let bytes = file.data(file.tensor(&name).unwrap()).unwrap();
-        bytes.as_chunks::<4>().0.to_vec()
+/// An input and what the reference beside a model has of this kind for it.
+fn reference(path: &Path, kind: &str, i: usize) -> (Vec<u32>, Vec<f32>) {
+    let path = path.with_file_name("ref.safetensors");
+    let file = ModelFile::open(path, &OpenOptions::default()).unwrap();
+    let read = |kind: &str| {
+        let tensor = file.tensor(&format!("{kind}_{i}")).unwrap();
+        file.data(tensor).unwrap().as_chunks::<4>().0.to_vec()
     };
-    (
-        read(format!("tokens_{i}"))
-            .into_iter()
-            .map(u32::from_le_bytes)
-            .collect(),
-        read(format!("logits_{i}"))
-            .into_iter()
-            .map(f32::from_le_bytes)
-            .collect(),
-    )
+    let (tokens, values) = (read("tokens").into_iter(), read(kind).into_iter());
+    let values = values.map(f32::from_le_bytes).collect();
+    (tokens.map(u32::from_le_bytes).collect(), values)
 }
 
-/// The logits that the program writes for these tokens.
-fn logits(tokens: &[u32], extra: &[&str]) -> Vec<f32> {
+/// What the program writes for these tokens, which has to have so many rows.
+fn logits(model: &Path, tokens: &[u32], rows: usize, extra: &[&str]) -> Vec<f32> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("logits.npy");
     let list: Vec<String> = tokens.iter().map(u32::to_string).collect();
-    let (model, list, out) = (model(), list.join(","), path.to_string_lossy());
-    let args = ["logits", "-m", &model, "--tokens", &list, "-o", &out];
+    let (model, list, out) = (
+        model.to_str().unwrap(),
+        list.join(","),
+        path.to_string_lossy(),
+    );
+    let args = ["logits", "-m", model, "--tokens", &list, "-o", &out];
     oxidize(&[args.as_slice(), extra].concat()).ok();
     let bytes = std::fs::read(&path).unwrap();
     assert!(bytes.starts_with(b"\x93NUMPY\x01\x00"));
     let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
     let text = String::from_utf8_lossy(&bytes[10..header]);
-    let shape = format!("({},320,)", tokens.len());
+    let floats = bytes[header..].as_chunks::<4>().0;
+    let shape = format!("({rows},{},)", floats.len() / rows);
     assert!(
         header.is_multiple_of(64) && text.contains("<f4") && text.contains(&shape),
         "{text}"
     );
-    let floats = bytes[header..].as_chunks::<4>().0;
     floats.iter().copied().map(f32::from_le_bytes).collect()
+}
+
+fn assert_near(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let mean = want.iter().sum::<f32>() / want.len() as f32;
+    let norm =
+        |list: &mut dyn Iterator<Item = f32>| list.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let error = norm(&mut got.iter().zip(want).map(|(a, b)| a - b));
+    let ratio = error / norm(&mut want.iter().map(|x| x - mean));
+    assert!(ratio < 1e-4, "{what}: {ratio:e}");
 }
 
 #[test]
 fn logits_are_pytorchs() {
+    let path = fixture("model.gguf");
     for i in 0..2 {
-        let (tokens, want) = reference(i);
+        let (tokens, want) = reference(&path, "logits", i);
         for extra in [&[][..], &["-b", "3"], &["--reference"]] {
-            let got = logits(&tokens, &[&["-ctk", "f32", "-ctv", "f32"], extra].concat());
-            assert_eq!(got.len(), want.len());
-            let mean = want.iter().sum::<f32>() / want.len() as f32;
-            let norm = |list: &mut dyn Iterator<Item = f32>| {
-                list.map(|x| f64::from(x * x)).sum::<f64>().sqrt()
-            };
-            let error = norm(&mut got.iter().zip(&want).map(|(a, b)| a - b));
-            let ratio = error / norm(&mut want.iter().map(|x| x - mean));
-            assert!(ratio < 1e-4, "input {i}, {extra:?}: {ratio:e}");
+            let exact = [&["-ctk", "f32", "-ctv", "f32"], extra].concat();
+            let got = logits(&path, &tokens, tokens.len(), &exact);
+            assert_near(&got, &want, &format!("input {i}, {extra:?}"));
         }
     }
-    let error = oxidize(&["logits", "-m", &model(), "--tokens", "1,400", "-o", "x.npy"]).error();
+    // Beyond the context that it was trained on a model still computes something.
+    logits(&path, &[7; 257], 257, &[]);
+    let refused = |extra: &[&str]| {
+        let args = ["logits", "-m", &model(), "-o", "x.npy"];
+        oxidize(&[args.as_slice(), extra].concat()).error()
+    };
+    let error = refused(&["--tokens", "1,400"]);
     assert!(error.contains("token 400"), "{error}");
-    let many = vec!["7"; 257].join(",");
-    let error = oxidize(&["logits", "-m", &model(), "--tokens", &many, "-o", "x.npy"]).error();
-    assert!(error.contains("257") && error.contains("256"), "{error}");
+    let error = refused(&["--tokens", "1", "--decoder-tokens", "2"]);
+    assert!(error.contains("no encoder"), "{error}");
+}
+
+#[test]
+fn encoders_give_hidden_states_and_classifiers_scores() {
+    let folder = fixture("").join("../encoders");
+    for form in ["jina-bert-v2/model.gguf", "jina-bert-v2/model.safetensors"] {
+        let path = folder.join(form);
+        let (tokens, want) = reference(&path, "hidden", 2);
+        // However small the batches, a text is read whole.
+        let got = logits(&path, &tokens, tokens.len(), &["-b", "7"]);
+        assert_near(&got, &want, form);
+    }
+    let path = folder.join("bert-pair/model.safetensors");
+    let (tokens, want) = reference(&path, "logits", 1);
+    let got = logits(&path, &tokens, 1, &[]);
+    assert!((got[0] - want[0]).abs() < 1e-4, "{got:?} {want:?}");
+    let (tokens, want) = reference(&path, "hidden", 1);
+    let got = logits(&path, &tokens, tokens.len(), &["--hidden"]);
+    assert_near(&got, &want, "hidden states of a classifier");
 }
 
 /// The second half of each chunk is scored, from logits that see the whole chunk.
@@ -141,7 +169,7 @@ fn perplexity_is_what_the_logits_say() {
     let tokens: Vec<u32> = serde_json::from_value(tokens["tokens"].clone()).unwrap();
     let (mut sum, mut n) = (0.0, 0);
     for chunk in tokens.chunks(n_ctx).take(2) {
-        let rows = logits(chunk, &[]);
+        let rows = logits(&fixture("model.gguf"), chunk, chunk.len(), &[]);
         for at in n_ctx / 2..n_ctx - 1 {
             let row = &rows[at * 320..(at + 1) * 320];
             let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();

@@ -23,8 +23,10 @@ pub trait Backend: Send + Sync {
     /// What it runs on.
     fn devices(&self) -> Vec<Device>;
 
-    /// Whether it can run this op.
-    fn supports(&self, op: &Op) -> bool;
+    /// Whether it can run this op: any, unless it says otherwise.
+    fn supports(&self, _op: &Op) -> bool {
+        true
+    }
 
     /// Prepares everything that running needs; nothing is allocated per token afterwards.
     fn compile(
@@ -104,6 +106,8 @@ pub struct SeqSlice<'a> {
     pub slot: u32,
     /// How strongly each of the model's adapters takes part; those past the end do not.
     pub adapters: &'a [f32],
+    /// Where the second text of a pair begins: the first position of it.
+    pub second_text: Option<u32>,
 }
 
 /// How a session is laid out.
@@ -278,6 +282,17 @@ impl Batch<'_> {
             return malformed(format!("sequences cover {at} of {n} tokens"));
         }
         Ok(())
+    }
+
+    /// Which text of a pair each token is of: 0 or 1.
+    pub fn segments(&self) -> impl Iterator<Item = usize> {
+        let sequences = self.sequences.iter();
+        let second = sequences
+            .flat_map(|sequence| std::iter::repeat_n(sequence.second_text, sequence.n_tokens));
+        let is_second = |(second, position): (Option<u32>, &u32)| {
+            second.is_some_and(|second| second <= *position)
+        };
+        second.zip(self.positions).map(is_second).map(usize::from)
     }
 
     /// What each row of a value wants of an adapter.

@@ -8,7 +8,7 @@ use super::routing::route;
 use super::slots::{Encoded, StateSlots};
 use super::{Backend, BackendError, Batch, Device, KvType, Session, SessionConfig};
 use crate::graph::{
-    Activation, AttentionOp, CacheInfo, ExpertWeights, ExpertsOp, NormKind, Op, Plan,
+    Activation, AttentionOp, CacheInfo, ExpertHalf, ExpertWeights, ExpertsOp, NormKind, Op, Plan,
     RopeFrequencies, RopeLayout, Rows, ValueId, WeightId,
 };
 use crate::kv::BlockId;
@@ -30,10 +30,6 @@ impl Backend for Reference {
             name: "one thread, plain f32".into(),
             memory: None,
         }]
-    }
-
-    fn supports(&self, _op: &Op) -> bool {
-        true
     }
 
     fn compile(
@@ -353,6 +349,15 @@ impl ReferenceSession {
                 let pairs = self.value(*x).iter().zip(terms);
                 pairs.map(|(x, term)| x + term).collect()
             }
+            Op::AddSegment { x, table, .. } => {
+                let (width, table) = (self.plan.value(*x).width, self.weights.get(*table).as_f32());
+                let rows = self.value(*x).chunks_exact(width).zip(batch.segments());
+                rows.flat_map(|(row, segment)| {
+                    let terms = &table[segment * width..(segment + 1) * width];
+                    row.iter().zip(terms).map(|(x, term)| x + term)
+                })
+                .collect()
+            }
             Op::Temperature { x, spec, .. } => {
                 let width = self.plan.value(*x).width;
                 let rows = self.value(*x).chunks_exact(width).zip(batch.positions);
@@ -421,7 +426,7 @@ impl ReferenceSession {
                 .collect(),
             Op::Experts {
                 x, router, spec, ..
-            } => self.experts(self.value(*x), self.value(*router), spec)?,
+            } => self.experts(self.value(*x), self.value(*router), spec, batch)?,
             Op::SelectOutputs { x, .. } => {
                 let width = self.plan.value(*x).width;
                 let rows = batch.outputs.iter().map(|&row| row as usize * width);
@@ -601,6 +606,7 @@ impl ReferenceSession {
         x: &[f32],
         router: &[f32],
         spec: &ExpertsOp,
+        batch: &Batch<'_>,
     ) -> Result<Vec<f32>, BackendError> {
         let width = self.weights.get(spec.down.weight).rows;
         let mut out = vec![0.0; x.len()];
@@ -615,10 +621,21 @@ impl ReferenceSession {
                     false => (1.0, weight),
                 };
                 let x: Vec<f32> = x.iter().map(|x| x * before).collect();
-                let mut hidden = self.expert(&x, spec.up, expert)?;
+                let product = |x: &[f32], stack: ExpertWeights, half: ExpertHalf| {
+                    let mut out = self.expert(x, stack, expert)?;
+                    for adapter in spec.adapters_of(half) {
+                        let strengths = batch.strengths(Rows::Tokens, adapter.adapter).nth(t);
+                        let factor = adapter.factor * strengths.unwrap_or(0.0);
+                        let low = self.matmul(x, adapter.down, expert)?;
+                        let low: Vec<f32> = low.iter().map(|x| x * factor).collect();
+                        add_to(&mut out, &self.matmul(&low, adapter.up, expert)?);
+                    }
+                    Ok::<_, BackendError>(out)
+                };
+                let mut hidden = product(&x, spec.up, ExpertHalf::Up)?;
                 match spec.gate {
                     Some(gate) => {
-                        let gate = self.expert(&x, gate, expert)?;
+                        let gate = product(&x, gate, ExpertHalf::Gate)?;
                         for (h, g) in hidden.iter_mut().zip(gate) {
                             *h = gated(spec, g, *h);
                         }
@@ -627,7 +644,7 @@ impl ReferenceSession {
                         .iter_mut()
                         .for_each(|h| *h = activate(spec.activation, *h)),
                 }
-                let down = self.expert(&hidden, spec.down, expert)?;
+                let down = product(&hidden, spec.down, ExpertHalf::Down)?;
                 for (out, down) in out[t * width..(t + 1) * width].iter_mut().zip(down) {
                     *out += after * down;
                 }

@@ -200,6 +200,7 @@ impl<'a> Search<'a> {
                     blocks: &beam.blocks,
                     slot: beam.slot,
                     adapters: self.adapters,
+                    ..SeqSlice::default()
                 }],
                 outputs: &[tokens.len() as u32 - 1],
             })?;
@@ -351,6 +352,7 @@ impl<'a> Search<'a> {
             blocks: &beam.blocks,
             slot: beam.slot,
             adapters: self.adapters,
+            ..SeqSlice::default()
         });
         let sequences: Vec<SeqSlice<'_>> = slices.collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();

@@ -221,6 +221,7 @@ impl Worker {
                 blocks: step.blocks_of(part),
                 slot: part.slot,
                 adapters: adapters(&self.active, &self.model, part.id),
+                ..SeqSlice::default()
             })
             .collect();
         let batch = Batch {

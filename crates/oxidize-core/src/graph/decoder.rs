@@ -59,9 +59,13 @@ pub(super) fn stack(
         let positions = g.embed_position(table.weight, arch.position_offset, hp.n_embd);
         x = g.add(x, positions);
     }
-    if let Some(first) = weights.first_row(&TOKEN_TYPES, hp.n_embd)? {
-        let first = weights.constant("token type", first);
-        x = g.add_vector(x, first);
+    if let Some(types) = weights.first_rows(&TOKEN_TYPES, hp.n_embd, 2)? {
+        let has_two = types.len() > hp.n_embd;
+        let types = weights.constant(TOKEN_TYPES.gguf, types);
+        x = match has_two {
+            true => g.add_segment(x, types),
+            false => g.add_vector(x, types),
+        };
     }
     if weights.has(&TOKEN_EMBEDDING_NORM, 0) {
         let norm = weights.norm(&TOKEN_EMBEDDING_NORM, 0, hp.n_embd, hp.epsilon)?;

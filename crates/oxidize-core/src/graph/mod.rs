@@ -21,9 +21,9 @@ mod rwkv;
 
 use crate::error::Result;
 pub use op::{
-    Activation, AttentionOp, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore,
-    KeySharing, LinearAttentionOp, NormKind, Op, RopeFrequencies, RopeLayout, Routing, Sees,
-    SelectiveScanOp, ShortConvOp, StateUpdate, Temperature, Window, Xielu,
+    Activation, AttentionOp, ExpertAdapter, ExpertGroups, ExpertHalf, ExpertWeights, ExpertsOp,
+    Gating, GroupScore, KeySharing, LinearAttentionOp, NormKind, Op, RopeFrequencies, RopeLayout,
+    Routing, Sees, SelectiveScanOp, ShortConvOp, StateUpdate, Temperature, Window, Xielu,
 };
 pub use rope::Rope;
 
@@ -321,6 +321,11 @@ impl Builder {
     /// `x + weight`, the same for every row.
     pub(crate) fn add_vector(&mut self, x: ValueId, weight: WeightId) -> ValueId {
         self.map(x, |out| Op::AddVector { x, weight, out })
+    }
+
+    /// `x + table[segment]`, where the table has two rows.
+    pub(crate) fn add_segment(&mut self, x: ValueId, table: WeightId) -> ValueId {
+        self.map(x, |out| Op::AddSegment { x, table, out })
     }
 
     /// Adds a state; returns its index.

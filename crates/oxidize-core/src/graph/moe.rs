@@ -43,6 +43,7 @@ impl Block<'_, '_> {
                 expert_scale: vector(&FFN_EXPERT_SCALE)?,
                 weigh_input: self.arch.moe.weigh_input,
             },
+            adapters: Vec::new(),
         };
         Ok(self.g.experts(h, logits, spec))
     }

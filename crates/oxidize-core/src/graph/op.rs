@@ -161,6 +161,16 @@ pub enum Op {
         /// Same shape as `x`.
         out: ValueId,
     },
+    /// `out = x + table[segment]`: which of two texts a token is of, the first or the second of a
+    /// pair (BERT).
+    AddSegment {
+        /// Input.
+        x: ValueId,
+        /// Two rows, one after the other, as a vector.
+        table: WeightId,
+        /// Same shape as `x`.
+        out: ValueId,
+    },
     /// `out = a · b`, where each element of `b` multiplies as many neighbours of `a` as there are
     /// for one of it.
     Mul {
@@ -613,6 +623,58 @@ pub struct ExpertsOp {
     pub glu_limit: Option<f32>,
     /// Who does the work.
     pub routing: Routing,
+    /// What low-rank adapters add to the products.
+    pub adapters: Vec<ExpertAdapter>,
+}
+
+impl ExpertsOp {
+    /// One of the stacks of matrices.
+    pub fn stack(&self, half: ExpertHalf) -> Option<ExpertWeights> {
+        match half {
+            ExpertHalf::Gate => self.gate,
+            ExpertHalf::Up => Some(self.up),
+            ExpertHalf::Down => Some(self.down),
+        }
+    }
+
+    /// The adapters of one of the stacks.
+    pub fn adapters_of(&self, half: ExpertHalf) -> impl Iterator<Item = &ExpertAdapter> {
+        self.adapters
+            .iter()
+            .filter(move |adapter| adapter.half == half)
+    }
+}
+
+/// Which of an expert's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExpertHalf {
+    /// The gated half.
+    Gate,
+    /// The other half.
+    Up,
+    /// The way back.
+    Down,
+}
+
+impl ExpertHalf {
+    /// All of them.
+    pub const ALL: [ExpertHalf; 3] = [ExpertHalf::Gate, ExpertHalf::Up, ExpertHalf::Down];
+}
+
+/// What an adapter adds to the products of a stack: `factor · strength · up[e]·(down[e]·x)`, where
+/// the strength is what the token's sequence wants of the adapter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertAdapter {
+    /// Which stack.
+    pub half: ExpertHalf,
+    /// Which adapter: an index into [`crate::backend::SeqSlice::adapters`].
+    pub adapter: usize,
+    /// The constant of the adapter.
+    pub factor: f32,
+    /// Experts × rank × inputs.
+    pub down: WeightId,
+    /// Experts × outputs × rank.
+    pub up: WeightId,
 }
 
 /// A stack of matrices, one an expert, and the vectors that are added to their products.
@@ -699,6 +761,7 @@ impl Op {
             | Op::AdapterScale { x, .. }
             | Op::ScaleBy { x, .. }
             | Op::AddVector { x, .. }
+            | Op::AddSegment { x, .. }
             | Op::Temperature { x, .. }
             | Op::Clamp { x, .. }
             | Op::Slice { x, .. }
@@ -756,6 +819,7 @@ impl Op {
             | Op::AdapterScale { out, .. }
             | Op::ScaleBy { out, .. }
             | Op::AddVector { out, .. }
+            | Op::AddSegment { out, .. }
             | Op::Temperature { out, .. }
             | Op::Clamp { out, .. }
             | Op::WeightedSum { out, .. }
@@ -772,7 +836,9 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         let some = |weights: &[Option<WeightId>]| weights.iter().copied().flatten().collect();
         match self {
-            Op::Embed { table, .. } | Op::EmbedPosition { table, .. } => vec![*table],
+            Op::Embed { table, .. }
+            | Op::EmbedPosition { table, .. }
+            | Op::AddSegment { table, .. } => vec![*table],
             Op::Norm { weight, bias, .. } => some(&[*weight, *bias]),
             Op::Linear { weight, bias, .. } => some(&[Some(*weight), *bias]),
             Op::HeadLinear { weight, .. }
@@ -791,6 +857,7 @@ impl Op {
                     .collect();
                 weights.extend(spec.routing.selection_bias);
                 weights.extend(spec.routing.expert_scale);
+                weights.extend(spec.adapters.iter().flat_map(|a| [a.down, a.up]));
                 weights
             }
             _ => vec![],

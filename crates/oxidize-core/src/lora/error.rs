@@ -52,9 +52,30 @@ pub enum LoraError {
         file: PathBuf,
         /// What it changes.
         target: String,
-        /// Outputs and inputs of the adapter.
-        adapter: [usize; 2],
-        /// Outputs and inputs of the model.
-        model: [usize; 2],
+        /// Outputs and inputs of the adapter, before them the number of experts.
+        adapter: Vec<usize>,
+        /// The same of the model.
+        model: Vec<usize>,
+    },
+    /// The pairs of one layer's experts differ in what they must have in common.
+    #[error("{file}: {target:?} has another {what} than the pairs of the layer's other experts", file = file.display())]
+    Experts {
+        /// The adapter.
+        file: PathBuf,
+        /// What it changes.
+        target: String,
+        /// What differs.
+        what: &'static str,
+    },
+    /// What the adapter changes can be adapted while the model runs, but not in a file.
+    #[error("{file}: {target:?} changes {what}: that cannot be merged or converted, only be used with --lora",
+        file = file.display())]
+    OnlyBeside {
+        /// The adapter.
+        file: PathBuf,
+        /// What it changes.
+        target: String,
+        /// What that is.
+        what: &'static str,
     },
 }

@@ -3,10 +3,12 @@
 //! An [`Adapter`] is a file ([`read`] takes GGUF adapters and PEFT directories). [`add`] puts its
 //! products into a plan beside those of the base, whose weights stay as they are, whatever their
 //! type; how strongly each adapter takes part is said sequence by sequence when the plan is run.
+//! Matrices can be adapted, the experts' among them ([`experts`]), and the table of embeddings.
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod error;
+mod experts;
 mod insert;
 mod read;
 mod target;
@@ -17,10 +19,12 @@ use crate::error::{Error, Result};
 use crate::file::{ModelFile, OpenOptions, TensorInfo};
 use crate::graph::Plan;
 use crate::model::{Model, Stored, Weights};
-use insert::{Insertion, insert};
+use experts::Stacks;
+use insert::{Insertion, Place, insert};
 use oxidize_kernels::quant::dequantize;
 use std::path::Path;
 use std::sync::Arc;
+use target::{Matrices, Target};
 
 /// An adapter as it is in its file. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -37,12 +41,30 @@ struct Inner {
 struct Pair {
     /// The matrix, by the name it has in files of the adapter's format.
     target: String,
+    form: Form,
+    rank: usize,
     /// Rank × inputs.
     a: TensorInfo,
     /// Outputs × rank.
     b: TensorInfo,
     /// What training divided out.
     factor: f32,
+}
+
+/// What the halves of a pair are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Two matrices.
+    Matrix,
+    /// Two stacks of so many matrices, one an expert.
+    Stack(usize),
+    /// Two matrices for a table of embeddings.
+    Table {
+        /// Rows of the table.
+        tokens: usize,
+        /// Whether the first half has a row for each of them; else it has a column.
+        by_token: bool,
+    },
 }
 
 impl Adapter {
@@ -64,18 +86,24 @@ impl Adapter {
 
     /// The largest of its ranks.
     pub fn rank(&self) -> usize {
-        let ranks = self.0.pairs.iter().map(Pair::rank);
+        let ranks = self.0.pairs.iter().map(|pair| pair.rank);
         ranks.max().unwrap_or(0)
     }
 
     /// What it adds to the matrices of `model`, tensor by tensor of the model's file.
     pub fn deltas(&self, model: &Model) -> Result<Vec<Delta>> {
         let delta = |pair: &Pair| -> Result<Delta> {
-            let found = target::find(model, model.plan(), self, pair)?;
-            let mut b = self.stored(&pair.b)?;
-            if let Some(order) = found.row_order(model, self) {
-                b = b.reordered(order).map_err(Error::io(self.path()))?;
-            }
+            let refuse = |what| LoraError::OnlyBeside {
+                file: self.path().to_path_buf(),
+                target: pair.target.clone(),
+                what,
+            };
+            let found = match target::find(model, model.plan(), self, pair)? {
+                Target::Matrices(found) => found,
+                Target::Table(_) => return Err(refuse("embeddings").into()),
+                Target::Experts { .. } => return Err(refuse("experts").into()),
+            };
+            let b = self.in_model_order(&found, model, pair)?;
             let tensor = found
                 .weights
                 .first()
@@ -84,11 +112,20 @@ impl Adapter {
                 tensor: tensor.map(|weight| weight.name.clone()).unwrap_or_default(),
                 a: self.floats(&self.stored(&pair.a)?)?,
                 b: self.floats(&b)?,
-                rank: pair.rank(),
+                rank: pair.rank,
                 factor: pair.factor,
             })
         };
         self.0.pairs.iter().map(delta).collect()
+    }
+
+    /// The second half of a pair, its rows as the model's file has them.
+    fn in_model_order(&self, found: &Matrices, model: &Model, pair: &Pair) -> Result<Stored> {
+        let b = self.stored(&pair.b)?;
+        match found.row_order(model, self) {
+            Some(order) => b.reordered(order).map_err(Error::io(self.path())),
+            None => Ok(b),
+        }
     }
 
     fn floats(&self, stored: &Stored) -> Result<Vec<f32>> {
@@ -100,6 +137,15 @@ impl Adapter {
             error,
         })?;
         Ok(floats)
+    }
+
+    /// The first half of a pair for a table of embeddings, a row for each token.
+    fn by_token(&self, pair: &Pair) -> Result<Stored> {
+        let a = self.stored(&pair.a)?;
+        match pair.form {
+            Form::Table { by_token: true, .. } => Ok(a),
+            _ => a.transposed(1, pair.rank).map_err(Error::io(self.path())),
+        }
     }
 
     fn stored(&self, tensor: &TensorInfo) -> Result<Stored> {
@@ -127,12 +173,6 @@ pub struct Delta {
     pub factor: f32,
 }
 
-impl Pair {
-    fn rank(&self) -> usize {
-        self.a.dims().first().copied().unwrap_or(0)
-    }
-}
-
 /// Makes `adapter` the `index`-th adapter of a plan of `model`.
 pub(crate) fn add(
     plan: &mut Plan,
@@ -142,26 +182,50 @@ pub(crate) fn add(
     index: usize,
 ) -> Result<()> {
     let mut insertions = Vec::new();
+    let mut stacks = Stacks::default();
     for pair in &adapter.0.pairs {
-        let found = target::find(model, plan, adapter, pair)?;
-        let a = adapter.stored(&pair.a)?;
-        let down = weights.push_matrix(&a.name, a.ty, pair.rank(), a.cols, vec![a.bytes], 1);
-        let mut b = adapter.stored(&pair.b)?;
-        if let Some(order) = found.row_order(model, adapter) {
-            b = b.reordered(order).map_err(Error::io(adapter.path()))?;
-        }
-        for (weight, part) in found.weights {
-            let bytes = b.cut(part).map_err(Error::io(adapter.path()))?;
-            let up = weights.push_matrix(&b.name, b.ty, part.rows(), b.cols, vec![bytes], 1);
-            insertions.push(Insertion {
-                weight,
-                down,
-                rank: pair.rank(),
-                up,
-                factor: pair.factor,
-            });
+        match target::find(model, plan, adapter, pair)? {
+            Target::Matrices(found) => {
+                let a = adapter.stored(&pair.a)?;
+                let down = weights.push_matrix(&a.name, a.ty, pair.rank, a.cols, vec![a.bytes], 1);
+                let b = adapter.in_model_order(&found, model, pair)?;
+                for (weight, part) in found.weights {
+                    let bytes = b.cut(part).map_err(Error::io(adapter.path()))?;
+                    let rows = part.rows();
+                    let up = weights.push_matrix(&b.name, b.ty, rows, b.cols, vec![bytes], 1);
+                    insertions.push(Insertion {
+                        place: Place::Products,
+                        weight,
+                        down,
+                        rank: pair.rank,
+                        up,
+                        factor: pair.factor,
+                    });
+                }
+            }
+            Target::Table(table) => {
+                let (a, b) = (adapter.by_token(pair)?, adapter.stored(&pair.b)?);
+                let (tokens, width) = (
+                    model.weights().get(table).rows,
+                    b.bytes.len() / b.row_bytes().max(1),
+                );
+                let down = weights.push_matrix(&a.name, a.ty, tokens, a.cols, vec![a.bytes], 1);
+                let up = weights.push_matrix(&b.name, b.ty, width, b.cols, vec![b.bytes], 1);
+                insertions.push(Insertion {
+                    place: Place::Lookups,
+                    weight: table,
+                    down,
+                    rank: pair.rank,
+                    up,
+                    factor: pair.factor,
+                });
+            }
+            Target::Experts { weights, expert } => {
+                stacks.add(adapter, model, pair, &weights, expert)?;
+            }
         }
     }
+    insertions.extend(stacks.finish(weights));
     insert(plan, index, &insertions);
     Ok(())
 }

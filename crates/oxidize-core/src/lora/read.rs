@@ -1,7 +1,8 @@
 //! The two forms of adapters: GGUF files (`X.lora_a`, `X.lora_b` beside `adapter.*` keys) and PEFT's
 //! safetensors (`X.lora_A.weight`, `X.lora_B.weight` beside `adapter_config.json`).
 
-use super::{LoraError, Pair};
+use super::{Form, LoraError, Pair};
+use crate::arch::names::TOKEN_EMBEDDING;
 use crate::error::{Error, Result};
 use crate::file::{Format, ModelFile, OpenOptions, TensorInfo};
 use crate::model::holds_weights;
@@ -135,63 +136,68 @@ fn read_config(path: &PathBuf, options: &OpenOptions) -> Result<serde_json::Valu
     serde_json::from_slice(&json).map_err(|error| not_an_adapter(path, error.to_string()))
 }
 
-/// Which half of a pair a tensor is, and what the pair changes.
-fn half(name: &str, format: Format) -> Option<(usize, &str)> {
+/// Which half of a pair a tensor is, what the pair changes, and whether PEFT says that this is a
+/// table of embeddings.
+fn half(name: &str, format: Format) -> Option<(usize, &str, bool)> {
+    let ending = |name: &'_ str, endings: &[(&str, usize, bool)]| {
+        let mut found = endings.iter().filter_map(|(ending, half, is_table)| {
+            Some((*half, name.strip_suffix(ending)?.len(), *is_table))
+        });
+        found.next()
+    };
     if let Format::Gguf { .. } = format {
-        let endings = [".lora_a", ".lora_b"].into_iter().enumerate();
-        let mut found =
-            endings.filter_map(|(half, ending)| Some((half, name.strip_suffix(ending)?)));
-        return found.next();
+        let endings = [(".lora_a", 0, false), (".lora_b", 1, false)];
+        let (half, len, is_table) = ending(name, &endings)?;
+        return Some((half, name.get(..len)?, is_table));
     }
-    let name = name.strip_suffix(".weight")?;
+    let name = name.strip_suffix(".weight").unwrap_or(name);
     // Some versions name the adapter, too.
     let name = name.strip_suffix(".default").unwrap_or(name);
-    let endings = [".lora_A", ".lora_B"].into_iter().enumerate();
-    let mut found = endings.filter_map(|(half, ending)| Some((half, name.strip_suffix(ending)?)));
-    let (half, target) = found.next()?;
-    Some((half, target.strip_prefix(PEFT_PREFIX).unwrap_or(target)))
+    let endings = [
+        (".lora_A", 0, false),
+        (".lora_B", 1, false),
+        (".lora_embedding_A", 0, true),
+        (".lora_embedding_B", 1, true),
+    ];
+    let (half, len, is_table) = ending(name, &endings)?;
+    let target = name.get(..len)?;
+    let target = target.strip_prefix(PEFT_PREFIX).unwrap_or(target);
+    Some((half, target, is_table))
 }
 
 fn pairs(file: &ModelFile, scaling: &Scaling) -> Result<Vec<Pair>> {
-    let wrong = |tensor: &TensorInfo, problem: String| LoraError::Tensor {
-        file: file.path().to_path_buf(),
-        tensor: tensor.name.clone(),
-        problem,
-    };
-    let mut halves: BTreeMap<&str, [Option<&TensorInfo>; 2]> = BTreeMap::new();
+    let mut halves: BTreeMap<(&str, bool), [Option<&TensorInfo>; 2]> = BTreeMap::new();
     for tensor in file.tensors() {
-        let Some((half, target)) = half(&tensor.name, file.format()) else {
-            let problem = "it is neither half of a pair of matrices".to_owned();
-            return Err(wrong(tensor, problem).into());
+        let Some((half, target, is_table)) = half(&tensor.name, file.format()) else {
+            let problem = "it is neither half of a pair of matrices";
+            return Err(wrong(file, tensor, problem.into()));
         };
-        if let Some(place) = halves.entry(target).or_default().get_mut(half) {
+        let key = (target, is_table);
+        if let Some(place) = halves.entry(key).or_default().get_mut(half) {
             *place = Some(tensor);
         }
     }
-    let pair = |(target, halves): (&str, [Option<&TensorInfo>; 2])| {
+    let pair = |((target, is_table), halves): ((&str, bool), [Option<&TensorInfo>; 2])| {
         let (a, b) = match halves {
             [Some(a), Some(b)] => (a, b),
             [Some(alone), None] | [None, Some(alone)] => {
-                return Err(wrong(alone, "the other half of its pair is missing".into()).into());
+                let problem = "the other half of its pair is missing";
+                return Err(wrong(file, alone, problem.into()));
             }
             [None, None] => return Ok(None),
         };
-        let (&[rank, inputs], &[_, columns]) = (a.dims().as_slice(), b.dims().as_slice()) else {
-            let problem = format!("shapes {:?} and {:?}: not two matrices", a.dims(), b.dims());
-            return Err(wrong(a, problem).into());
-        };
-        if rank == 0 || columns != rank {
-            let problem = format!("shape {:?} beside a first half of rank {rank}", b.dims());
-            return Err(wrong(b, problem).into());
-        }
-        for (tensor, columns) in [(a, inputs), (b, rank)] {
+        let (form, rank) = form(file, target, is_table, a, b)?;
+        for tensor in [a, b] {
+            let columns = tensor.dims().last().copied().unwrap_or(0);
             if !columns.is_multiple_of(tensor.ty.block_len()) || !holds_weights(tensor.ty) {
                 let problem = format!("a row of {columns} elements cannot be {}", tensor.ty);
-                return Err(wrong(tensor, problem).into());
+                return Err(wrong(file, tensor, problem));
             }
         }
         Ok(Some(Pair {
             target: target.to_owned(),
+            form,
+            rank,
             a: a.clone(),
             b: b.clone(),
             factor: scaling.factor(target, rank),
@@ -201,6 +207,49 @@ fn pairs(file: &ModelFile, scaling: &Scaling) -> Result<Vec<Pair>> {
         .into_iter()
         .filter_map(|halves| pair(halves).transpose())
         .collect()
+}
+
+/// What a pair is by its shapes, and its rank.
+fn form(
+    file: &ModelFile,
+    target: &str,
+    is_table: bool,
+    a: &TensorInfo,
+    b: &TensorInfo,
+) -> Result<(Form, usize)> {
+    let is_gguf = matches!(file.format(), Format::Gguf { .. });
+    let in_gguf = target.strip_suffix(".weight") == Some(TOKEN_EMBEDDING.gguf);
+    let (form, rank, columns) = match (a.dims().as_slice(), b.dims().as_slice()) {
+        (&[tokens, rank], &[_, columns]) if is_gguf && in_gguf => {
+            let by_token = true;
+            (Form::Table { tokens, by_token }, rank, columns)
+        }
+        (&[rank, tokens], &[_, columns]) if is_table => {
+            let by_token = false;
+            (Form::Table { tokens, by_token }, rank, columns)
+        }
+        (&[rank, _], &[_, columns]) => (Form::Matrix, rank, columns),
+        (&[n, rank, _], &[n_b, _, columns]) if n == n_b => (Form::Stack(n), rank, columns),
+        (a_dims, b_dims) => {
+            let problem = format!("shapes {a_dims:?} and {b_dims:?}: not two matrices");
+            return Err(wrong(file, a, problem));
+        }
+    };
+    if rank == 0 || columns != rank {
+        let problem = format!("shape {:?} beside a first half of rank {rank}", b.dims());
+        return Err(wrong(file, b, problem));
+    }
+    Ok((form, rank))
+}
+
+fn wrong(file: &ModelFile, tensor: &TensorInfo, problem: String) -> Error {
+    let (file, tensor) = (file.path().to_path_buf(), tensor.name.clone());
+    LoraError::Tensor {
+        file,
+        tensor,
+        problem,
+    }
+    .into()
 }
 
 fn not_an_adapter(file: &Path, problem: String) -> Error {

@@ -1,16 +1,34 @@
-//! Which matrices of a model an adapter's pair changes, whatever the formats of the two.
+//! Which weights of a model an adapter's pair changes, whatever the formats of the two.
 
-use super::{Adapter, LoraError, Pair};
-use crate::arch::names::{ATTN_K, ATTN_Q, ATTN_QKV, ROLES};
-use crate::arch::{QkvLayout, TensorRole};
+use super::{Adapter, Form, LoraError, Pair};
+use crate::arch::names::{
+    ATTN_K, ATTN_Q, ATTN_QKV, FFN_DOWN_EXPERTS, FFN_GATE_EXPERTS, FFN_GATE_UP_EXPERTS,
+    FFN_UP_EXPERTS, OUTPUT, PER_LAYER_EMBEDDING, ROLES, TOKEN_EMBEDDING,
+};
+use crate::arch::{ARCHS, QkvLayout, TensorRole};
 use crate::error::Result;
-use crate::file::Format;
-use crate::graph::{Op, Plan, RopeLayout, WeightId};
+use crate::file::{Format, TensorInfo};
+use crate::graph::{ExpertHalf, ExpertsOp, Op, Plan, RopeLayout, WeightId};
 use crate::model::{Model, Part};
 use std::collections::HashSet;
 
 /// What a pair changes.
-pub(super) struct Target {
+pub(super) enum Target {
+    /// Products with matrices.
+    Matrices(Matrices),
+    /// A table of embeddings, where rows are looked up.
+    Table(WeightId),
+    /// Stacks of experts' matrices.
+    Experts {
+        /// The stacks, and the rows that each is of the pair's.
+        weights: Vec<(WeightId, Part)>,
+        /// The expert whose matrices; all, where they are a stack in the adapter, too.
+        expert: Option<usize>,
+    },
+}
+
+/// Matrices that are one tensor in the file.
+pub(super) struct Matrices {
     /// The matrices, and the rows that each is of the tensor in the file.
     pub(super) weights: Vec<(WeightId, Part)>,
     /// What the tensor is for, where the name had to be looked up.
@@ -20,37 +38,20 @@ pub(super) struct Target {
 /// Finds what `pair` changes in `model`, and checks that it fits.
 pub(super) fn find(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Result<Target> {
     check_architecture(model, adapter)?;
-    let (ours, theirs) = (model.file().format(), adapter.0.file.format());
-    let names: Vec<(String, Option<TensorRole>)> = if is_gguf(ours) == is_gguf(theirs) {
-        vec![(bare(&pair.target).to_owned(), None)]
-    } else {
-        translations(model, theirs, ours, bare(&pair.target))
+    let found = match pair.form {
+        Form::Table { .. } => table(model, plan, adapter, pair).map(Target::Table),
+        Form::Stack(_) => experts(model, plan, adapter, pair),
+        Form::Matrix => match matrices(model, plan, adapter, pair) {
+            Some(found) => Some(Target::Matrices(found)),
+            None => experts(model, plan, adapter, pair),
+        },
     };
-    let mut multiplied: HashSet<WeightId> = plan.ops.iter().filter_map(multiplies).collect();
-    // A table of embeddings that also makes the logits would have to change in both places.
-    let looked_up = plan.ops.iter().filter_map(looks_up);
-    looked_up.for_each(|table| {
-        multiplied.remove(&table);
-    });
-    let found = names.into_iter().find_map(|(name, role)| {
-        let weights = model.weights().numbered();
-        let named = weights.filter(|(id, weight)| {
-            multiplied.contains(id) && weight.n_experts == 1 && bare(&weight.name) == name
-        });
-        let weights: Vec<(WeightId, Part)> = named.map(|(id, weight)| (id, weight.part)).collect();
-        (!weights.is_empty()).then_some(Target { weights, role })
-    });
     let found = found.ok_or_else(|| LoraError::NoTarget {
         file: adapter.path().to_path_buf(),
         target: pair.target.clone(),
         model: model.file().path().to_path_buf(),
     })?;
-    let inputs = found
-        .weights
-        .first()
-        .map_or(0, |(id, _)| model.weights().get(*id).cols);
-    let size = |tensor: &crate::file::TensorInfo, dim| tensor.dims().get(dim).copied().unwrap_or(0);
-    let (theirs, ours) = ([size(&pair.b, 0), size(&pair.a, 1)], [found.rows(), inputs]);
+    let (theirs, ours) = (pair.shape(), found.shape(model, pair));
     if theirs != ours {
         return Err(LoraError::Shape {
             file: adapter.path().to_path_buf(),
@@ -63,9 +64,155 @@ pub(super) fn find(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -
     Ok(found)
 }
 
+impl Pair {
+    /// What its product has: outputs and inputs, of a table rows and their width, before it the
+    /// number of experts.
+    fn shape(&self) -> Vec<usize> {
+        let size = |tensor: &TensorInfo, from_end: usize| {
+            let dims = tensor.dims();
+            let at = dims.len().checked_sub(from_end);
+            at.and_then(|at| dims.get(at)).copied().unwrap_or(0)
+        };
+        match self.form {
+            Form::Table { tokens, .. } => vec![tokens, size(&self.b, 2)],
+            Form::Matrix => vec![size(&self.b, 2), size(&self.a, 1)],
+            Form::Stack(n) => vec![n, size(&self.b, 2), size(&self.a, 1)],
+        }
+    }
+}
+
 impl Target {
+    /// The same of what is changed.
+    fn shape(&self, model: &Model, pair: &Pair) -> Vec<usize> {
+        let of = |weights: &[(WeightId, Part)]| {
+            let first = weights.first().map(|(id, _)| model.weights().get(*id));
+            let (n, inputs) = first.map_or((0, 0), |weight| (weight.n_experts, weight.cols));
+            (n, weights.iter().map(|(_, part)| part.rows()).sum(), inputs)
+        };
+        match self {
+            Target::Matrices(found) => {
+                let (_, outputs, inputs) = of(&found.weights);
+                vec![outputs, inputs]
+            }
+            Target::Table(id) => {
+                let table = model.weights().get(*id);
+                vec![table.rows, table.cols]
+            }
+            Target::Experts { weights, .. } => {
+                let (n, outputs, inputs) = of(weights);
+                match pair.form {
+                    Form::Stack(_) => vec![n, outputs, inputs],
+                    _ => vec![outputs, inputs],
+                }
+            }
+        }
+    }
+}
+
+/// The matrices that a pair names.
+fn matrices(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Option<Matrices> {
+    let (ours, theirs) = (model.file().format(), adapter.0.file.format());
+    let target = bare(&pair.target);
+    let names: Vec<(String, Option<TensorRole>)> = if is_gguf(ours) == is_gguf(theirs) {
+        vec![(target.to_owned(), None)]
+    } else {
+        translations(model, theirs, ours, target)
+    };
+    let multiplied: HashSet<WeightId> = plan.ops.iter().filter_map(multiplies).collect();
+    let tables: HashSet<WeightId> = plan.ops.iter().filter_map(looks_up).collect();
+    let found = names.into_iter().find_map(|(name, role)| {
+        // A table of embeddings that also makes the logits has the name of embeddings.
+        let named = model.weights().numbered().filter(|(id, weight)| {
+            multiplied.contains(id)
+                && !tables.contains(id)
+                && weight.n_experts == 1
+                && bare(&weight.name) == name
+        });
+        let weights: Vec<(WeightId, Part)> = named.map(|(id, weight)| (id, weight.part)).collect();
+        (!weights.is_empty()).then_some(Matrices { weights, role })
+    });
+    let tied = || {
+        let names = spellings(model, &OUTPUT, theirs, 0);
+        let is_output = names.iter().any(|name| bare(name) == target);
+        let table = multiplied
+            .intersection(&tables)
+            .next()
+            .filter(|_| is_output)?;
+        Some(Matrices {
+            weights: vec![(*table, model.weights().get(*table).part)],
+            role: None,
+        })
+    };
+    found.or_else(tied)
+}
+
+/// The table of embeddings that a pair names.
+fn table(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Option<WeightId> {
+    let (ours, theirs) = (model.file().format(), adapter.0.file.format());
+    let named = |role: &TensorRole, format, name: &str| {
+        let names = spellings(model, role, format, 0);
+        names.iter().any(|own| bare(own) == bare(name))
+    };
+    let roles = [TOKEN_EMBEDDING, PER_LAYER_EMBEDDING].into_iter();
+    let role = roles
+        .clone()
+        .find(|role| named(role, theirs, &pair.target))?;
+    let mut tables = plan.ops.iter().filter_map(looks_up);
+    tables.find(|id| named(&role, ours, &model.weights().get(*id).name))
+}
+
+/// The stacks of experts that a pair names, and which expert, if it names one.
+fn experts(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Option<Target> {
+    const STACKS: [(TensorRole, &[ExpertHalf]); 4] = [
+        (FFN_GATE_EXPERTS, &[ExpertHalf::Gate]),
+        (FFN_UP_EXPERTS, &[ExpertHalf::Up]),
+        (FFN_DOWN_EXPERTS, &[ExpertHalf::Down]),
+        (FFN_GATE_UP_EXPERTS, &[ExpertHalf::Gate, ExpertHalf::Up]),
+    ];
+    let (format, target) = (adapter.0.file.format(), bare(&pair.target));
+    let is_stack = matches!(pair.form, Form::Stack(_));
+    for (layer, ops) in plan.layers.iter().enumerate() {
+        let mut ops = plan.ops.get(ops.clone())?.iter();
+        let Some(spec) = ops.find_map(mixes) else {
+            continue;
+        };
+        for (role, halves) in STACKS {
+            let names = spellings(model, &role, format, layer);
+            let mut found = names.iter().filter_map(|name| numbered(bare(name), target));
+            let Some(expert) = found.find(|expert| expert.is_none() == is_stack) else {
+                continue;
+            };
+            if expert.is_some_and(|expert| expert >= spec.routing.n_experts) {
+                return None;
+            }
+            let mut start = 0;
+            let mut weights = Vec::new();
+            for half in halves {
+                let id = spec.stack(*half)?.weight;
+                let rows = model.weights().get(id).rows;
+                weights.push((id, Part::range(start, rows)));
+                start += rows;
+            }
+            return Some(Target::Experts { weights, expert });
+        }
+    }
+    None
+}
+
+/// Whether `name` is `pattern`, and the number that stands for its `{e}`.
+fn numbered(pattern: &str, name: &str) -> Option<Option<usize>> {
+    match pattern.split_once("{e}") {
+        None => (pattern == name).then_some(None),
+        Some((before, after)) => {
+            let number = name.strip_prefix(before)?.strip_suffix(after)?;
+            number.parse().ok().map(Some)
+        }
+    }
+}
+
+impl Matrices {
     /// Outputs of all the matrices together.
-    pub(super) fn rows(&self) -> usize {
+    fn rows(&self) -> usize {
         self.weights.iter().map(|(_, part)| part.rows()).sum()
     }
 
@@ -112,13 +259,24 @@ fn translations(
             // One file has heads' queries, keys and values side by side, the other apart.
             let moved = *role == ATTN_QKV && arch.hf_qkv != QkvLayout::Concatenated;
             let named = |theirs: &String| bare(theirs) == name;
-            if !moved && role.names(arch, from, layer).iter().any(named) {
+            if !moved && spellings(model, role, from, layer).iter().any(named) {
                 let ours = role.names(arch, to, layer).into_iter();
                 found.extend(ours.map(|ours| (bare(&ours).to_owned(), Some(*role))));
             }
         }
     }
     found
+}
+
+/// What a tensor may be called in files of this format by any family of the model's name: to GGUF,
+/// Mixtral is a Llama.
+fn spellings(model: &Model, role: &TensorRole, format: Format, layer: usize) -> Vec<String> {
+    let (own, name) = (model.arch(), model.arch().name);
+    let related = ARCHS.iter().filter(|arch| arch.name == name);
+    std::iter::once(own)
+        .chain(related.copied())
+        .flat_map(|arch| role.names(arch, format, layer))
+        .collect()
 }
 
 fn check_architecture(model: &Model, adapter: &Adapter) -> Result<(), LoraError> {
@@ -145,6 +303,14 @@ fn multiplies(op: &Op) -> Option<WeightId> {
 fn looks_up(op: &Op) -> Option<WeightId> {
     match op {
         Op::Embed { table, .. } => Some(*table),
+        _ => None,
+    }
+}
+
+/// What a mixture of experts is made of.
+fn mixes(op: &Op) -> Option<&ExpertsOp> {
+    match op {
+        Op::Experts { spec, .. } => Some(spec),
         _ => None,
     }
 }

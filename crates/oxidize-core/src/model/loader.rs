@@ -460,8 +460,13 @@ impl<'a> WeightLoader<'a> {
             .transpose()
     }
 
-    /// The first row of a small table; `None` where there is none.
-    pub fn first_row(&self, role: &TensorRole, width: usize) -> Result<Option<Vec<f32>>> {
+    /// The first rows of a small table, at most `most`; `None` where there is none.
+    pub fn first_rows(
+        &self,
+        role: &TensorRole,
+        width: usize,
+        most: usize,
+    ) -> Result<Option<Vec<f32>>> {
         let Some(info) = self.find(role, 0, WEIGHT) else {
             return Ok(None);
         };
@@ -470,7 +475,7 @@ impl<'a> WeightLoader<'a> {
             _ => 1,
         };
         let mut floats = self.floats(info, &[rows, width])?;
-        floats.truncate(width);
+        floats.truncate(most * width);
         Ok(Some(floats))
     }
 

@@ -53,7 +53,7 @@ impl Part {
 }
 
 impl Stored {
-    fn row_bytes(&self) -> usize {
+    pub(crate) fn row_bytes(&self) -> usize {
         self.cols / self.ty.block_len() * self.ty.block_bytes()
     }
 
@@ -94,7 +94,7 @@ impl Stored {
     }
 
     /// Each of `n` matrices of `rows` rows transposed, in memory.
-    pub(super) fn transposed(&self, n: usize, rows: usize) -> io::Result<Stored> {
+    pub(crate) fn transposed(&self, n: usize, rows: usize) -> io::Result<Stored> {
         let cols = self.cols;
         // Blocks of quantised types run along rows, so those are unpacked.
         let (ty, bytes) = if self.ty.is_quantized() {

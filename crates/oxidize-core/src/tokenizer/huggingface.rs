@@ -596,20 +596,14 @@ fn read_template(part: &Value, spec: &mut VocabSpec) -> Result<()> {
                     after_text = true;
                     continue;
                 };
-                let special = part
-                    .get("special_tokens")
-                    .and_then(|tokens| tokens.get(name));
-                let ids = special.map_or(&[][..], |special| parts(special, "ids"));
-                let ids = ids
-                    .iter()
-                    .filter_map(|id| TokenId::try_from(id.as_u64()?).ok());
                 let list = if after_text {
                     &mut spec.suffix
                 } else {
                     &mut spec.prefix
                 };
-                list.extend(ids);
+                list.extend(special_ids(part, name));
             }
+            spec.between = Some(between(part));
             Ok(())
         }
         "RobertaProcessing" | "BertProcessing" => {
@@ -618,14 +612,42 @@ fn read_template(part: &Value, spec: &mut VocabSpec) -> Result<()> {
                     .and_then(|pair| pair.get(1)?.as_u64())
                     .and_then(|id| TokenId::try_from(id).ok())
             };
+            let n_between = if name_of(part) == "BertProcessing" {
+                1
+            } else {
+                2
+            };
             spec.prefix.extend(id("cls"));
             spec.suffix.extend(id("sep"));
+            spec.between = id("sep").map(|sep| vec![sep; n_between]);
             Ok(())
         }
         // Only offsets are changed.
         "ByteLevel" | "" => Ok(()),
         other => Err(unsupported("post_processor", other)),
     }
+}
+
+/// The ids of a special token that a template names.
+fn special_ids(template: &Value, name: &str) -> impl Iterator<Item = TokenId> {
+    let special = template
+        .get("special_tokens")
+        .and_then(|tokens| tokens.get(name));
+    let ids = special.map_or(&[][..], |special| parts(special, "ids"));
+    ids.iter()
+        .filter_map(|id| TokenId::try_from(id.as_u64()?).ok())
+}
+
+/// What a template puts between the two texts of a pair.
+fn between(template: &Value) -> Vec<TokenId> {
+    let pieces = parts(template, "pair").iter();
+    let inside = pieces
+        .skip_while(|piece| piece.get("Sequence").is_none())
+        .skip(1)
+        .map_while(|piece| piece.get("SpecialToken"));
+    inside
+        .flat_map(|token| special_ids(template, text(token, "id")))
+        .collect()
 }
 
 /// The byte that a line and a column of `text` point to.

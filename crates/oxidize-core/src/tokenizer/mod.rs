@@ -76,6 +76,8 @@ struct Inner {
     ends: Vec<TokenId>,
     prefix: Vec<TokenId>,
     suffix: Vec<TokenId>,
+    /// What goes between the two texts of a pair.
+    between: Vec<TokenId>,
     strip_leading_space: bool,
     /// Buffers of encoders that are not at work: one for each that ever ran at the same time.
     scratch: Mutex<Vec<Scratch>>,
@@ -121,6 +123,15 @@ impl EncodeOptions {
         add_special: false,
         parse_special: false,
     };
+}
+
+/// The tokens of two texts, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenPair {
+    /// All of them.
+    pub tokens: Vec<TokenId>,
+    /// The first of the second text.
+    pub second: usize,
 }
 
 /// How to decode.
@@ -193,6 +204,11 @@ impl Tokenizer {
             list.retain(|&id| in_range(id));
             list
         };
+        let (prefix, suffix) = (within(spec.prefix), within(spec.suffix));
+        // RoBERTa and those after it say the end of the first text twice.
+        let twice = ids.bos.is_some_and(|bos| vocab.text(bos) == b"<s>");
+        let usual = || suffix.repeat(if twice { 2 } else { 1 });
+        let between = spec.between.map_or_else(usual, within);
         Ok(Tokenizer(Arc::new(Inner {
             vocab,
             model,
@@ -200,8 +216,9 @@ impl Tokenizer {
             normalizers: spec.normalizers,
             ids,
             ends,
-            prefix: within(spec.prefix),
-            suffix: within(spec.suffix),
+            prefix,
+            suffix,
+            between,
             strip_leading_space: spec.strip_leading_space,
             scratch: Mutex::default(),
         })))
@@ -230,6 +247,25 @@ impl Tokenizer {
         }
         inner.put_back(scratch);
         out
+    }
+
+    /// The tokens of two texts that a model judges together, such as a question and a document, with
+    /// those that it expects around and between them.
+    pub fn encode_pair(&self, first: &str, second: &str, parse_special: bool) -> TokenPair {
+        let options = EncodeOptions {
+            add_special: false,
+            parse_special,
+        };
+        let mut tokens = self.0.prefix.clone();
+        tokens.extend(self.encode(first, options));
+        tokens.extend_from_slice(&self.0.between);
+        let second_at = tokens.len();
+        tokens.extend(self.encode(second, options));
+        tokens.extend_from_slice(&self.0.suffix);
+        TokenPair {
+            tokens,
+            second: second_at,
+        }
     }
 
     /// The prompt that asks a model trained for it to fill the gap between `before` and `after`. `None`

@@ -49,6 +49,8 @@ pub struct VocabSpec {
     pub prefix: Vec<TokenId>,
     /// Tokens that go after a text.
     pub suffix: Vec<TokenId>,
+    /// Tokens between the two texts of a pair, where the file says which.
+    pub between: Option<Vec<TokenId>>,
 }
 
 /// How text becomes tokens.
@@ -174,6 +176,7 @@ impl VocabSpec {
             strip_leading_space: false,
             prefix: Vec::new(),
             suffix: Vec::new(),
+            between: None,
         }
     }
 }

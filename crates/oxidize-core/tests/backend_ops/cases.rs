@@ -6,9 +6,10 @@ use oxidize_core::backend::KvType;
 use oxidize_core::file::TensorType;
 use oxidize_core::graph::rope::{RopeFactors, RopeScaling, Yarn};
 use oxidize_core::graph::{
-    Activation, AttentionOp, CacheInfo, ExpertGroups, ExpertWeights, ExpertsOp, Gating, GroupScore,
-    KeySharing, LinearAttentionOp, NormKind, Op, Rope, RopeLayout, Routing, Rows, Sees,
-    SelectiveScanOp, ShortConvOp, StateInfo, StateUpdate, Temperature, ValueId, Window, Xielu,
+    Activation, AttentionOp, CacheInfo, ExpertAdapter, ExpertGroups, ExpertHalf, ExpertWeights,
+    ExpertsOp, Gating, GroupScore, KeySharing, LinearAttentionOp, NormKind, Op, Rope, RopeLayout,
+    Routing, Rows, Sees, SelectiveScanOp, ShortConvOp, StateInfo, StateUpdate, Temperature,
+    ValueId, Window, Xielu,
 };
 
 macro_rules! kinds {
@@ -51,6 +52,7 @@ kinds! {
     AdapterScale,
     ScaleBy,
     AddVector,
+    AddSegment,
     Temperature,
     Clamp,
     WeightedSum,
@@ -259,6 +261,11 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             let (x, weight) = (net.input(width), net.vector(width));
             let out = net.like(x);
             (net.push(Op::ScaleBy { x, weight, out }), FLOATS)
+        }
+        Kind::AddSegment => {
+            let (x, table) = (net.input(width), net.vector(2 * width));
+            let out = net.like(x);
+            (net.push(Op::AddSegment { x, table, out }), 0.0)
         }
         Kind::AddVector => {
             let (x, weight) = (net.input(width), net.vector(width));
@@ -470,7 +477,25 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
     };
     let groups = net.random.chance(0.4).then_some(groups);
     let choice = groups.map_or(n_experts, |_| used_groups * n_experts / n_groups);
+    let n_adapters = net.random.within(0..=2);
+    let adapters = (0..n_adapters).map(|adapter| {
+        let half = net.random.pick(&ExpertHalf::ALL);
+        let (inputs, outputs) = match half {
+            ExpertHalf::Down => (n_ff, width),
+            ExpertHalf::Gate | ExpertHalf::Up => (width, n_ff),
+        };
+        let rank = net.random.within(1..=4);
+        ExpertAdapter {
+            half,
+            adapter,
+            factor: 0.5,
+            down: net.stack(TensorType::F32, rank, inputs, n_experts),
+            up: net.stack(TensorType::F32, outputs, rank, n_experts),
+        }
+    });
+    let adapters = adapters.collect();
     let spec = ExpertsOp {
+        adapters,
         gate: gated.then(|| stack(net, gate_ty, n_ff, width)),
         up: stack(net, gate_ty, n_ff, width),
         down: stack(net, down_ty, width, n_ff),

@@ -126,6 +126,8 @@ impl Feed {
                     n_tokens: n,
                     blocks,
                     adapters: STRENGTHS.get(i..).unwrap_or_default(),
+                    // Of some sequences, what comes from their fourth token on.
+                    second_text: (i % 2 == 0).then_some(3),
                 });
                 done[i] += n;
             }

@@ -1,8 +1,9 @@
-//! `POST /v1/embeddings` and `POST /v1/rerank`: texts as vectors, and documents by how near they are to a question.
+//! `POST /v1/embeddings` and `POST /v1/rerank`: texts as vectors, and documents by how well they answer a question.
 
 use axum::extract::State;
 use axum::{Extension, Json};
 use base64::Engine as _;
+use oxidize_core::tokenizer::TokenPair;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -130,6 +131,20 @@ pub(crate) async fn embed(
     texts: Prompt,
 ) -> ApiResult<Embedded> {
     let count = texts.count();
+    compute(state, client, name, count, move |model| {
+        vectors(model, texts)
+    })
+    .await
+}
+
+/// Has a model make vectors of `count` texts, at the cost of one place in its queue.
+async fn compute(
+    state: &AppState,
+    client: &Client,
+    name: Option<&str>,
+    count: usize,
+    work: impl FnOnce(&Loaded) -> ApiResult<(Vec<Vec<f32>>, usize)> + Send + 'static,
+) -> ApiResult<Embedded> {
     if count == 0 || count > MAX_TEXTS {
         let message =
             format!("{count} texts; at least 1 and at most {MAX_TEXTS} can be embedded at once");
@@ -145,12 +160,7 @@ pub(crate) async fn embed(
     let metrics = state.clone();
     blocking(move || {
         let _ticket = ticket;
-        let tokens = texts.tokens(&model)?;
-        if tokens.iter().any(Vec::is_empty) {
-            return Err(ApiError::bad_request("an empty text has no embedding"));
-        }
-        let n_tokens = tokens.iter().map(Vec::len).sum();
-        let vectors = model.embed(&tokens)?;
+        let (vectors, n_tokens) = work(&model)?;
         client.spend(n_tokens as u64);
         metrics.metrics().prompt_tokens.add(n_tokens as u64);
         Ok(Embedded {
@@ -160,6 +170,21 @@ pub(crate) async fn embed(
         })
     })
     .await?
+}
+
+/// The vector of each text, and how many tokens were read.
+fn vectors(model: &Loaded, texts: Prompt) -> ApiResult<(Vec<Vec<f32>>, usize)> {
+    if model.is_classifier() {
+        return Err(ApiError::bad_request(
+            "the model is a classifier, which ranks texts and gives them no vectors",
+        ));
+    }
+    let tokens = texts.tokens(model)?;
+    if tokens.iter().any(Vec::is_empty) {
+        return Err(ApiError::bad_request("an empty text has no embedding"));
+    }
+    let n_tokens = tokens.iter().map(Vec::len).sum();
+    Ok((model.embed(&tokens)?, n_tokens))
 }
 
 /// The first dimensions of a vector, of length one again.
@@ -248,7 +273,8 @@ pub struct Ranked {
 
 /// Put documents in order
 ///
-/// The score is the cosine between the embeddings of question and document.
+/// The score is what the model's classifier gives question and document together; of a model without
+/// one, the cosine between the embeddings of the two.
 #[utoipa::path(
     post, path = "/v1/rerank", tag = "OpenAI",
     request_body = RerankRequest,
@@ -274,21 +300,20 @@ pub async fn rerank(
         .documents
         .iter()
         .map(|document| document.text().to_owned());
-    let texts = [request.query].into_iter().chain(documents).collect();
-    let name = request.model.as_deref();
-    let embedded = embed(&state, &client, name, Prompt::Texts(texts)).await?;
-    let (query, documents) = match embedded.vectors.split_first() {
-        Some(split) => split,
-        None => return Err(ApiError::internal("no embeddings")),
-    };
-    let cosine = |document: &Vec<f32>| query.iter().zip(document).map(|(a, b)| a * b).sum::<f32>();
-    let mut results: Vec<Ranked> = documents
-        .iter()
+    let texts: Vec<String> = [request.query].into_iter().chain(documents).collect();
+    let (name, count) = (request.model.as_deref(), texts.len());
+    let ranked = compute(&state, &client, name, count, move |model| {
+        rank(model, &texts)
+    })
+    .await?;
+    let mut results: Vec<Ranked> = ranked
+        .vectors
+        .into_iter()
         .zip(request.documents)
         .enumerate()
-        .map(|(index, (vector, document))| Ranked {
+        .map(|(index, (scores, document))| Ranked {
             index,
-            relevance_score: cosine(vector),
+            relevance_score: scores.first().copied().unwrap_or(f32::NEG_INFINITY),
             document: request
                 .return_documents
                 .unwrap_or(false)
@@ -300,8 +325,29 @@ pub async fn rerank(
     Ok(Json(RerankList {
         id: state.new_id("rerank-"),
         object: "list",
-        model: embedded.model.name.clone(),
+        model: ranked.model.name.clone(),
         results,
-        usage: Usage::of_prompt(embedded.n_tokens),
+        usage: Usage::of_prompt(ranked.n_tokens),
     }))
+}
+
+/// A score for each text after the first, by how well it answers that, and how many tokens were read.
+fn rank(model: &Loaded, texts: &[String]) -> ApiResult<(Vec<Vec<f32>>, usize)> {
+    let Some((query, documents)) = texts.split_first() else {
+        return Err(ApiError::internal("nothing to rank"));
+    };
+    let tokenizer = model.tokenizer()?;
+    if model.is_classifier() {
+        let pair = |document: &String| tokenizer.encode_pair(query, document, false);
+        let pairs: Vec<TokenPair> = documents.iter().map(pair).collect();
+        let n_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
+        return Ok((model.judge(&pairs)?, n_tokens));
+    }
+    let (vectors, n_tokens) = vectors(model, Prompt::Texts(texts.to_vec()))?;
+    let Some((query, documents)) = vectors.split_first() else {
+        return Err(ApiError::internal("no embeddings"));
+    };
+    let cosine = |document: &Vec<f32>| query.iter().zip(document).map(|(a, b)| a * b).sum::<f32>();
+    let scores = documents.iter().map(|document| vec![cosine(document)]);
+    Ok((scores.collect(), n_tokens))
 }

@@ -1,6 +1,10 @@
 //! Completions, tokens, embeddings: everything that is about text and not about conversations.
 
 use super::*;
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::embedding::{Embedder, EmbedderConfig};
+use oxidize_core::file::OpenOptions;
+use oxidize_core::model::Model;
 
 #[test]
 fn completions_go_on_from_text_and_tokens() {
@@ -151,6 +155,49 @@ fn embeddings_and_ranks() {
     assert_eq!(ranks["results"].as_array().unwrap().len(), 2);
     assert_eq!(ranks["results"][0]["index"], 1);
     assert_eq!(ranks["results"][0]["document"], "a cat");
+}
+
+/// A classifier judges question and document together, and gives no vectors and no text.
+#[test]
+fn cross_encoders_rank_by_their_scores() {
+    let shared = std::env::var_os("OXIDIZE_SHARED")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
+    let path = shared.join("golden/bert-cls");
+    if !path.is_dir() {
+        eprintln!("SKIPPED: there is no {}", path.display());
+        return;
+    }
+    let documents = ["a dog", "the quick brown fox", "rust", "a cat and a dog"];
+    let model = Model::load(&path, &OpenOptions::default()).unwrap();
+    let tokenizer = model.tokenizer().unwrap();
+    let pairs = documents.map(|document| tokenizer.encode_pair("a cat", document, false));
+    let config = EmbedderConfig::default();
+    let mut embedder = Embedder::new(&model, &Cpu::default(), &config).unwrap();
+    let scores = embedder.embed_pairs(&pairs).unwrap();
+    let score = |index: usize| f64::from(scores[index][0][0]);
+
+    let server = start_with(&["--port", "0", path.to_str().unwrap()]);
+    let asked = json!({"query": "a cat", "documents": documents});
+    let ranks = server.post("/v1/rerank", &asked).ok();
+    let results = ranks["results"].as_array().unwrap();
+    let relevance = |result: &Value| result["relevance_score"].as_f64().unwrap();
+    assert_eq!(results.len(), documents.len());
+    for result in results {
+        let index = result["index"].as_u64().unwrap() as usize;
+        assert!((relevance(result) - score(index)).abs() < 1e-5, "{ranks}");
+    }
+    assert!(
+        results
+            .windows(2)
+            .all(|pair| relevance(&pair[0]) >= relevance(&pair[1]))
+    );
+    let n_tokens: usize = pairs.iter().map(|pair| pair.tokens.len()).sum();
+    assert_eq!(ranks["usage"]["prompt_tokens"], n_tokens);
+    let error = server.post("/v1/embeddings", &json!({"input": "a cat"}));
+    assert!(error.error(400).contains("classifier"));
+    let error = server.post("/v1/completions", &json!({"prompt": "a cat"}));
+    assert!((400..500).contains(&error.status), "{}", error.body);
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //! expert are read once for all of its tokens, and not at all where it has none.
 
 use super::pool::Matrix;
-use super::run::{CpuSession, ExpertMatrix, Glu, activations, half_layer, observe};
+use super::run::{CpuSession, ExpertMatrix, Glu, LowRank, activations, half_layer, observe};
+use crate::backend::Batch;
 use crate::backend::routing::route;
-use crate::graph::{ExpertWeights, ExpertsOp, ValueId};
-use oxidize_kernels::QuantizedRows;
+use crate::graph::{ExpertAdapter, ExpertHalf, ExpertWeights, ExpertsOp, Rows, ValueId, WeightId};
+use crate::model::Weights;
+use oxidize_kernels::{Activations, Kernels, QuantizedRows, Scratch, TileMut};
 
 /// Buffers for the tokens of one expert.
 #[derive(Default)]
@@ -26,6 +28,7 @@ impl CpuSession {
         x: ValueId,
         router: ValueId,
         out: ValueId,
+        batch: &Batch<'_>,
     ) {
         let (routing, rounding) = (&spec.routing, self.rounding());
         let mut work = std::mem::take(&mut self.experts);
@@ -43,6 +46,8 @@ impl CpuSession {
         let mut taken = self.buffers.take(out);
         taken.rows().fill(0.0);
         let x = self.buffers.get(x);
+        let strength = |adapter| batch.strengths(Rows::Tokens, adapter).collect();
+        let strengths: Vec<Vec<f32>> = spec.adapters.iter().map(|a| strength(a.adapter)).collect();
         let ExpertWork {
             routes,
             input,
@@ -67,6 +72,18 @@ impl CpuSession {
             }
             hidden.resize((tokens.len() * n_ff).max(hidden.len()), 0.0);
             let hidden = &mut hidden[..tokens.len() * n_ff];
+            let adapted = Adapted {
+                kernels,
+                weights: &weights,
+                spec,
+                strengths: &strengths,
+                expert,
+                tokens,
+            };
+            let scratch = &mut workers[0].scratch;
+            let lows =
+                [ExpertHalf::Gate, ExpertHalf::Up].map(|half| adapted.lows(half, input, scratch));
+            let added = lows.each_ref().map(|lows| adapted.low_ranks(lows));
             let matrix = |stack: ExpertWeights| {
                 let weight = weights.get(stack.weight);
                 let bias = stack.bias.map(|id| {
@@ -77,9 +94,17 @@ impl CpuSession {
                     weight,
                     bias,
                     expert,
+                    added: &[],
                 }
             };
-            let (gate, up) = (spec.gate.map(matrix), matrix(spec.up));
+            let gate = spec.gate.map(|gate| ExpertMatrix {
+                added: &added[0],
+                ..matrix(gate)
+            });
+            let up = ExpertMatrix {
+                added: &added[1],
+                ..matrix(spec.up)
+            };
             observe(&self.config, gate.iter().chain([&up]), input);
             let types = [Some(up), gate].map(|matrix| matrix.map(|matrix| matrix.weight.ty));
             let acts = activations(
@@ -121,7 +146,12 @@ impl CpuSession {
                 [down.ty],
                 rounding,
             );
-            let down = matrix(spec.down);
+            let lows = adapted.lows(ExpertHalf::Down, hidden, &mut workers[0].scratch);
+            let added = adapted.low_ranks(&lows);
+            let down = ExpertMatrix {
+                added: &added,
+                ..matrix(spec.down)
+            };
             observe(&self.config, [&down].into_iter(), hidden);
             let mut matrices = [Matrix {
                 data: output,
@@ -138,5 +168,58 @@ impl CpuSession {
         }
         self.buffers.put(taken);
         self.experts = work;
+    }
+}
+
+/// The tokens of one expert, and the adapters of its matrices.
+struct Adapted<'a> {
+    kernels: &'a Kernels,
+    weights: &'a Weights,
+    spec: &'a ExpertsOp,
+    /// For each adapter, what each token of the batch wants of it.
+    strengths: &'a [Vec<f32>],
+    expert: usize,
+    tokens: &'a [(usize, f32)],
+}
+
+impl Adapted<'_> {
+    /// `factor · strength · down·input` for each adapter of a half, and the matrix that comes next.
+    fn lows(
+        &self,
+        half: ExpertHalf,
+        input: &[f32],
+        scratch: &mut Scratch,
+    ) -> Vec<(WeightId, Vec<f32>)> {
+        let adapters = self.spec.adapters.iter().zip(self.strengths);
+        let of_half = adapters.filter(|(adapter, _)| adapter.half == half);
+        let low = |(adapter, strengths): (&ExpertAdapter, &Vec<f32>)| {
+            let down = ExpertMatrix {
+                weight: self.weights.get(adapter.down),
+                bias: None,
+                expert: self.expert,
+                added: &[],
+            };
+            let rank = down.weight.rows;
+            let mut low = vec![0.0; self.tokens.len() * rank];
+            let acts = Activations::floats(input, down.weight.cols);
+            let out = TileMut::new(&mut low, rank);
+            down.multiply(self.kernels, 0..rank, &acts, out, scratch);
+            for (row, (token, _)) in low.chunks_exact_mut(rank).zip(self.tokens) {
+                self.kernels.scale(row, adapter.factor * strengths[*token]);
+            }
+            (adapter.up, low)
+        };
+        of_half.map(low).collect()
+    }
+
+    fn low_ranks<'l>(&'l self, lows: &'l [(WeightId, Vec<f32>)]) -> Vec<LowRank<'l>> {
+        let low_rank = |(up, low): &'l (WeightId, Vec<f32>)| {
+            let up = self.weights.get(*up);
+            LowRank {
+                up,
+                low: Activations::floats(low, up.cols),
+            }
+        };
+        lows.iter().map(low_rank).collect()
     }
 }

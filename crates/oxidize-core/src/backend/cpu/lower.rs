@@ -76,6 +76,7 @@ impl Step {
                 | Op::AdapterScale { x, .. }
                 | Op::ScaleBy { x, .. }
                 | Op::AddVector { x, .. }
+                | Op::AddSegment { x, .. }
                 | Op::Temperature { x, .. }
                 | Op::Clamp { x, .. }
                 | Op::MatchMagnitude { x, .. }

@@ -19,7 +19,7 @@ mod run;
 mod shares;
 
 use super::{Backend, BackendError, Device, Session, SessionConfig};
-use crate::graph::{Op, Plan};
+use crate::graph::Plan;
 use crate::model::Weights;
 use oxidize_kernels::Kernels;
 
@@ -54,10 +54,6 @@ impl Backend for Cpu {
             name,
             memory: crate::model::available_memory(),
         }]
-    }
-
-    fn supports(&self, _op: &Op) -> bool {
-        true
     }
 
     fn compile(

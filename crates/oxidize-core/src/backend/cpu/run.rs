@@ -248,6 +248,14 @@ impl CpuSession {
                 let terms = weights.get(*weight).as_f32();
                 self.map(*x, *out, |x| kernels.add(x, terms));
             }
+            Op::AddSegment { x, table, out } => {
+                let weights = self.weights.clone();
+                let (width, table) = (self.buffers.width(*x), weights.get(*table).as_f32());
+                let segments: Vec<usize> = batch.segments().collect();
+                self.each_row(Some(*x), *out, |row, x| {
+                    kernels.add(x, &table[segments[row] * width..][..width]);
+                });
+            }
             Op::Temperature { x, spec, out } => self.each_row(Some(*x), *out, |row, x| {
                 kernels.scale(x, spec.at(batch.positions[row]));
             }),
@@ -280,7 +288,7 @@ impl CpuSession {
                 router,
                 spec,
                 out,
-            } => self.mix_experts(spec, *x, *router, *out),
+            } => self.mix_experts(spec, *x, *router, *out, batch),
             Op::SelectOutputs { x, out } => {
                 let width = self.buffers.width(*x);
                 let mut taken = self.buffers.take(*out);
@@ -727,12 +735,19 @@ pub(super) fn observe<'m>(
     });
 }
 
-/// One matrix of a stack, or a matrix by itself, with its biases.
+/// One matrix of a stack, or a matrix by itself, with its biases and what adapters add.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertMatrix<'a> {
     pub(super) weight: &'a Weight,
     pub(super) bias: Option<&'a [f32]>,
     pub(super) expert: usize,
+    pub(super) added: &'a [LowRank<'a>],
+}
+
+/// What an adapter adds to the products of an expert's matrix: `up · low`.
+pub(super) struct LowRank<'a> {
+    pub(super) up: &'a Weight,
+    pub(super) low: Activations<'a>,
 }
 
 impl ExpertMatrix<'_> {
@@ -742,7 +757,7 @@ impl ExpertMatrix<'_> {
         kernels: &Kernels,
         rows: std::ops::Range<usize>,
         acts: &Activations<'_>,
-        out: TileMut<'_>,
+        mut out: TileMut<'_>,
         scratch: &mut Scratch,
     ) {
         let bias = self.bias.map(|bias| &bias[rows.clone()]);
@@ -750,8 +765,16 @@ impl ExpertMatrix<'_> {
             bias,
             accumulate: false,
         };
-        let rows = weight_rows(self.weight, self.expert).slice(rows);
-        kernels.matmul(rows, acts, epilogue, out, scratch);
+        let matrix = weight_rows(self.weight, self.expert).slice(rows.clone());
+        kernels.matmul(matrix, acts, epilogue, out.reborrow(), scratch);
+        for LowRank { up, low } in self.added {
+            let epilogue = Epilogue {
+                bias: None,
+                accumulate: true,
+            };
+            let matrix = weight_rows(up, self.expert).slice(rows.clone());
+            kernels.matmul(matrix, low, epilogue, out.reborrow(), scratch);
+        }
     }
 }
 
@@ -875,6 +898,7 @@ fn resolve<'a>(weights: &'a Weights, linear: &Linear) -> ExpertMatrix<'a> {
         weight: weights.get(linear.weight),
         bias: linear.bias.map(|id| weights.get(id).as_f32()),
         expert: 0,
+        added: &[],
     }
 }
 

@@ -35,6 +35,7 @@ impl Worker {
                 blocks: step.blocks_of(part),
                 slot: part.slot,
                 adapters: adapters(&self.active, &self.model, part.id),
+                ..SeqSlice::default()
             });
         }
         if tokens.is_empty() {
@@ -60,6 +61,7 @@ impl Worker {
             blocks: step.blocks_of(part),
             slot: part.slot,
             adapters: adapters(&self.active, &self.model, part.id),
+            ..SeqSlice::default()
         }];
         let batch = Batch {
             tokens: prompt,

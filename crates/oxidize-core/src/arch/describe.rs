@@ -1,0 +1,485 @@
+//! What a descriptor says, in words: an [`Outline`] of a few columns, and every [`Knob`] by itself.
+//!
+//! `oxidize archs` prints both; nothing is written down here that is not read from the descriptor.
+
+use super::{
+    ActivationRule, Alibi, Arch, BASE, DefaultFf, GgufForm, Mixer, MoeSpec, QkNorm, QkvLayout,
+    QueryScale, RecurrentKind, RecurrentLayers, RecurrentSpec, RopeLayers, RopeLayouts, Scales,
+    TemperatureRule, TensorRole, WindowKind, Windows,
+};
+use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
+
+/// A family in a line. What only a file can say, such as whether there are experts, is not in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    /// Which norm, and where it stands.
+    pub norm: String,
+    /// How tokens know where they are.
+    pub position: String,
+    /// What mixes tokens, layer by layer.
+    pub mixer: String,
+    /// What is particular about attention.
+    pub attention: String,
+    /// The function of the feed-forward layers.
+    pub feed_forward: String,
+    /// What a router does, where a file has experts.
+    pub experts: String,
+}
+
+impl Outline {
+    /// Its parts, by name.
+    pub fn parts(&self) -> [(&'static str, &str); 6] {
+        [
+            ("norm", &self.norm),
+            ("position", &self.position),
+            ("mixer", &self.mixer),
+            ("attention", &self.attention),
+            ("feed_forward", &self.feed_forward),
+            ("experts", &self.experts),
+        ]
+    }
+}
+
+/// One field of a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Knob {
+    /// The field.
+    pub name: &'static str,
+    /// Its value, in words.
+    pub value: String,
+    /// Whether most families have the same.
+    pub is_usual: bool,
+}
+
+impl Arch {
+    /// The family in a line.
+    pub fn outline(&self) -> Outline {
+        Outline {
+            norm: self.norm_in_words(),
+            position: self.position_in_words(),
+            mixer: self.mixer_in_words(),
+            attention: self.attention_in_words(),
+            feed_forward: self.activation.words(),
+            experts: self.moe.words(),
+        }
+    }
+
+    /// Every choice that the descriptor makes.
+    pub fn knobs(&self) -> Vec<Knob> {
+        macro_rules! knobs {
+            ($($field:ident),*) => {
+                vec![$({
+                    let value = self.$field.words();
+                    let is_usual = value == BASE.$field.words();
+                    Knob { name: stringify!($field), value, is_usual }
+                }),*]
+            };
+        }
+        knobs!(
+            norm,
+            norm_weights,
+            pre_norm,
+            parallel,
+            rope,
+            rope_layers,
+            alibi,
+            position_offset,
+            causal,
+            encoder,
+            mixer,
+            recurrent,
+            pruned,
+            windows,
+            window_kind,
+            window_rope_base,
+            query_scale,
+            qk_norm,
+            attention_gate,
+            gated_queries,
+            value_norm,
+            keys_as_values,
+            temperature,
+            activation,
+            glu_limit,
+            default_ff,
+            ff_counts_both,
+            moe,
+            unbiased_sparsity,
+            scales,
+            hf_norm_offset,
+            hf_rotary_share,
+            hf_qkv,
+            hf_transposed,
+            hf_gate_up_alternate,
+            gguf_form,
+            gguf_names,
+            hf_names
+        )
+    }
+
+    fn norm_in_words(&self) -> String {
+        let place = match (self.parallel, self.pre_norm) {
+            (true, _) => "parallel",
+            (false, true) => "before",
+            (false, false) => "after",
+        };
+        let weights = if self.norm_weights {
+            ""
+        } else {
+            ", no weights"
+        };
+        format!("{} {place}{weights}", self.norm.words())
+    }
+
+    fn position_in_words(&self) -> String {
+        match (self.rope_layers, self.alibi) {
+            (RopeLayers::None, Alibi::IfGiven) => "as in the file".into(),
+            (RopeLayers::None, _) => "ALiBi".into(),
+            (RopeLayers::All, Alibi::IfLayers(..)) => "RoPE or ALiBi".into(),
+            (RopeLayers::All, _) => "RoPE".into(),
+            (layers, _) => format!("RoPE, {}", layers.words()),
+        }
+    }
+
+    fn mixer_in_words(&self) -> String {
+        let Some(recurrent) = &self.recurrent else {
+            return self.mixer.words();
+        };
+        let (kind, attention) = (recurrent.kind.words(), self.mixer.words());
+        match recurrent.layers {
+            RecurrentLayers::Listed => format!("{kind}, some {attention}"),
+            RecurrentLayers::Alone => format!("{kind} or {attention} alone"),
+            RecurrentLayers::AllButEvery(n) => format!("{kind}, every {} {attention}", nth(n)),
+            RecurrentLayers::Beside => format!("{kind} beside {attention}"),
+        }
+    }
+
+    fn attention_in_words(&self) -> String {
+        let mut parts = Vec::new();
+        if let Some(encoder) = self.encoder {
+            parts.push(format!("behind the encoder of {}", encoder.name));
+        }
+        if !self.causal {
+            parts.push("both ways".into());
+        }
+        if self.windows != Windows::Never {
+            let kind = match self.window_kind {
+                WindowKind::Sliding => "windows",
+                WindowKind::Chunk(_) => "chunks",
+            };
+            parts.push(format!("{kind} {}", self.windows.words()));
+        }
+        for (is_on, feature) in [
+            (self.qk_norm != BASE.qk_norm, "qk norm after RoPE"),
+            (self.value_norm, "v norm"),
+            (self.keys_as_values, "keys as values"),
+            (self.gated_queries, "gated"),
+            (self.temperature != BASE.temperature, "sharper far out"),
+            (self.pruned, "heads per layer"),
+        ] {
+            if is_on {
+                parts.push(feature.into());
+            }
+        }
+        match parts.is_empty() {
+            true => "full".into(),
+            false => parts.join(", "),
+        }
+    }
+}
+
+/// A value of a descriptor as people say it.
+trait Words {
+    fn words(&self) -> String;
+}
+
+impl Words for bool {
+    fn words(&self) -> String {
+        if *self { "yes" } else { "no" }.into()
+    }
+}
+
+impl Words for f32 {
+    fn words(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Words for usize {
+    fn words(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl<T: Words> Words for Option<T> {
+    fn words(&self) -> String {
+        self.as_ref().map_or("none".into(), Words::words)
+    }
+}
+
+impl Words for &'static Arch {
+    fn words(&self) -> String {
+        self.name.into()
+    }
+}
+
+impl Words for TensorRole {
+    fn words(&self) -> String {
+        let names = [self.gguf, self.hf];
+        let name = names.into_iter().find(|name| !name.is_empty());
+        name.unwrap_or_default().into()
+    }
+}
+
+impl Words for &'static [TensorRole] {
+    fn words(&self) -> String {
+        let roles: Vec<String> = self.iter().map(Words::words).collect();
+        list(&roles)
+    }
+}
+
+impl Words for &'static [(TensorRole, &'static str)] {
+    fn words(&self) -> String {
+        let name = |(role, name): &(TensorRole, &str)| match *name {
+            "" => format!("no {}", role.words()),
+            name => format!("{} is {name}", role.words()),
+        };
+        let names: Vec<String> = self.iter().map(name).collect();
+        list(&names)
+    }
+}
+
+fn list(parts: &[String]) -> String {
+    match parts {
+        [] => "none".into(),
+        parts => parts.join("; "),
+    }
+}
+
+fn nth(n: usize) -> String {
+    match n {
+        2 => "2nd".into(),
+        3 => "3rd".into(),
+        n => format!("{n}th"),
+    }
+}
+
+/// Gives each value of an enum its words.
+macro_rules! words {
+    ($($ty:ident { $($pattern:pat $(if $guard:expr)? => $words:expr),* $(,)? })*) => {
+        $(impl Words for $ty {
+            fn words(&self) -> String {
+                match *self { $($pattern $(if $guard)? => String::from($words)),* }
+            }
+        })*
+    };
+}
+
+words! {
+    NormKind {
+        NormKind::Rms => "RMS",
+        NormKind::Layer => "layer",
+    }
+    RopeLayout {
+        RopeLayout::Halves => "halves of a head",
+        RopeLayout::Interleaved => "neighbours",
+    }
+    RopeLayouts {
+        RopeLayouts { gguf, hf } if gguf == hf => gguf.words(),
+        RopeLayouts { gguf, hf } =>
+            format!("{} in GGUF, {} in safetensors", gguf.words(), hf.words()),
+    }
+    RopeLayers {
+        RopeLayers::All => "in all layers",
+        RopeLayers::None => "in none",
+        RopeLayers::AllButEvery(n) => format!("not in every {}", nth(n)),
+        RopeLayers::Windowed => "in windowed layers",
+        RopeLayers::IfGiven => "if given",
+    }
+    Alibi {
+        Alibi::IfGiven => "if given",
+        Alibi::Always(exponent) => format!("always, exponent {exponent}"),
+        Alibi::IfLayers(n, exponent) => format!("with {n} layers, exponent {exponent}"),
+    }
+    Mixer {
+        Mixer::Attention => "attention",
+        Mixer::Mla => "latent attention",
+    }
+    RecurrentKind {
+        RecurrentKind::ShortConv => "short convolution",
+        RecurrentKind::Mamba => "Mamba",
+        RecurrentKind::Mamba2 => "Mamba 2",
+        RecurrentKind::DeltaNet => "gated delta net",
+        RecurrentKind::KimiDelta => "delta net by channel",
+        RecurrentKind::Rwkv4 => "RWKV 4",
+        RecurrentKind::Rwkv6 => "RWKV 6",
+        RecurrentKind::Rwkv7 => "RWKV 7",
+    }
+    RecurrentLayers {
+        RecurrentLayers::Listed => "in the layers that the file lists",
+        RecurrentLayers::AllButEvery(n) => format!("in all but every {}", nth(n)),
+        RecurrentLayers::Alone => "in layers of their own",
+        RecurrentLayers::Beside => "in all, beside attention",
+    }
+    KeySharing {
+        KeySharing::Runs => "neighbours share keys",
+        KeySharing::Turns => "heads take turns at keys",
+    }
+    Windows {
+        Windows::Never => "in none",
+        Windows::All => "in all",
+        Windows::AllButEvery(n) => format!("but every {}", nth(n)),
+        Windows::FullFirst(n) => format!("but every {}, from the first", nth(n)),
+    }
+    WindowKind {
+        WindowKind::Sliding => "the last positions",
+        WindowKind::Chunk(n) => format!("chunks of {n}"),
+    }
+    QueryScale {
+        QueryScale::HeadDim => "by the head's width",
+        QueryScale::HeadDimUnlessLayers(n) =>
+            format!("by the head's width; with {n} layers, by embedding / heads"),
+        QueryScale::One => "not scaled",
+    }
+    QkNorm {
+        QkNorm::BeforeRope => "before RoPE, where the file has them",
+        QkNorm::AfterRope => "after RoPE, where the file has them",
+        QkNorm::UnweightedAfterRope(n) =>
+            format!("after RoPE, without weights, unless there are {n} experts"),
+    }
+    TemperatureRule {
+        TemperatureRule::IfGiven => "if given",
+        TemperatureRule::WithoutRope(factor, period) =>
+            format!("in layers without RoPE: {factor} by {period} positions"),
+    }
+    QkvLayout {
+        QkvLayout::Concatenated => "all of q, of k, of v",
+        QkvLayout::Grouped => "by key head",
+    }
+    ActivationRule {
+        ActivationRule::Named(activation) | ActivationRule::Always(activation) =>
+            activation.words(),
+        ActivationRule::Xielu => "xIELU",
+        ActivationRule::ReluOrGatedGelu => "ReLU, or GELU (tanh) gated",
+    }
+    Activation {
+        Activation::Silu => "SiLU",
+        Activation::GeluTanh => "GELU (tanh)",
+        Activation::GeluErf => "GELU",
+        Activation::GeluQuick => "GELU (quick)",
+        Activation::Relu => "ReLU",
+        Activation::ReluSquared => "ReLU²",
+        Activation::Sigmoid => "sigmoid",
+        Activation::Tanh => "tanh",
+        Activation::Softplus => "softplus",
+        Activation::Exp => "exp",
+        Activation::Reciprocal => "1/x",
+    }
+    DefaultFf {
+        DefaultFf::Quadruple => "4 × the stream",
+        DefaultFf::TwoThirds => "8/3 × the stream, rounded up to 256",
+    }
+    Scales {
+        Scales::Given => "as given",
+        Scales::GivenMultiply => "as given, logits multiplied",
+        Scales::SqrtWidth => "embeddings by the root of their width",
+        Scales::MiniCpm => "MiniCPM's",
+    }
+    Gating {
+        Gating::Softmax => "softmax",
+        Gating::Sigmoid => "sigmoid",
+        Gating::SoftmaxChosen => "softmax of the chosen",
+        Gating::SparseMixer { .. } => "SparseMixer",
+    }
+    GroupScore {
+        GroupScore::Best => "groups by their best",
+        GroupScore::TwoBest => "groups by their two best",
+    }
+}
+
+impl Words for MoeSpec {
+    fn words(&self) -> String {
+        let mut parts = vec![self.gating.words()];
+        if self.renormalize {
+            parts.push("sum 1".into());
+        }
+        if self.group_score != BASE.moe.group_score {
+            parts.push(self.group_score.words());
+        }
+        if self.weigh_input {
+            parts.push("weighs inputs".into());
+        }
+        parts.join(", ")
+    }
+}
+
+impl Words for RecurrentSpec {
+    fn words(&self) -> String {
+        let mut parts = vec![self.kind.words(), self.layers.words()];
+        for (is_on, what) in [
+            (self.inner_norms, "normalised inside"),
+            (self.hf_norm_groups, "norms by group in safetensors"),
+        ] {
+            if is_on {
+                parts.push(what.into());
+            }
+        }
+        if self.gguf_sharing != KeySharing::Runs {
+            parts.push(format!("{} in GGUF", self.gguf_sharing.words()));
+        }
+        parts.join(", ")
+    }
+}
+
+impl Words for GgufForm {
+    fn words(&self) -> String {
+        let parts: Vec<String> = [
+            (self.split_qkv, "q, k and v apart"),
+            (self.fused_experts, "both halves of experts together"),
+            (self.absorbed_kv, "k and v ready to be absorbed"),
+        ]
+        .into_iter()
+        .filter_map(|(is_on, what)| is_on.then(|| what.to_owned()))
+        .collect();
+        match parts.is_empty() {
+            true => "as in safetensors".into(),
+            false => parts.join(", "),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arch::ARCHS;
+
+    #[test]
+    fn outlines_and_knobs_say_what_the_descriptor_says() {
+        let find = |name| *ARCHS.iter().find(|arch| arch.name == name).unwrap();
+        let llama4 = find("llama4");
+        let outline = llama4.outline();
+        assert_eq!(outline.position, "RoPE, not in every 4th");
+        assert!(outline.attention.starts_with("chunks but every 4th"));
+        assert_eq!(outline.experts, "sigmoid, weighs inputs");
+        assert_eq!(
+            find("qwen3next").outline().mixer,
+            "gated delta net, every 4th attention"
+        );
+        let usual = find("xverse").knobs();
+        let differing: Vec<&str> = usual
+            .iter()
+            .filter(|knob| !knob.is_usual)
+            .map(|knob| knob.name)
+            .collect();
+        assert_eq!(differing, ["rope"]);
+        // All fields but the two names.
+        let gpt_oss = find("gpt-oss").knobs();
+        assert!(
+            gpt_oss
+                .iter()
+                .any(|knob| knob.name == "glu_limit" && !knob.is_usual)
+        );
+        for arch in ARCHS {
+            assert!(arch.knobs().iter().all(|knob| !knob.value.is_empty()));
+        }
+    }
+}
