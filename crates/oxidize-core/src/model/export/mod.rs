@@ -1,20 +1,25 @@
 //! The tensors of a Hugging Face model as GGUF has them: the same roles under other names, with rows
-//! in another order where the two formats disagree. [`super::loader`] finds and reads them; nothing
-//! is read here before it is asked for.
+//! in another order where the two formats disagree. [`super::loader`] finds them; nothing is read
+//! here before it is asked for. [`link`] says what a tensor is made of, as data.
 
+mod back;
+mod link;
+
+pub use back::{HuggingFaceModel, huggingface_model};
+
+use self::link::{Change, Form, Link, bytes_of, is_packed, matrix};
 use super::loader::WeightLoader;
-use super::stored::pick_rows;
+use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
-use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, TensorRole};
+use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, RecurrentKind, TensorRole};
 use crate::error::Result;
 use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
-use crate::graph::RopeLayout;
 use crate::graph::rope::{RopeFactors, RopeScaling};
-use crate::io::SharedBytes;
+use crate::graph::{KeySharing, RopeLayout};
 use oxidize_kernels::quant::TensorType;
 
-/// A tensor of a GGUF file to be.
-pub struct GgufTensor<'a> {
+/// A tensor of a file to be.
+pub struct ExportedTensor<'a> {
     /// Its name.
     pub name: String,
     /// How its elements are stored.
@@ -22,13 +27,13 @@ pub struct GgufTensor<'a> {
     /// Its dimensions, the fastest-varying first.
     pub shape: Vec<u64>,
     /// Where its elements come from.
-    pub data: GgufData<'a>,
+    pub data: ExportedData<'a>,
 }
 
-/// The elements of a [`GgufTensor`].
-pub enum GgufData<'a> {
-    /// As they are in the file.
-    Stored(&'a TensorInfo),
+/// The elements of an [`ExportedTensor`].
+pub enum ExportedData<'a> {
+    /// As they are in the file: one tensor, or several under each other.
+    Stored(Vec<&'a TensorInfo>),
     /// Put together on request.
     Made(Box<dyn Fn() -> Result<TensorBytes> + Send + Sync + 'a>),
 }
@@ -38,40 +43,67 @@ pub fn gguf_tensors<'a>(
     file: &'a ModelFile,
     arch: &'static Arch,
     hparams: &Hparams,
-) -> Result<Vec<GgufTensor<'a>>> {
-    // A GGUF file is read by the first descriptor with its name, so that one's names count.
-    let gguf_arch = ARCHS.iter().find(|other| other.name == arch.name);
-    let exporter = Exporter {
-        file,
-        arch,
-        gguf_arch: gguf_arch.copied().unwrap_or(arch),
-        hparams,
+) -> Vec<ExportedTensor<'a>> {
+    let tensor = |link: Link<'a>| ExportedTensor {
+        name: link.name.clone(),
+        ty: link.ty(),
+        shape: gguf_shape(&link.dims),
+        data: match link.is_plain() {
+            true => ExportedData::Stored(link.parts),
+            false => ExportedData::Made(Box::new(move || link.make(file))),
+        },
     };
-    let mut out = Vec::new();
-    for role in ROLES {
-        let layers = if role.gguf.contains("{}") || role.hf.contains("{}") {
-            hparams.n_layers_in_file
-        } else {
-            1
-        };
-        for layer in 0..layers {
-            exporter.role(role, layer, &mut out)?;
-        }
-    }
-    exporter.rope_factors(&mut out);
-    Ok(out)
+    let mut tensors: Vec<ExportedTensor<'a>> =
+        links(file, arch, hparams).into_iter().map(tensor).collect();
+    rope_factors(file, hparams, &mut tensors);
+    tensors
 }
 
+/// What each tensor of the GGUF file is made of.
+fn links<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec<Link<'a>> {
+    let mut exporter = Exporter::new(file, arch, hparams);
+    if let Some(encoder) = arch.encoder {
+        let own = hparams.of_encoder();
+        let mut other = Exporter::new(file, encoder, &own);
+        other.gguf_arch = encoder;
+        other.run(own.layers.len(), |role| {
+            ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
+        });
+        exporter.links = other.links;
+    }
+    exporter.run(hparams.n_layers_in_file, |_| true);
+    exporter.links
+}
+
+/// Writes down links, role by role.
 struct Exporter<'a, 'h> {
-    file: &'a ModelFile,
+    loader: WeightLoader<'a>,
     arch: &'static Arch,
+    /// A GGUF file is read by the first descriptor with its name, so that one's names count.
     gguf_arch: &'static Arch,
     hparams: &'h Hparams,
+    links: Vec<Link<'a>>,
 }
 
-impl<'a> Exporter<'a, '_> {
-    fn loader(&self) -> WeightLoader<'a> {
-        WeightLoader::new(self.file, self.arch)
+impl<'a, 'h> Exporter<'a, 'h> {
+    fn new(file: &'a ModelFile, arch: &'static Arch, hparams: &'h Hparams) -> Exporter<'a, 'h> {
+        let gguf_arch = ARCHS.iter().find(|other| other.name == arch.name);
+        Exporter {
+            loader: WeightLoader::new(file, arch),
+            arch,
+            gguf_arch: gguf_arch.copied().unwrap_or(arch),
+            hparams,
+            links: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, n_layers: usize, wanted: impl Fn(&TensorRole) -> bool) {
+        for role in ROLES.iter().filter(|role| wanted(role)) {
+            let layered = role.gguf.contains("{}") || role.hf.contains("{}");
+            for layer in 0..if layered { n_layers } else { 1 } {
+                self.role(role, layer);
+            }
+        }
     }
 
     /// The name of a tensor in GGUF, without its ending.
@@ -80,262 +112,375 @@ impl<'a> Exporter<'a, '_> {
         role.names(self.gguf_arch, format, layer).into_iter().next()
     }
 
-    fn role(&self, role: &TensorRole, layer: usize, out: &mut Vec<GgufTensor<'a>>) -> Result<()> {
-        let loader = self.loader();
-        let is_both = [FFN_GATE_UP, FFN_GATE_UP_SHARED].contains(role);
-        // Both halves in one matrix share a name with the second half alone.
-        if is_both && loader.has_own(role, layer).is_none() {
-            return Ok(());
+    fn role(&mut self, role: &TensorRole, layer: usize) {
+        if self.is_written_otherwise(role, layer) {
+            return;
         }
-        // Where one norm serves both halves of a layer, it is written once.
-        let same_norm = *role == ATTN_NORM && {
-            let (ours, other) = (
-                loader.weight_of(role, layer),
-                loader.weight_of(&FFN_NORM, layer),
-            );
-            ours.zip(other).is_some_and(|(a, b)| a.name == b.name)
-        };
-        if same_norm {
-            return Ok(());
-        }
+        let form = &self.arch.gguf_form;
         match *role {
-            ATTN_QKV => self.qkv(layer, out),
-            ATTN_KV => self.split(role, layer, &[ATTN_K, ATTN_V], out),
-            ATTN_KV_B if self.arch.gguf_form.absorbed_kv => self.absorbed(layer, out),
-            FFN_GATE_UP_EXPERTS => self.expert_halves(layer, out),
-            _ => self.plain(role, layer, out),
+            ATTN_QKV => self.qkv(layer),
+            ATTN_KV => self.halves(role, layer, &[ATTN_K, ATTN_V]),
+            ATTN_KV_B if form.absorbed_kv => self.absorbed(layer),
+            FFN_GATE_UP if form.split_gate_up => self.halves(role, layer, &[FFN_GATE, FFN_UP]),
+            FFN_GATE_UP_SHARED if form.split_gate_up => {
+                self.halves(role, layer, &[FFN_GATE_SHARED, FFN_UP_SHARED]);
+            }
+            FFN_GATE_UP_EXPERTS if !form.fused_experts => self.expert_halves(layer),
+            DELTA_QKVZ => self.delta_projections(layer),
+            TIME_MIX_LERP_FUSED => self.token_shifts(layer),
+            OUTPUT if form.folded_multipliers => self.folded_output(),
+            _ => {
+                // The first layer of RWKV 7 has no earlier one to look back to; readers want
+                // something all the same.
+                let stand_in = RWKV7_STAND_INS
+                    .iter()
+                    .find(|(for_role, _)| for_role == role);
+                let stands_in = layer == 0 && self.shifts() == RWKV7_SHIFTS;
+                let from = stand_in
+                    .filter(|_| stands_in)
+                    .map_or(role, |(_, from)| from);
+                self.plain(role, from, layer);
+            }
         }
+    }
+
+    /// Whether a tensor that the file may have is another role's in GGUF, or nobody's.
+    fn is_written_otherwise(&self, role: &TensorRole, layer: usize) -> bool {
+        let found = |role: &TensorRole| self.loader.weight_of(role, layer);
+        let same = |a: &TensorRole, b: &TensorRole| {
+            found(a)
+                .zip(found(b))
+                .is_some_and(|(a, b)| a.name == b.name)
+        };
+        let has_experts = || found(&FFN_ROUTER).is_some();
+        let one_name = || self.name(&ATTN_NORM, layer) == self.name(&FFN_NORM, layer);
+        let feeds = self.hparams.layers.get(layer).is_some_and(|l| l.n_ff > 0);
+        match *role {
+            // Both halves in one matrix share a name with the second half alone.
+            FFN_GATE_UP if same(role, &FFN_GATE_UP_SHARED) => has_experts(),
+            FFN_DOWN if same(role, &FFN_DOWN_SHARED) => has_experts(),
+            FFN_GATE_UP_SHARED if same(role, &FFN_GATE_UP) => !has_experts(),
+            FFN_DOWN_SHARED if same(role, &FFN_DOWN) => !has_experts(),
+            // Where one norm serves both halves of a layer, or stands for either, it is written once.
+            ATTN_NORM => same(role, &FFN_NORM) && (one_name() || feeds),
+            FFN_NORM => same(role, &ATTN_NORM) && !one_name() && !feeds,
+            // BERT's pooler means nothing without the classifier on top.
+            CLASSIFIER => found(&CLASSIFIER_OUTPUT).is_none(),
+            _ => self.shifts().contains(role),
+        }
+    }
+
+    /// The token shifts that GGUF keeps in one tensor.
+    fn shifts(&self) -> &'static [TensorRole] {
+        match self.recurrent().map(|params| params.kind) {
+            Some(RecurrentKind::Rwkv6) => RWKV6_SHIFTS,
+            Some(RecurrentKind::Rwkv7) => RWKV7_SHIFTS,
+            _ => &[],
+        }
+    }
+
+    fn recurrent(&self) -> Option<&'h RecurrentParams> {
+        self.hparams.recurrent.as_ref()
     }
 
     /// A tensor with the same meaning in both formats, its bias, or a stack of what a file keeps
-    /// under numbered names.
-    fn plain(&self, role: &TensorRole, layer: usize, out: &mut Vec<GgufTensor<'a>>) -> Result<()> {
-        let loader = self.loader();
+    /// under numbered names: the tensors of `from` as those of `role`.
+    fn plain(&mut self, role: &TensorRole, from: &TensorRole, layer: usize) {
         let Some(name) = self.name(role, layer) else {
-            return Ok(());
+            return;
         };
-        if let Some(parts) = loader.numbered_parts(role, layer) {
-            self.stacked(name, parts, out);
-            return Ok(());
+        if let Some(parts) = self.loader.numbered_parts(from, layer) {
+            let mut dims = parts.first().map(|part| part.dims()).unwrap_or_default();
+            dims.insert(0, parts.len());
+            let cols = parts.first().map_or(1, |part| matrix(part).1);
+            let form = Form::default();
+            self.push(role, name, dims, parts, cols, form);
+            return;
         }
-        if let Some(info) = loader.weight_of(role, layer) {
-            let ending = if role.gguf.ends_with(".scale") {
-                ""
-            } else {
-                ".weight"
-            };
-            let ending = if *role == FFN_SELECTION_BIAS {
-                ".bias"
-            } else {
-                ending
-            };
-            let name = format!("{name}{ending}");
-            match self.order(role, layer, info) {
-                _ if self.is_norm(role) => self.norm(name, info, out),
-                Some(order) => self.gathered(name, role, layer, info, order, out),
-                None => self.as_stored(name, role, layer, info, out),
-            }
+        let Some(info) = self.loader.weight_of(from, layer) else {
+            return;
+        };
+        let (rows, cols) = matrix(info);
+        let n = self.n_matrices(role, info);
+        let transposed = self.arch.hf_transposed.contains(role) && !is_packed(info);
+        let form = Form {
+            transposed: transposed.then_some(n),
+            rows: self.rows(role, layer, rows),
+            columns: self.columns(role, cols),
+            flipped: None,
+            change: self.change(role, layer),
+        };
+        let dims = self.dims(role, info, n, &form);
+        self.push(role, name.clone(), dims, vec![info], cols, form);
+        if let Some(info) = self.loader.bias_of(from, layer) {
+            let len = info.dims().iter().product();
+            let rows = self.rows(role, layer, len);
+            let dims = rows
+                .as_ref()
+                .map_or_else(|| info.dims(), |rows| vec![rows.len()]);
+            self.bias(name, dims, info, rows);
         }
-        if let Some(info) = loader.bias_of(role, layer) {
-            let order = self.order(role, layer, info).unwrap_or_default();
-            self.bias(format!("{name}.bias"), info, order, out);
-        }
-        Ok(())
     }
 
-    /// A norm's weight is a vector of floats; some files leave a constant out of it.
-    fn norm(&self, name: String, info: &'a TensorInfo, out: &mut Vec<GgufTensor<'a>>) {
-        let (offset, file) = (self.arch.hf_norm_offset, self.file);
-        let arch = self.arch;
-        let make = move || {
-            let mut floats = WeightLoader::new(file, arch).all_floats(info)?;
-            floats.iter_mut().for_each(|x| *x += offset);
-            bytes_of(file, &floats)
-        };
-        out.push(made(name, TensorType::F32, gguf_shape(&info.dims()), make));
+    /// Adds a weight, with the ending that its role has in GGUF.
+    fn push(
+        &mut self,
+        role: &TensorRole,
+        name: String,
+        dims: Vec<usize>,
+        parts: Vec<&'a TensorInfo>,
+        cols: usize,
+        form: Form,
+    ) {
+        let bare = self.gguf_arch.gguf_form.bare.contains(role);
+        let ending = if bare { "" } else { role.gguf_ending() };
+        self.links.push(Link {
+            name: format!("{name}{ending}"),
+            dims,
+            parts,
+            cols,
+            form,
+        });
     }
 
     fn bias(
-        &self,
+        &mut self,
         name: String,
+        dims: Vec<usize>,
         info: &'a TensorInfo,
-        order: Vec<usize>,
-        out: &mut Vec<GgufTensor<'a>>,
+        rows: Option<Vec<usize>>,
     ) {
-        let (file, arch) = (self.file, self.arch);
-        let dims = match order.len() {
-            0 => info.dims(),
-            n => vec![n],
-        };
-        let make = move || {
-            let floats = WeightLoader::new(file, arch).all_floats(info)?;
-            if order.is_empty() {
-                return bytes_of(file, &floats);
-            }
-            let picked: Vec<f32> = order
-                .iter()
-                .filter_map(|&i| floats.get(i).copied())
-                .collect();
-            bytes_of(file, &picked)
-        };
-        out.push(made(name, TensorType::F32, gguf_shape(&dims), make));
+        self.links.push(Link {
+            name: format!("{name}.bias"),
+            dims,
+            parts: vec![info],
+            cols: 1,
+            form: Form {
+                rows,
+                ..Form::default()
+            },
+        });
     }
 
-    /// A matrix, or a stack, whose rows keep their order.
-    fn as_stored(
-        &self,
-        name: String,
+    /// Rows of a matrix, which keep their type, as another matrix; and those of its bias.
+    fn picked(
+        &mut self,
         role: &TensorRole,
+        (from, info): (&TensorRole, &'a TensorInfo),
         layer: usize,
-        info: &'a TensorInfo,
-        out: &mut Vec<GgufTensor<'a>>,
+        rows: Vec<usize>,
+        dims: impl Fn(&[usize]) -> Vec<usize>,
     ) {
-        let packed = info.name.ends_with("_blocks");
-        let (n, rows, cols) = self.stack_dims(role, info);
-        if !packed && !self.arch.hf_transposed.contains(role) {
-            let shape = match is_stack(role) {
-                true => gguf_shape(&[n, rows, cols]),
-                false => gguf_shape(&info.dims()),
-            };
-            out.push(GgufTensor {
-                name,
-                ty: info.ty,
-                shape,
-                data: GgufData::Stored(info),
-            });
+        let Some(name) = self.name(role, layer) else {
             return;
-        }
-        let (file, arch, role) = (self.file, self.arch, *role);
-        let ty = if packed {
-            TensorType::MXFP4
-        } else {
-            unpacked(info.ty)
         };
-        let make = move || {
-            let loader = WeightLoader::new(file, arch);
-            Ok(loader.stack(&role, layer, n, rows, cols)?.bytes)
+        let n = self.n_matrices(from, info);
+        let transposed = self.arch.hf_transposed.contains(from) && !is_packed(info);
+        let (stored_rows, cols) = matrix(info);
+        let inputs = if transposed { stored_rows / n } else { cols };
+        let form = Form {
+            transposed: transposed.then_some(n),
+            rows: Some(rows.clone()),
+            change: self.change(role, layer),
+            ..Form::default()
         };
-        let mut dims = vec![rows, cols];
-        if info.dims().len() > 2 || is_stack(&role) {
-            dims.insert(0, n);
+        let weight_dims = dims(&[rows.len(), inputs]);
+        self.push(role, name.clone(), weight_dims, vec![info], cols, form);
+        if let Some(bias) = self.loader.bias_of(from, layer) {
+            let dims = dims(&[rows.len()]);
+            self.bias(name, dims, bias, Some(rows));
         }
-        out.push(made(name, ty, gguf_shape(&dims), make));
     }
 
-    /// A matrix whose rows come in another order, or only some of them.
-    fn gathered(
-        &self,
-        name: String,
-        role: &TensorRole,
-        layer: usize,
-        info: &'a TensorInfo,
-        order: Vec<usize>,
-        out: &mut Vec<GgufTensor<'a>>,
-    ) {
-        let (n, rows, cols) = self.stack_dims(role, info);
-        let (file, arch, role) = (self.file, self.arch, *role);
-        let packed = info.name.ends_with("_blocks");
-        let ty = if packed {
-            TensorType::MXFP4
-        } else {
-            unpacked(info.ty)
-        };
-        let dims = match n {
-            1 => vec![order.len(), cols],
-            n => vec![n, order.len() / n, cols],
-        };
-        let make = move || {
-            let loader = WeightLoader::new(file, arch);
-            let stored = loader.stack(&role, layer, n, rows, cols)?;
-            pick_rows(&stored, &order).map_err(crate::Error::io(file.path()))
-        };
-        out.push(made(name, ty, gguf_shape(&dims), make));
-    }
-
-    /// Matrices, rows and columns of a tensor as GGUF has them.
-    fn stack_dims(&self, role: &TensorRole, info: &TensorInfo) -> (usize, usize, usize) {
-        let mut dims = info.dims();
-        if info.name.ends_with("_blocks") {
-            // Blocks of nibbles: experts, rows, blocks of a row, bytes of a block.
-            let half = dims.pop().unwrap_or(1);
-            let blocks = dims.pop().unwrap_or(1);
-            dims.push(2 * half * blocks);
-        }
-        let cols = dims.pop().unwrap_or(1);
-        let rows = dims.pop().unwrap_or(1);
-        let mut n: usize = dims.iter().product();
-        let mut rows = rows;
-        // Some files lay the matrices of a stack under each other.
+    /// Matrices of a stack, which some files lay under each other.
+    fn n_matrices(&self, role: &TensorRole, info: &TensorInfo) -> usize {
+        let dims = info.dims();
         let n_experts = self.hparams.moe.as_ref().map_or(1, |moe| moe.n_experts);
-        if dims.is_empty() && is_stack(role) && n_experts > 0 && rows.is_multiple_of(n_experts) {
-            (n, rows) = (n_experts, rows / n_experts);
-        }
-        if self.arch.hf_transposed.contains(role) {
-            (n, cols, rows)
-        } else {
-            (n, rows, cols)
+        match dims.len() {
+            0..=2 if is_stack(role) && dims.len() == 2 => n_experts.max(1),
+            0..=2 => 1,
+            _ if is_packed(info) => dims.first().copied().unwrap_or(1),
+            n => dims.iter().take(n - 2).product(),
         }
     }
 
-    /// Experts, or heads, that a file keeps apart.
-    fn stacked(&self, name: String, parts: Vec<&'a TensorInfo>, out: &mut Vec<GgufTensor<'a>>) {
-        let Some(&first) = parts.first() else {
-            return;
-        };
-        let mut dims = first.dims();
-        dims.insert(0, parts.len());
-        let file = self.file;
-        let is_vector = dims.len() == 2;
-        let arch = self.arch;
-        let make = move || {
-            if is_vector {
-                let mut floats = Vec::new();
-                for part in &parts {
-                    floats.extend(WeightLoader::new(file, arch).all_floats(part)?);
-                }
-                return bytes_of(file, &floats);
+    /// The dimensions that a tensor has in GGUF.
+    fn dims(&self, role: &TensorRole, info: &TensorInfo, n: usize, form: &Form) -> Vec<usize> {
+        let dims = info.dims();
+        let all: usize = dims.iter().product();
+        let kind = self.recurrent().map(|params| params.kind);
+        match (*role, kind) {
+            (SSM_CONV | SHORTCONV_CONV, _) => {
+                let (rows, cols) = matrix(info);
+                return vec![rows, cols];
             }
-            let mut all = Vec::new();
-            for part in &parts {
-                all.extend_from_slice(&file.data(part)?);
+            (KIMI_Q_CONV | KIMI_K_CONV | KIMI_V_CONV, _) => {
+                let (rows, cols) = matrix(info);
+                return vec![1, rows, 1, cols];
             }
-            Ok(TensorBytes::from(all))
-        };
-        let ty = if is_vector { TensorType::F32 } else { first.ty };
-        out.push(made(format!("{name}.weight"), ty, gguf_shape(&dims), make));
+            (SSM_A | SSM_D, Some(RecurrentKind::Mamba2)) => return vec![all, 1],
+            (SSM_NORM, Some(RecurrentKind::Mamba2)) => {
+                let groups = self.recurrent().map_or(1, |params| params.n_groups);
+                return vec![groups, all / groups.max(1)];
+            }
+            (TIME_MIX_R_K, _) => return vec![all],
+            // Vectors with room for batch and time.
+            (_, Some(_)) if dims.len() == 3 && dims.starts_with(&[1, 1]) => return vec![all],
+            _ => {}
+        }
+        let (mut rows, mut cols) = matrix(info);
+        if dims.len() < 2 {
+            return match &form.rows {
+                Some(rows) => vec![rows.len()],
+                None => dims,
+            };
+        }
+        rows /= n;
+        if form.transposed.is_some() {
+            (rows, cols) = (cols, rows);
+        }
+        if let Some(picked) = &form.rows {
+            rows = picked.len() / n;
+        }
+        match n {
+            1 if !is_stack(role) && dims.len() == 2 => vec![rows, cols],
+            n if is_stack(role) || form.transposed.is_some() || is_packed(info) => {
+                vec![n, rows, cols]
+            }
+            _ => dims,
+        }
     }
 
-    /// Whether a role is a norm, whose weight the loader corrects.
-    fn is_norm(&self, role: &TensorRole) -> bool {
-        role.gguf.contains("norm") && role.gguf != "norm"
+    /// The rows of a tensor in GGUF's order, where it is another.
+    fn rows(&self, role: &TensorRole, layer: usize, n_rows: usize) -> Option<Vec<usize>> {
+        match *role {
+            ATTN_Q | ATTN_K => self.turned(role, layer).filter(|rows| rows.len() == n_rows),
+            POSITION_EMBEDDING => {
+                let kept = self.gguf_arch.position_offset;
+                let skipped = self.arch.position_offset.saturating_sub(kept);
+                (skipped > 0).then(|| (skipped..n_rows).collect())
+            }
+            DELTA_QKV | SSM_CONV | DELTA_GATE | DELTA_BETA | DELTA_ALPHA | SSM_A | SSM_DT_BIAS => {
+                self.value_heads(n_rows)
+            }
+            _ => None,
+        }
     }
 
-    /// The rows of a tensor in GGUF's order, where it is another: queries and keys of some families
-    /// turn neighbours, not halves.
-    fn order(&self, role: &TensorRole, layer: usize, info: &TensorInfo) -> Option<Vec<usize>> {
+    /// The columns of a tensor in GGUF's order, where it is another.
+    fn columns(&self, role: &TensorRole, n_columns: usize) -> Option<Vec<usize>> {
+        (*role == SSM_OUT)
+            .then(|| self.value_heads(n_columns))
+            .flatten()
+    }
+
+    /// The order of the rows of queries or keys, where GGUF turns neighbours and the file halves.
+    fn turned(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
         let params = self.hparams.layers.get(layer)?;
-        let permuted =
-            self.arch.rope.gguf != self.arch.rope.hf && self.arch.rope.hf == RopeLayout::Halves;
         let heads = match *role {
             ATTN_Q => params.n_heads,
             ATTN_K => params.n_kv_heads,
             _ => return None,
         };
-        if !permuted {
+        let layouts = self.arch.rope;
+        if layouts.gguf == layouts.hf || layouts.hf != RopeLayout::Halves {
             return None;
         }
-        let (dim, rows) = (params.key_dim, *info.dims().first()?);
-        (rows == heads * dim).then(|| neighbours(heads, dim, 0))
+        let rope = params.rope.and_then(|rope| self.hparams.ropes.get(rope));
+        let turning = rope.map_or(params.key_dim, |rope| rope.dims);
+        Some(neighbours(heads, params.key_dim, turning))
+    }
+
+    /// The order of rows of which the last are heads of values, where GGUF counts these heads another
+    /// way: first one of each key head, then the next.
+    fn value_heads(&self, n_rows: usize) -> Option<Vec<usize>> {
+        let params = self.recurrent()?;
+        let spec = self.arch.recurrent?;
+        if spec.kind != RecurrentKind::DeltaNet || spec.gguf_sharing != KeySharing::Turns {
+            return None;
+        }
+        let (heads, groups) = (params.n_heads, params.n_groups);
+        // Rows of a head; before them, what belongs to keys.
+        let keys = 2 * groups * params.state_dim;
+        let (before, dim) = match n_rows {
+            n if n == heads => (0, 1),
+            n if n == params.inner => (0, n / heads),
+            n if n == keys + params.inner => (keys, params.inner / heads),
+            _ => return None,
+        };
+        let each = heads / groups;
+        let head = |turn: usize, group: usize| before + (group * each + turn) * dim;
+        let turns = (0..each).flat_map(|turn| (0..groups).map(move |group| head(turn, group)));
+        let values = turns.flat_map(|start| start..start + dim);
+        Some((0..before).chain(values).collect())
+    }
+
+    /// What becomes of the elements of a tensor.
+    fn change(&self, role: &TensorRole, layer: usize) -> Change {
+        let offset = self.arch.hf_norm_offset;
+        let is_norm = role.gguf.contains("norm") && *role != SSM_NORM;
+        if is_norm && offset != 0.0 {
+            return Change::Plus(offset);
+        }
+        if *role == SSM_A {
+            return Change::NegExp;
+        }
+        if let (TIME_MIX_OUTPUT | CHANNEL_MIX_VALUE, Some(every)) =
+            (*role, self.hparams.halve_every)
+        {
+            let halvings = i32::try_from(layer / every).unwrap_or(0);
+            return match halvings {
+                0 => Change::None,
+                n => Change::Times(0.5f32.powi(n)),
+            };
+        }
+        if self.arch.gguf_form.folded_multipliers {
+            return self.multiplier(role);
+        }
+        Change::None
+    }
+
+    /// The factor that GGUF has in the weights (Falcon-H1).
+    fn multiplier(&self, role: &TensorRole) -> Change {
+        let factors = &self.hparams.multipliers;
+        let factor = match *role {
+            TOKEN_EMBEDDING => self.hparams.embedding_scale,
+            OUTPUT => self.hparams.logit_scale,
+            ATTN_Q | ATTN_V => factors.attention_in,
+            ATTN_K => factors.attention_in * factors.key,
+            ATTN_OUTPUT => factors.attention_out,
+            SSM_OUT => factors.ssm_out,
+            FFN_GATE => factors.ffn_gate,
+            FFN_DOWN => factors.ffn_down,
+            SSM_IN => {
+                let Some(params) = self.recurrent() else {
+                    return Change::None;
+                };
+                let rows = params.mamba2_rows().into_iter().zip(factors.ssm);
+                let rows = rows.flat_map(|(n, x)| std::iter::repeat_n(factors.ssm_in * x, n));
+                return Change::TimesRow(rows.collect());
+            }
+            _ => return Change::None,
+        };
+        Change::Times(factor)
+    }
+
+    /// The projection to logits, whose factor the embeddings cannot have where they serve as one.
+    fn folded_output(&mut self) {
+        let from = match self.loader.weight_of(&OUTPUT, 0) {
+            Some(_) => OUTPUT,
+            None => TOKEN_EMBEDDING,
+        };
+        self.plain(&OUTPUT, &from, 0);
     }
 
     /// Queries, keys and values in one matrix: all of each, one after the other, or apart.
-    fn qkv(&self, layer: usize, out: &mut Vec<GgufTensor<'a>>) -> Result<()> {
-        let loader = self.loader();
+    fn qkv(&mut self, layer: usize) {
         let (Some(info), Some(params)) = (
-            loader.weight_of(&ATTN_QKV, layer),
+            self.loader.weight_of(&ATTN_QKV, layer),
             self.hparams.layers.get(layer),
         ) else {
-            return Ok(());
+            return;
         };
         let [q, k, v] = [
             params.n_heads * params.key_dim,
@@ -354,101 +499,64 @@ impl<'a> Exporter<'a, '_> {
             }
         };
         let all = q + k + v;
-        let mut orders = [part(0, q, all), part(q, k, all), part(q + k, v, all)];
-        let roles = [ATTN_Q, ATTN_K, ATTN_V];
-        let bias = loader.bias_of(&ATTN_QKV, layer);
+        let orders = [part(0, q, all), part(q, k, all), part(q + k, v, all)];
         if self.arch.gguf_form.split_qkv {
-            for (role, order) in roles.iter().zip(&mut orders) {
-                if let Some(turned) = self.turned(role, layer) {
-                    *order = turned.iter().map(|&i| order[i]).collect();
-                }
-                let Some(name) = self.name(role, layer) else {
-                    continue;
-                };
-                let weight = format!("{name}.weight");
-                self.gathered(weight, &ATTN_QKV, layer, info, order.clone(), out);
-                if let Some(bias) = bias {
-                    self.bias(format!("{name}.bias"), bias, order.clone(), out);
-                }
+            for (role, order) in [ATTN_Q, ATTN_K, ATTN_V].iter().zip(orders) {
+                let order = self.turned_rows(role, layer, order);
+                self.picked(role, (&ATTN_QKV, info), layer, order, <[usize]>::to_vec);
             }
-            return Ok(());
-        }
-        let Some(name) = self.name(&ATTN_QKV, layer) else {
-            return Ok(());
-        };
-        let weight = format!("{name}.weight");
-        let order = orders.concat();
-        let bias_name = format!("{name}.bias");
-        if self.arch.hf_qkv == QkvLayout::Concatenated {
-            self.as_stored(weight, &ATTN_QKV, layer, info, out);
+        } else if self.arch.hf_qkv == QkvLayout::Concatenated {
+            self.plain(&ATTN_QKV, &ATTN_QKV, layer);
         } else {
-            self.gathered(weight, &ATTN_QKV, layer, info, order.clone(), out);
+            let order = orders.concat();
+            self.picked(
+                &ATTN_QKV,
+                (&ATTN_QKV, info),
+                layer,
+                order,
+                <[usize]>::to_vec,
+            );
         }
-        if let Some(bias) = bias {
-            self.bias(bias_name, bias, order, out);
-        }
-        Ok(())
     }
 
-    /// The order of the rows of queries or keys, where GGUF has another.
-    fn turned(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
-        let params = self.hparams.layers.get(layer)?;
-        let heads = match *role {
-            ATTN_Q => params.n_heads,
-            ATTN_K => params.n_kv_heads,
-            _ => return None,
-        };
-        let differs = self.arch.rope.gguf != self.arch.rope.hf;
-        differs.then(|| neighbours(heads, params.key_dim, 0))
+    /// Rows of a part of a matrix, in the order that GGUF has them in.
+    fn turned_rows(&self, role: &TensorRole, layer: usize, order: Vec<usize>) -> Vec<usize> {
+        match self.turned(role, layer) {
+            Some(turned) => turned
+                .iter()
+                .filter_map(|&i| order.get(i))
+                .copied()
+                .collect(),
+            None => order,
+        }
     }
 
     /// A matrix of which GGUF makes two halves.
-    fn split(
-        &self,
-        role: &TensorRole,
-        layer: usize,
-        halves: &[TensorRole; 2],
-        out: &mut Vec<GgufTensor<'a>>,
-    ) -> Result<()> {
-        let loader = self.loader();
-        let Some(info) = loader.weight_of(role, layer) else {
-            return Ok(());
+    fn halves(&mut self, role: &TensorRole, layer: usize, halves: &[TensorRole; 2]) {
+        let Some(info) = self.loader.weight_of(role, layer) else {
+            return;
         };
-        let (_, rows, _) = self.stack_dims(role, info);
+        let (rows, _) = matrix(info);
         for (half, role_of_half) in halves.iter().enumerate() {
-            let Some(name) = self.name(role_of_half, layer) else {
-                continue;
-            };
-            let mut order: Vec<usize> = (half * rows / 2..(half + 1) * rows / 2).collect();
-            if let Some(turned) = self.turned(role_of_half, layer) {
-                order = turned.iter().map(|&i| order[i]).collect();
-            }
-            let weight = format!("{name}.weight");
-            self.gathered(weight, role, layer, info, order.clone(), out);
-            if let Some(bias) = loader.bias_of(role, layer) {
-                self.bias(format!("{name}.bias"), bias, order, out);
-            }
+            let order = (half * rows / 2..(half + 1) * rows / 2).collect();
+            let order = self.turned_rows(role_of_half, layer, order);
+            self.picked(role_of_half, (role, info), layer, order, <[usize]>::to_vec);
         }
-        Ok(())
     }
 
-    /// Both halves of all experts in one stack: one for each half, unless GGUF keeps them together.
-    fn expert_halves(&self, layer: usize, out: &mut Vec<GgufTensor<'a>>) -> Result<()> {
-        let loader = self.loader();
+    /// Both halves of all experts in one stack: one for each half.
+    fn expert_halves(&mut self, layer: usize) {
         let both = &FFN_GATE_UP_EXPERTS;
-        let Some(info) = loader.weight_of(both, layer) else {
-            return Ok(());
+        let Some(info) = self.loader.weight_of(both, layer) else {
+            return;
         };
-        if self.arch.gguf_form.fused_experts {
-            return self.plain(both, layer, out);
-        }
-        let (n, rows, _) = self.stack_dims(both, info);
+        let n = self.n_matrices(both, info);
+        let (stored_rows, cols) = matrix(info);
+        let transposed = self.arch.hf_transposed.contains(both) && !is_packed(info);
+        let rows = if transposed { cols } else { stored_rows / n };
         let n_ff = rows / 2;
         let alternate = self.arch.hf_gate_up_alternate;
         for (half, role) in [FFN_GATE_EXPERTS, FFN_UP_EXPERTS].iter().enumerate() {
-            let Some(name) = self.name(role, layer) else {
-                continue;
-            };
             let row = |expert: usize, i: usize| {
                 let within = if alternate {
                     2 * i + half
@@ -458,95 +566,124 @@ impl<'a> Exporter<'a, '_> {
                 expert * rows + within
             };
             let order = (0..n).flat_map(|expert| (0..n_ff).map(move |i| row(expert, i)));
-            let order: Vec<usize> = order.collect();
-            self.gathered(
-                format!("{name}.weight"),
-                both,
-                layer,
-                info,
-                order.clone(),
-                out,
-            );
-            if let Some(bias) = loader.bias_of(both, layer) {
-                let at = out.len();
-                self.bias(format!("{name}.bias"), bias, order, out);
-                if let Some(tensor) = out.get_mut(at) {
-                    tensor.shape = gguf_shape(&[n, n_ff]);
-                }
-            }
+            self.picked(role, (both, info), layer, order.collect(), |dims| {
+                let mut dims = dims.to_vec();
+                dims.splice(..1, [n, n_ff]);
+                dims
+            });
         }
-        Ok(())
+    }
+
+    /// The projections of a delta net, which the file keeps together key head by key head.
+    fn delta_projections(&mut self, layer: usize) {
+        let (Some(info), Some(params)) =
+            (self.loader.weight_of(&DELTA_QKVZ, layer), self.recurrent())
+        else {
+            return;
+        };
+        let (groups, key_dim) = (params.n_groups, params.state_dim);
+        let values = params.inner / groups.max(1);
+        let stride = 2 * key_dim + 2 * values;
+        let part = |start: usize, len: usize| {
+            (0..groups).flat_map(move |g| g * stride + start..g * stride + start + len)
+        };
+        let (q, k) = (part(0, key_dim), part(key_dim, key_dim));
+        let v = part(2 * key_dim, values);
+        let z = part(2 * key_dim + values, values);
+        for (role, rows) in [
+            (DELTA_QKV, q.chain(k).chain(v).collect()),
+            (DELTA_GATE, z.collect()),
+        ] {
+            self.picked(&role, (&DELTA_QKVZ, info), layer, rows, <[usize]>::to_vec);
+        }
+    }
+
+    /// What each use of a token shift is mixed by, in one tensor.
+    fn token_shifts(&mut self, layer: usize) {
+        let roles = self.shifts().iter();
+        let parts = roles.map(|role| self.loader.weight_of(role, layer));
+        let parts: Option<Vec<&TensorInfo>> = parts.collect();
+        let (Some(name), Some(parts)) = (
+            self.name(&TIME_MIX_LERP_FUSED, layer),
+            parts.filter(|parts| !parts.is_empty()),
+        ) else {
+            return;
+        };
+        let dims = vec![parts.len(), 1, 1, self.hparams.n_embd];
+        self.push(&TIME_MIX_LERP_FUSED, name, dims, parts, 1, Form::default());
     }
 
     /// The up-projection of compressed keys and values as two stacks of heads, the keys' transposed
     /// so that it can be applied to queries.
-    fn absorbed(&self, layer: usize, out: &mut Vec<GgufTensor<'a>>) -> Result<()> {
-        let loader = self.loader();
+    fn absorbed(&mut self, layer: usize) {
         let (Some(info), Some(mla), Some(params)) = (
-            loader.weight_of(&ATTN_KV_B, layer),
+            self.loader.weight_of(&ATTN_KV_B, layer),
             &self.hparams.mla,
             self.hparams.layers.get(layer),
         ) else {
-            return Ok(());
+            return;
         };
         let (n_heads, rank) = (params.n_heads, mla.kv_rank);
         let (key, value) = (mla.nope_dim, mla.value_dim);
         let head = key + value;
-        let (file, arch, ty) = (self.file, self.arch, unpacked(info.ty));
-        let io = move |error| crate::Error::io(file.path())(error);
-        if let Some(name) = self.name(&ATTN_K_B, layer) {
-            let make = move || {
-                let loader = WeightLoader::new(file, arch);
-                let stored = loader.stack(&ATTN_KV_B, layer, 1, n_heads * head, rank)?;
-                let rows = (0..n_heads).flat_map(|h| h * head..h * head + key);
-                let keys = stored.with_rows(&rows.collect::<Vec<_>>()).map_err(io)?;
-                Ok(keys.transposed(n_heads, key).map_err(io)?.bytes)
+        let rows = |start: usize, len: usize| {
+            let of_head = move |h: usize| h * head + start..h * head + start + len;
+            Some((0..n_heads).flat_map(of_head).collect())
+        };
+        for (role, rows, flipped, dims) in [
+            (ATTN_K_B, rows(0, key), Some(n_heads), [n_heads, rank, key]),
+            (ATTN_V_B, rows(key, value), None, [n_heads, value, rank]),
+        ] {
+            let Some(name) = self.name(&role, layer) else {
+                continue;
             };
-            let shape = gguf_shape(&[n_heads, rank, key]);
-            out.push(made(format!("{name}.weight"), ty, shape, make));
-        }
-        if let Some(name) = self.name(&ATTN_V_B, layer) {
-            let make = move || {
-                let loader = WeightLoader::new(file, arch);
-                let stored = loader.stack(&ATTN_KV_B, layer, 1, n_heads * head, rank)?;
-                let rows = (0..n_heads).flat_map(|h| h * head + key..(h + 1) * head);
-                pick_rows(&stored, &rows.collect::<Vec<_>>()).map_err(io)
+            let form = Form {
+                rows,
+                flipped,
+                ..Form::default()
             };
-            let shape = gguf_shape(&[n_heads, value, rank]);
-            out.push(made(format!("{name}.weight"), ty, shape, make));
+            self.push(&role, name, dims.to_vec(), vec![info], rank, form);
         }
-        Ok(())
     }
+}
 
-    /// Factors of the rotary embedding, which GGUF keeps as tensors.
-    fn rope_factors(&self, out: &mut Vec<GgufTensor<'a>>) {
-        let Some(rope) = self.hparams.ropes.first() else {
-            return;
-        };
-        let file = self.file;
-        let mut vector = |name: &str, floats: Vec<f32>| {
-            let shape = vec![floats.len() as u64];
-            let make = move || bytes_of(file, &floats);
-            out.push(made(format!("{name}.weight"), TensorType::F32, shape, make));
-        };
-        match &rope.factors {
-            RopeFactors::ByContext { short, long, .. } => {
-                vector("rope_factors_long", long.clone());
-                vector("rope_factors_short", short.clone());
-            }
-            RopeFactors::Fixed(factors) => {
-                // GGUF has no infinity here; this is as good as none.
-                let finite = |x: &f32| if x.is_finite() { *x } else { 1e30 };
-                vector("rope_freqs", factors.iter().map(finite).collect());
-            }
-            RopeFactors::None => {
-                if matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
-                    vector("rope_freqs", rope.divisors());
-                }
+/// Factors of the rotary embedding, which GGUF keeps as tensors.
+fn rope_factors<'a>(file: &'a ModelFile, hparams: &Hparams, out: &mut Vec<ExportedTensor<'a>>) {
+    let Some(rope) = hparams.ropes.first() else {
+        return;
+    };
+    let mut vector = |name: &str, floats: Vec<f32>| {
+        out.push(ExportedTensor {
+            name: format!("{name}.weight"),
+            ty: TensorType::F32,
+            shape: vec![floats.len() as u64],
+            data: ExportedData::Made(Box::new(move || bytes_of(file, &floats))),
+        });
+    };
+    match &rope.factors {
+        RopeFactors::ByContext { short, long, .. } => {
+            vector(ROPE_FACTORS_LONG.gguf, long.clone());
+            vector(ROPE_FACTORS_SHORT.gguf, short.clone());
+        }
+        RopeFactors::Fixed(factors) => {
+            // GGUF has no infinity here; this is as good as none.
+            let finite = |x: &f32| if x.is_finite() { *x } else { 1e30 };
+            vector(ROPE_FREQS.gguf, factors.iter().map(finite).collect());
+        }
+        RopeFactors::None => {
+            if matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
+                vector(ROPE_FREQS.gguf, rope.divisors());
             }
         }
     }
 }
+
+/// What readers of RWKV 7 find in its first layer, where they expect something and use nothing.
+const RWKV7_STAND_INS: [(TensorRole, TensorRole); 3] = [
+    (TIME_MIX_V0, TIME_MIX_A0),
+    (TIME_MIX_V1, TIME_MIX_A1),
+    (TIME_MIX_V2, TIME_MIX_A2),
+];
 
 /// Whether a role is a stack of experts.
 fn is_stack(role: &TensorRole) -> bool {
@@ -559,19 +696,15 @@ fn is_stack(role: &TensorRole) -> bool {
     stacks.contains(role)
 }
 
-/// The order that makes neighbours of what were halves of a head.
-fn neighbours(heads: usize, dim: usize, start: usize) -> Vec<usize> {
-    let of_head = |h: usize| (0..dim).map(move |i| start + h * dim + i % 2 * (dim / 2) + i / 2);
+/// The order that makes neighbours of what were halves of the part of a head that turns.
+fn neighbours(heads: usize, dim: usize, turning: usize) -> Vec<usize> {
+    let of_head = |h: usize| {
+        (0..dim).map(move |i| match i < turning {
+            true => h * dim + i % 2 * (turning / 2) + i / 2,
+            false => h * dim + i,
+        })
+    };
     (0..heads).flat_map(of_head).collect()
-}
-
-/// What a type becomes when rows are moved or turned: blocks that run along rows are taken apart.
-fn unpacked(ty: TensorType) -> TensorType {
-    if ty.is_quantized() {
-        TensorType::F16
-    } else {
-        ty
-    }
 }
 
 /// The fastest-varying dimension first.
@@ -581,27 +714,4 @@ fn gguf_shape(dims: &[usize]) -> Vec<u64> {
         shape.push(1);
     }
     shape
-}
-
-fn made<'a>(
-    name: String,
-    ty: TensorType,
-    shape: Vec<u64>,
-    make: impl Fn() -> Result<TensorBytes> + Send + Sync + 'a,
-) -> GgufTensor<'a> {
-    GgufTensor {
-        name,
-        ty,
-        shape,
-        data: GgufData::Made(Box::new(make)),
-    }
-}
-
-fn bytes_of(file: &ModelFile, floats: &[f32]) -> Result<TensorBytes> {
-    let bytes: &[u8] = bytemuck::cast_slice(floats);
-    SharedBytes::build(bytes.len(), |out| {
-        out.copy_from_slice(bytes);
-        Ok::<_, std::io::Error>(())
-    })
-    .map_err(crate::Error::io(file.path()))
 }
