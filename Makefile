@@ -17,7 +17,7 @@ ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint docs coverage fuzz-smoke fuzz-replay deny miri \
-	check-targets clean
+	check-targets check-convert clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ bench-peers: ## measure speed, memory and start-up beside other engines
 bench-serve: ## measure the server beside llama-server
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/bench_serve.py $(SERVE_FLAGS)
+
+check-convert: ## convert the golden models and compare with a built llama.cpp checkout, LLAMA=folder
+	$(CARGO) build --release -p oxidize-cli
+	$(PYTHON) scripts/check-convert-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
 
 lint: ## check formatting, and clippy without warnings
 	$(CARGO) fmt --all --check

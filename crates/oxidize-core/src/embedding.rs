@@ -10,9 +10,10 @@ use std::ops::Range;
 use crate::backend::{Backend, Batch, KvType, SeqSlice, Session, SessionConfig};
 use crate::engine::{DEFAULT_CONTEXT, EngineError};
 use crate::error::Result;
+use crate::file::ModelFile;
 use crate::graph::Gives;
 use crate::kv::BlockId;
-use crate::model::Model;
+use crate::model::{Model, sidecar_json};
 use crate::tokenizer::TokenPair;
 use serde_json::Value;
 
@@ -46,7 +47,14 @@ pub enum Pooling {
 impl Pooling {
     /// What the model's file asks for, or the directory as sentence-transformers keep it.
     pub fn of(model: &Model) -> Option<Pooling> {
-        if let Ok(Some(config)) = model.sidecar_json("1_Pooling/config.json") {
+        let scores = model.plan().gives == Gives::Scores;
+        Pooling::of_file(model.file(), model.arch().name)
+            .or_else(|| scores.then_some(Pooling::Rank))
+    }
+
+    /// The same of a model that need not be loaded, whose architecture has this name.
+    pub fn of_file(file: &ModelFile, arch: &str) -> Option<Pooling> {
+        if let Ok(Some(config)) = sidecar_json(file, "1_Pooling/config.json") {
             let modes = [
                 ("pooling_mode_cls_token", "cls", Pooling::Cls),
                 ("pooling_mode_lasttoken", "lasttoken", Pooling::Last),
@@ -61,14 +69,27 @@ impl Pooling {
                 return Some(pooling);
             }
         }
-        let key = format!("{}.pooling_type", model.arch().name);
-        match model.file().metadata().i64(&key) {
+        let key = format!("{arch}.pooling_type");
+        match file.metadata().i64(&key) {
             Some(0) => Some(Pooling::None),
             Some(1) => Some(Pooling::Mean),
             Some(2) => Some(Pooling::Cls),
             Some(3) => Some(Pooling::Last),
             Some(4) => Some(Pooling::Rank),
-            _ => (model.plan().gives == Gives::Scores).then_some(Pooling::Rank),
+            _ => None,
+        }
+    }
+}
+
+impl Pooling {
+    /// How GGUF files say it.
+    pub fn gguf_number(self) -> usize {
+        match self {
+            Pooling::None => 0,
+            Pooling::Mean => 1,
+            Pooling::Cls => 2,
+            Pooling::Last => 3,
+            Pooling::Rank => 4,
         }
     }
 }

@@ -386,3 +386,48 @@ fn mlx_parts_that_do_not_fit_are_refused() {
         assert!(error.to_string().contains("MLX quantisation"), "{error}");
     }
 }
+
+/// 8-bit floats with scales, GPTQ and AWQ: unpacked here, and by NumPy in
+/// `scripts/make_packed_fixtures.py`.
+#[test]
+fn packed_weights_are_what_they_stand_for() {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/packed");
+    for kind in ["fp8", "gptq", "awq"] {
+        let folder = fixtures.join(kind);
+        let options = OpenOptions::default();
+        let model = ModelFile::open(&folder.join("model.safetensors"), &options).unwrap();
+        let expected = ModelFile::open(&folder.join("expected.safetensors"), &options).unwrap();
+        assert_eq!(model.tensors().len(), expected.tensors().len(), "{kind}");
+        for tensor in expected.tensors() {
+            let ours = model.tensor(&tensor.name).unwrap();
+            let name = format!("{kind}: {}", tensor.name);
+            assert_eq!((ours.ty, &ours.shape), (tensor.ty, &tensor.shape), "{name}");
+            let (ours, theirs) = (model.data(ours).unwrap(), expected.data(tensor).unwrap());
+            assert!(*ours == *theirs, "{name}");
+        }
+    }
+}
+
+#[test]
+fn packed_parts_that_do_not_fit_are_refused() {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/packed");
+    for (kind, from, to) in [
+        ("fp8", "[\n      4,", "[\n      5,"),
+        ("gptq", "\"bits\": 4", "\"bits\": 3"),
+        ("gptq", "\"gptq\"", "\"awq\""),
+        ("awq", "\"awq\"", "\"gptq\""),
+        ("awq", "\"gemm\"", "\"gemv\""),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        std::fs::copy(fixtures.join(kind).join("model.safetensors"), &path).unwrap();
+        let config = std::fs::read_to_string(fixtures.join(kind).join("config.json")).unwrap();
+        assert!(config.contains(from), "{kind}: {config}");
+        let config = config.replacen(from, to, 1);
+        std::fs::write(directory.path().join("config.json"), config).unwrap();
+        let error = ModelFile::open(&path, &OpenOptions::default()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("packed weights"), "{kind}: {text}");
+        assert!(text.contains("model."), "{kind}: {text}");
+    }
+}

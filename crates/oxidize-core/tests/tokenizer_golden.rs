@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use oxidize_core::tokenizer::{EncodeOptions, TokenId, Tokenizer};
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::tokenizer::{EncodeOptions, TokenId, Tokenizer, VocabSpec};
 use serde::Deserialize;
 
 /// Special tokens in the text, but none around it.
@@ -86,6 +87,44 @@ fn llama_cpp_vectors() {
         wrong.join("\n")
     );
     assert!(checked > 600, "only {checked} vectors");
+}
+
+/// Vocabularies that no file of a directory describes: pre-tokenizers without a known regex.
+const NO_DIRECTORY: &[&str] = &["deepseek-llm", "falcon"];
+
+/// A vocabulary that is written as a directory has it, and read again, gives the same tokens.
+#[test]
+fn vocabularies_survive_a_directory() {
+    let mut checked = 0;
+    for path in std::fs::read_dir(cache("vocab")).into_iter().flatten() {
+        let path = path.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let name = name.trim_start_matches("ggml-vocab-");
+        let Some(vectors) = vectors(&path) else {
+            continue;
+        };
+        let file = ModelFile::open(&path, &OpenOptions::default()).unwrap();
+        let spec = VocabSpec::of_file(&file).unwrap();
+        let files = match spec.directory_files(None) {
+            Ok(files) => files,
+            Err(error) => {
+                assert!(NO_DIRECTORY.contains(&name), "{name}: {error}");
+                continue;
+            }
+        };
+        assert!(!NO_DIRECTORY.contains(&name), "{name}");
+        let directory = tempfile::tempdir().unwrap();
+        for (file, bytes) in files {
+            std::fs::write(directory.path().join(file), bytes).unwrap();
+        }
+        let tokenizer = load(directory.path());
+        for (text, expected) in vectors {
+            let tokens = tokenizer.encode(&text, EncodeOptions::PLAIN);
+            assert_eq!(tokens, expected, "{name}: {text:?}");
+            checked += 1;
+        }
+    }
+    assert!(checked == 0 || checked > 400, "only {checked} vectors");
 }
 
 #[derive(Deserialize)]

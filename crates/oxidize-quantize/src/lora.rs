@@ -26,9 +26,8 @@ pub fn merge_adapter(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<usize> {
     check_not_input(path, file)?;
-    let model = Model::from_file(file.clone())?;
     let adapter = Adapter::open(adapter, &OpenOptions::default())?;
-    let deltas = adapter.deltas(&model)?;
+    let deltas = adapter.deltas(&mapped(file)?)?;
     let by_name: HashMap<&str, &Delta> = deltas
         .iter()
         .map(|delta| (delta.tensor.as_str(), delta))
@@ -69,6 +68,11 @@ pub fn merge_adapter(
     Ok(changed)
 }
 
+/// The model with its weights mapped, whatever the file was opened for: of most, nothing is read.
+fn mapped(file: &ModelFile) -> Result<Model> {
+    Ok(Model::load(file.path(), &OpenOptions::default())?)
+}
+
 /// `W + strength · factor · B·A`, in f32.
 fn added(tensor: &Tensor<'_>, delta: &Delta, strength: f32) -> Result<TensorBytes> {
     let (rows, columns) = (tensor.rows(), tensor.columns() as usize);
@@ -99,7 +103,7 @@ pub fn convert_adapter(
     ty: TensorType,
 ) -> Result<usize> {
     check_not_input(path, file)?;
-    let model = Model::from_file(file.clone())?;
+    let model = mapped(file)?;
     if file.metadata().is_empty() {
         return Err(Error::Unfit {
             file: file.path().to_path_buf(),

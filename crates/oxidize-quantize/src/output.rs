@@ -260,7 +260,7 @@ pub fn check_not_input(path: &Path, file: &ModelFile) -> Result<()> {
 }
 
 /// The system's complaint makes sense only with the file it complains of.
-fn name_file(error: Error, path: &Path) -> Error {
+pub(crate) fn name_file(error: Error, path: &Path) -> Error {
     match error {
         Error::Core(oxidize_core::Error::GgufWrite(WriteError::Io(error))) => {
             oxidize_core::Error::io(path)(error).into()

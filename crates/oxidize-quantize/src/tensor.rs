@@ -25,8 +25,8 @@ pub struct Tensor<'a> {
 pub type Make<'a> = Box<dyn Fn() -> Result<TensorBytes> + Send + Sync + 'a>;
 
 enum Data<'a> {
-    /// In a file as it is.
-    File(&'a ModelFile, &'a TensorInfo),
+    /// In a file as it is: whole, or in parts of the same size that lie under each other.
+    File(&'a ModelFile, Vec<&'a TensorInfo>),
     /// Put together when it is needed.
     Made(Make<'a>),
 }
@@ -42,22 +42,25 @@ impl<'a> Tensor<'a> {
             name: info.name.clone(),
             ty: info.ty,
             shape,
-            data: Data::File(file, info),
+            data: Data::File(file, vec![info]),
             file: file.path().to_path_buf(),
         }
     }
 
-    /// A tensor of a file under another name.
-    pub fn renamed(
+    /// Tensors of a file, of one type and size, under each other as one.
+    pub fn stacked(
         file: &'a ModelFile,
-        info: &'a TensorInfo,
+        parts: Vec<&'a TensorInfo>,
         name: String,
+        ty: TensorType,
         shape: Vec<u64>,
     ) -> Tensor<'a> {
         Tensor {
             name,
+            ty,
             shape,
-            ..Tensor::of_file(file, info)
+            data: Data::File(file, parts),
+            file: file.path().to_path_buf(),
         }
     }
 
@@ -106,6 +109,11 @@ impl<'a> Tensor<'a> {
     /// Opens it for reading. Of a tensor in a file nothing is read yet.
     pub fn open(&self) -> Result<Reader<'_>> {
         let made = match &self.data {
+            // Unpacked once, not for each few rows.
+            Data::File(file, parts) if parts.iter().any(|part| file.is_packed(part)) => {
+                let bytes = parts.iter().map(|part| part.bytes).sum();
+                Some(read_across(file, parts, 0..bytes)?)
+            }
             Data::File(..) => None,
             Data::Made(make) => Some(make()?),
         };
@@ -138,7 +146,7 @@ impl Reader<'_> {
                 };
                 Ok(part().ok_or_else(outside)?)
             }
-            (None, Data::File(file, info)) => Ok(file.data_range(info, range)?),
+            (None, Data::File(file, parts)) => Ok(read_across(file, parts, range)?),
             (None, Data::Made(_)) => Err(outside().into()),
         }
     }
@@ -167,4 +175,26 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// Bytes of tensors that lie under each other, counted from the start of the first.
+fn read_across(
+    file: &ModelFile,
+    parts: &[&TensorInfo],
+    range: Range<u64>,
+) -> oxidize_core::Result<TensorBytes> {
+    if let [one] = parts {
+        return file.data_range(one, range);
+    }
+    let mut bytes = Vec::new();
+    let mut start = 0u64;
+    for part in parts {
+        let end = start.saturating_add(part.bytes);
+        let (from, to) = (range.start.max(start), range.end.min(end));
+        if from < to {
+            bytes.extend_from_slice(&file.data_range(part, from - start..to - start)?);
+        }
+        start = end;
+    }
+    Ok(TensorBytes::from(bytes))
 }

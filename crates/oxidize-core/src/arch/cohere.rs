@@ -57,6 +57,7 @@ pub(super) static OLMO2: Arch = Arch {
 pub(super) static OLMOE: Arch = Arch {
     name: "olmoe",
     hf_classes: &["OlmoeForCausalLM"],
+    hf_keys: &[("moe_intermediate_size", "intermediate_size")],
     moe: MoeSpec {
         renormalize: false,
         ..MOE

@@ -46,6 +46,7 @@ pub(super) static DEEPSEEK2: Arch = Arch {
 pub(super) static DEEPSEEK_V2: Arch = Arch {
     name: "deepseek2",
     hf_classes: &["DeepseekV2ForCausalLM"],
+    hf_keys: &[("num_experts", "n_routed_experts")],
     moe: MoeSpec {
         renormalize: false,
         group_score: GroupScore::Best,
@@ -63,6 +64,7 @@ pub(super) static DEEPSEEK_V3: Arch = Arch {
         "KimiK2ForCausalLM",
         "Glm4MoeLiteForCausalLM",
     ],
+    hf_keys: &[("num_experts", "n_routed_experts")],
     moe: MoeSpec {
         gating: Gating::Sigmoid,
         ..MOE
@@ -84,6 +86,7 @@ pub(super) static MINICPM3: Arch = Arch {
 pub(super) static DOTS1: Arch = Arch {
     name: "dots1",
     hf_classes: &["Dots1ForCausalLM"],
+    hf_keys: &[("num_experts", "n_routed_experts")],
     moe: MoeSpec {
         gating: Gating::Sigmoid,
         ..MOE
@@ -126,6 +129,7 @@ pub(super) static KIMI_LINEAR: Arch = Arch {
     name: "kimi-linear",
     hf_classes: &["KimiLinearForCausalLM"],
     mixer: Mixer::Mla,
+    gguf_form: ABSORBED,
     recurrent: Some(RecurrentSpec {
         kind: RecurrentKind::KimiDelta,
         ..RECURRENT

@@ -1,13 +1,20 @@
 //! Families known by their experts.
 
 use super::names::*;
-use super::{ActivationRule, Arch, BASE, MOE, MoeSpec, RopeLayers, Scales, Windows, llama};
+use super::{
+    ActivationRule, Arch, BASE, GgufForm, MOE, MoeSpec, RopeLayers, Scales, USUAL_FORM, Windows,
+    llama,
+};
 use crate::graph::{Activation, Gating, NormKind};
 
 /// gpt-oss: sinks, every second layer windowed, experts with biases and a bounded gate.
 pub(super) static GPT_OSS: Arch = Arch {
     name: "gpt-oss",
     hf_classes: &["GptOssForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+    ],
     windows: Windows::AllButEvery(2),
     activation: ActivationRule::Always(Activation::GeluQuick),
     glu_limit: Some(7.0),
@@ -58,6 +65,10 @@ pub(super) static DBRX: Arch = Arch {
 pub(super) static MINIMAX_M2: Arch = Arch {
     name: "minimax-m2",
     hf_classes: &["MiniMaxM2ForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+    ],
     moe: MoeSpec {
         gating: Gating::Sigmoid,
         ..MOE
@@ -137,6 +148,10 @@ pub(super) static LAGUNA: Arch = Arch {
 pub(super) static HY_V3: Arch = Arch {
     name: "hy_v3",
     hf_classes: &["HYV3ForCausalLM"],
+    gguf_form: GgufForm {
+        bare: &[FFN_SELECTION_BIAS],
+        ..USUAL_FORM
+    },
     moe: MoeSpec {
         gating: Gating::Sigmoid,
         ..MOE

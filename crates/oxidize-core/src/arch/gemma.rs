@@ -3,6 +3,7 @@
 use super::names::*;
 use super::{ActivationRule, Arch, BASE, GgufForm, QueryScale, Scales, USUAL_FORM, Windows};
 use crate::graph::Activation;
+use serde_json::Value;
 
 /// Llama calls the norm before the feed-forward layer "post attention"; here it is what it says.
 const SANDWICH_NAMES: &[(TensorRole, &str)] = &[
@@ -47,6 +48,7 @@ const GEMMA3_BASE: Arch = Arch {
         "Gemma3TextModel",
         "Gemma3ForConditionalGeneration",
     ],
+    hf_keys: &[("hidden_act", "hidden_activation")],
     windows: Windows::AllButEvery(6),
     window_rope_base: Some(10_000.0),
     query_scale: QueryScale::HeadDimUnlessLayers(62),
@@ -61,7 +63,11 @@ pub(super) static GEMMA3: Arch = GEMMA3_BASE;
 /// and its GGUF name means.
 pub(super) static GEMMA_EMBEDDING: Arch = Arch {
     name: "gemma-embedding",
-    hf_classes: &[],
+    hf_classes: &["Gemma3TextModel"],
+    hf_when: Some(|config| {
+        let both_ways = config.get("use_bidirectional_attention");
+        both_ways.and_then(Value::as_bool) == Some(true)
+    }),
     causal: false,
     ..GEMMA3_BASE
 };

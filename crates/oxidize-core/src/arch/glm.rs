@@ -60,6 +60,7 @@ pub(super) static GLM4: Arch = Arch {
 pub(super) static GLM4MOE: Arch = Arch {
     name: "glm4moe",
     hf_classes: &["Glm4MoeForCausalLM"],
+    hf_keys: &[("num_experts", "n_routed_experts")],
     moe: MoeSpec {
         gating: Gating::Sigmoid,
         ..MOE

@@ -26,6 +26,17 @@ const GPT2_NAMES: &[(TensorRole, &str)] = &[
 pub(super) static GPT2: Arch = Arch {
     name: "gpt2",
     hf_classes: &["GPT2LMHeadModel"],
+    hf_keys: &[
+        ("hidden_size", "n_embd"),
+        ("num_hidden_layers", "n_layer"),
+        ("num_attention_heads", "n_head"),
+        ("max_position_embeddings", "n_positions"),
+        ("intermediate_size", "n_inner"),
+        ("layer_norm_eps", "layer_norm_epsilon"),
+        ("hidden_act", "activation_function"),
+        ("num_key_value_heads", ""),
+        ("head_dim", ""),
+    ],
     rope_layers: RopeLayers::None,
     hf_names: GPT2_NAMES,
     hf_transposed: &[ATTN_QKV, ATTN_OUTPUT, FFN_UP, FFN_DOWN],
@@ -207,6 +218,7 @@ pub(super) static OPT: Arch = Arch {
 pub(super) static STABLELM: Arch = Arch {
     name: "stablelm",
     hf_classes: &["StableLmForCausalLM", "StableLMEpochForCausalLM"],
+    hf_keys: &[("model_type", "stablelm")],
     norm: NormKind::Layer,
     hf_names: &[
         (

@@ -41,11 +41,26 @@ const GRANITE_EXPERTS: &[(TensorRole, &str)] = &[
     (FFN_DOWN, "model.layers.{}.shared_mlp.output_linear"),
 ];
 
+/// GGUF keeps the halves of feed-forward layers apart.
+const SPLIT_HALVES: GgufForm = GgufForm {
+    split_gate_up: true,
+    ..USUAL_FORM
+};
+
 /// Granite with experts, and in some models a shared one.
 pub(super) static GRANITEMOE: Arch = Arch {
     name: "granitemoe",
     hf_classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+        (
+            "shared_expert_intermediate_size",
+            "shared_intermediate_size",
+        ),
+    ],
     rope: PERMUTED,
+    gguf_form: SPLIT_HALVES,
     hf_names: GRANITE_EXPERTS,
     ..BASE
 };
@@ -71,6 +86,7 @@ pub(super) static GRANITEHYBRID: Arch = Arch {
     recurrent: Some(RECURRENT),
     rope: PERMUTED,
     rope_layers: RopeLayers::IfGiven,
+    gguf_form: SPLIT_HALVES,
     hf_names: GRANITE_EXPERTS,
     ..BASE
 };

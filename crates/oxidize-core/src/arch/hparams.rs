@@ -65,7 +65,8 @@ pub struct Hparams {
     pub recurrent: Option<RecurrentParams>,
     /// Factors along the way.
     pub multipliers: Multipliers,
-    /// The stream is halved after each so many layers (RWKV).
+    /// RWKV: GGUF halves the stream after each so many layers, and later weights to match; in other
+    /// files this is a wish for the computation, not a fact about the weights.
     pub halve_every: Option<usize>,
     /// The function of feed-forward layers.
     pub activation: Activation,
@@ -272,7 +273,11 @@ impl Hparams {
             recurrent,
             multipliers: source.multipliers()?,
             halve_every: source
-                .optional(&key("rescale_every_n_layers", &[]), 0, MAX_LAYERS)?
+                .optional(
+                    &key("rescale_every_n_layers", &["rescale_every"]),
+                    0,
+                    MAX_LAYERS,
+                )?
                 .filter(|&n| n > 0),
             parallel: source
                 .flag(&key(

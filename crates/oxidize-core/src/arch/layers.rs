@@ -306,9 +306,6 @@ impl Source<'_> {
             WindowKind::Sliding => Window::Sliding(size),
             WindowKind::Chunk(_) => Window::Chunk(size),
         };
-        if arch.windows == Windows::Never && self.config.is_none() {
-            return Ok(vec![None; n_layers]);
-        }
         let by_rule = |layer: usize| match arch.windows {
             Windows::Never => false,
             Windows::All => true,
@@ -316,6 +313,7 @@ impl Source<'_> {
             Windows::FullFirst(n) => !layer.is_multiple_of(n),
         };
         let windowed = match self.layer_types(count)? {
+            // What lists its layers means it, whatever others make of the number alone.
             Some(windowed) => windowed,
             None => (0..n_layers).map(by_rule).collect(),
         };

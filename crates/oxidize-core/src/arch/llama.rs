@@ -58,6 +58,10 @@ pub(super) const BLOCK_SPARSE_NAMES: &[(TensorRole, &str)] = &[
 pub(super) static MIXTRAL: Arch = Arch {
     name: "llama",
     hf_classes: &["MixtralForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+    ],
     rope: PERMUTED,
     windows: Windows::All,
     hf_names: BLOCK_SPARSE_NAMES,

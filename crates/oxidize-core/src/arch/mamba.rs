@@ -2,10 +2,11 @@
 
 use super::names::*;
 use super::{
-    ActivationRule, Arch, BASE, MOE, MoeSpec, RECURRENT, RecurrentKind, RecurrentLayers,
-    RecurrentSpec, RopeLayers,
+    ActivationRule, Arch, BASE, GgufForm, MOE, MoeSpec, PERMUTED, RECURRENT, RecurrentKind,
+    RecurrentLayers, RecurrentSpec, RopeLayers, USUAL_FORM,
 };
 use crate::graph::{Activation, Gating};
+use serde_json::Value;
 
 const MAMBA_1: RecurrentSpec = RecurrentSpec {
     kind: RecurrentKind::Mamba,
@@ -124,6 +125,11 @@ pub(super) static FALCON_H1: Arch = Arch {
         hf_norm_groups: true,
         ..RECURRENT
     }),
+    gguf_form: GgufForm {
+        folded_multipliers: true,
+        bare: &[FFN_NORM],
+        ..USUAL_FORM
+    },
     hf_names: FEED_FORWARD_NAMES,
     ..BASE
 };
@@ -149,6 +155,8 @@ const NEMOTRON: Arch = Arch {
         ..RECURRENT
     }),
     rope_layers: RopeLayers::None,
+    // Nothing turns, but GGUF's converter permutes all the same.
+    rope: PERMUTED,
     activation: ActivationRule::Always(Activation::ReluSquared),
     moe: MoeSpec {
         gating: Gating::Sigmoid,
@@ -166,8 +174,17 @@ pub(super) static NEMOTRON_H: Arch = Arch {
     ..NEMOTRON
 };
 
-/// Nemotron-H with experts; a `config.json` gives it the same class.
+/// Nemotron-H with experts.
 pub(super) static NEMOTRON_H_MOE: Arch = Arch {
     name: "nemotron_h_moe",
+    hf_classes: &["NemotronHForCausalLM"],
+    hf_when: Some(|config| {
+        let types = config.get("layers_block_type").and_then(Value::as_array);
+        let pattern = config
+            .get("hybrid_override_pattern")
+            .and_then(Value::as_str);
+        types.is_some_and(|types| types.iter().any(|kind| kind == "moe"))
+            || pattern.is_some_and(|pattern| pattern.contains('E'))
+    }),
     ..NEMOTRON
 };

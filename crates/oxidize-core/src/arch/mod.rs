@@ -5,6 +5,7 @@
 
 mod bert;
 mod cohere;
+pub mod config;
 mod deepseek;
 mod describe;
 mod experts;
@@ -29,6 +30,7 @@ mod t5;
 use crate::file::{Format, ModelFile};
 use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
 use crate::model::ModelError;
+use serde_json::Value;
 
 pub use describe::{Knob, Outline};
 pub use hparams::{Hparams, LayerParams};
@@ -43,6 +45,8 @@ pub struct Arch {
     pub name: &'static str,
     /// `architectures` in `config.json`.
     pub hf_classes: &'static [&'static str],
+    /// What else a `config.json` must say, where two families share a class.
+    pub hf_when: Option<fn(&Value) -> bool>,
 
     /// The norm of the residual stream.
     pub norm: NormKind,
@@ -57,6 +61,9 @@ pub struct Arch {
 
     /// Which elements of a head turn together, in each kind of file.
     pub rope: RopeLayouts,
+    /// Pairs of a head that turn by time, height and width, where pictures may come between and the
+    /// file does not say; those of other heads are in proportion.
+    pub rope_sections: Option<[usize; 3]>,
     /// Which layers turn queries and keys at all.
     pub rope_layers: RopeLayers,
     /// Whether scores fall with distance instead.
@@ -115,6 +122,8 @@ pub struct Arch {
     /// How embeddings, residuals and logits are scaled.
     pub scales: Scales,
 
+    /// Names in `config.json` that differ from Llama's; the first of each pair is that.
+    pub hf_keys: &'static [(&'static str, &'static str)],
     /// GGUF names that differ from the usual.
     pub gguf_names: &'static [(TensorRole, &'static str)],
     /// Hugging Face names that differ from Llama's. A role may have several: the first that the
@@ -138,6 +147,12 @@ pub struct GgufForm {
     /// Whether the up-projection of compressed keys and values becomes two, ready to be applied to
     /// queries.
     pub absorbed_kv: bool,
+    /// Whether both halves of a feed-forward layer in one matrix become two.
+    pub split_gate_up: bool,
+    /// Whether factors of the configuration are in the weights (Falcon-H1).
+    pub folded_multipliers: bool,
+    /// Tensors whose names lack the usual ending.
+    pub bare: &'static [TensorRole],
 }
 
 /// What GGUF files of most families look like.
@@ -145,6 +160,9 @@ const USUAL_FORM: GgufForm = GgufForm {
     split_qkv: false,
     fused_experts: false,
     absorbed_kv: false,
+    split_gate_up: false,
+    folded_multipliers: false,
+    bare: &[],
 };
 
 /// The layout of rotary embeddings in each kind of file.
@@ -382,12 +400,14 @@ pub struct MoeSpec {
 const BASE: Arch = Arch {
     name: "",
     hf_classes: &[],
+    hf_when: None,
     norm: NormKind::Rms,
     norm_weights: true,
     pre_norm: true,
     hf_norm_offset: 0.0,
     parallel: false,
     rope: HALVES,
+    rope_sections: None,
     rope_layers: RopeLayers::All,
     alibi: Alibi::IfGiven,
     hf_rotary_share: 1.0,
@@ -415,6 +435,7 @@ const BASE: Arch = Arch {
     moe: MOE,
     unbiased_sparsity: false,
     scales: Scales::Given,
+    hf_keys: &[],
     gguf_names: &[],
     hf_names: &[],
     hf_transposed: &[],
@@ -579,10 +600,12 @@ impl Arch {
                         file: file.path().with_file_name("config.json"),
                         key: "architectures".into(),
                     })?;
-                (
-                    class,
-                    ARCHS.iter().find(|arch| arch.hf_classes.contains(&class)),
-                )
+                let meant = |arch: &&&Arch| {
+                    let when = arch.hf_when.zip(file.config());
+                    arch.hf_classes.contains(&class) && when.is_none_or(|(when, it)| when(it))
+                };
+                // Those that ask for more come after those that do not.
+                (class, ARCHS.iter().rev().find(meant))
             }
         };
         found
@@ -639,7 +662,8 @@ mod tests {
     #[test]
     fn descriptors_are_told_apart() {
         // A class leads to one descriptor, and a GGUF name to the first that has it.
-        let mut classes: Vec<&str> = ARCHS.iter().flat_map(|a| a.hf_classes).copied().collect();
+        let plain = ARCHS.iter().filter(|arch| arch.hf_when.is_none());
+        let mut classes: Vec<&str> = plain.flat_map(|a| a.hf_classes).copied().collect();
         classes.sort_unstable();
         assert!(classes.windows(2).all(|pair| pair[0] != pair[1]));
         let names: std::collections::BTreeSet<&str> = ARCHS.iter().map(|a| a.name).collect();

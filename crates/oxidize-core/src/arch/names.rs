@@ -342,7 +342,35 @@ roles! {
     LAUREL_NORM = "blk.{}.laurel_post_norm", "model.layers.{}.laurel.post_laurel_norm";
 }
 
+/// RWKV 6: what its token shifts are mixed by, in the order of the tensor that holds all.
+pub const RWKV6_SHIFTS: &[TensorRole] = &[
+    TIME_MIX_LERP_W,
+    TIME_MIX_LERP_K,
+    TIME_MIX_LERP_V,
+    TIME_MIX_LERP_R,
+    TIME_MIX_LERP_G,
+];
+
+/// RWKV 7: the same.
+pub const RWKV7_SHIFTS: &[TensorRole] = &[
+    TIME_MIX_LERP_R,
+    TIME_MIX_LERP_W,
+    TIME_MIX_LERP_K,
+    TIME_MIX_LERP_V,
+    TIME_MIX_LERP_A,
+    TIME_MIX_LERP_G,
+];
+
 impl TensorRole {
+    /// What follows the name of its weight in GGUF.
+    pub fn gguf_ending(&self) -> &'static str {
+        match *self {
+            SSM_A | SSM_D | FFN_ROUTER_SCALE | FFN_EXPERT_SCALE => "",
+            FFN_SELECTION_BIAS | SSM_DT_BIAS => ".bias",
+            _ => ".weight",
+        }
+    }
+
     /// What the tensor may be called in a file of this format, without ending, likeliest first.
     pub fn names(&self, arch: &Arch, format: Format, layer: usize) -> Vec<String> {
         let (overrides, usual) = match format {

@@ -46,6 +46,10 @@ pub(super) static PHIMOE: Arch = Arch {
 pub(super) static PHIMOE_HF: Arch = Arch {
     name: "phimoe",
     hf_classes: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+    ],
     norm: NormKind::Layer,
     windows: Windows::All,
     moe: MoeSpec {

@@ -39,6 +39,7 @@ pub(super) static QWEN2VL: Arch = Arch {
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
     ],
+    rope_sections: Some([16, 24, 24]),
     ..BASE
 };
 
@@ -84,6 +85,7 @@ pub(super) static QWEN3MOE: Arch = Arch {
 pub(super) static QWEN3VL: Arch = Arch {
     name: "qwen3vl",
     hf_classes: &["Qwen3VLForConditionalGeneration"],
+    rope_sections: Some([24, 20, 20]),
     ..BASE
 };
 
@@ -91,6 +93,7 @@ pub(super) static QWEN3VL: Arch = Arch {
 pub(super) static QWEN3VLMOE: Arch = Arch {
     name: "qwen3vlmoe",
     hf_classes: &["Qwen3VLMoeForConditionalGeneration"],
+    rope_sections: Some([24, 20, 20]),
     hf_transposed: &[FFN_GATE_UP_EXPERTS, FFN_DOWN_EXPERTS],
     hf_names: &[
         (

@@ -36,6 +36,15 @@ pub struct RecurrentParams {
     pub norm_before_gate: bool,
 }
 
+impl RecurrentParams {
+    /// Mamba 2: rows of its input projection for the gate, the input, what is written, what is read,
+    /// and steps.
+    pub fn mamba2_rows(&self) -> [usize; 5] {
+        let shared = self.n_groups * self.state_dim;
+        [self.inner, self.inner, shared, shared, self.n_heads]
+    }
+}
+
 /// Falcon-H1's factors; GGUF files have them in the weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Multipliers {

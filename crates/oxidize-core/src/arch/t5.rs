@@ -53,11 +53,11 @@ macro_rules! hf_names {
             ),
             (
                 FFN_UP,
-                concat!($stack, ".block.{}.layer.", $ffn, ".DenseReluDense.wi"),
+                concat!($stack, ".block.{}.layer.", $ffn, ".DenseReluDense.wi_1"),
             ),
             (
                 FFN_UP,
-                concat!($stack, ".block.{}.layer.", $ffn, ".DenseReluDense.wi_1"),
+                concat!($stack, ".block.{}.layer.", $ffn, ".DenseReluDense.wi"),
             ),
             (
                 FFN_DOWN,

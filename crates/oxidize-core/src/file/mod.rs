@@ -27,7 +27,7 @@ use crate::gguf::{GgufLoader, Metadata};
 use crate::io::{SharedBytes, Source, not_a_file};
 use crate::limits::LimitExceeded;
 use crate::names::sorted_without_duplicates;
-use crate::safetensors::{MlxTensor, SafetensorsLoader};
+use crate::safetensors::{PackedTensor, SafetensorsLoader};
 
 /// The bytes of a tensor: a part of the map, or memory of their own. Cloning is cheap.
 pub type TensorBytes = SharedBytes;
@@ -104,7 +104,7 @@ pub(crate) struct Contents {
     pub(crate) annotations: Vec<(String, String)>,
     pub(crate) tensors: Vec<TensorInfo>,
     /// How the tensors that are not stored as such come about, by name.
-    pub(crate) mlx: HashMap<String, MlxTensor>,
+    pub(crate) packed: HashMap<String, PackedTensor>,
 }
 
 impl Contents {
@@ -259,21 +259,21 @@ impl ModelFile {
     }
 
     /// The bytes of a tensor, at an address fit for its type: a part of the map where that is
-    /// possible, else read, or dequantised if MLX packed them.
+    /// possible, else read, or unpacked.
     pub fn data(&self, tensor: &TensorInfo) -> Result<TensorBytes> {
-        let data = match self.0.contents.mlx.get(&tensor.name) {
-            Some(mlx) => mlx.dequantize(tensor, |part| self.stored(part))?,
+        let data = match self.0.contents.packed.get(&tensor.name) {
+            Some(packed) => packed.dequantize(tensor, |part| self.stored(part))?,
             None => self.stored(tensor)?,
         };
         self.report(tensor.bytes);
         Ok(data)
     }
 
-    /// Some of the bytes of a tensor, counted from its start. A tensor that MLX packed is unpacked
-    /// whole.
+    /// Some of the bytes of a tensor, counted from its start. A tensor that is
+    /// [packed](ModelFile::is_packed) is unpacked whole.
     pub fn data_range(&self, tensor: &TensorInfo, range: Range<u64>) -> Result<TensorBytes> {
         let outside = || Error::io(self.path())(std::io::ErrorKind::UnexpectedEof.into());
-        if self.0.contents.mlx.contains_key(&tensor.name) {
+        if self.is_packed(tensor) {
             let part =
                 || Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
             let data = self.data(tensor)?;
@@ -313,13 +313,19 @@ impl ModelFile {
         Ok(())
     }
 
-    /// Bytes that a tensor takes in the file: fewer than [`TensorInfo::bytes`] if MLX packed it.
+    /// Whether the file keeps a tensor in few bits, in several parts: it is unpacked each time that
+    /// it is asked for.
+    pub fn is_packed(&self, tensor: &TensorInfo) -> bool {
+        self.0.contents.packed.contains_key(&tensor.name)
+    }
+
+    /// Bytes that a tensor takes in the file: fewer than [`TensorInfo::bytes`] if it is packed.
     pub fn stored_bytes(&self, tensor: &TensorInfo) -> u64 {
         self.0
             .contents
-            .mlx
+            .packed
             .get(&tensor.name)
-            .map_or(tensor.bytes, MlxTensor::stored_bytes)
+            .map_or(tensor.bytes, PackedTensor::stored_bytes)
     }
 
     /// Asks the system to read the model into memory, in the background where it can.

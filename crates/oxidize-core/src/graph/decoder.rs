@@ -168,6 +168,7 @@ impl Block<'_, '_> {
         }
         if let Some(n) = self.hp.halve_every
             && (self.layer + 1).is_multiple_of(n)
+            && self.weights.is_gguf()
         {
             x = self.g.scale(x, 0.5);
         }

@@ -87,7 +87,7 @@ impl Block<'_, '_> {
         let multipliers = self.hp.multipliers.clone();
         let h = self.g.scale(h, multipliers.ssm_in);
         // Gate, input, what is written, what is read, steps.
-        let widths = [inner, inner, shared, shared, n_heads];
+        let widths = params.mamba2_rows();
         let mut rows = 0;
         let parts = widths.map(|len| {
             rows += len;

@@ -96,16 +96,7 @@ impl Block<'_, '_> {
         let low = self.g.activate(low, Activation::Tanh);
         let up = self.weights.experts(&TIME_MIX_W2, self.layer, 5, rank, n)?;
         let looks = self.g.head_linear(low, up.weight, 5 * n);
-        let roles = [
-            &TIME_MIX_LERP_W,
-            &TIME_MIX_LERP_K,
-            &TIME_MIX_LERP_V,
-            &TIME_MIX_LERP_R,
-            &TIME_MIX_LERP_G,
-        ];
-        let weights = self
-            .weights
-            .shift_weights(&TIME_MIX_LERP_FUSED, &roles, self.layer, n)?;
+        let weights = self.weights.shift_weights(RWKV6_SHIFTS, self.layer, n)?;
         let mut mix = |i: usize| {
             let look = self.g.slice(looks, 5 * n, i * n, n);
             let by_token = self.g.mul(look, shift);
@@ -137,17 +128,7 @@ impl Block<'_, '_> {
     pub(super) fn rwkv7(&mut self, h: ValueId, params: &RecurrentParams) -> Result<ValueId> {
         let n = self.hp.n_embd;
         let shift = self.token_shift(h);
-        let roles = [
-            &TIME_MIX_LERP_R,
-            &TIME_MIX_LERP_W,
-            &TIME_MIX_LERP_K,
-            &TIME_MIX_LERP_V,
-            &TIME_MIX_LERP_A,
-            &TIME_MIX_LERP_G,
-        ];
-        let weights = self
-            .weights
-            .shift_weights(&TIME_MIX_LERP_FUSED, &roles, self.layer, n)?;
+        let weights = self.weights.shift_weights(RWKV7_SHIFTS, self.layer, n)?;
         let [xr, xw, xk, xv, xa, xg] = [0, 1, 2, 3, 4, 5].map(|i| self.lerp(h, shift, weights[i]));
 
         let r = self.linear(xr, &TIME_MIX_RECEPTANCE, n)?;

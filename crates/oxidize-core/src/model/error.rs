@@ -23,6 +23,16 @@ pub enum ModelError {
         /// Supported names that look like it.
         nearest: String,
     },
+    /// A GGUF model has no form as a Hugging Face directory.
+    #[error("{file}: a model of {name} cannot be written as a Hugging Face directory: {problem}", file = file.display())]
+    NotInHuggingFace {
+        /// The model.
+        file: PathBuf,
+        /// Its architecture.
+        name: String,
+        /// Why.
+        problem: String,
+    },
     /// A hyper-parameter that the graph needs is not there.
     #[error("{file}: key {key:?} is missing", file = file.display())]
     MissingKey {

@@ -507,12 +507,6 @@ impl<'a> WeightLoader<'a> {
         self.find(role, layer, WEIGHT)
     }
 
-    /// The same, where the architecture says that there is one.
-    pub(super) fn has_own(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
-        self.find(role, layer, WEIGHT)
-            .filter(|info| !info.dims().is_empty())
-    }
-
     /// The bias of a role.
     pub(super) fn bias_of(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
         self.find(role, layer, BIAS)
@@ -534,14 +528,8 @@ impl<'a> WeightLoader<'a> {
             .find(|parts| !parts.is_empty())
     }
 
-    /// All elements of a tensor, whatever its shape.
-    pub(super) fn all_floats(&self, info: &'a TensorInfo) -> Result<Vec<f32>> {
-        let dims = info.dims();
-        let shape = if dims.is_empty() { vec![1] } else { dims };
-        self.floats(info, &shape)
-    }
-
-    pub(super) fn is_gguf(&self) -> bool {
+    /// Whether the file is GGUF.
+    pub(crate) fn is_gguf(&self) -> bool {
         matches!(self.file.format(), Format::Gguf { .. })
     }
 

@@ -14,12 +14,14 @@ mod text;
 mod weights;
 
 pub use error::ModelError;
-pub use export::{GgufData, GgufTensor, gguf_tensors};
+pub use export::{ExportedData, ExportedTensor, HuggingFaceModel, gguf_tensors, huggingface_model};
 pub(crate) use loader::holds_weights;
 pub use loader::{QkvShape, WeightLoader};
 pub use memory::{MemoryPlan, available_memory};
 pub use stored::Part;
 pub(crate) use stored::Stored;
+pub use text::chat_template_of;
+pub(crate) use text::sidecar_json;
 pub use weights::{LinearWeights, NormWeights, Weight, Weights};
 
 use crate::arch::{Arch, Hparams};

@@ -5,6 +5,7 @@ use super::loader::{WEIGHT, WeightLoader};
 use super::stored::Part;
 use super::weights::{LinearWeights, NormWeights};
 use crate::arch::TensorRole;
+use crate::arch::names::TIME_MIX_LERP_FUSED;
 use crate::error::Result;
 use crate::graph::{NormKind, WeightId};
 
@@ -159,12 +160,11 @@ impl WeightLoader<'_> {
     /// What each use of a token shift is mixed by: one tensor of all, or one each.
     pub fn shift_weights(
         &mut self,
-        fused: &TensorRole,
-        roles: &[&TensorRole],
+        roles: &[TensorRole],
         layer: usize,
         width: usize,
     ) -> Result<Vec<WeightId>> {
-        let Some(info) = self.find(fused, layer, WEIGHT) else {
+        let Some(info) = self.find(&TIME_MIX_LERP_FUSED, layer, WEIGHT) else {
             let own = roles.iter();
             return own
                 .map(|role| self.required_vector(role, layer, width))

@@ -124,14 +124,21 @@ impl Stored {
         })
     }
 
-    /// Some rows, in this order, in memory.
-    pub(super) fn with_rows(&self, order: &[usize]) -> io::Result<Stored> {
-        Ok(Stored {
-            name: self.name.clone(),
-            ty: self.ty,
-            cols: self.cols,
-            bytes: pick_rows(self, order)?,
-        })
+    /// How many rows there are.
+    pub(super) fn n_rows(&self) -> usize {
+        self.bytes.len() / self.row_bytes().max(1)
+    }
+
+    /// The columns in another order, in memory.
+    pub(super) fn with_columns(&self, order: &[usize]) -> io::Result<Stored> {
+        let rows = self.n_rows();
+        let by_column = self.transposed(1, rows)?;
+        let picked = Stored {
+            name: by_column.name.clone(),
+            bytes: pick_rows(&by_column, order)?,
+            ..by_column
+        };
+        picked.transposed(1, order.len())
     }
 
     fn to_f16(&self, rows: usize) -> io::Result<TensorBytes> {

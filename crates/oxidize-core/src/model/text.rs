@@ -4,7 +4,7 @@
 use super::{Model, ModelError};
 use crate::chat::{ChatOptions, ChatTemplate};
 use crate::error::{Error, Result};
-use crate::file::Format;
+use crate::file::{Format, ModelFile};
 use crate::sampling::{SamplerVocab, SamplingParams, TokenPieces, sort_by_bytes};
 use crate::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -38,36 +38,7 @@ impl Model {
 
     /// The template itself.
     pub fn chat_template_source(&self) -> Result<Option<String>> {
-        let file = self.file();
-        if let Format::Gguf { .. } = file.format() {
-            return Ok(file
-                .metadata()
-                .str("tokenizer.chat_template")
-                .map(str::to_owned));
-        }
-        if let Some(path) = file.sidecar("chat_template.jinja") {
-            return std::fs::read_to_string(&path)
-                .map(Some)
-                .map_err(Error::io(&path));
-        }
-        let Some(config) = self.sidecar_json("tokenizer_config.json")? else {
-            return Ok(None);
-        };
-        let template = match config.get("chat_template") {
-            Some(Value::String(template)) => Some(template.clone()),
-            // Several, by name.
-            Some(Value::Array(list)) => {
-                let named = |name: &str| {
-                    let found = list
-                        .iter()
-                        .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
-                    found?.get("template")?.as_str().map(str::to_owned)
-                };
-                named("default")
-            }
-            _ => None,
-        };
-        Ok(template)
+        chat_template_of(self.file())
     }
 
     /// How the model's authors would have tokens chosen; ours where they do not say.
@@ -122,19 +93,57 @@ impl Model {
     }
 
     pub(crate) fn sidecar_json(&self, name: &str) -> Result<Option<Value>> {
-        if let Format::Gguf { .. } = self.file().format() {
-            return Ok(None);
-        }
-        let Some(path) = self.file().sidecar(name) else {
-            return Ok(None);
-        };
-        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        let bad = |error: serde_json::Error| ModelError::BadSidecar {
-            file: path.clone(),
-            problem: error.to_string(),
-        };
-        Ok(Some(serde_json::from_str(&text).map_err(bad)?))
+        sidecar_json(self.file(), name)
     }
+}
+
+/// The chat template of a model that need not be loaded, if it has one.
+pub fn chat_template_of(file: &ModelFile) -> Result<Option<String>> {
+    if let Format::Gguf { .. } = file.format() {
+        return Ok(file
+            .metadata()
+            .str("tokenizer.chat_template")
+            .map(str::to_owned));
+    }
+    if let Some(path) = file.sidecar("chat_template.jinja") {
+        return std::fs::read_to_string(&path)
+            .map(Some)
+            .map_err(Error::io(&path));
+    }
+    let Some(config) = sidecar_json(file, "tokenizer_config.json")? else {
+        return Ok(None);
+    };
+    let template = match config.get("chat_template") {
+        Some(Value::String(template)) => Some(template.clone()),
+        // Several, by name.
+        Some(Value::Array(list)) => {
+            let named = |name: &str| {
+                let found = list
+                    .iter()
+                    .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
+                found?.get("template")?.as_str().map(str::to_owned)
+            };
+            named("default")
+        }
+        _ => None,
+    };
+    Ok(template)
+}
+
+/// A JSON file beside a model that is a directory, if it is there.
+pub(crate) fn sidecar_json(file: &ModelFile, name: &str) -> Result<Option<Value>> {
+    if let Format::Gguf { .. } = file.format() {
+        return Ok(None);
+    }
+    let Some(path) = file.sidecar(name) else {
+        return Ok(None);
+    };
+    let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+    let bad = |error: serde_json::Error| ModelError::BadSidecar {
+        file: path.clone(),
+        problem: error.to_string(),
+    };
+    Ok(Some(serde_json::from_str(&text).map_err(bad)?))
 }
 
 /// The text of tokens, for samplers that look at it.

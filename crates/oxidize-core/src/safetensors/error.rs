@@ -55,6 +55,8 @@ pub enum Problem {
     NotInShard(String),
     #[error("MLX quantisation: {0}")]
     Mlx(String),
+    #[error("packed weights: {0}")]
+    Packed(String),
 }
 
 impl SafetensorsError {

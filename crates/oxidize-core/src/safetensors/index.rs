@@ -21,7 +21,11 @@ pub(super) struct Index {
 impl Index {
     pub(super) fn parse(json: &[u8], limits: &Limits) -> Result<Index, SafetensorsError> {
         let mut input = serde_json::Deserializer::from_slice(json);
-        let parsed = Root { limits }.deserialize(&mut input).and_then(|map| {
+        let root = Table {
+            limits,
+            inner: false,
+        };
+        let parsed = root.deserialize(&mut input).and_then(|map| {
             input.end()?;
             Ok(map)
         });
@@ -59,14 +63,17 @@ fn is_plain_file_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', ':', '\0'])
 }
 
-/// `{"metadata": …, "weight_map": {"tensor": "file", …}}`
-struct Root<'l> {
+/// `{"metadata": …, "weight_map": {"tensor": "file", …}}`, or the map in it.
+#[derive(Clone, Copy)]
+struct Table<'l> {
     limits: &'l Limits,
+    /// Whether this is the map, not what is around it.
+    inner: bool,
 }
 
 type Pairs<'de> = Vec<(String, Cow<'de, str>)>;
 
-impl<'de> DeserializeSeed<'de> for Root<'_> {
+impl<'de> DeserializeSeed<'de> for Table<'_> {
     type Value = Pairs<'de>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Pairs<'de>, D::Error> {
@@ -74,48 +81,31 @@ impl<'de> DeserializeSeed<'de> for Root<'_> {
     }
 }
 
-impl<'de> de::Visitor<'de> for Root<'_> {
+impl<'de> de::Visitor<'de> for Table<'_> {
     type Value = Pairs<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with a weight_map")
+        f.write_str(match self.inner {
+            false => "an object with a weight_map",
+            true => "an object from tensor names to file names",
+        })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<'de>, A::Error> {
-        let mut pairs = None;
-        while let Some(field) = map.next_key::<Cow<'de, str>>()? {
-            if field == "weight_map" && pairs.is_none() {
-                pairs = Some(map.next_value_seed(WeightMap {
-                    limits: self.limits,
-                })?);
-            } else {
-                map.next_value::<IgnoredAny>()?;
+        if !self.inner {
+            let mut pairs = None;
+            while let Some(field) = map.next_key::<Cow<'de, str>>()? {
+                if field == "weight_map" && pairs.is_none() {
+                    pairs = Some(map.next_value_seed(Table {
+                        inner: true,
+                        ..self
+                    })?);
+                } else {
+                    map.next_value::<IgnoredAny>()?;
+                }
             }
+            return pairs.ok_or_else(|| A::Error::missing_field("weight_map"));
         }
-        pairs.ok_or_else(|| A::Error::missing_field("weight_map"))
-    }
-}
-
-struct WeightMap<'l> {
-    limits: &'l Limits,
-}
-
-impl<'de> DeserializeSeed<'de> for WeightMap<'_> {
-    type Value = Pairs<'de>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Pairs<'de>, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> de::Visitor<'de> for WeightMap<'_> {
-    type Value = Pairs<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object from tensor names to file names")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<'de>, A::Error> {
         let mut pairs = Pairs::new();
         while let Some(pair) = map.next_entry::<String, Cow<'de, str>>()? {
             let n = pairs.len() as u64 + 1;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Problem, SafetensorsError};
 use super::index::Index;
-use super::mlx;
+use super::packed;
 use super::read::{self, Header, LENGTH_BYTES, header_len, json_offset, without_position};
 use crate::error::{Error, Result};
 use crate::file::{Contents, Format, ModelFile, ModelLoader, OpenOptions};
@@ -79,9 +79,7 @@ fn finish(mut contents: Contents, options: &OpenOptions) -> Result<ModelFile> {
         .first()
         .map(|(path, _)| path.clone())
         .unwrap_or_default();
-    if mlx::present(&mut contents).map_err(|error| error.in_file(&path))? {
-        contents.format = Format::Mlx;
-    }
+    packed::present(&mut contents).map_err(|error| error.in_file(&path))?;
     ModelFile::new(contents, options)
 }
 

@@ -4,15 +4,14 @@
 //! beside `X.scales` and `X.biases` with one entry for each group of `group_size` elements of a row:
 //! element = scale × code + bias. <https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html>
 
-use std::collections::HashMap;
-
 use half::{bf16, f16};
 use oxidize_kernels::quant::TensorType;
 use serde_json::Value;
 
 use super::error::{Problem, SafetensorsError};
+use super::packed::{ByName, PackedTensor, Presented};
 use crate::error::{Error, Result};
-use crate::file::{Contents, TensorBytes, TensorInfo};
+use crate::file::{TensorBytes, TensorInfo};
 
 /// How a tensor is put together from what the file holds.
 #[derive(Debug)]
@@ -24,32 +23,14 @@ pub(crate) struct MlxTensor {
     group_size: usize,
 }
 
-/// Replaces the parts of quantised tensors by the tensors they stand for. `false` if the model's
-/// `config.json` does not say that MLX quantised it.
-pub(super) fn present(contents: &mut Contents) -> Result<bool, SafetensorsError> {
-    let Some(config) = contents
-        .config
-        .as_ref()
-        .and_then(|config| config.get("quantization"))
-    else {
-        return Ok(false);
-    };
-    if config.get("bits").is_none() || config.get("group_size").is_none() {
-        return Ok(false);
-    }
-
-    let by_name: HashMap<&str, &TensorInfo> = contents
-        .tensors
-        .iter()
-        .map(|tensor| (tensor.name.as_str(), tensor))
-        .collect();
-    let mut logical = HashMap::new();
-    let mut parts = HashMap::new();
-    for codes in contents
-        .tensors
-        .iter()
-        .filter(|tensor| tensor.ty == TensorType::U32)
-    {
+/// The tensors that the file's parts stand for; `config` is what `config.json` says of them.
+pub(super) fn present(
+    tensors: &[TensorInfo],
+    by_name: &ByName<'_>,
+    config: &Value,
+) -> Result<Presented, SafetensorsError> {
+    let mut presented = Presented::default();
+    for codes in tensors.iter().filter(|tensor| tensor.ty == TensorType::U32) {
         let Some(stem) = codes.name.strip_suffix(".weight") else {
             continue;
         };
@@ -71,24 +52,9 @@ pub(super) fn present(contents: &mut Contents) -> Result<bool, SafetensorsError>
             )));
         };
         let (tensor, mlx) = combine(codes, scales, biases, config, stem).map_err(error)?;
-        parts.insert(scales.name.clone(), None);
-        parts.insert(biases.name.clone(), None);
-        parts.insert(codes.name.clone(), Some(tensor));
-        logical.insert(codes.name.clone(), mlx);
+        presented.replace(codes, &[scales, biases], tensor, PackedTensor::Mlx(mlx));
     }
-
-    contents.mlx = logical;
-    contents
-        .tensors
-        .retain_mut(|tensor| match parts.remove(&tensor.name) {
-            Some(Some(replacement)) => {
-                *tensor = replacement;
-                true
-            }
-            Some(None) => false,
-            None => true,
-        });
-    Ok(true)
+    Ok(presented)
 }
 
 /// The tensor that the three stand for, after checking that they fit together.
@@ -162,14 +128,12 @@ fn combine(
 }
 
 impl MlxTensor {
-    /// Bytes that the tensor takes in the file.
-    pub(crate) fn stored_bytes(&self) -> u64 {
-        // Three disjoint ranges of a file.
-        self.codes.bytes + self.scales.bytes + self.biases.bytes
+    pub(super) fn parts(&self) -> [&TensorInfo; 3] {
+        [&self.codes, &self.scales, &self.biases]
     }
 
     /// The plain bytes of `tensor`, in the type of its scales.
-    pub(crate) fn dequantize(
+    pub(super) fn dequantize(
         &self,
         tensor: &TensorInfo,
         read: impl Fn(&TensorInfo) -> Result<TensorBytes>,

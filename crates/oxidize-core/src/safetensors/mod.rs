@@ -1,19 +1,22 @@
 //! safetensors, the file format of Hugging Face: a JSON table of tensors, then their data.
 //!
-//! [`read`] checks a header; [`load`] finds the files of a model and what lies beside them; [`mlx`]
-//! presents weights that MLX quantised as plain ones. [`crate::file`] is what users open.
+//! [`read`] checks a header; [`load`] finds the files of a model and what lies beside them; [`packed`]
+//! presents weights that are kept in few bits as plain ones. [`crate::file`] is what users open.
 //!
 //! Format: <https://huggingface.co/docs/safetensors>
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod error;
+mod fp8;
 mod index;
+mod int4;
 mod load;
 mod mlx;
+mod packed;
 mod read;
 
 pub use error::{Problem, SafetensorsError};
 pub use load::SafetensorsLoader;
-pub(crate) use mlx::MlxTensor;
+pub(crate) use packed::PackedTensor;
 pub use read::{Header, parse};

@@ -205,6 +205,8 @@ impl Keys {
             });
             kinds.push(match kind(id) {
                 TokenKind::Normal => 1,
+                // BERT's is a name like its others.
+                TokenKind::Unknown if marker.is_some() => 3,
                 TokenKind::Unknown => 2,
                 TokenKind::Control => 3,
                 TokenKind::UserDefined => 4,
@@ -238,6 +240,10 @@ impl Keys {
             fim_repo,
             fim_separator,
         } = spec.special;
+        // BERT's begin and end a text without being called so.
+        let words = matches!(spec.model, ModelSpec::WordPiece { .. });
+        let around = |list: &[TokenId]| list.first().copied().filter(|_| words);
+        let (bos, eos) = (bos.or(around(&spec.prefix)), eos.or(around(&spec.suffix)));
         for (name, id) in [
             ("bos", bos),
             ("eos", eos),

@@ -15,6 +15,7 @@
 mod base64;
 mod bpe;
 mod byte_level;
+mod directory;
 mod error;
 mod export;
 mod gguf;

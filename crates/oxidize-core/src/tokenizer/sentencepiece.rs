@@ -78,6 +78,91 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
 const UNIGRAM: u64 = 1;
 const BPE: u64 = 2;
 
+/// The contents of a `tokenizer.model` with this vocabulary.
+pub(super) fn write(spec: &VocabSpec, scores: &[f32]) -> Vec<u8> {
+    let mut file = Message::default();
+    for (id, token) in spec.tokens.iter().enumerate() {
+        let kind = spec.kinds.get(id).copied().unwrap_or(TokenKind::Normal);
+        let mut piece = Message::default();
+        match (kind, std::str::from_utf8(token)) {
+            (TokenKind::UserDefined, Ok(text)) => piece.bytes(1, text.replace(' ', "▁").as_bytes()),
+            _ => piece.bytes(1, token),
+        }
+        piece.float(2, scores.get(id).copied().unwrap_or(0.0));
+        let number = match kind {
+            TokenKind::Normal => 1,
+            TokenKind::Unknown => 2,
+            TokenKind::Control => 3,
+            TokenKind::UserDefined => 4,
+            TokenKind::Unused => 5,
+            TokenKind::Byte => 6,
+        };
+        piece.integer(3, number);
+        file.bytes(1, &piece.0);
+    }
+    let mut trainer = Message::default();
+    let (model_type, byte_fallback) = match spec.model {
+        ModelSpec::Unigram { byte_fallback, .. } => (UNIGRAM, byte_fallback),
+        ModelSpec::CharBpe { byte_fallback, .. } => (BPE, byte_fallback),
+        _ => (BPE, false),
+    };
+    trainer.integer(3, model_type);
+    trainer.integer(35, byte_fallback.into());
+    let special = &spec.special;
+    let ids = [special.unk, special.bos, special.eos, special.pad];
+    for (field, id) in (40..).zip(ids) {
+        // Protobuf writes a number below zero as that of 64 bits with the same bits.
+        trainer.integer(field, id.map_or(u64::MAX, u64::from));
+    }
+    file.bytes(2, &trainer.0);
+    let mut normalizer = Message::default();
+    let mut has = [false; 3];
+    for step in &spec.normalizers {
+        match step {
+            Normalize::Charsmap(map) => normalizer.bytes(2, &map.to_bytes()),
+            Normalize::Prepend(_) | Normalize::PrependFirst(_) => has[0] = true,
+            Normalize::CollapseSpaces => has[1] = true,
+            Normalize::Replace { .. } => has[2] = true,
+            _ => {}
+        }
+    }
+    for (field, has) in (3..).zip(has) {
+        normalizer.integer(field, has.into());
+    }
+    file.bytes(3, &normalizer.0);
+    file.0
+}
+
+/// A message of protobuf to be.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn integer(&mut self, field: u64, value: u64) {
+        self.varint(field << 3);
+        self.varint(value);
+    }
+
+    fn bytes(&mut self, field: u64, bytes: &[u8]) {
+        self.varint(field << 3 | 2);
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn float(&mut self, field: u64, value: f32) {
+        self.varint(field << 3 | 5);
+        self.0.extend(value.to_le_bytes());
+    }
+}
+
 /// The fields that are read, with the defaults of the format.
 struct Proto {
     pieces: StringTable,

@@ -1,12 +1,14 @@
-//! `oxidize convert`: a GGUF file of a Hugging Face directory.
+//! `oxidize convert`: a GGUF file of a Hugging Face directory, or a directory of a GGUF file.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use clap::Args;
-use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::file::{Format, ModelFile, OpenOptions};
 
 use super::{ByteBar, byte_size, interrupted};
+use crate::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
 use crate::convert::{convert, plain_mix};
 use crate::encode::Workers;
 use crate::importance::Importance;
@@ -15,15 +17,16 @@ use crate::output::Parts;
 use crate::plan::Wishes;
 use crate::quantize::Options;
 
-/// Make a GGUF file of a Hugging Face directory
+/// Make a GGUF file of a Hugging Face directory, or a directory of a GGUF file
 #[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct Convert {
-    /// The directory with `config.json`, safetensors and tokenizer files
+    /// The directory with `config.json`, safetensors and tokenizer files, or a GGUF file
     input: PathBuf,
-    /// The file to write
-    #[arg(short = 'o', long, value_name = "FILE.gguf")]
+    /// The file to write; of a GGUF file, the directory
+    #[arg(short = 'o', long, value_name = "FILE.gguf|DIR")]
     output: PathBuf,
-    /// What matrices are stored as: a type or a mix
+    /// What matrices are stored as: a type or a mix; in a directory F32, F16 or BF16
     #[arg(long = "type", value_name = "TYPE", default_value = "F16")]
     mix: String,
     /// An importance matrix, where the type is one of few bits
@@ -59,6 +62,9 @@ impl Convert {
             return Ok(());
         }
         let file = ModelFile::open(&self.input, &options)?;
+        if matches!(file.format(), Format::Gguf { .. }) {
+            return self.to_directory(&file, stop);
+        }
         let mut wishes = Wishes::new(plain_mix(&self.mix)?);
         for pattern in &self.tensor_type {
             wishes.pattern(pattern)?;
@@ -93,4 +99,37 @@ impl Convert {
         );
         Ok(())
     }
+
+    /// The way back.
+    fn to_directory(&self, file: &ModelFile, stop: &AtomicBool) -> anyhow::Result<()> {
+        let mut workers = Workers {
+            stop: Some(stop),
+            ..Workers::default()
+        };
+        workers.threads = self.threads.unwrap_or(workers.threads).max(1);
+        let options = DirectoryOptions {
+            ty: plain_mix(&self.mix)?.base,
+            shard_bytes: self.split_max_size.unwrap_or(SHARD_BYTES),
+            workers,
+        };
+        let bar = ByteBar::new();
+        let made = to_directory(file, &self.output, &options, |done, total, tensor| {
+            bar.set(done, total, tensor);
+        });
+        bar.finish();
+        let (files, missing) = made?;
+        for file in &files {
+            eprintln!("wrote {}", file.display());
+        }
+        for what in &missing {
+            eprintln!("not written: {what}");
+        }
+        Ok(())
+    }
 }
+
+const EXAMPLES: &str = "Examples:
+  oxidize convert ./Qwen3-8B -o qwen3-8b.gguf --type BF16
+  oxidize convert ./Qwen3-8B -o qwen3-8b-q4.gguf --type Q4_K_M
+  oxidize convert qwen3-8b.gguf -o ./Qwen3-8B-again --type BF16
+  oxidize convert ./my-lora -o my-lora.gguf --base qwen3-8b.gguf";

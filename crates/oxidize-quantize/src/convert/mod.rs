@@ -3,6 +3,7 @@
 //! [`metadata`] writes down the numbers, the tokenizer writes its vocabulary, and the tensors
 //! stream from one file to the other, renamed and where needed put in another order.
 
+pub mod directory;
 mod metadata;
 
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use oxidize_core::arch::{Arch, Hparams, LayerParams};
 use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use oxidize_core::gguf::ValueBuf;
 use oxidize_core::mix::{Mix, Traits};
-use oxidize_core::model::{GgufData, Model, gguf_tensors};
+use oxidize_core::model::{ExportedData, ExportedTensor, Model, chat_template_of, gguf_tensors};
 use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
 
@@ -51,19 +52,10 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
         });
     }
     let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?;
-    if !is_convertible(arch) {
-        return Err(Error::Unfit {
-            file: file.path().to_path_buf(),
-            problem: format!(
-                "{}: recurrent layers and encoders are run from such a directory, but not converted yet",
-                arch.name
-            ),
-        });
-    }
     let hparams = Hparams::read(file, arch).map_err(oxidize_core::Error::from)?;
-    // Builds the plan once: whatever is missing or misshapen is found before anything is written.
-    let model = Model::from_file(file.clone())?;
-    let tensors = tensors(file, arch, &hparams)?;
+    let tensors = tensors(file, arch, &hparams);
+    let named = |name: &str| tensors.iter().find(|tensor| tensor.name == name);
+    let n_vocab = named("token_embd.weight").map_or(0, |table| table.rows() as usize);
     let traits = Traits {
         n_layers: hparams.layers.len(),
         heads_per_kv: hparams
@@ -85,9 +77,9 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
     }
     let mut output = Output::default();
     metadata::general(&mut output, file, arch, &tensors, &wishes.mix);
-    metadata::numbers(&mut output, file, arch, &hparams, &tensors, model.n_vocab());
-    vocabulary(&mut output, file, model.n_vocab())?;
-    if let Some(template) = model.chat_template_source()? {
+    metadata::numbers(&mut output, file, (arch, &hparams), &tensors, n_vocab);
+    vocabulary(&mut output, file, n_vocab)?;
+    if let Some(template) = chat_template_of(file)? {
         output.set("tokenizer.chat_template", ValueBuf::Str(template));
     }
     Ok(Recipe {
@@ -100,16 +92,11 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
     })
 }
 
-/// Whether all tensors of a family have a form in GGUF that is known here.
-pub fn is_convertible(arch: &Arch) -> bool {
-    arch.recurrent.is_none() && arch.causal && arch.encoder.is_none()
-}
-
 /// Reads a file back: it has to be a model of the same shape as the one it was made of.
 fn check(path: &Path, hparams: &Hparams) -> Result<()> {
     let failed = |problem: String| Error::Unfit {
         file: path.to_path_buf(),
-        problem: format!("models of this family cannot be converted yet: {problem}"),
+        problem: format!("what was made is no such model: {problem}"),
     };
     let made = Model::load(path, &OpenOptions::default());
     let made = made.map_err(|error| failed(error.to_string()))?;
@@ -119,7 +106,9 @@ fn check(path: &Path, hparams: &Hparams) -> Result<()> {
     }
     let layers = ours.layers.iter().zip(&hparams.layers).enumerate();
     for (i, (ours, theirs)) in layers {
-        let shape = |layer: &LayerParams| (layer.n_heads, layer.key_dim, layer.n_ff, layer.window);
+        // Where there are experts, the width of dense layers need not mean anything.
+        let n_ff = |layer: &LayerParams| hparams.moe.is_none().then_some(layer.n_ff);
+        let shape = |layer: &LayerParams| (layer.n_heads, layer.key_dim, n_ff(layer), layer.window);
         if shape(ours) != shape(theirs) {
             return Err(failed(format!("layer {i} comes back with another shape")));
         }
@@ -128,20 +117,24 @@ fn check(path: &Path, hparams: &Hparams) -> Result<()> {
 }
 
 /// The tensors as GGUF has them.
-fn tensors<'a>(
-    file: &'a ModelFile,
-    arch: &'static Arch,
-    hparams: &Hparams,
-) -> Result<Vec<Tensor<'a>>> {
-    let list = gguf_tensors(file, arch, hparams)?;
-    let tensor = |tensor: oxidize_core::model::GgufTensor<'a>| match tensor.data {
-        GgufData::Stored(info) => Tensor::renamed(file, info, tensor.name, tensor.shape),
-        GgufData::Made(make) => {
+fn tensors<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec<Tensor<'a>> {
+    let list = gguf_tensors(file, arch, hparams);
+    list.into_iter()
+        .map(|tensor| as_tensor(file, tensor))
+        .collect()
+}
+
+/// A tensor to be, ready to be read.
+fn as_tensor<'a>(file: &'a ModelFile, tensor: ExportedTensor<'a>) -> Tensor<'a> {
+    match tensor.data {
+        ExportedData::Stored(parts) => {
+            Tensor::stacked(file, parts, tensor.name, tensor.ty, tensor.shape)
+        }
+        ExportedData::Made(make) => {
             let make = Box::new(move || Ok(make()?));
             Tensor::made(tensor.name, tensor.ty, tensor.shape, file.path(), make)
         }
-    };
-    Ok(list.into_iter().map(tensor).collect())
+    }
 }
 
 /// The vocabulary, if the directory has one: models for tests may lack it.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use oxidize_core::gguf::{Value, Writer};
 use oxidize_kernels::quant::TensorType;
+use oxidize_quantize::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
+use oxidize_quantize::encode::Workers;
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::quantize::Options;
 use oxidize_quantize::{Error, commands};
@@ -212,6 +214,23 @@ fn program(args: &[&str]) -> std::process::Output {
 
 #[test]
 fn an_interrupted_run_leaves_nothing() {
+    let (status, left) = interrupted_by("-INT");
+    assert!(status.code().is_some_and(|code| code != 0), "{status}");
+    assert_eq!(left, ["in.gguf"]);
+}
+
+/// A program that is ended without being asked can tidy up nothing, but has not named its file yet.
+#[test]
+fn a_killed_run_leaves_nothing_under_the_final_name() {
+    for signal in ["-TERM", "-KILL"] {
+        let (status, left) = interrupted_by(signal);
+        assert!(!status.success(), "{signal}: {status}");
+        assert!(!left.iter().any(|name| name == "out.gguf"), "{left:?}");
+    }
+}
+
+/// Ends a run as soon as it writes; how it ended, and the files there are then.
+fn interrupted_by(signal: &str) -> (std::process::ExitStatus, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F16", 24);
@@ -236,14 +255,13 @@ fn an_interrupted_run_leaves_nothing() {
     let id = child.id().to_string();
     assert!(
         Command::new("kill")
-            .args(["-INT", &id])
+            .args([signal, &id])
             .status()
             .unwrap()
             .success()
     );
     let status = child.wait().unwrap();
-    assert!(!status.success(), "it had ended before it was interrupted");
-    assert_eq!(files(dir.path()), ["in.gguf"]);
+    (status, files(dir.path()))
 }
 
 /// A full disk, where this test may make one.
@@ -275,6 +293,94 @@ fn a_full_disk_is_a_clear_error() {
         "{text}"
     );
     assert_eq!(left, Vec::<String>::new());
+}
+
+/// The checked-in model as a directory, with its weights changed.
+fn directory(dir: &Path, change: impl Fn(&str, &mut Vec<f32>)) {
+    let folder = dir.join("model");
+    let file = super::open(&tiny());
+    let options = DirectoryOptions {
+        ty: TensorType::F32,
+        shard_bytes: SHARD_BYTES,
+        workers: Workers::default(),
+    };
+    to_directory(&file, &folder, &options, |_, _, _| {}).unwrap();
+    // The header says where each tensor is.
+    let path = folder.join("model.safetensors");
+    let directory = super::open(&path);
+    let mut bytes = std::fs::read(&path).unwrap();
+    for tensor in directory.tensors() {
+        let range = tensor.offset as usize..(tensor.offset + tensor.bytes) as usize;
+        let floats = bytes[range.clone()].as_chunks::<4>().0.iter();
+        let mut floats: Vec<f32> = floats.map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        change(&tensor.name, &mut floats);
+        let changed: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
+        bytes[range].copy_from_slice(&changed);
+    }
+    std::fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn a_bad_directory_is_not_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, output) = (dir.path().join("model"), dir.path().join("out.gguf"));
+    directory(dir.path(), |_, _| {});
+    let convert = || {
+        let run = program(&[
+            "convert",
+            path(&folder),
+            "-o",
+            path(&output),
+            "--type",
+            "F16",
+        ]);
+        (
+            run.status.success(),
+            String::from_utf8_lossy(&run.stderr).into_owned(),
+        )
+    };
+    let (ok, text) = convert();
+    assert!(ok, "{text}");
+    std::fs::remove_file(&output).unwrap();
+    // The weights end early.
+    let weights = folder.join("model.safetensors");
+    let whole = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &whole[..whole.len() / 2]).unwrap();
+    let (ok, text) = convert();
+    assert!(!ok && text.contains("model.safetensors"), "{text}");
+    // The output is also the input.
+    std::fs::write(&weights, &whole).unwrap();
+    let run = program(&["convert", path(&folder), "-o", path(&weights)]);
+    let text = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(text.contains("also the input"), "{text}");
+    assert_eq!(std::fs::read(&weights).unwrap(), whole);
+    // A configuration that does not fit the weights.
+    let config = folder.join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let wider = text.replace("\"intermediate_size\": ", "\"intermediate_size\": 1");
+    assert_ne!(text, wider);
+    std::fs::write(&config, wider).unwrap();
+    let (ok, text) = convert();
+    assert!(!ok && text.contains("blk.0.ffn_"), "{text}");
+    assert_eq!(files(dir.path()), ["model"]);
+}
+
+#[test]
+fn a_directory_with_what_is_no_number_is_not_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, output) = (dir.path().join("model"), dir.path().join("out.gguf"));
+    directory(dir.path(), |name, floats| {
+        if name.ends_with("layers.0.mlp.down_proj.weight") {
+            floats[77] = f32::NAN;
+        }
+    });
+    let run = program(&["convert", path(&folder), "-o", path(&output)]);
+    let text = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(
+        !run.status.success() && text.contains("blk.0.ffn_down.weight") && text.contains("77"),
+        "{text}"
+    );
+    assert_eq!(files(dir.path()), ["model"]);
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //! promised, and what becomes of bad input.
 
 mod adapters;
+mod back;
 mod bad_input;
 mod golden;
 mod measure;
 mod mixes;
+mod run;
 
 use std::path::{Path, PathBuf};
 

@@ -93,6 +93,14 @@ impl PreTokenizer {
         names::NAMES.iter().filter(same).copied().collect()
     }
 
+    /// Regexes that cut as these rules do, one for each, if all have one.
+    pub(super) fn patterns(&self) -> Option<Vec<String>> {
+        self.rules
+            .iter()
+            .map(|&rule| regex::pattern(rule))
+            .collect()
+    }
+
     /// The rule that cuts as a regex of `tokenizer.json` does, if it is known.
     pub(super) fn rule_of_regex(pattern: &str) -> Option<Rule> {
         regex::rule(pattern)

@@ -234,6 +234,72 @@ fn single(pattern: &str) -> Option<Rule> {
     })
 }
 
+/// A regex that cuts as `rule` does, if one is known: it has to read back as this rule.
+pub(super) fn pattern(wanted: Rule) -> Option<String> {
+    let digits = |n: usize| match n {
+        1 => r"\p{N}",
+        2 => r"\p{N}{1,2}",
+        3 => r"\p{N}{1,3}",
+        _ => r"\p{N}+",
+    };
+    let ending = |tail: Tail| match tail {
+        Tail::Nothing => "",
+        Tail::Newlines => r"[\r\n]*",
+        Tail::NewlinesAndSlashes => r"[\r\n/]*",
+        Tail::OneNewlineOrSlash => r"[\r\n/]?",
+    };
+    let folded = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+    let spaces = r"\s*[\r\n]+|\s+(?!\S)|\s+";
+    let pattern = match wanted {
+        Rule::Gpt2 => {
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+".to_owned()
+        }
+        Rule::Cl100k(it) => {
+            let (letters, others) = match it.marks {
+                false => (r"\p{L}", r"[^\s\p{L}\p{N}]"),
+                true => (r"[\p{L}\p{M}]", r"[^\s\p{L}\p{M}\p{N}]"),
+            };
+            let (numbers, tail) = (digits(it.digits), ending(it.tail));
+            format!(
+                r"{folded}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{numbers}| ?{others}+{tail}|{spaces}"
+            )
+        }
+        Rule::O200k(it) => {
+            let (first, without) = match it.han {
+                true => (r"[\p{Han}]+|", r"&&[^\p{Han}]"),
+                false => ("", ""),
+            };
+            let suffix = match it.contractions {
+                true => format!("{folded}?"),
+                false => String::new(),
+            };
+            let lead = r"[^\r\n\p{L}\p{N}]?";
+            let big = format!(r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]");
+            let small = format!(r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]");
+            let (numbers, tail) = (digits(it.digits), ending(it.tail));
+            format!(
+                r"{first}{lead}{big}*{small}+{suffix}|{lead}{big}+{small}*{suffix}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{tail}|{spaces}"
+            )
+        }
+        Rule::DeepSeekV3 => DEEPSEEK_V3.to_owned(),
+        Rule::Numbers { limit } => digits(limit).to_owned(),
+        Rule::AsciiTriple => "[0-9][0-9][0-9]".to_owned(),
+        Rule::Newline => r"[\r\n]".to_owned(),
+        Rule::TrailingSpace => r"\s+$".to_owned(),
+        Rule::SpacedLetters => r"\s?\p{L}+".to_owned(),
+        Rule::SpacedPunctuation => r"\s?\p{P}+".to_owned(),
+        Rule::Lines => r"[^\n]+|[\n]+".to_owned(),
+        Rule::Threes(Threes::WordBoundary) => r"\d{1,3}(?=(?:\d{3})*\b)".to_owned(),
+        Rule::Threes(Threes::Cuts) => r"(?=(\d{3})+(?!\d))".to_owned(),
+        Rule::Bloom => " ?[^(\\s|[.,!?…。，、।۔،])]+".to_owned(),
+        Rule::Ranges(sets) if sets == names::CJK_KANA_ONLY => "[一-龥\u{3040}-ゟ゠-ヿ]+".to_owned(),
+        Rule::Ranges(_) => "[一-龥\u{800}-一가-\u{d7ff}]+".to_owned(),
+        _ => return None,
+    };
+    let read = rule(&pattern)?;
+    (format!("{read:?}") == format!("{wanted:?}")).then_some(pattern)
+}
+
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
 #[cfg(test)]

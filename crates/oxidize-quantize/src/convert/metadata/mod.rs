@@ -1,116 +1,20 @@
 //! The keys of a GGUF file, from the numbers of a model and the files beside it.
 
-use oxidize_core::arch::{Arch, Hparams, Scales};
+mod general;
+mod recurrent;
+
+use oxidize_core::arch::{Arch, Hparams, LayerParams, Scales, Windows};
+use oxidize_core::embedding::Pooling;
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, Value as Gguf, ValueBuf, ValueType};
 use oxidize_core::graph::rope::{RopeFactors, RopeScaling};
-use oxidize_core::graph::{Gating, Window};
-use oxidize_core::mix::Mix;
+use oxidize_core::graph::{Gating, Sees, Window};
 use serde_json::Value;
+
+pub(super) use general::{SAMPLING, general};
 
 use crate::output::Output;
 use crate::tensor::Tensor;
-
-/// What the model is and who made it.
-pub(super) fn general(
-    output: &mut Output,
-    file: &ModelFile,
-    arch: &Arch,
-    tensors: &[Tensor<'_>],
-    mix: &Mix,
-) {
-    output.set("general.architecture", arch.name.into());
-    output.set("general.type", "model".into());
-    let folder = file.path().parent().and_then(|folder| folder.file_name());
-    let card = model_card(file);
-    let name = card
-        .get("model_name")
-        .cloned()
-        .or_else(|| Some(folder?.to_string_lossy().into_owned()));
-    if let Some(name) = name {
-        output.set("general.name", ValueBuf::Str(name));
-    }
-    let elements = tensors.iter().map(Tensor::elements).sum();
-    output.set("general.size_label", ValueBuf::Str(size_label(elements)));
-    for (field, key) in [
-        ("license", "general.license"),
-        ("license_name", "general.license.name"),
-        ("license_link", "general.license.link"),
-        ("author", "general.author"),
-        ("model_creator", "general.organization"),
-    ] {
-        if let Some(value) = card.get(field) {
-            output.set(key, ValueBuf::Str(value.clone()));
-        }
-    }
-    output.set("general.file_type", ValueBuf::U32(mix.file_type));
-    output.set("general.quantization_version", ValueBuf::U32(2));
-    sampling(output, file);
-}
-
-/// How the authors would have tokens chosen.
-fn sampling(output: &mut Output, file: &ModelFile) {
-    let Some(config) = json(file, "generation_config.json") else {
-        return;
-    };
-    for (field, key) in [
-        ("temperature", "temp"),
-        ("top_p", "top_p"),
-        ("min_p", "min_p"),
-        ("repetition_penalty", "penalty_repeat"),
-    ] {
-        if let Some(number) = config.get(field).and_then(Value::as_f64) {
-            output.set(
-                &format!("general.sampling.{key}"),
-                ValueBuf::F32(number as f32),
-            );
-        }
-    }
-    if let Some(n) = config.get("top_k").and_then(Value::as_i64) {
-        let n = i32::try_from(n).unwrap_or(i32::MAX);
-        output.set("general.sampling.top_k", ValueBuf::I32(n));
-    }
-}
-
-fn json(file: &ModelFile, name: &str) -> Option<Value> {
-    let text = std::fs::read_to_string(file.sidecar(name)?).ok()?;
-    serde_json::from_str(&text).ok()
-}
-
-/// The plain fields at the head of a README, between lines of dashes.
-fn model_card(file: &ModelFile) -> std::collections::HashMap<String, String> {
-    let text = file
-        .sidecar("README.md")
-        .and_then(|path| std::fs::read_to_string(path).ok());
-    let text = text.unwrap_or_default();
-    let head = text
-        .strip_prefix("---")
-        .and_then(|rest| rest.split_once("\n---"))
-        .map_or("", |(head, _)| head);
-    let field = |line: &str| {
-        let (key, value) = line.split_once(':')?;
-        let value = value.trim().trim_matches(['"', '\'']);
-        let plain = !key.starts_with([' ', '-', '#']) && !value.is_empty();
-        plain.then(|| (key.trim().to_owned(), value.to_owned()))
-    };
-    head.lines().filter_map(field).collect()
-}
-
-/// A number of parameters as people say it.
-fn size_label(elements: u64) -> String {
-    let n = elements as f64;
-    let (scaled, unit) = match elements {
-        1_000_000_000_000.. => (n / 1e12, "T"),
-        1_000_000_000.. => (n / 1e9, "B"),
-        1_000_000.. => (n / 1e6, "M"),
-        _ => (n / 1e3, "K"),
-    };
-    if scaled < 10.0 && unit != "K" && unit != "M" {
-        format!("{scaled:.1}{unit}")
-    } else {
-        format!("{scaled:.0}{unit}")
-    }
-}
 
 /// Writes under the architecture's prefix.
 struct Keys<'o> {
@@ -152,8 +56,7 @@ impl Keys<'_> {
 pub(super) fn numbers(
     output: &mut Output,
     file: &ModelFile,
-    arch: &'static Arch,
-    hp: &Hparams,
+    (arch, hp): (&'static Arch, &Hparams),
     tensors: &[Tensor<'_>],
     n_vocab: usize,
 ) {
@@ -165,24 +68,37 @@ pub(super) fn numbers(
         output,
         prefix: arch.name,
     };
-    keys.count("block_count", hp.n_layers_in_file);
-    keys.count("context_length", hp.n_ctx_train);
+    let n_layers = match arch.encoder {
+        Some(_) => hp.n_encoder_layers,
+        None => hp.n_layers_in_file,
+    };
+    keys.count("block_count", n_layers);
+    // Of learned positions, there are as many as the table has rows.
+    let table = tensors.iter().find(|t| t.name == "position_embd.weight");
+    let positions = table.map_or(usize::MAX, |table| table.rows() as usize);
+    keys.count("context_length", hp.n_ctx_train.min(positions));
     keys.count("embedding_length", hp.n_embd);
     let both = if arch.ff_counts_both { 2 } else { 1 };
-    keys.per_layer(
-        "feed_forward_length",
-        hp.layers.iter().map(|layer| both * layer.n_ff),
-    );
-    keys.per_layer(
-        "attention.head_count",
-        hp.layers.iter().map(|layer| layer.n_heads),
-    );
+    // Granite's configuration has the width of the shared experts first; readers want that of the others.
+    let shared = config.get("shared_intermediate_size").is_some();
+    let moe = hp.moe.as_ref().filter(|_| shared);
+    let width = |layer: &LayerParams| moe.map_or(both * layer.n_ff, |moe| moe.n_ff);
+    keys.per_layer("feed_forward_length", hp.layers.iter().map(width));
+    // Layers without attention are known by their keys and values, not by their queries.
+    let most = hp.layers.iter().map(|layer| layer.n_heads).max();
+    let heads = |layer: &LayerParams| match arch.recurrent {
+        Some(_) => most.unwrap_or(0),
+        None => layer.n_heads,
+    };
+    keys.per_layer("attention.head_count", hp.layers.iter().map(heads));
     keys.count("vocab_size", n_vocab);
     // Readers differ in which of the two they ask for.
     keys.float("attention.layer_norm_rms_epsilon", hp.epsilon);
     keys.float("attention.layer_norm_epsilon", hp.epsilon);
     attention(&mut keys, arch, hp);
-    rope(&mut keys, hp, config);
+    encoder(&mut keys, file, (arch, hp), config, tensors);
+    recurrent::write(&mut keys, arch, hp, tensors);
+    rope(&mut keys, arch, hp, config);
     experts(&mut keys, hp, config, tensors);
     scales(&mut keys, arch, hp, config);
     if hp.parallel != arch.parallel || config.get("use_parallel_residual").is_some() {
@@ -196,15 +112,6 @@ pub(super) fn numbers(
         .filter(|_| config.get("attn_scale").is_none())
     {
         keys.float("attention.temperature_scale", temperature.scale);
-    }
-    let listed = |name: &str| config.get(name)?.get("mrope_section")?.as_array().cloned();
-    if let Some(sections) = listed("rope_parameters").or_else(|| listed("rope_scaling")) {
-        let number = |value: &Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
-        let padded = sections.iter().filter_map(number).chain([0; 4]).take(4);
-        keys.set(
-            "rope.dimension_sections",
-            ValueBuf::Array(ArrayBuf::i32s(padded)),
-        );
     }
     xielu(keys.output, file, arch, hp);
     let per_layer = config.get("hidden_size_per_layer_input").is_some();
@@ -257,6 +164,12 @@ fn xielu(output: &mut Output, file: &ModelFile, arch: &Arch, hp: &Hparams) {
 
 fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
     let layers = &hp.layers;
+    let listed = recurrent::lists_attention(arch, hp);
+    let kv_heads = |layer: &LayerParams| match listed || layer.n_heads > 0 {
+        true => layer.n_kv_heads,
+        // Where the file says which layers attend, all have the same number.
+        false => layers.iter().map(|l| l.n_kv_heads).max().unwrap_or(0),
+    };
     if let Some(mla) = &hp.mla {
         let absorbed = arch.gguf_form.absorbed_kv;
         if let Some(rank) = mla.q_rank {
@@ -264,26 +177,22 @@ fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
         }
         keys.count("attention.kv_lora_rank", mla.kv_rank);
         if absorbed {
-            keys.count("attention.head_count_kv", 1);
+            let one = |layer: &LayerParams| usize::from(layer.n_heads > 0);
+            keys.per_layer("attention.head_count_kv", layers.iter().map(one));
             keys.count("attention.key_length", mla.kv_rank + mla.rope_dim);
             keys.count("attention.value_length", mla.kv_rank);
             keys.count("attention.key_length_mla", mla.nope_dim + mla.rope_dim);
             keys.count("attention.value_length_mla", mla.value_dim);
         } else {
-            keys.per_layer(
-                "attention.head_count_kv",
-                layers.iter().map(|l| l.n_kv_heads),
-            );
+            keys.per_layer("attention.head_count_kv", layers.iter().map(kv_heads));
             keys.count("attention.key_length", mla.nope_dim + mla.rope_dim);
             keys.count("attention.value_length", mla.value_dim);
         }
     } else {
-        keys.per_layer(
-            "attention.head_count_kv",
-            layers.iter().map(|l| l.n_kv_heads),
-        );
-        let of = |windowed: bool| layers.iter().find(|l| l.window.is_some() == windowed);
-        let full = of(false).or(layers.first());
+        keys.per_layer("attention.head_count_kv", layers.iter().map(kv_heads));
+        let layers = || layers.iter().filter(|layer| layer.n_heads > 0);
+        let of = |windowed: bool| layers().find(|l| l.window.is_some() == windowed);
+        let full = of(false).or(layers().next());
         if let Some(layer) = full {
             keys.count("attention.key_length", layer.key_dim);
             keys.count("attention.value_length", layer.value_dim);
@@ -296,10 +205,15 @@ fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
         }
     }
     let window = layers.iter().find_map(|layer| layer.window);
-    if let Some(Window::Sliding(size) | Window::Chunk(size)) = window {
+    let window = window.map(|window| match window {
+        Window::Sliding(size) | Window::Chunk(size) => size,
+        Window::Around(reach) => 2 * reach,
+    });
+    if let Some(size) = window {
         keys.count("attention.sliding_window", size);
         let all = layers.iter().all(|layer| layer.window.is_some());
-        if !all {
+        // A reader that makes nothing of the number alone has to be told.
+        if !all || arch.windows == Windows::Never || readers_ignore_windows(arch) {
             let flags = layers
                 .iter()
                 .map(|layer| Gguf::Bool(layer.window.is_some()));
@@ -322,13 +236,76 @@ fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
     }
 }
 
-fn rope(keys: &mut Keys<'_>, hp: &Hparams, config: &Value) {
-    if hp.layers.iter().all(|layer| layer.rope.is_none()) {
+/// Whether the first descriptor of this name, which reads the file, has no windows of its own.
+fn readers_ignore_windows(arch: &Arch) -> bool {
+    let reader = oxidize_core::arch::ARCHS
+        .iter()
+        .find(|a| a.name == arch.name);
+    reader.is_some_and(|reader| reader.windows == Windows::Never)
+}
+
+/// What encoders have of their own.
+fn encoder(
+    keys: &mut Keys<'_>,
+    file: &ModelFile,
+    (arch, hp): (&Arch, &Hparams),
+    config: &Value,
+    tensors: &[Tensor<'_>],
+) {
+    if hp.sees == Sees::All {
+        keys.flag("attention.causal", false);
+        let name = config.get("hidden_activation").and_then(Value::as_str);
+        if let Some(name) = name {
+            keys.set("hidden_activation", name.into());
+        }
+    }
+    let scores = tensors.iter().any(|t| t.name == "cls.output.weight");
+    let pooling = Pooling::of_file(file, arch.name).or(scores.then_some(Pooling::Rank));
+    if let Some(pooling) = pooling {
+        keys.count("pooling_type", pooling.gguf_number());
+    }
+    if let Some(labels) = config.get("id2label").and_then(Value::as_object)
+        && scores
+    {
+        let number = |key: &String| key.parse().unwrap_or(usize::MAX);
+        let mut labels: Vec<_> = labels
+            .iter()
+            .map(|(key, name)| (number(key), name))
+            .collect();
+        labels.sort_by_key(|(number, _)| *number);
+        let names = labels.iter().filter_map(|(_, name)| name.as_str());
+        let names = ArrayBuf::strings(names);
+        keys.set("classifier.output_labels", ValueBuf::Array(names));
+    }
+    if let Some(types) = tensors.iter().find(|t| t.name == "token_types.weight") {
+        let n = u32::try_from(types.rows()).unwrap_or(u32::MAX);
+        let key = "tokenizer.ggml.token_type_count";
+        keys.output.set(key, ValueBuf::U32(n));
+    }
+    if arch.encoder.is_some() {
+        keys.count("decoder_block_count", hp.layers.len());
+    }
+    if let Some(start) = hp.decoder_start {
+        keys.count("decoder_start_token_id", start as usize);
+    }
+    if let Some(relative) = hp.relative {
+        keys.count("attention.relative_buckets_count", relative.n_buckets);
+    }
+}
+
+fn rope(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
+    let attends = hp.layers.iter().any(|layer| layer.n_heads > 0);
+    let turns = hp.layers.iter().any(|layer| layer.rope.is_some());
+    if arch.recurrent.is_some() && attends {
+        // Where attention stands beside recurrent parts, it often knows no positions.
+        keys.flag("rope.scaling.finetuned", turns);
+    } else if !turns {
         return;
     }
-    let Some(rope) = hp.ropes.first() else {
+    let Some(rope) = hp.ropes.first().filter(|_| attends) else {
         return;
     };
+    sections(keys, arch, rope.dims / 2, config);
     keys.count("rope.dimension_count", rope.dims);
     keys.float("rope.freq_base", rope.base);
     if let Some(windowed) = hp.ropes.get(1) {
@@ -372,17 +349,53 @@ fn rope(keys: &mut Keys<'_>, hp: &Hparams, config: &Value) {
     }
 }
 
+/// The pairs of a head that turn by time, by height and by width, where pictures may come between.
+fn sections(keys: &mut Keys<'_>, arch: &Arch, pairs: usize, config: &Value) {
+    let listed = |name: &str| config.get(name)?.get("mrope_section")?.as_array();
+    let number = |value: &Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
+    let given = listed("rope_parameters").or_else(|| listed("rope_scaling"));
+    let given = given.map(|list| list.iter().filter_map(number).collect::<Vec<i32>>());
+    // Those of the family's usual head, in proportion.
+    let usual = arch.rope_sections.map(|sections| {
+        let all: usize = sections.iter().sum();
+        let share = |end: usize| (2 * end * pairs + all) / (2 * all);
+        let mut end = 0;
+        let section = |n: &usize| {
+            end += n;
+            share(end) - share(end - n)
+        };
+        let sections = sections.iter().map(section);
+        sections.map(|n| i32::try_from(n).unwrap_or(0)).collect()
+    });
+    if let Some(sections) = given.or(usual) {
+        let padded = sections.into_iter().chain([0; 4]).take(4);
+        let list = ValueBuf::Array(ArrayBuf::i32s(padded));
+        keys.set("rope.dimension_sections", list);
+    }
+}
+
 fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<'_>]) {
-    let Some(moe) = &hp.moe else {
+    // Some say it for each layer.
+    let first = |value: &Value| value.get(0).unwrap_or(value).as_u64();
+    let number = |names: &[&str]| names.iter().find_map(|name| first(config.get(name)?));
+    let routed = tensors.iter().any(|t| t.name.contains(".ffn_gate_inp."));
+    let Some(moe) = hp.moe.as_ref().filter(|_| routed) else {
+        // A family with experts says that it has none.
+        if number(&["num_local_experts"]) == Some(0) {
+            keys.count("expert_count", 0);
+            keys.count("expert_used_count", 0);
+            let width = number(&["shared_intermediate_size"]).unwrap_or(0);
+            keys.count("expert_shared_feed_forward_length", width as usize);
+        }
         return;
     };
-    let number = |names: &[&str]| names.iter().find_map(|name| config.get(name)?.as_u64());
     keys.count("expert_count", moe.n_experts);
     keys.count("expert_used_count", moe.n_used);
     keys.count("expert_feed_forward_length", moe.n_ff);
     let shared = number(&[
         "n_shared_experts",
         "num_shared_experts",
+        "num_shared_expert",
         "moe_num_shared_experts",
     ]);
     if let Some(shared) = shared {
@@ -405,8 +418,10 @@ fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<
         "moe_layer_start_index",
         "num_dense_layers",
     ]);
-    if let Some(dense) = dense {
-        keys.count("leading_dense_block_count", dense as usize);
+    let kinds = config.get("mlp_layer_types").and_then(Value::as_array);
+    let leading = |kinds: &Vec<Value>| kinds.iter().take_while(|kind| *kind == "dense").count();
+    if let Some(dense) = dense.map(|n| n as usize).or(kinds.map(leading)) {
+        keys.count("leading_dense_block_count", dense);
     }
     if let Some(step) = number(&["interleave_moe_layer_step", "moe_layer_interval"]) {
         keys.count("interleave_moe_layer_step", step as usize);
@@ -414,9 +429,7 @@ fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<
     if moe.scale != 1.0 {
         keys.float("expert_weights_scale", moe.scale);
     }
-    if config.get("norm_topk_prob").is_some() || config.get("route_norm").is_some() {
-        keys.flag("expert_weights_norm", moe.renormalize);
-    }
+    keys.flag("expert_weights_norm", moe.renormalize);
     let gating = match moe.gating {
         Gating::Softmax => Some(1),
         Gating::Sigmoid => Some(2),
@@ -426,7 +439,8 @@ fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<
     if let Some(gating) = gating {
         keys.count("expert_gating_func", gating);
     }
-    if let (Some(groups), Some(used)) = (number(&["n_group"]), number(&["topk_group"])) {
+    let groups = number(&["n_group", "num_expert_group"]);
+    if let (Some(groups), Some(used)) = (groups, number(&["topk_group"])) {
         keys.count("expert_group_count", groups as usize);
         keys.count("expert_group_used_count", used as usize);
     }
@@ -436,6 +450,7 @@ fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<
 fn scales(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
     let number = |name: &str| config.get(name).and_then(Value::as_f64).map(|x| x as f32);
     match arch.scales {
+        _ if arch.gguf_form.folded_multipliers => {}
         Scales::Given | Scales::GivenMultiply => {
             for (name, key) in [
                 ("logits_scaling", "logit_scale"),

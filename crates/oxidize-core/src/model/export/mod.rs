@@ -1,0 +1,717 @@
+//! The tensors of a Hugging Face model as GGUF has them: the same roles under other names, with rows
+//! in another order where the two formats disagree. [`super::loader`] finds them; nothing is read
+//! here before it is asked for. [`link`] says what a tensor is made of, as data.
+
+mod back;
+mod link;
+
+pub use back::{HuggingFaceModel, huggingface_model};
+
+use self::link::{Change, Form, Link, bytes_of, is_packed, matrix};
+use super::loader::WeightLoader;
+use crate::arch::hparams::RecurrentParams;
+use crate::arch::names::*;
+use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, RecurrentKind, TensorRole};
+use crate::error::Result;
+use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
+use crate::graph::rope::{RopeFactors, RopeScaling};
+use crate::graph::{KeySharing, RopeLayout};
+use oxidize_kernels::quant::TensorType;
+
+/// A tensor of a file to be.
+pub struct ExportedTensor<'a> {
+    /// Its name.
+    pub name: String,
+    /// How its elements are stored.
+    pub ty: TensorType,
+    /// Its dimensions, the fastest-varying first.
+    pub shape: Vec<u64>,
+    /// Where its elements come from.
+    pub data: ExportedData<'a>,
+}
+
+/// The elements of an [`ExportedTensor`].
+pub enum ExportedData<'a> {
+    /// As they are in the file: one tensor, or several under each other.
+    Stored(Vec<&'a TensorInfo>),
+    /// Put together on request.
+    Made(Box<dyn Fn() -> Result<TensorBytes> + Send + Sync + 'a>),
+}
+
+/// The tensors of `file` as a GGUF file of the same model has them.
+pub fn gguf_tensors<'a>(
+    file: &'a ModelFile,
+    arch: &'static Arch,
+    hparams: &Hparams,
+) -> Vec<ExportedTensor<'a>> {
+    let tensor = |link: Link<'a>| ExportedTensor {
+        name: link.name.clone(),
+        ty: link.ty(),
+        shape: gguf_shape(&link.dims),
+        data: match link.is_plain() {
+            true => ExportedData::Stored(link.parts),
+            false => ExportedData::Made(Box::new(move || link.make(file))),
+        },
+    };
+    let mut tensors: Vec<ExportedTensor<'a>> =
+        links(file, arch, hparams).into_iter().map(tensor).collect();
+    rope_factors(file, hparams, &mut tensors);
+    tensors
+}
+
+/// What each tensor of the GGUF file is made of.
+fn links<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec<Link<'a>> {
+    let mut exporter = Exporter::new(file, arch, hparams);
+    if let Some(encoder) = arch.encoder {
+        let own = hparams.of_encoder();
+        let mut other = Exporter::new(file, encoder, &own);
+        other.gguf_arch = encoder;
+        other.run(own.layers.len(), |role| {
+            ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
+        });
+        exporter.links = other.links;
+    }
+    exporter.run(hparams.n_layers_in_file, |_| true);
+    exporter.links
+}
+
+/// Writes down links, role by role.
+struct Exporter<'a, 'h> {
+    loader: WeightLoader<'a>,
+    arch: &'static Arch,
+    /// A GGUF file is read by the first descriptor with its name, so that one's names count.
+    gguf_arch: &'static Arch,
+    hparams: &'h Hparams,
+    links: Vec<Link<'a>>,
+}
+
+impl<'a, 'h> Exporter<'a, 'h> {
+    fn new(file: &'a ModelFile, arch: &'static Arch, hparams: &'h Hparams) -> Exporter<'a, 'h> {
+        let gguf_arch = ARCHS.iter().find(|other| other.name == arch.name);
+        Exporter {
+            loader: WeightLoader::new(file, arch),
+            arch,
+            gguf_arch: gguf_arch.copied().unwrap_or(arch),
+            hparams,
+            links: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, n_layers: usize, wanted: impl Fn(&TensorRole) -> bool) {
+        for role in ROLES.iter().filter(|role| wanted(role)) {
+            let layered = role.gguf.contains("{}") || role.hf.contains("{}");
+            for layer in 0..if layered { n_layers } else { 1 } {
+                self.role(role, layer);
+            }
+        }
+    }
+
+    /// The name of a tensor in GGUF, without its ending.
+    fn name(&self, role: &TensorRole, layer: usize) -> Option<String> {
+        let format = Format::Gguf { version: 3 };
+        role.names(self.gguf_arch, format, layer).into_iter().next()
+    }
+
+    fn role(&mut self, role: &TensorRole, layer: usize) {
+        if self.is_written_otherwise(role, layer) {
+            return;
+        }
+        let form = &self.arch.gguf_form;
+        match *role {
+            ATTN_QKV => self.qkv(layer),
+            ATTN_KV => self.halves(role, layer, &[ATTN_K, ATTN_V]),
+            ATTN_KV_B if form.absorbed_kv => self.absorbed(layer),
+            FFN_GATE_UP if form.split_gate_up => self.halves(role, layer, &[FFN_GATE, FFN_UP]),
+            FFN_GATE_UP_SHARED if form.split_gate_up => {
+                self.halves(role, layer, &[FFN_GATE_SHARED, FFN_UP_SHARED]);
+            }
+            FFN_GATE_UP_EXPERTS if !form.fused_experts => self.expert_halves(layer),
+            DELTA_QKVZ => self.delta_projections(layer),
+            TIME_MIX_LERP_FUSED => self.token_shifts(layer),
+            OUTPUT if form.folded_multipliers => self.folded_output(),
+            _ => {
+                // The first layer of RWKV 7 has no earlier one to look back to; readers want
+                // something all the same.
+                let stand_in = RWKV7_STAND_INS
+                    .iter()
+                    .find(|(for_role, _)| for_role == role);
+                let stands_in = layer == 0 && self.shifts() == RWKV7_SHIFTS;
+                let from = stand_in
+                    .filter(|_| stands_in)
+                    .map_or(role, |(_, from)| from);
+                self.plain(role, from, layer);
+            }
+        }
+    }
+
+    /// Whether a tensor that the file may have is another role's in GGUF, or nobody's.
+    fn is_written_otherwise(&self, role: &TensorRole, layer: usize) -> bool {
+        let found = |role: &TensorRole| self.loader.weight_of(role, layer);
+        let same = |a: &TensorRole, b: &TensorRole| {
+            found(a)
+                .zip(found(b))
+                .is_some_and(|(a, b)| a.name == b.name)
+        };
+        let has_experts = || found(&FFN_ROUTER).is_some();
+        let one_name = || self.name(&ATTN_NORM, layer) == self.name(&FFN_NORM, layer);
+        let feeds = self.hparams.layers.get(layer).is_some_and(|l| l.n_ff > 0);
+        match *role {
+            // Both halves in one matrix share a name with the second half alone.
+            FFN_GATE_UP if same(role, &FFN_GATE_UP_SHARED) => has_experts(),
+            FFN_DOWN if same(role, &FFN_DOWN_SHARED) => has_experts(),
+            FFN_GATE_UP_SHARED if same(role, &FFN_GATE_UP) => !has_experts(),
+            FFN_DOWN_SHARED if same(role, &FFN_DOWN) => !has_experts(),
+            // Where one norm serves both halves of a layer, or stands for either, it is written once.
+            ATTN_NORM => same(role, &FFN_NORM) && (one_name() || feeds),
+            FFN_NORM => same(role, &ATTN_NORM) && !one_name() && !feeds,
+            // BERT's pooler means nothing without the classifier on top.
+            CLASSIFIER => found(&CLASSIFIER_OUTPUT).is_none(),
+            _ => self.shifts().contains(role),
+        }
+    }
+
+    /// The token shifts that GGUF keeps in one tensor.
+    fn shifts(&self) -> &'static [TensorRole] {
+        match self.recurrent().map(|params| params.kind) {
+            Some(RecurrentKind::Rwkv6) => RWKV6_SHIFTS,
+            Some(RecurrentKind::Rwkv7) => RWKV7_SHIFTS,
+            _ => &[],
+        }
+    }
+
+    fn recurrent(&self) -> Option<&'h RecurrentParams> {
+        self.hparams.recurrent.as_ref()
+    }
+
+    /// A tensor with the same meaning in both formats, its bias, or a stack of what a file keeps
+    /// under numbered names: the tensors of `from` as those of `role`.
+    fn plain(&mut self, role: &TensorRole, from: &TensorRole, layer: usize) {
+        let Some(name) = self.name(role, layer) else {
+            return;
+        };
+        if let Some(parts) = self.loader.numbered_parts(from, layer) {
+            let mut dims = parts.first().map(|part| part.dims()).unwrap_or_default();
+            dims.insert(0, parts.len());
+            let cols = parts.first().map_or(1, |part| matrix(part).1);
+            let form = Form::default();
+            self.push(role, name, dims, parts, cols, form);
+            return;
+        }
+        let Some(info) = self.loader.weight_of(from, layer) else {
+            return;
+        };
+        let (rows, cols) = matrix(info);
+        let n = self.n_matrices(role, info);
+        let transposed = self.arch.hf_transposed.contains(role) && !is_packed(info);
+        let form = Form {
+            transposed: transposed.then_some(n),
+            rows: self.rows(role, layer, rows),
+            columns: self.columns(role, cols),
+            flipped: None,
+            change: self.change(role, layer),
+        };
+        let dims = self.dims(role, info, n, &form);
+        self.push(role, name.clone(), dims, vec![info], cols, form);
+        if let Some(info) = self.loader.bias_of(from, layer) {
+            let len = info.dims().iter().product();
+            let rows = self.rows(role, layer, len);
+            let dims = rows
+                .as_ref()
+                .map_or_else(|| info.dims(), |rows| vec![rows.len()]);
+            self.bias(name, dims, info, rows);
+        }
+    }
+
+    /// Adds a weight, with the ending that its role has in GGUF.
+    fn push(
+        &mut self,
+        role: &TensorRole,
+        name: String,
+        dims: Vec<usize>,
+        parts: Vec<&'a TensorInfo>,
+        cols: usize,
+        form: Form,
+    ) {
+        let bare = self.gguf_arch.gguf_form.bare.contains(role);
+        let ending = if bare { "" } else { role.gguf_ending() };
+        self.links.push(Link {
+            name: format!("{name}{ending}"),
+            dims,
+            parts,
+            cols,
+            form,
+        });
+    }
+
+    fn bias(
+        &mut self,
+        name: String,
+        dims: Vec<usize>,
+        info: &'a TensorInfo,
+        rows: Option<Vec<usize>>,
+    ) {
+        self.links.push(Link {
+            name: format!("{name}.bias"),
+            dims,
+            parts: vec![info],
+            cols: 1,
+            form: Form {
+                rows,
+                ..Form::default()
+            },
+        });
+    }
+
+    /// Rows of a matrix, which keep their type, as another matrix; and those of its bias.
+    fn picked(
+        &mut self,
+        role: &TensorRole,
+        (from, info): (&TensorRole, &'a TensorInfo),
+        layer: usize,
+        rows: Vec<usize>,
+        dims: impl Fn(&[usize]) -> Vec<usize>,
+    ) {
+        let Some(name) = self.name(role, layer) else {
+            return;
+        };
+        let n = self.n_matrices(from, info);
+        let transposed = self.arch.hf_transposed.contains(from) && !is_packed(info);
+        let (stored_rows, cols) = matrix(info);
+        let inputs = if transposed { stored_rows / n } else { cols };
+        let form = Form {
+            transposed: transposed.then_some(n),
+            rows: Some(rows.clone()),
+            change: self.change(role, layer),
+            ..Form::default()
+        };
+        let weight_dims = dims(&[rows.len(), inputs]);
+        self.push(role, name.clone(), weight_dims, vec![info], cols, form);
+        if let Some(bias) = self.loader.bias_of(from, layer) {
+            let dims = dims(&[rows.len()]);
+            self.bias(name, dims, bias, Some(rows));
+        }
+    }
+
+    /// Matrices of a stack, which some files lay under each other.
+    fn n_matrices(&self, role: &TensorRole, info: &TensorInfo) -> usize {
+        let dims = info.dims();
+        let n_experts = self.hparams.moe.as_ref().map_or(1, |moe| moe.n_experts);
+        match dims.len() {
+            0..=2 if is_stack(role) && dims.len() == 2 => n_experts.max(1),
+            0..=2 => 1,
+            _ if is_packed(info) => dims.first().copied().unwrap_or(1),
+            n => dims.iter().take(n - 2).product(),
+        }
+    }
+
+    /// The dimensions that a tensor has in GGUF.
+    fn dims(&self, role: &TensorRole, info: &TensorInfo, n: usize, form: &Form) -> Vec<usize> {
+        let dims = info.dims();
+        let all: usize = dims.iter().product();
+        let kind = self.recurrent().map(|params| params.kind);
+        match (*role, kind) {
+            (SSM_CONV | SHORTCONV_CONV, _) => {
+                let (rows, cols) = matrix(info);
+                return vec![rows, cols];
+            }
+            (KIMI_Q_CONV | KIMI_K_CONV | KIMI_V_CONV, _) => {
+                let (rows, cols) = matrix(info);
+                return vec![1, rows, 1, cols];
+            }
+            (SSM_A | SSM_D, Some(RecurrentKind::Mamba2)) => return vec![all, 1],
+            (SSM_NORM, Some(RecurrentKind::Mamba2)) => {
+                let groups = self.recurrent().map_or(1, |params| params.n_groups);
+                return vec![groups, all / groups.max(1)];
+            }
+            (TIME_MIX_R_K, _) => return vec![all],
+            // Vectors with room for batch and time.
+            (_, Some(_)) if dims.len() == 3 && dims.starts_with(&[1, 1]) => return vec![all],
+            _ => {}
+        }
+        let (mut rows, mut cols) = matrix(info);
+        if dims.len() < 2 {
+            return match &form.rows {
+                Some(rows) => vec![rows.len()],
+                None => dims,
+            };
+        }
+        rows /= n;
+        if form.transposed.is_some() {
+            (rows, cols) = (cols, rows);
+        }
+        if let Some(picked) = &form.rows {
+            rows = picked.len() / n;
+        }
+        match n {
+            1 if !is_stack(role) && dims.len() == 2 => vec![rows, cols],
+            n if is_stack(role) || form.transposed.is_some() || is_packed(info) => {
+                vec![n, rows, cols]
+            }
+            _ => dims,
+        }
+    }
+
+    /// The rows of a tensor in GGUF's order, where it is another.
+    fn rows(&self, role: &TensorRole, layer: usize, n_rows: usize) -> Option<Vec<usize>> {
+        match *role {
+            ATTN_Q | ATTN_K => self.turned(role, layer).filter(|rows| rows.len() == n_rows),
+            POSITION_EMBEDDING => {
+                let kept = self.gguf_arch.position_offset;
+                let skipped = self.arch.position_offset.saturating_sub(kept);
+                (skipped > 0).then(|| (skipped..n_rows).collect())
+            }
+            DELTA_QKV | SSM_CONV | DELTA_GATE | DELTA_BETA | DELTA_ALPHA | SSM_A | SSM_DT_BIAS => {
+                self.value_heads(n_rows)
+            }
+            _ => None,
+        }
+    }
+
+    /// The columns of a tensor in GGUF's order, where it is another.
+    fn columns(&self, role: &TensorRole, n_columns: usize) -> Option<Vec<usize>> {
+        (*role == SSM_OUT)
+            .then(|| self.value_heads(n_columns))
+            .flatten()
+    }
+
+    /// The order of the rows of queries or keys, where GGUF turns neighbours and the file halves.
+    fn turned(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
+        let params = self.hparams.layers.get(layer)?;
+        let heads = match *role {
+            ATTN_Q => params.n_heads,
+            ATTN_K => params.n_kv_heads,
+            _ => return None,
+        };
+        let layouts = self.arch.rope;
+        if layouts.gguf == layouts.hf || layouts.hf != RopeLayout::Halves {
+            return None;
+        }
+        let rope = params.rope.and_then(|rope| self.hparams.ropes.get(rope));
+        let turning = rope.map_or(params.key_dim, |rope| rope.dims);
+        Some(neighbours(heads, params.key_dim, turning))
+    }
+
+    /// The order of rows of which the last are heads of values, where GGUF counts these heads another
+    /// way: first one of each key head, then the next.
+    fn value_heads(&self, n_rows: usize) -> Option<Vec<usize>> {
+        let params = self.recurrent()?;
+        let spec = self.arch.recurrent?;
+        if spec.kind != RecurrentKind::DeltaNet || spec.gguf_sharing != KeySharing::Turns {
+            return None;
+        }
+        let (heads, groups) = (params.n_heads, params.n_groups);
+        // Rows of a head; before them, what belongs to keys.
+        let keys = 2 * groups * params.state_dim;
+        let (before, dim) = match n_rows {
+            n if n == heads => (0, 1),
+            n if n == params.inner => (0, n / heads),
+            n if n == keys + params.inner => (keys, params.inner / heads),
+            _ => return None,
+        };
+        let each = heads / groups;
+        let head = |turn: usize, group: usize| before + (group * each + turn) * dim;
+        let turns = (0..each).flat_map(|turn| (0..groups).map(move |group| head(turn, group)));
+        let values = turns.flat_map(|start| start..start + dim);
+        Some((0..before).chain(values).collect())
+    }
+
+    /// What becomes of the elements of a tensor.
+    fn change(&self, role: &TensorRole, layer: usize) -> Change {
+        let offset = self.arch.hf_norm_offset;
+        let is_norm = role.gguf.contains("norm") && *role != SSM_NORM;
+        if is_norm && offset != 0.0 {
+            return Change::Plus(offset);
+        }
+        if *role == SSM_A {
+            return Change::NegExp;
+        }
+        if let (TIME_MIX_OUTPUT | CHANNEL_MIX_VALUE, Some(every)) =
+            (*role, self.hparams.halve_every)
+        {
+            let halvings = i32::try_from(layer / every).unwrap_or(0);
+            return match halvings {
+                0 => Change::None,
+                n => Change::Times(0.5f32.powi(n)),
+            };
+        }
+        if self.arch.gguf_form.folded_multipliers {
+            return self.multiplier(role);
+        }
+        Change::None
+    }
+
+    /// The factor that GGUF has in the weights (Falcon-H1).
+    fn multiplier(&self, role: &TensorRole) -> Change {
+        let factors = &self.hparams.multipliers;
+        let factor = match *role {
+            TOKEN_EMBEDDING => self.hparams.embedding_scale,
+            OUTPUT => self.hparams.logit_scale,
+            ATTN_Q | ATTN_V => factors.attention_in,
+            ATTN_K => factors.attention_in * factors.key,
+            ATTN_OUTPUT => factors.attention_out,
+            SSM_OUT => factors.ssm_out,
+            FFN_GATE => factors.ffn_gate,
+            FFN_DOWN => factors.ffn_down,
+            SSM_IN => {
+                let Some(params) = self.recurrent() else {
+                    return Change::None;
+                };
+                let rows = params.mamba2_rows().into_iter().zip(factors.ssm);
+                let rows = rows.flat_map(|(n, x)| std::iter::repeat_n(factors.ssm_in * x, n));
+                return Change::TimesRow(rows.collect());
+            }
+            _ => return Change::None,
+        };
+        Change::Times(factor)
+    }
+
+    /// The projection to logits, whose factor the embeddings cannot have where they serve as one.
+    fn folded_output(&mut self) {
+        let from = match self.loader.weight_of(&OUTPUT, 0) {
+            Some(_) => OUTPUT,
+            None => TOKEN_EMBEDDING,
+        };
+        self.plain(&OUTPUT, &from, 0);
+    }
+
+    /// Queries, keys and values in one matrix: all of each, one after the other, or apart.
+    fn qkv(&mut self, layer: usize) {
+        let (Some(info), Some(params)) = (
+            self.loader.weight_of(&ATTN_QKV, layer),
+            self.hparams.layers.get(layer),
+        ) else {
+            return;
+        };
+        let [q, k, v] = [
+            params.n_heads * params.key_dim,
+            params.n_kv_heads * params.key_dim,
+            params.n_kv_heads * params.value_dim,
+        ];
+        let groups = params.n_kv_heads.max(1);
+        let part = |start: usize, len: usize, all: usize| -> Vec<usize> {
+            match self.arch.hf_qkv {
+                QkvLayout::Concatenated => (start..start + len).collect(),
+                QkvLayout::Grouped => {
+                    let (start, len, all) = (start / groups, len / groups, all / groups);
+                    let of_group = |group| group * all + start..group * all + start + len;
+                    (0..groups).flat_map(of_group).collect()
+                }
+            }
+        };
+        let all = q + k + v;
+        let orders = [part(0, q, all), part(q, k, all), part(q + k, v, all)];
+        if self.arch.gguf_form.split_qkv {
+            for (role, order) in [ATTN_Q, ATTN_K, ATTN_V].iter().zip(orders) {
+                let order = self.turned_rows(role, layer, order);
+                self.picked(role, (&ATTN_QKV, info), layer, order, <[usize]>::to_vec);
+            }
+        } else if self.arch.hf_qkv == QkvLayout::Concatenated {
+            self.plain(&ATTN_QKV, &ATTN_QKV, layer);
+        } else {
+            let order = orders.concat();
+            self.picked(
+                &ATTN_QKV,
+                (&ATTN_QKV, info),
+                layer,
+                order,
+                <[usize]>::to_vec,
+            );
+        }
+    }
+
+    /// Rows of a part of a matrix, in the order that GGUF has them in.
+    fn turned_rows(&self, role: &TensorRole, layer: usize, order: Vec<usize>) -> Vec<usize> {
+        match self.turned(role, layer) {
+            Some(turned) => turned
+                .iter()
+                .filter_map(|&i| order.get(i))
+                .copied()
+                .collect(),
+            None => order,
+        }
+    }
+
+    /// A matrix of which GGUF makes two halves.
+    fn halves(&mut self, role: &TensorRole, layer: usize, halves: &[TensorRole; 2]) {
+        let Some(info) = self.loader.weight_of(role, layer) else {
+            return;
+        };
+        let (rows, _) = matrix(info);
+        for (half, role_of_half) in halves.iter().enumerate() {
+            let order = (half * rows / 2..(half + 1) * rows / 2).collect();
+            let order = self.turned_rows(role_of_half, layer, order);
+            self.picked(role_of_half, (role, info), layer, order, <[usize]>::to_vec);
+        }
+    }
+
+    /// Both halves of all experts in one stack: one for each half.
+    fn expert_halves(&mut self, layer: usize) {
+        let both = &FFN_GATE_UP_EXPERTS;
+        let Some(info) = self.loader.weight_of(both, layer) else {
+            return;
+        };
+        let n = self.n_matrices(both, info);
+        let (stored_rows, cols) = matrix(info);
+        let transposed = self.arch.hf_transposed.contains(both) && !is_packed(info);
+        let rows = if transposed { cols } else { stored_rows / n };
+        let n_ff = rows / 2;
+        let alternate = self.arch.hf_gate_up_alternate;
+        for (half, role) in [FFN_GATE_EXPERTS, FFN_UP_EXPERTS].iter().enumerate() {
+            let row = |expert: usize, i: usize| {
+                let within = if alternate {
+                    2 * i + half
+                } else {
+                    half * n_ff + i
+                };
+                expert * rows + within
+            };
+            let order = (0..n).flat_map(|expert| (0..n_ff).map(move |i| row(expert, i)));
+            self.picked(role, (both, info), layer, order.collect(), |dims| {
+                let mut dims = dims.to_vec();
+                dims.splice(..1, [n, n_ff]);
+                dims
+            });
+        }
+    }
+
+    /// The projections of a delta net, which the file keeps together key head by key head.
+    fn delta_projections(&mut self, layer: usize) {
+        let (Some(info), Some(params)) =
+            (self.loader.weight_of(&DELTA_QKVZ, layer), self.recurrent())
+        else {
+            return;
+        };
+        let (groups, key_dim) = (params.n_groups, params.state_dim);
+        let values = params.inner / groups.max(1);
+        let stride = 2 * key_dim + 2 * values;
+        let part = |start: usize, len: usize| {
+            (0..groups).flat_map(move |g| g * stride + start..g * stride + start + len)
+        };
+        let (q, k) = (part(0, key_dim), part(key_dim, key_dim));
+        let v = part(2 * key_dim, values);
+        let z = part(2 * key_dim + values, values);
+        for (role, rows) in [
+            (DELTA_QKV, q.chain(k).chain(v).collect()),
+            (DELTA_GATE, z.collect()),
+        ] {
+            self.picked(&role, (&DELTA_QKVZ, info), layer, rows, <[usize]>::to_vec);
+        }
+    }
+
+    /// What each use of a token shift is mixed by, in one tensor.
+    fn token_shifts(&mut self, layer: usize) {
+        let roles = self.shifts().iter();
+        let parts = roles.map(|role| self.loader.weight_of(role, layer));
+        let parts: Option<Vec<&TensorInfo>> = parts.collect();
+        let (Some(name), Some(parts)) = (
+            self.name(&TIME_MIX_LERP_FUSED, layer),
+            parts.filter(|parts| !parts.is_empty()),
+        ) else {
+            return;
+        };
+        let dims = vec![parts.len(), 1, 1, self.hparams.n_embd];
+        self.push(&TIME_MIX_LERP_FUSED, name, dims, parts, 1, Form::default());
+    }
+
+    /// The up-projection of compressed keys and values as two stacks of heads, the keys' transposed
+    /// so that it can be applied to queries.
+    fn absorbed(&mut self, layer: usize) {
+        let (Some(info), Some(mla), Some(params)) = (
+            self.loader.weight_of(&ATTN_KV_B, layer),
+            &self.hparams.mla,
+            self.hparams.layers.get(layer),
+        ) else {
+            return;
+        };
+        let (n_heads, rank) = (params.n_heads, mla.kv_rank);
+        let (key, value) = (mla.nope_dim, mla.value_dim);
+        let head = key + value;
+        let rows = |start: usize, len: usize| {
+            let of_head = move |h: usize| h * head + start..h * head + start + len;
+            Some((0..n_heads).flat_map(of_head).collect())
+        };
+        for (role, rows, flipped, dims) in [
+            (ATTN_K_B, rows(0, key), Some(n_heads), [n_heads, rank, key]),
+            (ATTN_V_B, rows(key, value), None, [n_heads, value, rank]),
+        ] {
+            let Some(name) = self.name(&role, layer) else {
+                continue;
+            };
+            let form = Form {
+                rows,
+                flipped,
+                ..Form::default()
+            };
+            self.push(&role, name, dims.to_vec(), vec![info], rank, form);
+        }
+    }
+}
+
+/// Factors of the rotary embedding, which GGUF keeps as tensors.
+fn rope_factors<'a>(file: &'a ModelFile, hparams: &Hparams, out: &mut Vec<ExportedTensor<'a>>) {
+    let Some(rope) = hparams.ropes.first() else {
+        return;
+    };
+    let mut vector = |name: &str, floats: Vec<f32>| {
+        out.push(ExportedTensor {
+            name: format!("{name}.weight"),
+            ty: TensorType::F32,
+            shape: vec![floats.len() as u64],
+            data: ExportedData::Made(Box::new(move || bytes_of(file, &floats))),
+        });
+    };
+    match &rope.factors {
+        RopeFactors::ByContext { short, long, .. } => {
+            vector(ROPE_FACTORS_LONG.gguf, long.clone());
+            vector(ROPE_FACTORS_SHORT.gguf, short.clone());
+        }
+        RopeFactors::Fixed(factors) => {
+            // GGUF has no infinity here; this is as good as none.
+            let finite = |x: &f32| if x.is_finite() { *x } else { 1e30 };
+            vector(ROPE_FREQS.gguf, factors.iter().map(finite).collect());
+        }
+        RopeFactors::None => {
+            if matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
+                vector(ROPE_FREQS.gguf, rope.divisors());
+            }
+        }
+    }
+}
+
+/// What readers of RWKV 7 find in its first layer, where they expect something and use nothing.
+const RWKV7_STAND_INS: [(TensorRole, TensorRole); 3] = [
+    (TIME_MIX_V0, TIME_MIX_A0),
+    (TIME_MIX_V1, TIME_MIX_A1),
+    (TIME_MIX_V2, TIME_MIX_A2),
+];
+
+/// Whether a role is a stack of experts.
+fn is_stack(role: &TensorRole) -> bool {
+    let stacks = [
+        FFN_GATE_EXPERTS,
+        FFN_UP_EXPERTS,
+        FFN_DOWN_EXPERTS,
+        FFN_GATE_UP_EXPERTS,
+    ];
+    stacks.contains(role)
+}
+
+/// The order that makes neighbours of what were halves of the part of a head that turns.
+fn neighbours(heads: usize, dim: usize, turning: usize) -> Vec<usize> {
+    let of_head = |h: usize| {
+        (0..dim).map(move |i| match i < turning {
+            true => h * dim + i % 2 * (turning / 2) + i / 2,
+            false => h * dim + i,
+        })
+    };
+    (0..heads).flat_map(of_head).collect()
+}
+
+/// The fastest-varying dimension first.
+fn gguf_shape(dims: &[usize]) -> Vec<u64> {
+    let mut shape: Vec<u64> = dims.iter().rev().map(|&dim| dim as u64).collect();
+    if shape.is_empty() {
+        shape.push(1);
+    }
+    shape
+}

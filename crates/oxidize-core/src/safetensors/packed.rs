@@ -1,0 +1,186 @@
+//! Weights that a file keeps packed, presented as the plain tensors they stand for: MLX's, 8-bit
+//! floats with scales, and the 4-bit integers of GPTQ and AWQ. Each format has its own file.
+
+use std::collections::HashMap;
+
+use oxidize_kernels::quant::{self, TensorType};
+
+use super::error::{Problem, SafetensorsError};
+use super::fp8::Fp8Tensor;
+use super::int4::Int4Tensor;
+use super::mlx::MlxTensor;
+use super::{fp8, int4, mlx};
+use crate::error::{Error, Result};
+use crate::file::{Contents, Format, TensorBytes, TensorInfo};
+
+/// How a tensor is put together from what the file holds.
+#[derive(Debug)]
+pub(crate) enum PackedTensor {
+    Mlx(MlxTensor),
+    Fp8(Fp8Tensor),
+    Int4(Int4Tensor),
+}
+
+impl PackedTensor {
+    /// Bytes that the tensor takes in the file.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let parts: &[&TensorInfo] = match self {
+            PackedTensor::Mlx(tensor) => &tensor.parts(),
+            PackedTensor::Fp8(tensor) => &tensor.parts(),
+            PackedTensor::Int4(tensor) => &tensor.parts(),
+        };
+        // Disjoint ranges of files.
+        parts.iter().map(|part| part.bytes).sum()
+    }
+
+    /// The plain bytes of `tensor`.
+    pub(crate) fn dequantize(
+        &self,
+        tensor: &TensorInfo,
+        read: impl Fn(&TensorInfo) -> Result<TensorBytes>,
+    ) -> Result<TensorBytes> {
+        match self {
+            PackedTensor::Mlx(packed) => packed.dequantize(tensor, read),
+            PackedTensor::Fp8(packed) => packed.dequantize(tensor, read),
+            PackedTensor::Int4(packed) => packed.dequantize(tensor, read),
+        }
+    }
+}
+
+/// What a kind of packing makes of the tensors of a file: those that stand for others, and the
+/// names of those that are but parts.
+#[derive(Default)]
+pub(super) struct Presented {
+    pub(super) tensors: Vec<(TensorInfo, PackedTensor)>,
+    /// The parts, each with the name of the tensor that takes its place, if one does.
+    pub(super) parts: HashMap<String, Option<String>>,
+}
+
+impl Presented {
+    /// Has `tensor` stand in the place of `codes`, and the other parts nowhere.
+    pub(super) fn replace(
+        &mut self,
+        codes: &TensorInfo,
+        others: &[&TensorInfo],
+        tensor: TensorInfo,
+        packed: PackedTensor,
+    ) {
+        let place = Some(tensor.name.clone());
+        self.parts.insert(codes.name.clone(), place);
+        for part in others {
+            self.parts.insert(part.name.clone(), None);
+        }
+        self.tensors.push((tensor, packed));
+    }
+}
+
+/// The tensors of a file by their names.
+pub(super) type ByName<'t> = HashMap<&'t str, &'t TensorInfo>;
+
+/// Replaces the parts of packed tensors by the tensors they stand for.
+pub(super) fn present(contents: &mut Contents) -> Result<(), SafetensorsError> {
+    let by_name: ByName<'_> = contents
+        .tensors
+        .iter()
+        .map(|tensor| (tensor.name.as_str(), tensor))
+        .collect();
+    let config = contents.config.as_ref();
+    let presented = match config.and_then(|config| config.get("quantization")) {
+        Some(config) if config.get("bits").is_some() && config.get("group_size").is_some() => {
+            contents.format = Format::Mlx;
+            mlx::present(&contents.tensors, &by_name, config)?
+        }
+        _ => {
+            let config = config.and_then(|config| config.get("quantization_config"));
+            let mut presented = fp8::present(&contents.tensors, &by_name, config)?;
+            let ints = int4::present(&contents.tensors, &by_name, config)?;
+            presented.tensors.extend(ints.tensors);
+            presented.parts.extend(ints.parts);
+            presented
+        }
+    };
+    let Presented { tensors, mut parts } = presented;
+    let mut replacements = HashMap::new();
+    for (tensor, packed) in tensors {
+        contents.packed.insert(tensor.name.clone(), packed);
+        replacements.insert(tensor.name.clone(), tensor);
+    }
+    contents.tensors.retain_mut(|tensor| {
+        let Some(replacement) = parts.remove(&tensor.name) else {
+            return true;
+        };
+        let replacement = replacement.and_then(|name| replacements.remove(&name));
+        let Some(replacement) = replacement else {
+            return false;
+        };
+        *tensor = replacement;
+        true
+    });
+    Ok(())
+}
+
+/// An error about a packed tensor.
+pub(super) fn error(tensor: &TensorInfo, problem: String) -> SafetensorsError {
+    SafetensorsError {
+        tensor: Some(tensor.name.clone()),
+        offset: tensor.offset,
+        problem: Problem::Packed(problem),
+    }
+}
+
+/// The table line of a tensor that stands for `parts`, of which `place` is where it is looked for.
+pub(super) fn stands_for(
+    place: &TensorInfo,
+    name: String,
+    ty: TensorType,
+    shape: Vec<u64>,
+) -> Option<TensorInfo> {
+    let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim))?;
+    Some(TensorInfo {
+        name,
+        ty,
+        bytes: ty.bytes_for(elements)?,
+        shape,
+        ..place.clone()
+    })
+}
+
+/// Whether a type is one that scales have.
+pub(super) fn is_scale(ty: TensorType) -> bool {
+    matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
+}
+
+/// Builds the bytes of `tensor`, row by row: `fill` is given the number of a row and its floats.
+pub(super) fn rows_of(
+    tensor: &TensorInfo,
+    columns: usize,
+    mut fill: impl FnMut(usize, &mut [f32]),
+) -> Result<TensorBytes> {
+    let failed = |error| Error::Io {
+        path: tensor.name.clone().into(),
+        error,
+    };
+    let len = usize::try_from(tensor.bytes)
+        .map_err(|_| failed(std::io::ErrorKind::OutOfMemory.into()))?;
+    let mut row = vec![0.0; columns];
+    let row_bytes = columns * tensor.ty.block_bytes();
+    let built = TensorBytes::build::<std::io::Error>(len, |out| {
+        for (i, out) in out.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+            fill(i, &mut row);
+            quant::quantize(tensor.ty, &row, out).map_err(std::io::Error::other)?;
+        }
+        Ok(())
+    });
+    built.map_err(failed)
+}
+
+/// The elements of a small tensor.
+pub(super) fn floats(info: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
+    let mut floats = vec![0.0; bytes.len() / info.ty.block_bytes().max(1)];
+    quant::dequantize(info.ty, bytes, &mut floats).map_err(|error| Error::Dequantize {
+        path: info.name.clone().into(),
+        name: info.name.clone(),
+        error,
+    })?;
+    Ok(floats)
+}

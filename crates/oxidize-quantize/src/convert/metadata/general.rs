@@ -1,0 +1,205 @@
+//! What a model is and who made it: names, size, licence, authors, and how they would have tokens
+//! chosen, from the files beside the weights.
+
+use std::collections::HashMap;
+
+use oxidize_core::arch::Arch;
+use oxidize_core::file::ModelFile;
+use oxidize_core::gguf::{ArrayBuf, ValueBuf};
+use oxidize_core::mix::Mix;
+use serde_json::Value;
+
+use crate::output::Output;
+use crate::tensor::Tensor;
+
+/// Writes the `general.` keys.
+pub(in crate::convert) fn general(
+    output: &mut Output,
+    file: &ModelFile,
+    arch: &Arch,
+    tensors: &[Tensor<'_>],
+    mix: &Mix,
+) {
+    output.set("general.architecture", arch.name.into());
+    output.set("general.type", "model".into());
+    let text = file
+        .sidecar("README.md")
+        .and_then(|path| std::fs::read_to_string(path).ok());
+    let card = Card::parse(&text.unwrap_or_default());
+    let folder = file.path().parent().and_then(|folder| folder.file_name());
+    let folder = folder.map(|name| name.to_string_lossy().into_owned());
+    if let Some(name) = card.text("model_name").or(folder) {
+        output.set("general.name", ValueBuf::Str(name));
+    }
+    output.set("general.size_label", ValueBuf::Str(size_label(tensors)));
+    card.write(output);
+    output.set("general.file_type", ValueBuf::U32(mix.file_type));
+    output.set("general.quantization_version", ValueBuf::U32(2));
+    sampling(output, file);
+}
+
+/// What GGUF calls the numbers of a sampler, behind `general.sampling.`, and `generation_config.json`.
+pub(in crate::convert) const SAMPLING: &[(&str, &str)] = &[
+    ("temp", "temperature"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("penalty_repeat", "repetition_penalty"),
+];
+
+/// How the authors would have tokens chosen.
+fn sampling(output: &mut Output, file: &ModelFile) {
+    let Some(path) = file.sidecar("generation_config.json") else {
+        return;
+    };
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let config: Value = serde_json::from_str(&text).unwrap_or_default();
+    for (key, field) in SAMPLING {
+        if let Some(number) = config.get(field).and_then(Value::as_f64) {
+            output.set(
+                &format!("general.sampling.{key}"),
+                ValueBuf::F32(number as f32),
+            );
+        }
+    }
+    if let Some(n) = config.get("top_k").and_then(Value::as_i64) {
+        let n = i32::try_from(n).unwrap_or(i32::MAX);
+        output.set("general.sampling.top_k", ValueBuf::I32(n));
+    }
+}
+
+/// The fields at the head of a README, between lines of dashes: texts, and lists of texts.
+#[derive(Debug, Default, PartialEq)]
+struct Card(HashMap<String, Vec<String>>);
+
+impl Card {
+    fn parse(text: &str) -> Card {
+        let text = text.trim_start_matches('\u{feff}');
+        let head = text
+            .strip_prefix("---")
+            .and_then(|rest| rest.split_once("\n---"))
+            .map_or("", |(head, _)| head);
+        let plain = |text: &str| text.trim().trim_matches(['"', '\'']).to_owned();
+        let mut fields: HashMap<String, Vec<String>> = HashMap::new();
+        let mut field = None;
+        for line in head.lines() {
+            let item = line.trim_start().strip_prefix("- ").map(plain);
+            if let (Some(item), Some(field)) = (item, &field) {
+                let list: &mut Vec<String> = fields.entry(String::clone(field)).or_default();
+                list.push(item);
+                continue;
+            }
+            // What is further in belongs to fields that are not of interest here.
+            let top = !line.starts_with([' ', '\t', '#', '-']);
+            let Some((key, value)) = line.split_once(':').filter(|_| top) else {
+                continue;
+            };
+            let key = key.trim().to_owned();
+            let value = value.trim();
+            let list = value.strip_prefix('[').and_then(|v| v.strip_suffix(']'));
+            let values = match (list, value) {
+                (Some(list), _) => list.split(',').map(plain).collect(),
+                (None, "" | "|" | ">") => Vec::new(),
+                (None, value) => vec![plain(value)],
+            };
+            fields.insert(key.clone(), values);
+            field = Some(key);
+        }
+        Card(fields)
+    }
+
+    fn list(&self, field: &str) -> &[String] {
+        self.0.get(field).map_or(&[], Vec::as_slice)
+    }
+
+    fn text(&self, field: &str) -> Option<String> {
+        let first = self.list(field).first()?;
+        (!first.is_empty()).then(|| first.clone())
+    }
+
+    fn write(&self, output: &mut Output) {
+        for (field, key) in [
+            ("license", "general.license"),
+            ("license_name", "general.license.name"),
+            ("license_link", "general.license.link"),
+            ("author", "general.author"),
+            ("authors", "general.author"),
+            ("model_creator", "general.organization"),
+            ("organization", "general.organization"),
+        ] {
+            let value = self.list(field).join(", ");
+            if !value.is_empty() {
+                output.set(key, ValueBuf::Str(value));
+            }
+        }
+        let mut list = |key: &str, values: Vec<&String>| {
+            let texts = values.iter().map(|text| text.as_str());
+            if !values.is_empty() {
+                output.set(key, ValueBuf::Array(ArrayBuf::strings(texts)));
+            }
+        };
+        let tags = self.list("tags").iter().chain(self.list("pipeline_tag"));
+        list("general.tags", tags.collect());
+        list("general.languages", self.list("language").iter().collect());
+        let bases = self.list("base_model");
+        if bases.is_empty() {
+            return;
+        }
+        let count = u32::try_from(bases.len()).unwrap_or(u32::MAX);
+        output.set("general.base_model.count", ValueBuf::U32(count));
+        for (i, base) in bases.iter().enumerate() {
+            let key = |name: &str| format!("general.base_model.{i}.{name}");
+            let (owner, name) = base.split_once('/').unwrap_or(("", base));
+            output.set(&key("name"), ValueBuf::Str(name.to_owned()));
+            if !owner.is_empty() {
+                output.set(&key("organization"), ValueBuf::Str(owner.to_owned()));
+                let url = format!("https://huggingface.co/{base}");
+                output.set(&key("repo_url"), ValueBuf::Str(url));
+            }
+        }
+    }
+}
+
+/// A number of parameters as people say it; of a mixture, how many experts of which size.
+fn size_label(tensors: &[Tensor<'_>]) -> String {
+    let experts = |tensor: &&Tensor<'_>| tensor.name.contains("_exps.") && tensor.matrices() > 1;
+    let n_experts = tensors.iter().filter(experts).map(Tensor::matrices).max();
+    let all: u64 = tensors.iter().map(Tensor::elements).sum();
+    let Some(n_experts) = n_experts else {
+        return count_label(all);
+    };
+    let in_experts: u64 = tensors.iter().filter(experts).map(Tensor::elements).sum();
+    let of_one = all - in_experts + in_experts / n_experts;
+    format!("{n_experts}x{}", count_label(of_one))
+}
+
+fn count_label(elements: u64) -> String {
+    let n = elements as f64;
+    let (scaled, unit) = match elements {
+        1_000_000_000_000.. => (n / 1e12, "T"),
+        1_000_000_000.. => (n / 1e9, "B"),
+        1_000_000.. => (n / 1e6, "M"),
+        _ => (n / 1e3, "K"),
+    };
+    if scaled < 10.0 && unit != "K" && unit != "M" {
+        format!("{scaled:.1}{unit}")
+    } else {
+        format!("{scaled:.0}{unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_head_of_a_readme_is_read() {
+        let card = Card::parse(
+            "---\nlicense: apache-2.0\nlanguage:\n- en\n- \"fr\"\ntags: [chat, 'small']\nbase_model: a/b\nmodel-index:\n  - name: x\n---\n# A model\nlicense: other\n",
+        );
+        assert_eq!(card.text("license").as_deref(), Some("apache-2.0"));
+        assert_eq!(card.list("language"), ["en", "fr"]);
+        assert_eq!(card.list("tags"), ["chat", "small"]);
+        assert_eq!(card.list("base_model"), ["a/b"]);
+        assert_eq!(Card::parse("# No head\nlicense: mit"), Card::default());
+    }
+}

@@ -1,0 +1,169 @@
+//! Golden GGUF files as Hugging Face directories: our own loader finds the same model in them, and
+//! converting them again gives the same file.
+
+use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
+use oxidize_kernels::quant::TensorType;
+use oxidize_quantize::convert::convert;
+use oxidize_quantize::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
+use oxidize_quantize::encode::Workers;
+use oxidize_quantize::quantize::Options;
+
+use super::golden::{floats, folders, input};
+use super::run::{distance, outputs};
+use super::{tiny, wishes};
+
+const OPTIONS: DirectoryOptions<'static> = DirectoryOptions {
+    ty: TensorType::F32,
+    shard_bytes: SHARD_BYTES,
+    workers: Workers {
+        threads: 1,
+        measure: false,
+        stop: None,
+    },
+};
+
+/// Models that a directory cannot hold, with part of the reason that is given.
+const REFUSED: &[(&str, &str)] = &[
+    // Numbers that are tensors there.
+    ("apertus", "layer 0"),
+    // One norm for both halves, or two.
+    ("falcon-7b", "attn_norm_2"),
+    // Recurrent parts.
+    ("bamba", "mamba_n_heads"),
+    ("falcon-h1", "mamba_n_heads"),
+    ("falcon-mamba", "mamba_d_state"),
+    ("granite-hybrid", "mamba_n_heads"),
+    ("granite-hybrid-dense", "mamba_n_heads"),
+    ("jamba", "mamba_d_state"),
+    ("kimi-linear", "linear_head_dim"),
+    ("lfm2", "conv_L_cache"),
+    ("lfm2-moe", "conv_L_cache"),
+    ("mamba", "mamba_d_state"),
+    ("mamba2", "mamba_n_heads"),
+    ("mamba2-groups", "mamba_n_heads"),
+    ("nemotron-h", "mamba_n_heads"),
+    ("nemotron-h-moe", "taken for nemotron_h"),
+    ("qwen3-next", "mamba_n_heads"),
+    ("qwen35-dense", "mamba_n_heads"),
+    ("qwen35-moe", "mamba_n_heads"),
+    ("rwkv6", "head_size"),
+    ("rwkv7", "head_size"),
+    // Embeddings for each layer, heads of two widths, keys that are shared.
+    ("gemma3n", "n_embd_per_layer"),
+    ("gemma3n-lcsem", "n_embd_per_layer"),
+    ("gemma4-dense", "layer"),
+    ("gemma4-moe", "layer"),
+    ("gemma4-ple", "n_embd_per_layer"),
+    // Positions.
+    ("laguna", "rotary embedding"),
+    ("ministral3", "temperature"),
+    ("mpt", "max_alibi_bias"),
+    ("t5", "two stacks"),
+    ("t5-encoder", "relative"),
+    ("t5-v1.1", "two stacks"),
+    // Layers that guess further tokens.
+    ("mimo-v2-flash", "further tokens"),
+    // What GGUF means by the name is not what was trained.
+    ("phimoe", "SparseMixer"),
+    ("phimoe-lcsem", "SparseMixer"),
+];
+
+#[test]
+fn golden_files_become_directories_and_files_again() {
+    let (mut checked, mut problems) = (0, Vec::new());
+    for folder in folders() {
+        let path = folder.join("model.gguf");
+        if !path.exists() {
+            continue;
+        }
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let reason = REFUSED.iter().find(|(refused, _)| *refused == name);
+        match (round_trip(&path), reason) {
+            (Ok(()), None) => checked += 1,
+            (Ok(()), Some(_)) => problems.push(format!("{name}: is listed as refused")),
+            (Err(error), Some((_, reason))) if error.contains(reason) => {}
+            (Err(error), _) => problems.push(format!("{name}: {error}")),
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+    assert!(checked >= 40 || folders().is_empty(), "{checked} models");
+}
+
+/// To a directory and back; what differs.
+fn round_trip(path: &std::path::Path) -> Result<(), String> {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, again) = (dir.path().join("model"), dir.path().join("again.gguf"));
+    let file = ModelFile::open(path, &OpenOptions::default()).map_err(|e| e.to_string())?;
+    if oxidize_core::arch::Arch::detect(&file).is_err() {
+        return Ok(());
+    }
+    to_directory(&file, &folder, &OPTIONS, |_, _, _| {}).map_err(|e| e.to_string())?;
+    let tokens = input(path.parent().unwrap());
+    if let Some(theirs) = outputs(path, &tokens) {
+        let ours = outputs(&folder, &tokens).unwrap_or_default();
+        let distance = distance(&theirs, &ours);
+        if distance.is_nan() || distance > 1e-4 {
+            return Err(format!("logits are {distance:.1e} apart"));
+        }
+    }
+    let directory = ModelFile::open(&folder, &OpenOptions::default()).map_err(|e| e.to_string())?;
+    convert(
+        &directory,
+        &again,
+        &wishes("F32"),
+        &Options::default(),
+        |_| {},
+    )
+    .map_err(|e| e.to_string())?;
+    let made = ModelFile::open(&again, &OpenOptions::default()).unwrap();
+    for tensor in file.tensors() {
+        let Some(ours) = made.tensor(&tensor.name) else {
+            return Err(format!("{} is lost", tensor.name));
+        };
+        if ours.dims() != tensor.dims() {
+            return Err(format!("{} has another shape", tensor.name));
+        }
+        let (a, b) = (floats(&file, &tensor.name), floats(&made, &tensor.name));
+        let far = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-6 + 1e-5 * a.abs();
+        if a.iter().zip(&b).any(far) {
+            return Err(format!("{} has other elements", tensor.name));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_directory_has_shards_a_tokenizer_and_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let file = ModelFile::open(tiny(), &OpenOptions::default()).unwrap();
+    let directory_options = DirectoryOptions {
+        ty: TensorType::BF16,
+        shard_bytes: 40_000,
+        ..OPTIONS
+    };
+    let (files, missing) = to_directory(&file, &folder, &directory_options, |_, _, _| {}).unwrap();
+    assert!(missing.is_empty(), "{missing:?}");
+    let names: Vec<_> = files
+        .iter()
+        .map(|file| file.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
+    assert!(names[0].starts_with("model-00001-of-"), "{names:?}");
+    for name in ["model.safetensors.index.json", "tokenizer_config.json"] {
+        assert!(names.iter().any(|n| n == name), "{name} in {names:?}");
+    }
+    assert_eq!(names.last().unwrap(), "config.json");
+    // The same text is the same tokens.
+    let directory = ModelFile::open(&folder, &OpenOptions::default()).unwrap();
+    let (theirs, ours) = (
+        Tokenizer::from_file(&file).unwrap(),
+        Tokenizer::from_file(&directory).unwrap(),
+    );
+    let text = "Once upon a time, there were 3 tokens. \u{1f980} Ça va?\n\n  <s>";
+    let options = EncodeOptions::default();
+    assert_eq!(theirs.encode(text, options), ours.encode(text, options));
+    // What is there is not written over.
+    let error = to_directory(&file, &folder, &directory_options, |_, _, _| {}).unwrap_err();
+    assert!(error.to_string().contains("not empty"), "{error}");
+}

@@ -1,0 +1,70 @@
+//! Runs a small model on one input, so that two forms of it can be compared.
+
+use std::path::Path;
+
+use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::{Batch, KvType, SeqSlice, SessionConfig};
+use oxidize_core::file::OpenOptions;
+use oxidize_core::graph::Gives;
+use oxidize_core::kv::BlockId;
+use oxidize_core::model::Model;
+
+/// The logits at every position of an input, or the hidden states of a model that has none. `None`
+/// for a model that reads its prompt with another stack than it writes with.
+pub(crate) fn outputs(path: &Path, tokens: &[u32]) -> Option<Vec<f32>> {
+    let model = Model::load(path, &OpenOptions::default()).unwrap();
+    assert!(
+        model.unused_tensors().is_empty(),
+        "{}: unused {:?}",
+        path.display(),
+        model.unused_tensors()
+    );
+    if model.arch().encoder.is_some() {
+        return None;
+    }
+    let config = SessionConfig {
+        n_blocks: 16,
+        block_size: 8,
+        max_tokens: 128,
+        max_outputs: 128,
+        state_slots: 1,
+        exact_tokens: 0,
+        max_context: tokens.len(),
+        key_type: KvType::F32,
+        value_type: KvType::F32,
+        n_threads: Some(1),
+        observer: None,
+    };
+    let backend = Cpu::default();
+    let mut session = match model.plan().gives {
+        Gives::Logits => model.session(&backend, &config).unwrap(),
+        _ => model.embedding_session(&backend, &config).unwrap(),
+    };
+    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+    let blocks: Vec<BlockId> = (0..tokens.len().div_ceil(8) as u32).map(BlockId).collect();
+    let sequences = [SeqSlice {
+        n_tokens: tokens.len(),
+        blocks: &blocks,
+        ..SeqSlice::default()
+    }];
+    let batch = Batch {
+        tokens,
+        positions: &positions,
+        sequences: &sequences,
+        outputs: &positions,
+    };
+    session.run(&batch).unwrap();
+    let output = |i: usize| session.output(i).unwrap().to_vec();
+    Some((0..tokens.len()).flat_map(output).collect())
+}
+
+/// The largest difference, beside the largest number.
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let largest = a.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let apart = a
+        .iter()
+        .zip(b)
+        .fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+    apart / largest
+}
