@@ -127,10 +127,8 @@ pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
         };
         close && plain(a) == plain(b)
     };
-    match a.iter().zip(&b).find(|pair| !same(*pair)) {
-        Some((a, b)) => Some(format!("the rotary embedding is {a:?}, not {b:?}")),
-        None => None,
-    }
+    let other = a.iter().zip(&b).find(|pair| !same(*pair));
+    other.map(|(a, b)| format!("the rotary embedding is {a:?}, not {b:?}"))
 }
 
 struct Config<'a> {
