@@ -9,7 +9,7 @@ use answers::{Answer, golden, prompt, read};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, Event, Finished, Request, Token, TokenStream,
+    Engine, EngineConfig, EngineError, EngineHandle, Request, Token, TokenStream,
 };
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::grammar::Grammar;
