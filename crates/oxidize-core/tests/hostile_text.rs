@@ -43,6 +43,15 @@ fn what_is_hostile_is_refused_at_once() {
     for grammar in grammar_cases() {
         check(&format!("{grammar:?}"), "", &|| refuse(&grammar));
     }
+    // These make sense; whether they are too much or not has to be found out as soon.
+    for grammar in [
+        Grammar::Gbnf("root ::= ((\"a\"{9999}){9999}){9999}".into()),
+        Grammar::Regex("((a{9999}){9999}){9999}".into()),
+    ] {
+        check(&format!("{grammar:?}"), "", &|| {
+            Some(refuse(&grammar).unwrap_or_default())
+        });
+    }
     for (schema, expected) in schema_cases() {
         let name = schema.to_string();
         let grammar = Grammar::JsonSchema(schema);
@@ -115,7 +124,6 @@ fn grammar_cases() -> Vec<Grammar> {
         Grammar::Gbnf(format!("root ::= {}", deep("( \"a\" | ", ")", 10_000))),
         Grammar::Gbnf(format!("root ::= {}", "(".repeat(100_000))),
         Grammar::Gbnf("root ::= \"a\"{99999999999999999999}".into()),
-        Grammar::Gbnf("root ::= ((\"a\"{9999}){9999}){9999}".into()),
         Grammar::Gbnf(format!("root ::= \"a\"*{}", "*".repeat(100_000))),
         Grammar::Gbnf(chain),
         Grammar::Regex(deep("(", ")", 100_000)),
@@ -123,7 +131,6 @@ fn grammar_cases() -> Vec<Grammar> {
         Grammar::Regex("[".repeat(100_000)),
         Grammar::Regex("(".into()),
         Grammar::Regex("a(?=b)".into()),
-        Grammar::Regex("((a{9999}){9999}){9999}".into()),
         Grammar::Regex("a{99999999999}".into()),
         Grammar::Lark(format!("start: {}", deep("(", ")", 100_000))),
         Grammar::Lark(format!("start: {}", deep("(", ")", 30_000))),

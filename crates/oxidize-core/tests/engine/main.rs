@@ -14,8 +14,7 @@ use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Backend, KvType};
 use oxidize_core::engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, Event, FinishReason, Finished, Request, Token,
-    TokenStream,
+    Engine, EngineConfig, EngineError, EngineHandle, Event, FinishReason, Request, TokenStream,
 };
 use oxidize_core::grammar::{Grammar, GrammarError};
 use oxidize_core::sampling::{SamplingError, SamplingParams};
