@@ -54,7 +54,8 @@ def pack(codes, axis, order=range(8)):
     words = np.zeros(groups.shape[:-1], dtype=np.uint32)
     for nibble, which in enumerate(order):
         words |= groups[..., which] << np.uint32(4 * nibble)
-    return np.moveaxis(words, -1, axis).astype(np.int32)
+    # What is written is memory as it lies.
+    return np.ascontiguousarray(np.moveaxis(words, -1, axis).astype(np.int32))
 
 
 def int4():

@@ -128,7 +128,8 @@ fn encoders_give_hidden_states_and_classifiers_scores() {
         let path = folder.join(form);
         let (tokens, want) = reference(&path, "hidden", 2);
         // However small the batches, a text is read whole.
-        let got = logits(&path, &tokens, tokens.len(), &["-b", "7"]);
+        let flags = ["-b", "7", "-ctk", "f32", "-ctv", "f32"];
+        let got = logits(&path, &tokens, tokens.len(), &flags);
         assert_near(&got, &want, form);
     }
     let path = folder.join("bert-pair/model.safetensors");

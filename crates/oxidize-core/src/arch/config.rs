@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn numbers_are_written_short() {
-        assert_eq!(number(1e-5).to_string(), "1e-5");
+        assert_eq!(number(1e-5).to_string(), "0.00001");
         assert_eq!(number(0.1).to_string(), "0.1");
         assert_eq!(number(10_000.0).to_string(), "10000");
     }
