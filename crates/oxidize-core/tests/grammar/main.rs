@@ -409,8 +409,8 @@ fn the_example_grammars_of_llama_cpp_work() {
             "c",
             &[
                 "",
-                "int main(){return 1+f(x,2);}",
-                "float g(int a){while(a<10){a = a+1;}if(a==2){f();}else{// hi\n}}",
+                "int main(){return 1+f(x, 2);}",
+                "float g(int a){while(a<10){a = a+1;}if(a==2){f ();}else{// hi\n}}",
                 "int f(){/* a * b */}",
             ],
             &["int main(", "main(){}", "int f(){return 1}"],
