@@ -134,10 +134,12 @@ fn encoders_give_hidden_states_and_classifiers_scores() {
     }
     let path = folder.join("bert-pair/model.safetensors");
     let (tokens, want) = reference(&path, "logits", 1);
-    let got = logits(&path, &tokens, 1, &[]);
+    let exact = ["-ctk", "f32", "-ctv", "f32"];
+    let got = logits(&path, &tokens, 1, &exact);
     assert!((got[0] - want[0]).abs() < 1e-4, "{got:?} {want:?}");
     let (tokens, want) = reference(&path, "hidden", 1);
-    let got = logits(&path, &tokens, tokens.len(), &["--hidden"]);
+    let flags = [exact.as_slice(), &["--hidden"]].concat();
+    let got = logits(&path, &tokens, tokens.len(), &flags);
     assert_near(&got, &want, "hidden states of a classifier");
 }
 

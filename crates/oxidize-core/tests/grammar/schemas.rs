@@ -179,7 +179,8 @@ pub(crate) fn sample(vocabulary: &Vocabulary, grammar: &Grammar, rng: &mut Rng) 
         // Random text has no end; the longer it is, the more what ends something is taken.
         let ends = |&&token: &&u32| {
             let piece = tokenizer.piece(token).unwrap_or_default();
-            tokenizer.is_end_of_generation(token) || matches!(piece, [b'"' | b']' | b'}'])
+            tokenizer.is_end_of_generation(token)
+                || matches!(piece, [b'"' | b']' | b'}' | b')' | b';' | b'=' | b'\n'])
         };
         let ending: Vec<u32> = allowed.iter().filter(ends).copied().collect();
         let hurry = step > 20 && rng.next_f64() < 0.5;

@@ -49,7 +49,8 @@ impl Budget {
     /// memory and endless to print or compare.
     pub(super) fn check_shape(&self, value: &Value) -> Result<(), Error> {
         let mut nodes = 0;
-        self.walk(value, 0, &mut nodes)
+        self.walk(value, 0, &mut nodes)?;
+        self.charge(nodes.saturating_mul(ITEM))
     }
 
     fn walk(&self, value: &Value, depth: usize, nodes: &mut usize) -> Result<(), Error> {
