@@ -68,32 +68,44 @@ fn named(wanted: impl Fn(&str) -> bool) -> Vec<&'static Arch> {
 /// A table, one line a descriptor.
 fn list(archs: &[&Arch], out: &mut impl Write) -> io::Result<()> {
     let style::Styles { title, dim, .. } = style::for_stdout();
-    let mut rows = Vec::with_capacity(archs.len() + 1);
+    let mut rows: Vec<Vec<String>> = Vec::with_capacity(archs.len() + 1);
     for arch in archs {
         let outline = arch.outline();
-        if rows.is_empty() {
-            let names = outline.parts().map(|(name, _)| name.replace('_', "-"));
-            let ends = ["name", "Hugging Face"].map(str::to_owned);
-            rows.push((names, ends));
-        }
-        let ends = [arch.name.to_owned(), arch.hf_classes.join(", ")];
-        rows.push((outline.parts().map(|(_, words)| words.to_owned()), ends));
-    }
-    let widest = |cell: &dyn Fn(&([String; 6], [String; 2])) -> usize| rows.iter().map(cell).max();
-    let names = widest(&|(_, [name, _])| name.len()).unwrap_or(0);
-    let widths: [usize; 6] = std::array::from_fn(|column| {
-        widest(&|(cells, _)| cells[column].chars().count()).unwrap_or(0)
-    });
-    for (index, (cells, [name, classes])) in rows.iter().enumerate() {
-        let (of_cells, of_classes) = match index {
-            0 => (title, title),
-            _ => (style::Styles::default().title, dim),
+        let row = |name: &str, cells: [&str; 6], classes: &str| {
+            let cells = cells.iter().map(|cell| cell.replace('_', "-"));
+            let ends = (name.to_owned(), classes.to_owned());
+            [ends.0].into_iter().chain(cells).chain([ends.1]).collect()
         };
-        write!(out, "{title}{name:names$}{title:#}")?;
-        for (cell, width) in cells.iter().zip(widths) {
-            write!(out, "  {of_cells}{cell:width$}{of_cells:#}")?;
+        if rows.is_empty() {
+            let names = outline.parts().map(|(name, _)| name);
+            rows.push(row("name", names, "Hugging Face"));
         }
-        writeln!(out, "  {of_classes}{classes}{of_classes:#}")?;
+        let words = outline.parts().map(|(_, words)| words);
+        rows.push(row(arch.name, words, &arch.hf_classes.join(", ")));
+    }
+    let n_columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| {
+        rows.iter()
+            .map(move |row| row[column].chars().count())
+            .max()
+    };
+    let widths: Vec<usize> = (0..n_columns).filter_map(width).collect();
+    for (index, row) in rows.iter().enumerate() {
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            let style = match (index, column) {
+                (0, _) | (_, 0) => title,
+                _ if column + 1 == n_columns => dim,
+                _ => Default::default(),
+            };
+            // The last column is as wide as it is.
+            let width = if column + 1 == n_columns {
+                0
+            } else {
+                width + 2
+            };
+            write!(out, "{style}{cell:width$}{style:#}")?;
+        }
+        writeln!(out)?;
     }
     Ok(())
 }

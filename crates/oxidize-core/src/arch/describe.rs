@@ -169,18 +169,14 @@ impl Arch {
             };
             parts.push(format!("{kind} {}", self.windows.words()));
         }
-        for (is_on, feature) in [
+        parts.extend(those_on(&[
             (self.qk_norm != BASE.qk_norm, "qk norm after RoPE"),
             (self.value_norm, "v norm"),
             (self.keys_as_values, "keys as values"),
             (self.gated_queries, "gated"),
             (self.temperature != BASE.temperature, "sharper far out"),
             (self.pruned, "heads per layer"),
-        ] {
-            if is_on {
-                parts.push(feature.into());
-            }
-        }
+        ]));
         match parts.is_empty() {
             true => "full".into(),
             false => parts.join(", "),
@@ -254,6 +250,12 @@ fn list(parts: &[String]) -> String {
         [] => "none".into(),
         parts => parts.join("; "),
     }
+}
+
+/// The names of flags that are set.
+fn those_on<'a>(flags: &'a [(bool, &'static str)]) -> impl Iterator<Item = String> + 'a {
+    let on = flags.iter().filter(|(is_on, _)| *is_on);
+    on.map(|(_, name)| (*name).to_owned())
 }
 
 fn nth(n: usize) -> String {
@@ -416,14 +418,10 @@ impl Words for MoeSpec {
 impl Words for RecurrentSpec {
     fn words(&self) -> String {
         let mut parts = vec![self.kind.words(), self.layers.words()];
-        for (is_on, what) in [
+        parts.extend(those_on(&[
             (self.inner_norms, "normalised inside"),
             (self.hf_norm_groups, "norms by group in safetensors"),
-        ] {
-            if is_on {
-                parts.push(what.into());
-            }
-        }
+        ]));
         if self.gguf_sharing != KeySharing::Runs {
             parts.push(format!("{} in GGUF", self.gguf_sharing.words()));
         }
@@ -433,13 +431,11 @@ impl Words for RecurrentSpec {
 
 impl Words for GgufForm {
     fn words(&self) -> String {
-        let parts: Vec<String> = [
+        let parts: Vec<String> = those_on(&[
             (self.split_qkv, "q, k and v apart"),
             (self.fused_experts, "both halves of experts together"),
             (self.absorbed_kv, "k and v ready to be absorbed"),
-        ]
-        .into_iter()
-        .filter_map(|(is_on, what)| is_on.then(|| what.to_owned()))
+        ])
         .collect();
         match parts.is_empty() {
             true => "as in safetensors".into(),
