@@ -181,9 +181,8 @@ unsafe fn scores<F: FloatFormat, const N: usize>(
         // Two keys share the loads of the queries.
         let (pairs, rest) = rows.as_chunks::<2>();
         for (i, &[(a, _), (b, _)]) in pairs.iter().enumerate() {
-            if let Some(&[(a, _), (b, _)]) = next.get(2 * i..2 * i + 2).and_then(<[_]>::as_array) {
-                ask(a, dim * F::BYTES);
-                ask(b, dim * F::BYTES);
+            for &(key, _) in next.iter().skip(2 * i).take(2) {
+                ask(key, dim * F::BYTES);
             }
             let sums = products::<F, N, 2>(q, dim, [a, b]);
             for (j, sums) in sums.into_iter().enumerate() {

@@ -175,11 +175,20 @@ unsafe impl Format for Iq3S {
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
         let (low, high) = unsafe {
-            let low = chunk.add(2 + 8 * group).cast::<u64>().read_unaligned();
-            (low, usize::from(chunk.add(66 + group).read()))
+            let low = _mm_loadl_epi64(chunk.add(2 + 8 * group).cast());
+            (low, i16::from(chunk.add(66 + group).read()))
         };
+        // Bit `i` of `high` is bit 8 of index `i`.
+        let bits = _mm_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128);
+        let ninth = _mm_cmpeq_epi16(_mm_and_si128(_mm_set1_epi16(high), bits), bits);
+        let ninth = _mm_and_si128(ninth, _mm_set1_epi16(0x100));
+        let indices = _mm_or_si128(_mm_cvtepu8_epi16(low), ninth);
+        let four = [
+            _mm_extract_epi64::<0>(indices) as u64,
+            _mm_extract_epi64::<1>(indices) as u64,
+        ];
         eight(&IQ3_S_GRID, |i| {
-            (low >> (8 * i)) as usize & 0xff | (high >> i & 1) << 8
+            (four[i / 4] >> (16 * (i % 4))) as usize & 0xffff
         })
     }
 }

@@ -1,11 +1,10 @@
-//! The formats of evenly spaced levels, Q4_0 to Q8_0 and Q4_K to Q6_K, and those of 16 levels.
+//! The formats of evenly spaced levels: Q4_0, Q4_1, Q8_0, Q4_K and Q6_K.
 
 use std::arch::x86_64::*;
 
 use super::super::super::avx2::format::Format;
 use super::super::super::avx2::formats as narrow;
 use super::super::dot::{Unpacked, WideFormat};
-use crate::quant::iq4_nl::LEVELS;
 
 /// A format with blocks of 32.
 macro_rules! blocks {
@@ -33,37 +32,11 @@ macro_rules! blocks {
 
 blocks!(Q4_0, offset 0.0, quants |a, b| nibbles(a.add(2), b.add(2)));
 blocks!(Q4_1, offset 0.0, quants |a, b| nibbles(a.add(4), b.add(4)));
-blocks!(Q5_0, offset 0.0, quants |a, b| {
-    with_fifth_bits(nibbles(a.add(6), b.add(6)), a.add(2), b.add(2))
-});
-blocks!(Q5_1, offset 0.0, quants |a, b| {
-    with_fifth_bits(nibbles(a.add(8), b.add(8)), a.add(4), b.add(4))
-});
 blocks!(Q8_0, offset 128.0, quants |a, b| {
     let first = _mm512_castsi256_si512(_mm256_loadu_si256(a.add(2).cast()));
     let both = _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(b.add(2).cast()));
     _mm512_xor_si512(both, _mm512_set1_epi8(-128))
 });
-blocks!(Iq4Nl, offset 128.0, quants |a, b| levels(nibbles(a.add(2), b.add(2))));
-
-pub(crate) struct Iq4Xs;
-
-// SAFETY: reads only inside the span that the caller answers for.
-unsafe impl WideFormat for Iq4Xs {
-    type Narrow = narrow::Iq4Xs;
-    const OFFSET: f32 = 128.0;
-
-    #[inline(always)]
-    unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
-        [0, 1].map(|j| {
-            // SAFETY: inside the caller's span.
-            unsafe {
-                let group = span.add(136 * (part / 2) + 8 + 64 * (part % 2) + 32 * j);
-                levels(nibbles(group, group.add(16)))
-            }
-        })
-    }
-}
 
 pub(crate) struct Q4K;
 
@@ -98,40 +71,6 @@ unsafe impl WideFormat for Q4K {
     }
 }
 
-pub(crate) struct Q5K;
-
-// SAFETY: reads only inside the span that the caller answers for.
-unsafe impl WideFormat for Q5K {
-    type Narrow = narrow::Q5K;
-
-    #[inline(always)]
-    unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
-        // SAFETY: inside the caller's span.
-        unsafe {
-            let twice = |p: *const u8| _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast()));
-            let block = span.add(176 * (part / 2));
-            let high = twice(block.add(16));
-            [0, 1].map(|j| {
-                let pair = 2 * (part % 2) + j;
-                let shifts = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
-                let low = _mm512_srlv_epi64(twice(block.add(48 + 32 * pair)), shifts);
-                let low = _mm512_and_si512(low, _mm512_set1_epi8(0x0f));
-                // Bit `2 · pair` of each byte for the first group, the next for the second.
-                let (a, b) = (0x0101_0101 << (2 * pair), 0x0202_0202 << (2 * pair));
-                let bit = _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b);
-                let fifth = _mm512_test_epi8_mask(high, bit);
-                _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(0x10))
-            })
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scales(span: *const u8, _unpacked: &Unpacked) -> (__m512, __m512) {
-        // SAFETY: the headers of the caller's two blocks.
-        unsafe { scales_and_mins(span, span.add(176)) }
-    }
-}
-
 pub(crate) struct Q6K;
 
 // SAFETY: reads only inside the span that the caller answers for.
@@ -159,7 +98,7 @@ unsafe impl WideFormat for Q6K {
     }
 }
 
-/// The scales and minima of two blocks of Q4_K or Q5_K.
+/// The scales and minima of two blocks of Q4_K.
 ///
 /// # Safety
 /// Needs AVX-512, and the 16 bytes of each block's header.
@@ -212,33 +151,5 @@ unsafe fn nibbles(a: *const u8, b: *const u8) -> __m512i {
         let both = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(a), 0xff00, b);
         let shifted = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
         _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f))
-    }
-}
-
-/// Adds the fifth bits, four bytes of them for each 32 nibbles.
-///
-/// # Safety
-/// Needs AVX-512, and four readable bytes at each pointer.
-#[inline(always)]
-unsafe fn with_fifth_bits(nibbles: __m512i, a: *const u8, b: *const u8) -> __m512i {
-    // SAFETY: the caller's bytes.
-    unsafe {
-        let word = |p: *const u8| u64::from(p.cast::<u32>().read_unaligned());
-        let fifth = word(a) | word(b) << 32;
-        _mm512_mask_add_epi8(nibbles, fifth, nibbles, _mm512_set1_epi8(0x10))
-    }
-}
-
-/// The levels that 64 nibbles choose, plus 128.
-///
-/// # Safety
-/// Needs AVX-512.
-#[inline(always)]
-unsafe fn levels(nibbles: __m512i) -> __m512i {
-    // SAFETY: the table has 16 bytes.
-    unsafe {
-        let table = _mm_loadu_si128(LEVELS.as_ptr().cast());
-        let table = _mm_xor_si128(table, _mm_set1_epi8(-128));
-        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles)
     }
 }

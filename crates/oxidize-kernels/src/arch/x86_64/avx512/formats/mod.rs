@@ -1,11 +1,11 @@
-//! The formats that fill a register of 512 bits, each as a [`WideFormat`](super::dot::WideFormat); one
+//! The formats that are faster in registers of 512 bits, each as a [`WideFormat`](super::dot::WideFormat); one
 //! file a family, as in AVX2's `formats/`.
 
 mod grid;
 mod linear;
 
-pub(crate) use grid::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
-pub(crate) use linear::{Iq4Nl, Iq4Xs, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+pub(crate) use grid::{Iq2Xxs, Iq3Xxs};
+pub(crate) use linear::{Q4_0, Q4_1, Q4K, Q6K, Q8_0};
 
 /// Runs `$body` with `$P` being the [`RowProduct`](crate::arch::x86_64::avx2::dot::RowProduct) of a
 /// tensor type, or `$none` for a type that has none.
@@ -25,23 +25,23 @@ macro_rules! with_product {
         match $ty {
             TensorType::Q4_0 => arm!(Wide<wide::Q4_0>),
             TensorType::Q4_1 => arm!(Wide<wide::Q4_1>),
-            TensorType::Q5_0 => arm!(Wide<wide::Q5_0>),
-            TensorType::Q5_1 => arm!(Wide<wide::Q5_1>),
+            TensorType::Q5_0 => arm!(Narrow<narrow::Q5_0, true>),
+            TensorType::Q5_1 => arm!(Narrow<narrow::Q5_1, true>),
             TensorType::Q8_0 | TensorType::INT8 => arm!(Wide<wide::Q8_0>),
             TensorType::Q2_K => arm!(Narrow<narrow::Q2K, true>),
             TensorType::Q3_K => arm!(Narrow<narrow::Q3K, true>),
             TensorType::Q4_K => arm!(Wide<wide::Q4K>),
-            TensorType::Q5_K => arm!(Wide<wide::Q5K>),
+            TensorType::Q5_K => arm!(Narrow<narrow::Q5K, true>),
             TensorType::Q6_K => arm!(Wide<wide::Q6K>),
-            TensorType::IQ1_S => arm!(Wide<wide::Iq1S>),
-            TensorType::IQ1_M => arm!(Wide<wide::Iq1M>),
+            TensorType::IQ1_S => arm!(Narrow<narrow::Iq1S, true>),
+            TensorType::IQ1_M => arm!(Narrow<narrow::Iq1M, true>),
             TensorType::IQ2_XXS => arm!(Wide<wide::Iq2Xxs>),
-            TensorType::IQ2_XS => arm!(Wide<wide::Iq2Xs>),
-            TensorType::IQ2_S => arm!(Wide<wide::Iq2S>),
+            TensorType::IQ2_XS => arm!(Narrow<narrow::Iq2Xs, true>),
+            TensorType::IQ2_S => arm!(Narrow<narrow::Iq2S, true>),
             TensorType::IQ3_XXS => arm!(Wide<wide::Iq3Xxs>),
-            TensorType::IQ3_S => arm!(Wide<wide::Iq3S>),
-            TensorType::IQ4_NL => arm!(Wide<wide::Iq4Nl>),
-            TensorType::IQ4_XS => arm!(Wide<wide::Iq4Xs>),
+            TensorType::IQ3_S => arm!(Narrow<narrow::Iq3S, true>),
+            TensorType::IQ4_NL => arm!(Narrow<narrow::Iq4Nl, true>),
+            TensorType::IQ4_XS => arm!(Narrow<narrow::Iq4Xs, true>),
             TensorType::TQ1_0 => arm!(Narrow<narrow::Tq1_0, true>),
             TensorType::TQ2_0 => arm!(Narrow<narrow::Tq2_0, true>),
             TensorType::MXFP4 => arm!(Narrow<narrow::Mxfp4, true>),
