@@ -395,8 +395,8 @@ fn packed_weights_are_what_they_stand_for() {
     for kind in ["fp8", "gptq", "awq"] {
         let folder = fixtures.join(kind);
         let options = OpenOptions::default();
-        let model = ModelFile::open(&folder.join("model.safetensors"), &options).unwrap();
-        let expected = ModelFile::open(&folder.join("expected.safetensors"), &options).unwrap();
+        let model = ModelFile::open(folder.join("model.safetensors"), &options).unwrap();
+        let expected = ModelFile::open(folder.join("expected.safetensors"), &options).unwrap();
         assert_eq!(model.tensors().len(), expected.tensors().len(), "{kind}");
         for tensor in expected.tensors() {
             let ours = model.tensor(&tensor.name).unwrap();
