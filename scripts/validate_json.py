@@ -7,8 +7,17 @@ text that is no JSON or does not fit, with the reason. Called by the tests of gr
 
 import json
 import sys
+from decimal import Decimal
 
 import jsonschema
+
+
+def is_exact_multiple(error: jsonschema.ValidationError) -> bool:
+    """Whether a number is a multiple after all: the package divides binary floats, which decimals are not."""
+    if error.validator != "multipleOf":
+        return False
+    number, divisor = (Decimal(json.dumps(value)) for value in (error.instance, error.validator_value))
+    return number % divisor == 0
 
 
 def main() -> None:
@@ -20,7 +29,8 @@ def main() -> None:
         validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
         for text in case["texts"]:
             try:
-                problem = next((error.message for error in validator.iter_errors(json.loads(text))), None)
+                errors = validator.iter_errors(json.loads(text))
+                problem = next((error.message for error in errors if not is_exact_multiple(error)), None)
             except json.JSONDecodeError as error:
                 problem = f"not JSON: {error}"
             if problem is None:

@@ -304,8 +304,6 @@ fn recurrent_models_say_the_same_with_guesses() {
     for name in [
         "mamba",
         "mamba2",
-        "rwkv6",
-        "rwkv7",
         "kimi-linear",
         "qwen3-next",
         "falcon-h1",
