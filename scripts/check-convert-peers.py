@@ -143,7 +143,8 @@ class Checker:
             logits = reference["logits_0"].reshape(len(decoder), -1)
             return distance(self.llama(model, "logits", [tokens, decoder]), logits), "PyTorch's logits"
         out = self.folder / "ours.npy"
-        self.ours("logits", "-m", model, "--tokens", joined(tokens), "-o", out)
+        exact = ["-ctk", "f32", "-ctv", "f32"]
+        self.ours("logits", "-m", model, "--tokens", joined(tokens), "-o", out, *exact)
         theirs = self.llama(model, "logits", [tokens])
         apart = distance(np.load(out), theirs)
         if apart > self.limit:
