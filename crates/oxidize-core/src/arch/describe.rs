@@ -147,8 +147,9 @@ impl Arch {
         };
         let (kind, attention) = (recurrent.kind.words(), self.mixer.words());
         match recurrent.layers {
-            RecurrentLayers::Listed => format!("{kind}, some {attention}"),
-            RecurrentLayers::Alone => format!("{kind} or {attention} alone"),
+            RecurrentLayers::Listed | RecurrentLayers::Alone => {
+                format!("{kind}, {attention} if listed")
+            }
             RecurrentLayers::AllButEvery(n) => format!("{kind}, every {} {attention}", nth(n)),
             RecurrentLayers::Beside => format!("{kind} beside {attention}"),
         }

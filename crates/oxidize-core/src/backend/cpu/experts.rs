@@ -2,7 +2,8 @@
 //! expert are read once for all of its tokens, and not at all where it has none.
 
 use super::pool::Matrix;
-use super::run::{CpuSession, ExpertMatrix, Glu, LowRank, activations, half_layer, observe};
+use super::products::{ExpertMatrix, Glu, LowRank, activations, half_layer, observe};
+use super::run::CpuSession;
 use crate::backend::Batch;
 use crate::backend::routing::route;
 use crate::graph::{ExpertAdapter, ExpertHalf, ExpertWeights, ExpertsOp, Rows, ValueId, WeightId};

@@ -14,6 +14,7 @@ mod experts;
 mod lower;
 mod memory;
 pub mod pool;
+mod products;
 mod recurrent;
 mod run;
 mod shares;
