@@ -47,6 +47,9 @@ pub(crate) struct ModelArgs {
     /// Read the file instead of mapping it into memory
     #[arg(long, env = "OXIDIZE_NO_MMAP")]
     pub(crate) no_mmap: bool,
+    /// Do not move the mapped file to huge pages, which are read faster but not shared with others
+    #[arg(long, env = "OXIDIZE_NO_HUGE_PAGES")]
+    pub(crate) no_huge_pages: bool,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
     /// Quantises the weights on the way in, to a type or a mix such as Q4_K_M
@@ -99,6 +102,7 @@ impl ModelArgs {
         let shown = progress.clone();
         let options = OpenOptions {
             mmap: !self.no_mmap,
+            huge_pages: !self.no_huge_pages,
             progress: shown.map(|bar| -> oxidize_core::file::Progress {
                 Arc::new(move |done, total| {
                     bar.set_length(total);

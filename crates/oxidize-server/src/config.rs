@@ -161,6 +161,9 @@ pub struct EngineArgs {
     /// Read model files instead of mapping them into memory
     #[arg(long, env = "OXIDIZE_NO_MMAP")]
     pub no_mmap: bool,
+    /// Do not move mapped files to huge pages, which are read faster but not shared with others
+    #[arg(long, env = "OXIDIZE_NO_HUGE_PAGES")]
+    pub no_huge_pages: bool,
     /// Run models even if they seem not to fit in memory
     #[arg(long)]
     pub no_memory_check: bool,

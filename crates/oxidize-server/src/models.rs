@@ -353,6 +353,7 @@ impl Loader {
         let args = &self.args.engine;
         let options = OpenOptions {
             mmap: !args.no_mmap,
+            huge_pages: !args.no_huge_pages,
             ..OpenOptions::default()
         };
         let mut model = Model::load(&spec.path, &options)?;

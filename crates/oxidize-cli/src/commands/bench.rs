@@ -186,6 +186,7 @@ impl Bench {
             adapters: self.adapters.clone(),
             quantize: None,
             no_mmap: false,
+            no_huge_pages: false,
             no_memory_check: false,
         }
     }

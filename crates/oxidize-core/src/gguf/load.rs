@@ -56,7 +56,8 @@ struct Part {
 
 impl Part {
     fn open(path: &Path, options: &OpenOptions) -> Result<Part> {
-        let source = Source::open(path, options.mmap).map_err(Error::io(path))?;
+        let source =
+            Source::open(path, options.mmap, options.huge_pages).map_err(Error::io(path))?;
         Part::parse(path.to_path_buf(), source, options)
     }
 

@@ -24,8 +24,9 @@ pub enum Source {
 }
 
 impl Source {
-    /// Opens a file, mapped if `mmap` and the platform allow it.
-    pub fn open(path: &Path, mmap: bool) -> io::Result<Source> {
+    /// Opens a file, mapped if `mmap` and the platform allow it; what is mapped may be moved to huge
+    /// pages later ([`SharedBytes::settle`]) if `huge_pages`.
+    pub fn open(path: &Path, mmap: bool, huge_pages: bool) -> io::Result<Source> {
         // Asked before opening: to open a pipe would wait for a writer that may never come.
         if !std::fs::metadata(path)?.is_file() {
             return Err(not_a_file());
@@ -35,9 +36,11 @@ impl Source {
         #[cfg(not(target_arch = "wasm32"))]
         // An empty range cannot be mapped on every system.
         if mmap && len > 0 {
-            return Ok(Source::Memory(SharedBytes::from_map(Map::new(&file)?)));
+            return Ok(Source::Memory(SharedBytes::from_map(Map::new(
+                file, huge_pages,
+            )?)));
         }
-        let _ = mmap;
+        let _ = (mmap, huge_pages);
         Ok(Source::File {
             file: Mutex::new(file),
             len,
@@ -167,6 +170,27 @@ impl SharedBytes {
     }
 }
 
+/// Where the bytes live.
+impl SharedBytes {
+    /// Moves a mapped file to huge pages, whole: to be called before its bytes are read again and
+    /// again. Changes neither them nor their address, and does nothing where memory is short.
+    pub fn settle(&self) {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Owner::Map(map) = &self.owner {
+            map.settle();
+        }
+    }
+
+    /// Whether the bytes are in memory of this process's own, rather than in a mapped file.
+    pub fn is_own(&self) -> bool {
+        match &self.owner {
+            #[cfg(not(target_arch = "wasm32"))]
+            Owner::Map(map) => map.is_settled(),
+            Owner::Vec(_) | Owner::Aligned(_) => true,
+        }
+    }
+}
+
 impl From<Vec<u8>> for SharedBytes {
     fn from(bytes: Vec<u8>) -> SharedBytes {
         let range = 0..bytes.len();
@@ -219,6 +243,8 @@ impl AlignedBuffer {
         lines
             .try_reserve_exact(n_lines)
             .map_err(|_| io::ErrorKind::OutOfMemory)?;
+        #[cfg(not(target_arch = "wasm32"))]
+        super::huge::advise(lines.spare_capacity_mut());
         lines.resize(n_lines, Line([0; 64]));
         Ok(AlignedBuffer { lines, len })
     }
@@ -243,7 +269,7 @@ mod tests {
         let content: Vec<u8> = (0..=255).collect();
         file.write_all(&content).unwrap();
         for mmap in [true, false] {
-            let source = Source::open(file.path(), mmap).unwrap();
+            let source = Source::open(file.path(), mmap, true).unwrap();
             assert_eq!(source.len(), 256);
             assert_eq!(&*source.read(3..9).unwrap(), &content[3..9]);
             assert_eq!(&*source.read(256..256).unwrap(), &[0u8; 0]);
@@ -270,6 +296,6 @@ mod tests {
 
     #[test]
     fn a_directory_is_not_a_source() {
-        assert!(Source::open(&std::env::temp_dir(), true).is_err());
+        assert!(Source::open(&std::env::temp_dir(), true, true).is_err());
     }
 }

@@ -1,5 +1,7 @@
 //! How much memory a model will take, known before anything is allocated.
 
+use std::path::Path;
+
 use super::{Model, ModelError};
 use crate::backend::SessionConfig;
 use crate::graph::Rows;
@@ -62,7 +64,11 @@ impl MemoryPlan {
 
     /// Refuses what the system cannot hold; says nothing where the system does not tell.
     pub fn check(&self, model: &Model) -> Result<(), ModelError> {
-        available_memory().map_or(Ok(()), |available| self.check_within(model, available))
+        // What was read already is not available any more, nor does it have to be.
+        let taken = model.weights().own_size();
+        available_memory().map_or(Ok(()), |available| {
+            self.check_within(model, available.saturating_add(taken))
+        })
     }
 
     /// Refuses what does not fit into `available` bytes.
@@ -83,9 +89,45 @@ impl MemoryPlan {
 /// Bytes that can be had without swapping, page cache included; Linux only.
 pub fn available_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    kib.checked_mul(1024)
+    let system = field(&meminfo, "MemAvailable:")?.checked_mul(1024)?;
+    Some(available_in_group(Path::new("/sys/fs/cgroup")).map_or(system, |group| group.min(system)))
+}
+
+/// Bytes that the control group of this process, a container's say, leaves: none without a limit.
+fn available_in_group(root: &Path) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(root.join(name)).ok();
+    let limit: u64 = read("memory.max")?.trim().parse().ok()?;
+    let used: u64 = read("memory.current")?.trim().parse().ok()?;
+    // What was read from files and can be dropped.
+    let cached = field(&read("memory.stat")?, "inactive_file").unwrap_or(0);
+    Some(limit.saturating_sub(used.saturating_sub(cached)))
+}
+
+/// The number behind a name at the start of a line.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_with_a_limit_leaves_what_it_has_not_used() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(group.path().join(name), text).unwrap();
+        assert_eq!(available_in_group(group.path()), None);
+        write("memory.max", "max\n");
+        write("memory.current", "700\n");
+        write(
+            "memory.stat",
+            "anon 500\ninactive_file 150\nactive_file 50\n",
+        );
+        assert_eq!(available_in_group(group.path()), None);
+        write("memory.max", "1000\n");
+        assert_eq!(available_in_group(group.path()), Some(450));
+        write("memory.max", "300\n");
+        assert_eq!(available_in_group(group.path()), Some(0));
+    }
 }

@@ -82,9 +82,28 @@ impl Weight {
 
     /// Bytes of all of it.
     pub fn size(&self) -> u64 {
+        self.size_where(|_| true)
+    }
+
+    /// Bytes that are in memory of this process's own, rather than in a mapped file.
+    pub fn own_size(&self) -> u64 {
+        self.size_where(TensorBytes::is_own)
+    }
+
+    fn size_where(&self, counts: impl Fn(&TensorBytes) -> bool) -> u64 {
         match &self.storage {
-            Storage::Pieces(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
+            Storage::Pieces(pieces) => {
+                let pieces = pieces.iter().filter(|piece| counts(piece));
+                pieces.map(|piece| piece.len() as u64).sum()
+            }
             Storage::Floats(floats) => size_of_val(floats.as_slice()) as u64,
+        }
+    }
+
+    /// Moves the file that it is in to huge pages, if that is mapped ([`TensorBytes::settle`]).
+    pub fn settle(&self) {
+        if let Storage::Pieces(pieces) = &self.storage {
+            pieces.iter().for_each(TensorBytes::settle);
         }
     }
 }
@@ -114,6 +133,11 @@ impl Weights {
     /// Bytes of all of them.
     pub fn size(&self) -> u64 {
         self.list.iter().map(Weight::size).sum()
+    }
+
+    /// Bytes of those in memory of this process's own.
+    pub fn own_size(&self) -> u64 {
+        self.list.iter().map(Weight::own_size).sum()
     }
 
     /// Adds a vector.

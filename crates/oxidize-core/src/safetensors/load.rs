@@ -84,7 +84,7 @@ fn finish(mut contents: Contents, options: &OpenOptions) -> Result<ModelFile> {
 }
 
 fn open_one(path: &Path, options: &OpenOptions) -> Result<(Source, Header)> {
-    let source = Source::open(path, options.mmap).map_err(Error::io(path))?;
+    let source = Source::open(path, options.mmap, options.huge_pages).map_err(Error::io(path))?;
     let header = read_header(path, &source, options)?;
     Ok((source, header))
 }

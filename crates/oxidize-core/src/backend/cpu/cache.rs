@@ -95,7 +95,9 @@ impl Plane {
         }
         drop(probe);
         // Zeroed by the system page by page, when a block is first used.
-        let data = vec![0; bytes];
+        let mut data = vec![0; bytes];
+        #[cfg(not(target_arch = "wasm32"))]
+        crate::io::advise_huge_pages(&mut data);
         Ok(Plane {
             ty,
             dim,

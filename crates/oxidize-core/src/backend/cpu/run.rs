@@ -61,6 +61,7 @@ impl CpuSession {
         weights: &Weights,
         config: &SessionConfig,
     ) -> Result<CpuSession, BackendError> {
+        weights.numbered().for_each(|(_, weight)| weight.settle());
         let (steps, n_encoder_steps) = lower(plan, config.max_context);
         let encoder_slots = match n_encoder_steps {
             0 => 0,

@@ -121,10 +121,11 @@ pub(crate) unsafe fn half_at(p: *const u8) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
-/// How far ahead of what it multiplies a kernel asks for memory: as long a way as memory takes to
-/// answer. Left to itself the processor looks ahead only as far as instructions that wait for nothing
-/// else, so that the time for arithmetic would be added to the time for memory.
-const AHEAD: usize = 4096;
+/// How far ahead of what it multiplies a kernel asks for memory. Left to itself the processor looks
+/// ahead only as far as instructions that wait for nothing else, so that the time for arithmetic would
+/// be added to the time for memory. Further ahead is most often on the next page of 4 KiB, whose address
+/// has to be looked up first.
+const AHEAD: usize = 512;
 
 /// Asks for the `bytes` that come [`AHEAD`] of `p`; they need not exist.
 #[inline(always)]
