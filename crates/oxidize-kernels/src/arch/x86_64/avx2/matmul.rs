@@ -6,7 +6,7 @@ use super::dot::{self, Narrow, RowProduct, direct};
 use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
-use super::panel::{self, Panel};
+use super::panel::{self, Next, Panel};
 use super::tile::{BytePanel, Kind, RowPanel};
 use super::words;
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
@@ -81,7 +81,7 @@ unsafe fn tiled<F: Format>(
         // SAFETY: the weight is of the format and has the row.
         unsafe {
             let panel = panel::unpack::<F, false>(&weight, first_row, scratch);
-            multiply(&panel, acts, first_row, &epilogue, &mut out);
+            multiply(&panel, &weight, acts, first_row, &epilogue, &mut out);
         }
     }
 }
@@ -89,7 +89,7 @@ unsafe fn tiled<F: Format>(
 /// The function that multiplies a panel of a kind with all tokens.
 const fn multiplier(
     kind: u8,
-) -> unsafe fn(&Panel, &QuantizedRows, usize, &Epilogue<'_>, &mut TileMut<'_>) {
+) -> unsafe fn(&Panel, &WeightRows<'_>, &QuantizedRows, usize, &Epilogue<'_>, &mut TileMut<'_>) {
     macro_rules! kinds {
         ($($kind:literal)*) => {
             match kind {
@@ -106,13 +106,23 @@ const fn multiplier(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply_kind<const KIND: u8>(
     panel: &Panel,
+    weight: &WeightRows<'_>,
     acts: &QuantizedRows,
     first_row: usize,
     epilogue: &Epilogue<'_>,
     out: &mut TileMut<'_>,
 ) {
     // SAFETY: as the caller says.
-    unsafe { multiply_panel(&BytePanel::<KIND>(*panel), acts, first_row, epilogue, out) }
+    unsafe {
+        multiply_panel(
+            &BytePanel::<KIND>(*panel),
+            weight,
+            acts,
+            first_row,
+            epilogue,
+            out,
+        )
+    }
 }
 
 /// # Safety
@@ -120,13 +130,14 @@ unsafe fn multiply_kind<const KIND: u8>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply_one_scale(
     panel: &Panel,
+    weight: &WeightRows<'_>,
     acts: &QuantizedRows,
     first_row: usize,
     epilogue: &Epilogue<'_>,
     out: &mut TileMut<'_>,
 ) {
     // SAFETY: as the caller says.
-    unsafe { multiply_panel(&RowPanel(*panel), acts, first_row, epilogue, out) }
+    unsafe { multiply_panel(&RowPanel(*panel), weight, acts, first_row, epilogue, out) }
 }
 
 /// Tokens of a tile.
@@ -137,11 +148,20 @@ const TOKENS: usize = 4;
 /// # Safety
 /// `tile` needs AVX2 and FMA, a panel of rows of `acts.k`, and `acts` with the tokens.
 pub(crate) unsafe trait TileKernel {
-    /// The products of the panel's rows with tokens `first` to `first + T − 1`.
+    /// Elements of a row between one request for memory and the next.
+    const STEP: usize = 32;
+
+    /// The products of the panel's rows with tokens `first` to `first + T − 1`. Asks for some of
+    /// what the `next` panel is made of, [`TileKernel::STEP`] elements after another.
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [[__m256; 2]; T];
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [[__m256; 2]; T];
 }
 
 /// Multiplies a panel with all tokens.
@@ -152,17 +172,20 @@ pub(crate) unsafe trait TileKernel {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn multiply_panel<P: TileKernel>(
     panel: &P,
+    weight: &WeightRows<'_>,
     acts: &QuantizedRows,
     first_row: usize,
     epilogue: &Epilogue<'_>,
     out: &mut TileMut<'_>,
 ) {
     let (m, acts) = (acts.rows(), acts.raw());
+    let times = m.div_ceil(TOKENS) * (acts.k / P::STEP);
+    let mut next = Next::new(weight, first_row, times);
     for token in (0..m).step_by(TOKENS) {
         macro_rules! run {
             ($t:literal) => {
                 // SAFETY: so many tokens are left.
-                for (t, sums) in unsafe { panel.tile::<$t>(&acts, token) }
+                for (t, sums) in unsafe { panel.tile::<$t>(&acts, token, &mut next) }
                     .into_iter()
                     .enumerate()
                 {

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::format::{CHUNK, Format, Scales, ask, negate_where, spread_bits, transpose};
+use super::format::{CHUNK, Format, Scales, negate_where, spread_bits, transpose};
 use crate::ops::matmul::{Scratch, WeightRows, grown};
 
 /// Rows of a panel.
@@ -21,6 +21,40 @@ pub(crate) struct Panel {
     pub(crate) scales: *const f32,
     /// As many minima.
     pub(crate) mins: *const f32,
+}
+
+/// The memory that the next panel is unpacked from, to be asked for while this one is multiplied: by the
+/// time that it is unpacked it is in the second cache.
+pub(crate) struct Next {
+    at: *const u8,
+    end: *const u8,
+    lines: usize,
+}
+
+impl Next {
+    /// What lies behind the panel that begins with row `first`, if [`Next::ask`] is called at least `times`.
+    pub(crate) fn new(weight: &WeightRows<'_>, first: usize, times: usize) -> Next {
+        let bytes = ROWS * weight.row_bytes();
+        let at = weight.data().as_ptr();
+        let at = at.wrapping_add(first * weight.row_bytes() + bytes);
+        Next {
+            at,
+            end: at.wrapping_add(bytes),
+            lines: bytes.div_ceil(64 * times.max(1)),
+        }
+    }
+
+    /// Asks for the next few lines; they need not exist.
+    #[inline(always)]
+    pub(crate) fn ask(&mut self) {
+        for _ in 0..self.lines {
+            if self.at < self.end {
+                // SAFETY: every x86-64 processor has the instruction, and it ignores what it cannot read.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.at.cast()) };
+                self.at = self.at.wrapping_add(64);
+            }
+        }
+    }
 }
 
 /// Makes room for a panel of rows of `k`: its quants, scales and minima.
@@ -62,11 +96,6 @@ pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
         for c in 0..groups.div_ceil(8) {
             let in_chunk = (groups - c * 8).min(8);
             for r in 0..ROWS {
-                // What the next panel reads here.
-                ask(
-                    rows[r].wrapping_add(ROWS * weight.row_bytes() + c * F::CHUNK_BYTES),
-                    F::CHUNK_BYTES,
-                );
                 F::scales(
                     rows[r].add(c * F::CHUNK_BYTES),
                     in_chunk,

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::format::Format;
 use super::formats::Q8_0;
 use super::matmul::TileKernel;
-use super::panel::Panel;
+use super::panel::{Next, Panel};
 use crate::ops::matmul::RawRows;
 
 /// What of a format the kernel must know, so that formats of a kind share its code.
@@ -51,9 +51,14 @@ pub(crate) struct BytePanel<const KIND: u8>(pub(crate) Panel);
 unsafe impl<const KIND: u8> TileKernel for BytePanel<KIND> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [[__m256; 2]; T] {
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [[__m256; 2]; T] {
         // SAFETY: as the caller says.
-        unsafe { tile::<KIND, T>(&self.0, acts, first) }
+        unsafe { tile::<KIND, T>(&self.0, acts, first, next) }
     }
 }
 
@@ -67,6 +72,7 @@ unsafe fn tile<const KIND: u8, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
+    next: &mut Next,
 ) -> [[__m256; 2]; T] {
     let kind = const { Kind::decode(KIND) };
     let zero = _mm256_setzero_ps();
@@ -77,6 +83,7 @@ unsafe fn tile<const KIND: u8, const T: usize>(
             std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
         let at = first * acts.group_stride;
         for g in 0..acts.k / 32 {
+            next.ask();
             let weights = panel.quants.add(g * 32 * 16);
             if !kind.halves {
                 let dots = group::<KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
@@ -134,7 +141,12 @@ pub(crate) struct RowPanel(pub(crate) Panel);
 unsafe impl TileKernel for RowPanel {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [[__m256; 2]; T] {
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [[__m256; 2]; T] {
         const KIND: u8 = Kind::of::<Q8_0>();
         // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
         unsafe {
@@ -142,6 +154,7 @@ unsafe impl TileKernel for RowPanel {
                 std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
             let mut sums = [[_mm256_setzero_si256(); 2]; T];
             for g in 0..acts.k / 32 {
+                next.ask();
                 let weights = self.0.quants.add(g * 32 * 16);
                 let dots = group::<KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
                 for (sums, dots) in sums.iter_mut().zip(dots) {

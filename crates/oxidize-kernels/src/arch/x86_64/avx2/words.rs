@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use super::float::{Bf16, F16, F32, FloatFormat};
 use super::format::transpose;
 use super::matmul::{TileKernel, multiply_panel};
-use super::panel::ROWS;
+use super::panel::{Next, ROWS};
 use crate::ops::matmul::{
     Epilogue, QuantizedRows, RawRows, Scratch, WORD_GROUP, WORD_MAX, WeightRows, grown,
 };
@@ -39,7 +39,7 @@ pub(crate) unsafe fn matmul<F: Rounded>(
     // SAFETY: as the caller says.
     unsafe {
         each_panel::<F>(&weight, scratch, |panel, first_row| {
-            multiply_panel(panel, acts, first_row, &epilogue, &mut out);
+            multiply_panel(panel, &weight, acts, first_row, &epilogue, &mut out);
         });
     }
 }
@@ -157,15 +157,23 @@ unsafe fn max_bits16(group: *const u8) -> __m256i {
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
 unsafe impl TileKernel for WordPanel {
+    const STEP: usize = WORD_GROUP;
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [[__m256; 2]; T] {
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [[__m256; 2]; T] {
         let mut sums = [[_mm256_setzero_ps(); 2]; T];
         // SAFETY: as the caller says.
         unsafe {
             let tokens: [*const i16; T] =
                 std::array::from_fn(|t| acts.words.add((first + t) * acts.quant_stride));
             for g in 0..acts.k.div_ceil(WORD_GROUP) {
+                next.ask();
                 let mut dots = [[_mm256_setzero_si256(); 2]; T];
                 for pair in g * WORD_GROUP / 2..(g + 1) * WORD_GROUP / 2 {
                     let weights: [__m256i; 2] = std::array::from_fn(|h| {

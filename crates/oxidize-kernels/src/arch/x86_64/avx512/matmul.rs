@@ -6,7 +6,7 @@ use super::super::avx2::dot::{self, RowProduct, direct};
 use super::super::avx2::float::{Bf16, F16};
 use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
-use super::super::avx2::panel;
+use super::super::avx2::panel::{self, Next};
 use super::formats::with_product;
 use super::tile::{BytePanel, RowPanel};
 use super::{float, words};
@@ -80,13 +80,20 @@ unsafe fn tiled<F: Format>(
         for first_row in (0..weight.rows()).step_by(panel::ROWS) {
             let panel = panel::unpack::<F, true>(&weight, first_row, scratch);
             if one_scale {
-                multiply_panel(&RowPanel(panel), acts, first_row, &epilogue, &mut out);
+                multiply_panel(
+                    &RowPanel(panel),
+                    &weight,
+                    acts,
+                    first_row,
+                    &epilogue,
+                    &mut out,
+                );
             } else if F::GROUP == 16 {
                 let panel = BytePanel::<true>(panel);
-                multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
+                multiply_panel(&panel, &weight, acts, first_row, &epilogue, &mut out);
             } else {
                 let panel = BytePanel::<false>(panel);
-                multiply_panel(&panel, acts, first_row, &epilogue, &mut out);
+                multiply_panel(&panel, &weight, acts, first_row, &epilogue, &mut out);
             }
         }
     }
@@ -100,11 +107,20 @@ const TOKENS: usize = 12;
 /// # Safety
 /// `tile` needs AVX-512 with VNNI, a panel of rows of `acts.k`, and `acts` with the tokens.
 pub(crate) unsafe trait TileKernel {
-    /// The products of the panel's rows with tokens `first` to `first + T − 1`.
+    /// Elements of a row between one request for memory and the next.
+    const STEP: usize = 32;
+
+    /// The products of the panel's rows with tokens `first` to `first + T − 1`. Asks for some of
+    /// what the `next` panel is made of, [`TileKernel::STEP`] elements after another.
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [__m512; T];
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [__m512; T];
 }
 
 /// Multiplies a panel with all tokens.
@@ -115,6 +131,7 @@ pub(crate) unsafe trait TileKernel {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn multiply_panel<P: TileKernel>(
     panel: &P,
+    weight: &WeightRows<'_>,
     acts: &QuantizedRows,
     first_row: usize,
     epilogue: &Epilogue<'_>,
@@ -122,12 +139,14 @@ pub(crate) unsafe fn multiply_panel<P: TileKernel>(
 ) {
     let (m, acts) = (acts.rows(), acts.raw());
     // Tiles of nearly equal size, rather than full ones and a small rest.
-    let tile_tokens = m.div_ceil(m.div_ceil(TOKENS));
+    let tiles = m.div_ceil(TOKENS);
+    let tile_tokens = m.div_ceil(tiles);
+    let mut next = Next::new(weight, first_row, tiles * (acts.k / P::STEP));
     for token in (0..m).step_by(tile_tokens) {
         macro_rules! run {
             ($t:literal) => {{
                 // SAFETY: so many tokens are left.
-                let sums = unsafe { panel.tile::<$t>(&acts, token) };
+                let sums = unsafe { panel.tile::<$t>(&acts, token, &mut next) };
                 for (t, sums) in sums.into_iter().enumerate() {
                     let mut rows = [0.0; panel::ROWS];
                     // SAFETY: `rows` takes 16 floats.

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::avx2::panel::Panel;
+use super::super::avx2::panel::{Next, Panel};
 use super::matmul::TileKernel;
 use crate::ops::matmul::RawRows;
 
@@ -17,9 +17,14 @@ pub(crate) struct BytePanel<const HALVES: bool>(pub(crate) Panel);
 unsafe impl<const HALVES: bool> TileKernel for BytePanel<HALVES> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [__m512; T] {
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [__m512; T] {
         // SAFETY: as the caller says.
-        unsafe { tile::<HALVES, T>(&self.0, acts, first) }
+        unsafe { tile::<HALVES, T>(&self.0, acts, first, next) }
     }
 }
 
@@ -30,7 +35,12 @@ pub(crate) struct RowPanel(pub(crate) Panel);
 unsafe impl TileKernel for RowPanel {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [__m512; T] {
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [__m512; T] {
         // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
         unsafe {
             let quants: [*const i8; T] =
@@ -39,6 +49,9 @@ unsafe impl TileKernel for RowPanel {
             let mut dots: [__m512i; T] =
                 std::array::from_fn(|t| _mm512_set1_epi32(-128 * *acts.totals.add(first + t)));
             for step in 0..acts.k / 4 {
+                if step % 8 == 0 {
+                    next.ask();
+                }
                 let weights = _mm512_load_si512(self.0.quants.add(64 * step).cast());
                 for t in 0..T {
                     let four = quants[t].add(4 * step).cast::<i32>().read_unaligned();
@@ -64,6 +77,7 @@ unsafe fn tile<const HALVES: bool, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
+    next: &mut Next,
 ) -> [__m512; T] {
     let mut sums = [_mm512_setzero_ps(); T];
     // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
@@ -74,6 +88,7 @@ unsafe fn tile<const HALVES: bool, const T: usize>(
         let (act_scales, act_sums) = (acts.scales.add(at), acts.sums.add(at));
         let act_half_sums = acts.half_sums.add(2 * at);
         for g in 0..acts.k / 32 {
+            next.ask();
             let weights: [__m512i; 8] = std::array::from_fn(|i| {
                 _mm512_load_si512(panel.quants.add(g * 512 + 64 * i).cast())
             });

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::avx2::panel::ROWS;
+use super::super::avx2::panel::{Next, ROWS};
 use super::super::avx2::words::{Rounded, WordPanel, each_panel};
 use super::matmul::{TileKernel, multiply_panel};
 use crate::ops::matmul::{Epilogue, QuantizedRows, RawRows, Scratch, WORD_GROUP, WeightRows};
@@ -24,22 +24,30 @@ pub(crate) unsafe fn matmul<F: Rounded>(
     // SAFETY: as the caller says.
     unsafe {
         each_panel::<F>(&weight, scratch, |panel, first_row| {
-            multiply_panel(panel, acts, first_row, &epilogue, &mut out);
+            multiply_panel(panel, &weight, acts, first_row, &epilogue, &mut out);
         });
     }
 }
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
 unsafe impl TileKernel for WordPanel {
+    const STEP: usize = WORD_GROUP;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn tile<const T: usize>(&self, acts: &RawRows, first: usize) -> [__m512; T] {
+    unsafe fn tile<const T: usize>(
+        &self,
+        acts: &RawRows,
+        first: usize,
+        next: &mut Next,
+    ) -> [__m512; T] {
         let mut sums = [_mm512_setzero_ps(); T];
         // SAFETY: as the caller says.
         unsafe {
             let tokens: [*const i16; T] =
                 std::array::from_fn(|t| acts.words.add((first + t) * acts.quant_stride));
             for g in 0..acts.k.div_ceil(WORD_GROUP) {
+                next.ask();
                 let mut dots = [_mm512_setzero_si512(); T];
                 for pair in g * WORD_GROUP / 2..(g + 1) * WORD_GROUP / 2 {
                     let weights = _mm512_load_si512(self.words.add(2 * ROWS * pair).cast());
