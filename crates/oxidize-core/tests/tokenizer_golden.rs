@@ -2,6 +2,7 @@
 //! (made with the reference tokenizers), and those made for the golden models.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{EncodeOptions, TokenId, Tokenizer, VocabSpec};
@@ -228,4 +229,37 @@ fn gguf_and_directory_agree() {
         wrong.join("\n")
     );
     assert!(compared > 20, "only {compared} models compared");
+}
+
+/// What repeats is the worst case of merging and of splitting: eight times as much of it takes about eight times as
+/// long. Anything that looks at pairs of places would take 64 times as long.
+#[test]
+fn runs_take_linear_time() {
+    let folder = cache("vocab");
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        eprintln!("SKIPPED: {} is missing", folder.display());
+        return;
+    };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    for path in paths.filter(|path| path.extension().is_some_and(|e| e == "gguf")) {
+        let tokenizer = load(&path);
+        for unit in ["a", " ", "漢", "\n", "e\u{301}", "\0", "<|"] {
+            let time = |bytes: usize, runs: usize| {
+                let text = unit.repeat(bytes / unit.len());
+                let times = (0..runs).map(|_| {
+                    let start = Instant::now();
+                    std::hint::black_box(tokenizer.encode(&text, EncodeOptions::PLAIN));
+                    start.elapsed()
+                });
+                times.min().unwrap_or_default()
+            };
+            // Somebody else may have had the processor, but hardly three times.
+            let is_linear = || time(800_000, 1) < time(100_000, 3) * 24;
+            assert!(
+                (0..3).any(|_| is_linear()),
+                "{}: {unit:?} takes more than linear time",
+                path.display()
+            );
+        }
+    }
 }

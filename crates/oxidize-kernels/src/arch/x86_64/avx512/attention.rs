@@ -1,5 +1,6 @@
-//! Attention: the AVX2 code with a wider inner kernel for many queries.
+//! Attention: the AVX2 code with wider registers.
 
+use std::arch::x86_64::__m512;
 use std::ops::Range;
 
 use super::super::avx2::attention::attention;
@@ -20,6 +21,12 @@ pub(crate) unsafe fn attention_part(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        attention::<{ float::ROWS }, { float::TOKENS }>(args, keys, part, scratch, float::multiply);
+        attention::<__m512, { float::ROWS }, { float::TOKENS }>(
+            args,
+            keys,
+            part,
+            scratch,
+            float::multiply,
+        );
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::super::float::Multiply;
 use super::rows::convert;
 use super::softmax::weigh;
-use super::{CHUNK, for_each_chunk};
+use super::{CHUNK, chunks};
 use crate::ops::attention::AttentionArgs;
 use crate::ops::matmul::{Scratch, grown};
 
@@ -27,13 +27,13 @@ pub(super) unsafe fn run<const R: usize, const T: usize>(
     let start = buffer.as_ptr().align_offset(64);
     let (k_panels, v_panels) = buffer[start..][..k_len + v_len].split_at_mut(k_len);
     let queries = args.tokens() * args.heads;
-    for_each_chunk(args, keys, |chunk| {
+    for chunk in chunks(args, keys) {
         let visible = |token: usize| {
             let visible = &args.visible[token];
             (visible.start as usize) < chunk.end && (visible.end as usize) > chunk.start
         };
         if !(0..args.tokens()).any(visible) {
-            return;
+            continue;
         }
         // SAFETY: the buffers have the sizes that the functions want; queries and records are
         // those of the arguments.
@@ -53,7 +53,7 @@ pub(super) unsafe fn run<const R: usize, const T: usize>(
                 tile.run::<R>(chunk.clone(), k_panels, v_panels, part, multiply);
             }
         }
-    });
+    }
 }
 
 /// Up to `T` queries, from `first` on.

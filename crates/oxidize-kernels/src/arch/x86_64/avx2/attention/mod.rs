@@ -9,12 +9,14 @@ mod rows;
 mod softmax;
 mod stream;
 
+use std::arch::x86_64::__m256;
 use std::ops::Range;
 
 use super::float::{self, F16, F32, Multiply};
 use crate::ops;
 use crate::ops::attention::{AttentionArgs, KvType};
 use crate::ops::matmul::Scratch;
+use stream::StreamVector;
 
 /// Keys of a chunk.
 const CHUNK: usize = 64;
@@ -35,14 +37,20 @@ pub(crate) unsafe fn attention_part(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        attention::<{ float::ROWS }, { float::TOKENS }>(args, keys, part, scratch, float::multiply);
+        attention::<__m256, { float::ROWS }, { float::TOKENS }>(
+            args,
+            keys,
+            part,
+            scratch,
+            float::multiply,
+        );
     }
 }
 
 /// # Safety
-/// Needs AVX2, FMA and F16C, and what `multiply` needs; the arguments have been checked.
+/// Needs AVX2, FMA and F16C, and what the vector and `multiply` need; the arguments have been checked.
 #[inline(always)]
-pub(crate) unsafe fn attention<const R: usize, const T: usize>(
+pub(crate) unsafe fn attention<V: StreamVector, const R: usize, const T: usize>(
     args: &AttentionArgs<'_>,
     keys: Range<usize>,
     part: &mut [f32],
@@ -57,34 +65,45 @@ pub(crate) unsafe fn attention<const R: usize, const T: usize>(
         record.fill(0.0);
         record[0] = f32::NEG_INFINITY;
     }
-    // SAFETY: as the caller says; each arm reads the type that the cache has.
+    // SAFETY: as the caller says; rows are multiples of eight.
     unsafe {
         if args.tokens() * args.heads >= BLOCKED_QUERIES {
             blocked::run::<R, T>(args, keys, part, scratch, multiply);
+        } else if kv.k_dim.is_multiple_of(V::LANES) && kv.v_dim.is_multiple_of(V::LANES) {
+            few::<V>(args, keys, part, scratch);
         } else {
-            match (kv.k_ty, kv.v_ty) {
-                (KvType::F32, KvType::F32) => stream::run::<F32>(args, keys, part, scratch),
-                (KvType::F16, KvType::F16) => stream::run::<F16>(args, keys, part, scratch),
-                _ => stream::run_converted(args, keys, part, scratch),
-            }
+            few::<__m256>(args, keys, part, scratch);
         }
     }
 }
 
-/// Calls `chunk` with ranges of at most [`CHUNK`] of the keys that some token sees.
+/// # Safety
+/// Needs AVX2, FMA and F16C, and what the vector needs; the arguments have been checked, and rows are whole vectors.
 #[inline(always)]
-fn for_each_chunk(
+unsafe fn few<V: StreamVector>(
     args: &AttentionArgs<'_>,
     keys: Range<usize>,
-    mut chunk: impl FnMut(Range<usize>),
+    part: &mut [f32],
+    scratch: &mut Scratch,
 ) {
+    // SAFETY: as the caller says; each arm reads the type that the cache has.
+    unsafe {
+        match (args.kv.k_ty, args.kv.v_ty) {
+            (KvType::F32, KvType::F32) => stream::run::<F32, V>(args, keys, part, scratch),
+            (KvType::F16, KvType::F16) => stream::run::<F16, V>(args, keys, part, scratch),
+            _ => stream::run_converted::<V>(args, keys, part, scratch),
+        }
+    }
+}
+
+/// Ranges of at most [`CHUNK`] of the keys that some token sees.
+fn chunks(args: &AttentionArgs<'_>, keys: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let seen = args.visible.iter().filter(|visible| !visible.is_empty());
     let start = seen
         .map(|visible| visible.start as usize)
         .min()
         .unwrap_or(0)
         .max(keys.start);
-    for first in (start..keys.end).step_by(CHUNK) {
-        chunk(first..keys.end.min(first + CHUNK));
-    }
+    let starts = (start..keys.end).step_by(CHUNK);
+    starts.map(move |first| first..keys.end.min(first + CHUNK))
 }

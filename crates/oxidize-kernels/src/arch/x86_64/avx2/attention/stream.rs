@@ -3,63 +3,102 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::super::dot::horizontal_sum;
 use super::super::float::{F32, FloatFormat};
 use super::super::format::ask;
+use super::super::vector::Vector;
 use super::rows::convert;
 use super::softmax::weigh;
-use super::{CHUNK, for_each_chunk};
-use crate::ops::attention::{AttentionArgs, row_bytes};
+use super::{CHUNK, chunks};
+use crate::ops::attention::{AttentionArgs, KvType, row_bytes};
 use crate::ops::matmul::{Scratch, grown};
 
+/// A register that few queries are multiplied in.
+///
 /// # Safety
-/// Needs AVX2, FMA and F16C; the arguments have been checked, and the cache stores `F`.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn run<F: FloatFormat>(
+/// As for [`Vector`].
+pub(crate) unsafe trait StreamVector: Vector {
+    /// Keys that are multiplied with four queries at once: their sums must fit into registers.
+    const KEYS: usize;
+    /// Registers of a value that are weighted for four queries at once.
+    const WIDTH: usize;
+
+    /// The sums over the lanes of each vector, `[key][query]`, as `[query][key]`.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn lane_sums(x: [[Self; QUERIES]; MOST]) -> [[f32; MOST]; QUERIES];
+}
+
+/// Queries that share the reading of keys and values.
+const QUERIES: usize = 4;
+/// No vector has more [`StreamVector::KEYS`] or more [`StreamVector::WIDTH`].
+const MOST: usize = 4;
+
+/// # Safety
+/// Needs the instructions of the vector, AVX2, FMA and F16C; the arguments have been checked, the cache stores `F`,
+/// and its rows are whole vectors.
+#[inline(always)]
+pub(super) unsafe fn run<F: FloatFormat, V: StreamVector>(
     args: &AttentionArgs<'_>,
     keys: Range<usize>,
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
     let weights = scores_buffer(args, scratch);
-    for_each_chunk_of_rows(args, keys, |chunk, rows, next| {
+    let mut rows = Rows::new();
+    for chunk in chunks(args, keys.clone()) {
+        rows.go_to(args, &chunk, keys.end);
         // SAFETY: the rows are the cache's, of the dimensions it has.
-        unsafe { step::<F>(args, chunk, rows, next, part, weights) };
-    });
+        unsafe { step::<F, V>(args, chunk, rows.here(), rows.next(), part, weights) };
+    }
 }
 
 /// The stored key and value of a position.
 type KvRow = (*const u8, *const u8);
 
-/// Calls `step` with chunks of the keys that some token sees, their rows, and the rows of the chunk after
-/// that, to be asked for from memory meanwhile.
-#[inline(always)]
-fn for_each_chunk_of_rows(
-    args: &AttentionArgs<'_>,
-    keys: Range<usize>,
-    mut step: impl FnMut(Range<usize>, &mut [KvRow], &[KvRow]),
-) {
-    let nowhere = (std::ptr::null(), std::ptr::null());
-    let (mut rows, mut next) = ([nowhere; CHUNK], [nowhere; CHUNK]);
-    // How many rows the chunk before has looked up.
-    let mut known = 0;
-    for_each_chunk(args, keys.clone(), |chunk| {
-        if known == 0 {
-            args.kv.rows(chunk.start, &mut rows[..chunk.len()]);
+/// The rows of a chunk, and of the chunk after that, to be asked for from memory meanwhile.
+struct Rows {
+    rows: [[KvRow; CHUNK]; 2],
+    /// How many of each there are.
+    len: [usize; 2],
+}
+
+impl Rows {
+    fn new() -> Rows {
+        let nowhere = (std::ptr::null(), std::ptr::null());
+        Rows {
+            rows: [[nowhere; CHUNK]; 2],
+            len: [0; 2],
         }
-        known = CHUNK.min(keys.end - chunk.end);
-        args.kv.rows(chunk.end, &mut next[..known]);
-        step(chunk.clone(), &mut rows[..chunk.len()], &next[..known]);
-        rows = next;
-    });
+    }
+
+    /// Looks up the rows of a chunk, unless they were next before, and those after it, up to `end`.
+    #[inline(always)]
+    fn go_to(&mut self, args: &AttentionArgs<'_>, chunk: &Range<usize>, end: usize) {
+        self.rows.swap(0, 1);
+        if self.len[1] == 0 {
+            args.kv.rows(chunk.start, &mut self.rows[0][..chunk.len()]);
+        }
+        self.len = [chunk.len(), CHUNK.min(end - chunk.end)];
+        args.kv.rows(chunk.end, &mut self.rows[1][..self.len[1]]);
+    }
+
+    fn here(&self) -> &[KvRow] {
+        &self.rows[0][..self.len[0]]
+    }
+
+    fn next(&self) -> &[KvRow] {
+        &self.rows[1][..self.len[1]]
+    }
 }
 
 /// The same for a quantised cache, or one of mixed types: each chunk becomes floats first.
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; the arguments have been checked.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn run_converted(
+/// Needs the instructions of the vector, AVX2, FMA and F16C; the arguments have been checked, and the rows are
+/// whole vectors.
+#[inline(always)]
+pub(super) unsafe fn run_converted<V: StreamVector>(
     args: &AttentionArgs<'_>,
     keys: Range<usize>,
     part: &mut [f32],
@@ -72,27 +111,40 @@ pub(super) unsafe fn run_converted(
     let (k_rows, v_rows) =
         grown(&mut converted, CHUNK * (k_dim + v_dim)).split_at_mut(CHUNK * k_dim);
     let (k_bytes, v_bytes) = (row_bytes(k_ty, k_dim), row_bytes(v_ty, v_dim));
-    for_each_chunk_of_rows(args, keys, |chunk, rows, next| {
+    let mut rows = Rows::new();
+    let mut floats = [(std::ptr::null(), std::ptr::null()); CHUNK];
+    for chunk in chunks(args, keys.clone()) {
+        rows.go_to(args, &chunk, keys.end);
         let buffers = k_rows
             .chunks_exact_mut(k_dim)
             .zip(v_rows.chunks_exact_mut(v_dim));
-        for (i, ((k, v), (k_row, v_row))) in rows.iter_mut().zip(buffers).enumerate() {
-            if let Some(&(k, v)) = next.get(i) {
+        for (i, (&(k, v), (k_row, v_row))) in rows.here().iter().zip(buffers).enumerate() {
+            if let Some(&(k, v)) = rows.next().get(i) {
                 ask(k, k_bytes);
                 ask(v, v_bytes);
             }
-            let (k_out, v_out) = (k_row.as_mut_ptr(), v_row.as_mut_ptr());
-            // SAFETY: the rows are the cache's, and `put` stays inside the buffers' rows.
+            // SAFETY: the rows are the cache's, and have as many elements as the buffers.
             unsafe {
-                convert(k_ty, *k, k_dim, |i, x| _mm256_storeu_ps(k_out.add(i), x));
-                convert(v_ty, *v, v_dim, |i, x| _mm256_storeu_ps(v_out.add(i), x));
+                to_floats(k_ty, k, k_row);
+                to_floats(v_ty, v, v_row);
             }
-            (*k, *v) = (k_out.cast_const().cast(), v_out.cast_const().cast());
+            floats[i] = (k_row.as_ptr().cast(), v_row.as_ptr().cast());
         }
+        let floats = &floats[..chunk.len()];
         // SAFETY: the rows are those just converted.
-        unsafe { step::<F32>(args, chunk, rows, &[], part, weights) };
-    });
+        unsafe { step::<F32, V>(args, chunk, floats, &[], part, weights) };
+    }
     scratch.scales = converted;
+}
+
+/// # Safety
+/// Needs AVX2 and F16C; `row` has as many elements as `out`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn to_floats(ty: KvType, row: *const u8, out: &mut [f32]) {
+    let (dim, out) = (out.len(), out.as_mut_ptr());
+    // SAFETY: as the caller says; `put` stays inside `out`.
+    unsafe { convert(ty, row, dim, |i, x| _mm256_storeu_ps(out.add(i), x)) }
 }
 
 fn scores_buffer<'a>(args: &AttentionArgs<'_>, scratch: &'a mut Scratch) -> &'a mut [[f32; CHUNK]] {
@@ -104,10 +156,9 @@ fn scores_buffer<'a>(args: &AttentionArgs<'_>, scratch: &'a mut Scratch) -> &'a 
 /// computed, and values while values are.
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; `rows` has a key and a value of `F` for each position of the chunk.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn step<F: FloatFormat>(
+/// As [`run`]; `rows` has a key and a value of `F` for each position of the chunk.
+#[inline(always)]
+unsafe fn step<F: FloatFormat, V: StreamVector>(
     args: &AttentionArgs<'_>,
     chunk: Range<usize>,
     rows: &[KvRow],
@@ -120,18 +171,18 @@ unsafe fn step<F: FloatFormat>(
     let record = v_dim + 2;
     // SAFETY: the queries are those of the arguments, the records theirs in `part`.
     unsafe {
-        for first in (0..queries).step_by(4) {
-            let q: [*const f32; 4] = std::array::from_fn(|i| {
+        for first in (0..queries).step_by(QUERIES) {
+            let q: [*const f32; QUERIES] = std::array::from_fn(|i| {
                 let (token, head) = query((first + i).min(queries - 1));
                 args.query(token, head).as_ptr()
             });
             let weights = &mut weights[first..];
             let next = if first == 0 { next } else { &[] };
             match queries - first {
-                1 => scores::<F, 1>(q, args.kv.k_dim, rows, next, weights),
-                2 => scores::<F, 2>(q, args.kv.k_dim, rows, next, weights),
-                3 => scores::<F, 3>(q, args.kv.k_dim, rows, next, weights),
-                _ => scores::<F, 4>(q, args.kv.k_dim, rows, next, weights),
+                1 => scores::<F, V, 1>(q, args.kv.k_dim, rows, next, weights),
+                2 => scores::<F, V, 2>(q, args.kv.k_dim, rows, next, weights),
+                3 => scores::<F, V, 3>(q, args.kv.k_dim, rows, next, weights),
+                _ => scores::<F, V, 4>(q, args.kv.k_dim, rows, next, weights),
             }
         }
         let mut shrink = [1.0; super::BLOCKED_QUERIES];
@@ -145,18 +196,18 @@ unsafe fn step<F: FloatFormat>(
             };
             shrink[i] = weigh(args, query(i), chunk.clone(), weights, stats);
         }
-        for first in (0..queries).step_by(4) {
-            let acc: [*mut f32; 4] = std::array::from_fn(|i| {
+        for first in (0..queries).step_by(QUERIES) {
+            let acc: [*mut f32; QUERIES] = std::array::from_fn(|i| {
                 let i = (first + i).min(queries - 1);
                 part[i * record + 2..].as_mut_ptr()
             });
             let (weights, shrink) = (&weights[first..], &shrink[first..]);
             let next = if first == 0 { next } else { &[] };
             match queries - first {
-                1 => values::<F, 1>(acc, v_dim, rows, next, weights, shrink),
-                2 => values::<F, 2>(acc, v_dim, rows, next, weights, shrink),
-                3 => values::<F, 3>(acc, v_dim, rows, next, weights, shrink),
-                _ => values::<F, 4>(acc, v_dim, rows, next, weights, shrink),
+                1 => values::<F, V, 1>(acc, v_dim, rows, next, weights, shrink),
+                2 => values::<F, V, 2>(acc, v_dim, rows, next, weights, shrink),
+                3 => values::<F, V, 3>(acc, v_dim, rows, next, weights, shrink),
+                _ => values::<F, V, 4>(acc, v_dim, rows, next, weights, shrink),
             }
         }
     }
@@ -165,146 +216,193 @@ unsafe fn step<F: FloatFormat>(
 /// Products of `N` queries with each key.
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; queries and keys have `dim` elements, a multiple of 8.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scores<F: FloatFormat, const N: usize>(
-    q: [*const f32; 4],
+/// As [`run`]; queries and keys have `dim` elements.
+#[inline(always)]
+unsafe fn scores<F: FloatFormat, V: StreamVector, const N: usize>(
+    q: [*const f32; QUERIES],
     dim: usize,
     rows: &[KvRow],
     next: &[KvRow],
     out: &mut [[f32; CHUNK]],
 ) {
-    let out = &mut out[..N];
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller says; chunks have whole runs of keys, past the last of which is nothing that counts.
     unsafe {
-        // Two keys share the loads of the queries.
-        let (pairs, rest) = rows.as_chunks::<2>();
-        for (i, &[(a, _), (b, _)]) in pairs.iter().enumerate() {
-            for &(key, _) in next.iter().skip(2 * i).take(2) {
+        for first in (0..rows.len()).step_by(V::KEYS) {
+            for &(key, _) in next.iter().skip(first).take(V::KEYS) {
                 ask(key, dim * F::BYTES);
             }
-            let sums = products::<F, N, 2>(q, dim, [a, b]);
-            for (j, sums) in sums.into_iter().enumerate() {
-                for (out, sum) in out.iter_mut().zip(lane_sums(sums)) {
-                    out[2 * i + j] = sum;
+            // Past the end the last key again, so that a key's sum is the same wherever it stands.
+            let keys: [*const u8; MOST] =
+                std::array::from_fn(|i| rows.get_unchecked((first + i).min(rows.len() - 1)).0);
+            let mut sums = [[V::zero(); QUERIES]; MOST];
+            for d in (0..dim).step_by(V::LANES) {
+                let mut k = [V::zero(); MOST];
+                for i in 0..V::KEYS {
+                    k[i] = F::load::<V>(keys[i].add(d * F::BYTES));
+                }
+                for n in 0..N {
+                    let q = V::load(q[n].add(d));
+                    for i in 0..V::KEYS {
+                        sums[i][n] = sums[i][n].add_product(k[i], q);
+                    }
                 }
             }
-        }
-        if let &[(last, _)] = rest {
-            let [sums] = products::<F, N, 1>(q, dim, [last]);
-            for (out, sum) in out.iter_mut().zip(lane_sums(sums)) {
-                out[rows.len() - 1] = sum;
-            }
-        }
-    }
-}
-
-/// Products of `N` queries with `K` keys, still in eight lanes.
-///
-/// # Safety
-/// As [`scores`].
-#[inline(always)]
-unsafe fn products<F: FloatFormat, const N: usize, const K: usize>(
-    q: [*const f32; 4],
-    dim: usize,
-    keys: [*const u8; K],
-) -> [[__m256; N]; K] {
-    // SAFETY: as the caller says.
-    unsafe {
-        let mut sums = [[_mm256_setzero_ps(); N]; K];
-        for d in (0..dim).step_by(8) {
-            let k = keys.map(|key| F::load(key.add(d * F::BYTES)));
+            let sums = V::lane_sums(sums);
             for n in 0..N {
-                let q = _mm256_loadu_ps(q[n].add(d));
-                for i in 0..K {
-                    sums[i][n] = _mm256_fmadd_ps(k[i], q, sums[i][n]);
-                }
+                let out = out.get_unchecked_mut(n).as_mut_ptr().add(first);
+                out.copy_from_nonoverlapping(sums[n].as_ptr(), V::KEYS);
             }
         }
-        sums
     }
 }
 
-/// The sums over the lanes of up to four vectors.
-///
-/// # Safety
-/// Needs AVX2.
-#[inline(always)]
-unsafe fn lane_sums<const N: usize>(x: [__m256; N]) -> [f32; 4] {
-    // SAFETY: the caller has the instructions; the array has four elements.
-    unsafe {
-        let mut out = [0.0; 4];
-        if N == 1 {
-            out[0] = horizontal_sum(x[0]);
-            return out;
-        }
-        let pair = |a: usize| _mm256_hadd_ps(x[a % N], x[(a + 1) % N]);
-        let all = _mm256_hadd_ps(pair(0), pair(2));
-        let all = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
-        _mm_storeu_ps(out.as_mut_ptr(), all);
-        out
-    }
-}
+const _: () = assert!(CHUNK.is_multiple_of(MOST));
 
 /// Adds the weighted values to `N` accumulators, each multiplied by its `shrink` first.
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; accumulators and values have `dim` elements, a multiple of 8.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn values<F: FloatFormat, const N: usize>(
-    acc: [*mut f32; 4],
+/// As [`run`]; accumulators and values have `dim` elements.
+#[inline(always)]
+unsafe fn values<F: FloatFormat, V: StreamVector, const N: usize>(
+    acc: [*mut f32; QUERIES],
     dim: usize,
     rows: &[KvRow],
     next: &[KvRow],
     weights: &[[f32; CHUNK]],
     shrink: &[f32],
 ) {
-    /// Vectors of eight that are summed at once.
-    const WIDTH: usize = 2;
+    let step = V::WIDTH * V::LANES;
+    let whole = dim / step * step;
     // SAFETY: as the caller says.
     unsafe {
-        let whole = dim / (8 * WIDTH) * (8 * WIDTH);
-        let columns = |d: usize, width: usize| {
-            let mut sums = [[_mm256_setzero_ps(); WIDTH]; N];
-            for n in 0..N {
-                for w in 0..width {
-                    let old = _mm256_loadu_ps(acc[n].add(d + 8 * w));
-                    sums[n][w] = _mm256_mul_ps(old, _mm256_set1_ps(shrink[n]));
-                }
-            }
-            // Each line once.
-            let next = match d * F::BYTES % 64 {
-                0 => next,
-                _ => &[],
-            };
-            for (i, &(_, value)) in rows.iter().enumerate() {
-                if let Some(&(_, value)) = next.get(i) {
-                    ask(value.wrapping_add(d * F::BYTES), 1);
-                }
-                let mut v = [_mm256_setzero_ps(); WIDTH];
-                for w in 0..width {
-                    v[w] = F::load(value.add((d + 8 * w) * F::BYTES));
-                }
-                for n in 0..N {
-                    let weight = _mm256_broadcast_ss(weights.get_unchecked(n).get_unchecked(i));
-                    for w in 0..width {
-                        sums[n][w] = _mm256_fmadd_ps(v[w], weight, sums[n][w]);
-                    }
-                }
-            }
-            for n in 0..N {
-                for w in 0..width {
-                    _mm256_storeu_ps(acc[n].add(d + 8 * w), sums[n][w]);
-                }
-            }
-        };
-        for d in (0..whole).step_by(8 * WIDTH) {
-            columns(d, WIDTH);
+        for d in (0..whole).step_by(step) {
+            let acc = acc.map(|acc| acc.add(d));
+            columns::<F, V, N>(acc, d, V::WIDTH, rows, next, weights, shrink);
         }
-        for d in (whole..dim).step_by(8) {
-            columns(d, 1);
+        for d in (whole..dim).step_by(V::LANES) {
+            let acc = acc.map(|acc| acc.add(d));
+            columns::<F, V, N>(acc, d, 1, rows, next, weights, shrink);
         }
     }
+}
+
+/// [`values`] for `width` vectors, from element `d` on.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn columns<F: FloatFormat, V: StreamVector, const N: usize>(
+    acc: [*mut f32; QUERIES],
+    d: usize,
+    width: usize,
+    rows: &[KvRow],
+    next: &[KvRow],
+    weights: &[[f32; CHUNK]],
+    shrink: &[f32],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut sums = [[V::zero(); MOST]; N];
+        for n in 0..N {
+            for w in 0..width {
+                let old = V::load(acc[n].add(V::LANES * w));
+                sums[n][w] = V::zero().add_product(old, V::load_one(&shrink[n]));
+            }
+        }
+        // Each line once.
+        let next = match d * F::BYTES % 64 {
+            0 => next,
+            _ => &[],
+        };
+        for (i, &(_, value)) in rows.iter().enumerate() {
+            let value = value.add(d * F::BYTES);
+            if let Some(&(_, value)) = next.get(i) {
+                ask(
+                    value.wrapping_add(d * F::BYTES),
+                    width * V::LANES * F::BYTES,
+                );
+            }
+            let mut v = [V::zero(); MOST];
+            for w in 0..width {
+                v[w] = F::load::<V>(value.add(V::LANES * w * F::BYTES));
+            }
+            for n in 0..N {
+                let weight = V::load_one(weights.get_unchecked(n).get_unchecked(i));
+                for w in 0..width {
+                    sums[n][w] = sums[n][w].add_product(v[w], weight);
+                }
+            }
+        }
+        for n in 0..N {
+            for w in 0..width {
+                sums[n][w].store(acc[n].add(V::LANES * w));
+            }
+        }
+    }
+}
+
+// SAFETY: needs AVX2.
+unsafe impl StreamVector for __m256 {
+    const KEYS: usize = 2;
+    const WIDTH: usize = 2;
+
+    #[inline(always)]
+    unsafe fn lane_sums(x: [[Self; QUERIES]; MOST]) -> [[f32; MOST]; QUERIES] {
+        let mut out = [[0.0; MOST]; QUERIES];
+        for (i, [a, b, c, d]) in x.into_iter().take(Self::KEYS).enumerate() {
+            // SAFETY: the caller has the instructions; the array has four elements.
+            let sums = unsafe {
+                let all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+                let all = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+                let mut sums = [0.0; QUERIES];
+                _mm_storeu_ps(sums.as_mut_ptr(), all);
+                sums
+            };
+            for (out, sum) in out.iter_mut().zip(sums) {
+                out[i] = sum;
+            }
+        }
+        out
+    }
+}
+
+// SAFETY: needs AVX-512 F.
+unsafe impl StreamVector for __m512 {
+    const KEYS: usize = 4;
+    const WIDTH: usize = 4;
+
+    #[inline(always)]
+    unsafe fn lane_sums(x: [[Self; QUERIES]; MOST]) -> [[f32; MOST]; QUERIES] {
+        let [a, b, c, d] = x;
+        // SAFETY: the caller has the instructions; the array has 16 elements.
+        unsafe {
+            let all = add_fours(quarters(a), quarters(b), quarters(c), quarters(d));
+            let mut out = [[0.0; MOST]; QUERIES];
+            _mm512_storeu_ps(out.as_mut_ptr().cast(), all);
+            out
+        }
+    }
+}
+
+/// Four sums of each of four vectors, a quarter of the result for each.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let two = |a, b| {
+        let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+    };
+    let (ab, cd) = (two(a, b), two(c, d));
+    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+    _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd))
+}
+
+/// In each quarter the sum of that quarter of `a`, of `b`, of `c` and of `d`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_fours(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
+    let two = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let (ab, cd) = (two(a, b), two(c, d));
+    let low = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
+    _mm512_add_ps(low, _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd))
 }
