@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--prefix", type=int, default=2000, help="words of the long prompt; 0 leaves it out")
+    parser.add_argument("--prefix", type=int, default=600, help="words of the long prompt, about three tokens each; 0 leaves it out")
     parser.add_argument("--port", type=int, default=18100)
     parser.add_argument("--folder", type=Path, default=Path("target/bench-serve"))
     options = parser.parse_args()

@@ -34,10 +34,20 @@ pub struct Traits {
     pub tied: bool,
     /// Whether there is an importance matrix.
     pub importance: bool,
-    /// Whether it is a Falcon, whose feed-forward layers are less sensitive than others'.
-    pub falcon: bool,
-    /// Whether it is a Llama, whose largest has a rule of its own.
-    pub llama: bool,
+    /// Whose rules it has.
+    pub family: Family,
+}
+
+/// Families that a mix treats in ways of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Family {
+    /// Most.
+    #[default]
+    Usual,
+    /// Llama, whose largest has a rule of its own.
+    Llama,
+    /// Falcon, whose feed-forward layers are less sensitive than others'.
+    Falcon,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -312,7 +322,7 @@ impl Mix {
         };
         let is_mix = !self.rules.is_empty();
         let whole = inputs.is_multiple_of(self.base.block_len());
-        if role == OUTPUT && is_mix && (traits.falcon || !whole) {
+        if role == OUTPUT && is_mix && (traits.family == Family::Falcon || !whole) {
             return whole_blocks(Q8_0, inputs);
         }
         let fits = |&&(of, place, _): &&Rule| of == role && place.contains(layer, traits);
@@ -321,10 +331,11 @@ impl Mix {
         if is_mix && traits.n_experts == 8 {
             ty = self.among_eight_experts(role).unwrap_or(ty);
         }
-        if is_mix && traits.falcon {
+        if is_mix && traits.family == Family::Falcon {
             ty = self.in_falcon(role, layer, traits).unwrap_or(ty);
         }
-        let largest = traits.llama && traits.n_layers == 80 && traits.heads_per_kv > 1;
+        let is_llama = traits.family == Family::Llama;
+        let largest = is_llama && traits.n_layers == 80 && traits.heads_per_kv > 1;
         if largest && role == ATTN_V && is_mix && !self.is_tiny() && matches!(ty, Q3_K | Q4_K) {
             ty = Q5_K;
         }

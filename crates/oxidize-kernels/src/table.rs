@@ -25,11 +25,13 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same with AMX for bytes.
+    Amx,
 }
 
 impl Isa {
     /// Every set, from the plainest to the best.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The name that `OXIDIZE_ISA` takes.
     pub fn name(self) -> &'static str {
@@ -37,6 +39,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 }

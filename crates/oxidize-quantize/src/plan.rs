@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 
+use oxidize_core::arch::Arch;
 use oxidize_core::file::ModelFile;
-use oxidize_core::mix::{EXPERTS, Mix, Traits, role_of, whole_blocks};
+use oxidize_core::mix::{EXPERTS, Family, Mix, Traits, role_of, whole_blocks};
 use oxidize_kernels::quant::TensorType;
 use regex::Regex;
 
@@ -298,7 +299,7 @@ pub fn traits_of(file: &ModelFile, importance: bool) -> Traits {
         n_experts: count("expert_count"),
         tied: file.tensor("output.weight").is_none(),
         importance,
-        falcon: arch == "falcon",
-        llama: arch == "llama",
+        // A file of an unknown architecture can be quantised, too.
+        family: Arch::detect(file).map_or_else(|_| Family::default(), |arch| arch.mix_family),
     }
 }

@@ -3,6 +3,7 @@
 use super::names::*;
 use super::{ActivationRule, Alibi, Arch, BASE, INTERLEAVED, QkvLayout, RopeLayers};
 use crate::graph::{Activation, NormKind};
+use crate::mix::Family;
 
 const GPT_BASE: Arch = Arch {
     norm: NormKind::Layer,
@@ -144,6 +145,7 @@ pub(super) static BLOOM: Arch = Arch {
 /// Falcon: side by side, with one norm for both halves in the small model and two in the large.
 pub(super) static FALCON: Arch = Arch {
     name: "falcon",
+    mix_family: Family::Falcon,
     hf_classes: &["FalconForCausalLM", "RWForCausalLM"],
     parallel: true,
     activation: ActivationRule::Named(Activation::GeluErf),

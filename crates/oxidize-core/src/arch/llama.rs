@@ -6,10 +6,12 @@ use super::{
     QkNorm, QkvLayout, RopeLayers, TemperatureRule, USUAL_FORM, WindowKind, Windows,
 };
 use crate::graph::{Activation, Gating, NormKind};
+use crate::mix::Family;
 
 /// Llama 1 to 3, and, in GGUF, Mistral and Mixtral.
 pub(super) static LLAMA: Arch = Arch {
     name: "llama",
+    mix_family: Family::Llama,
     hf_classes: &["LlamaForCausalLM"],
     rope: PERMUTED,
     gguf_names: &[
@@ -27,6 +29,7 @@ pub(super) static LLAMA: Arch = Arch {
 /// Mistral in Hugging Face's layout, where the sliding window is still known.
 pub(super) static MISTRAL: Arch = Arch {
     name: "llama",
+    mix_family: Family::Llama,
     hf_classes: &["MistralForCausalLM"],
     rope: PERMUTED,
     windows: Windows::All,
@@ -57,6 +60,7 @@ pub(super) const BLOCK_SPARSE_NAMES: &[(TensorRole, &str)] = &[
 /// Mixtral in Hugging Face's layout.
 pub(super) static MIXTRAL: Arch = Arch {
     name: "llama",
+    mix_family: Family::Llama,
     hf_classes: &["MixtralForCausalLM"],
     hf_keys: &[
         ("num_experts", "num_local_experts"),

@@ -29,6 +29,7 @@ mod t5;
 
 use crate::file::{Format, ModelFile};
 use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
+use crate::mix::Family;
 use crate::model::ModelError;
 use serde_json::Value;
 
@@ -47,6 +48,8 @@ pub struct Arch {
     pub hf_classes: &'static [&'static str],
     /// What else a `config.json` must say, where two families share a class.
     pub hf_when: Option<fn(&Value) -> bool>,
+    /// Whose rules a mix of types follows.
+    pub mix_family: Family,
 
     /// The norm of the residual stream.
     pub norm: NormKind,
@@ -401,6 +404,7 @@ const BASE: Arch = Arch {
     name: "",
     hf_classes: &[],
     hf_when: None,
+    mix_family: Family::Usual,
     norm: NormKind::Rms,
     norm_weights: true,
     pre_norm: true,

@@ -1,7 +1,7 @@
 //! [`Shape`]: the dimensions of a model, and those of models that people run.
 
 use super::SynthesisError;
-use crate::mix::Traits;
+use crate::mix::{Family, Traits};
 
 /// The dimensions of a Llama.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +82,7 @@ impl Shape {
             n_layers: self.n_layers,
             heads_per_kv: self.n_heads / self.n_kv_heads.max(1),
             tied: self.tied,
-            llama: true,
+            family: Family::Llama,
             ..Traits::default()
         }
     }

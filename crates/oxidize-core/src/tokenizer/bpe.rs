@@ -52,7 +52,7 @@ struct Cut {
 #[derive(Debug)]
 pub(super) struct Fallback {
     /// The token of each byte, if all of a character's bytes have one.
-    pub(super) bytes: Option<Box<[TokenId; 256]>>,
+    pub(super) bytes: Option<ByteTokens>,
     pub(super) unknown: Option<TokenId>,
     /// Whether neighbouring unknowns become one.
     pub(super) fuse: bool,
@@ -238,13 +238,8 @@ impl Fallback {
     /// Appends what stands for `unknown`, a character that is no token, in a word whose tokens
     /// begin at `out[first]`.
     fn push(&self, unknown: &[u8], first: usize, out: &mut Vec<TokenId>) {
-        if let Some(table) = &self.bytes {
-            let ids = unknown
-                .iter()
-                .filter_map(|&byte| table.get(usize::from(byte)).copied());
-            if ids.clone().all(|id| id != NO_TOKEN) {
-                return out.extend(ids);
-            }
+        if let Some(ids) = self.bytes.as_ref().and_then(|table| table.spell(unknown)) {
+            return out.extend(ids);
         }
         if let Some(id) = self.unknown {
             let fuses = self.fuse && out.len() > first && out.last() == Some(&id);
@@ -253,9 +248,15 @@ impl Fallback {
             }
         }
     }
+}
 
-    /// The byte tokens of a vocabulary, by byte.
-    pub(super) fn byte_tokens(vocab: &Vocab) -> Option<Box<[TokenId; 256]>> {
+/// The tokens that stand for bytes (`<0x41>`), by byte.
+#[derive(Debug)]
+pub(super) struct ByteTokens(Box<[TokenId; 256]>);
+
+impl ByteTokens {
+    /// Those of a vocabulary, if it has any.
+    pub(super) fn of(vocab: &Vocab) -> Option<ByteTokens> {
         let mut table = Box::new([NO_TOKEN; 256]);
         let mut any = false;
         for (byte, slot) in table.iter_mut().enumerate() {
@@ -265,7 +266,15 @@ impl Fallback {
                 any = true;
             }
         }
-        any.then_some(table)
+        any.then_some(ByteTokens(table))
+    }
+
+    /// The tokens of some bytes; `None` if one of them has none.
+    pub(super) fn spell(&self, bytes: &[u8]) -> Option<impl DoubleEndedIterator<Item = TokenId>> {
+        let ids = bytes
+            .iter()
+            .filter_map(|&byte| self.0.get(usize::from(byte)).copied());
+        ids.clone().all(|id| id != NO_TOKEN).then_some(ids)
     }
 }
 

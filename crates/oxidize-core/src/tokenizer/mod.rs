@@ -54,7 +54,7 @@ pub use spec::{
 pub use stream::StreamDecoder;
 pub use vocab::StringTable;
 
-use bpe::{Alphabet, Bpe, BpeConfig, Fallback, MergeOrder};
+use bpe::{Alphabet, Bpe, BpeConfig, ByteTokens, Fallback, MergeOrder};
 use error::Result;
 use rwkv::Rwkv;
 use special::{Fragment, SpecialMatcher};
@@ -434,11 +434,7 @@ impl Inner {
 
 fn model(spec: ModelSpec, vocab: &Vocab, ids: &SpecialIds) -> Result<Model> {
     let fallback = |bytes: bool, fuse: bool| Fallback {
-        bytes: if bytes {
-            Fallback::byte_tokens(vocab)
-        } else {
-            None
-        },
+        bytes: if bytes { ByteTokens::of(vocab) } else { None },
         unknown: ids.unk,
         fuse,
     };

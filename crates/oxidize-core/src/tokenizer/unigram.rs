@@ -1,6 +1,7 @@
 //! The Unigram model of SentencePiece (T5, XLM-R): of all ways to cut a text into tokens, the most
 //! likely one, found by dynamic programming over its bytes (Kudo 2018, arXiv:1804.10959).
 
+use super::bpe::ByteTokens;
 use super::error::{Result, TokenizerError};
 use super::pretokenize::PreTokenizer;
 use super::trie::Trie;
@@ -14,8 +15,8 @@ pub(super) struct Unigram {
     scores: Vec<f32>,
     unknown: TokenId,
     unknown_score: f64,
-    /// The token of each byte, where unknown characters are spelled in bytes.
-    bytes: Option<Box<[TokenId; 256]>>,
+    /// The tokens of bytes, where unknown characters are spelled in bytes.
+    bytes: Option<ByteTokens>,
 }
 
 /// How far below the worst token an unknown character is.
@@ -36,7 +37,7 @@ impl Unigram {
         pre: Option<PreTokenizer>,
         scores: Vec<f32>,
         unknown: Option<TokenId>,
-        bytes: Option<Box<[TokenId; 256]>>,
+        bytes: Option<ByteTokens>,
     ) -> Result<Unigram> {
         if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
             let problem = format!("the score of token {id} is not a number");
@@ -146,15 +147,16 @@ impl Unigram {
         while let Some(step) = steps.get(end).filter(|step| step.len > 0) {
             let start = end.saturating_sub(step.len as usize);
             let is_unknown = step.id == self.unknown;
-            match &self.bytes {
-                Some(table) if is_unknown => {
-                    let spelled = bytes.get(start..end).unwrap_or_default().iter().rev();
-                    out.extend(spelled.filter_map(|&byte| table.get(usize::from(byte))));
-                }
-                _ if is_unknown && after_unknown => {}
-                _ => out.push(step.id),
+            let piece = bytes.get(start..end).unwrap_or_default();
+            let table = self.bytes.as_ref().filter(|_| is_unknown);
+            let spelled = table.and_then(|table| table.spell(piece));
+            let is_spelled = spelled.is_some();
+            match spelled {
+                Some(ids) => out.extend(ids.rev()),
+                None if is_unknown && after_unknown => {}
+                None => out.push(step.id),
             }
-            after_unknown = is_unknown;
+            after_unknown = is_unknown && !is_spelled;
             end = start;
         }
         if let Some(added) = out.get_mut(first..) {

@@ -65,8 +65,7 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
         n_experts: hparams.moe.as_ref().map_or(0, |moe| moe.n_experts),
         tied: !tensors.iter().any(|tensor| tensor.name == "output.weight"),
         importance,
-        falcon: arch.name == "falcon",
-        llama: arch.name == "llama",
+        family: arch.mix_family,
     };
     let mut plan = Plan::new(&tensors, wishes, &traits);
     for (tensor, ty) in tensors.iter().zip(&mut plan.types) {

@@ -1,7 +1,11 @@
-//! x86-64: AVX2 with FMA and F16C, and AVX-512 with VNNI on top of it.
+//! x86-64: AVX2 with FMA and F16C, AVX-512 with VNNI on top of it, and AMX on top of that.
 
+pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+
+use std::arch::x86_64::__cpuid_count;
+use std::sync::OnceLock;
 
 use crate::table::{Isa, Kernels};
 
@@ -36,11 +40,56 @@ impl Avx512 {
     }
 }
 
+/// Proof that this machine has AMX for bytes, beside AVX-512, and that the system lets us use it.
+#[derive(Clone, Copy)]
+pub(crate) struct Amx(());
+
+impl Amx {
+    /// Asks the machine and the system.
+    pub(crate) fn new() -> Option<Self> {
+        static HAS: OnceLock<bool> = OnceLock::new();
+        let has = || {
+            const TILE_AND_INT8: u32 = 1 << 24 | 1 << 25;
+            let edx = __cpuid_count(7, 0).edx;
+            Avx512::new().is_some() && edx & TILE_AND_INT8 == TILE_AND_INT8 && allows_tiles()
+        };
+        HAS.get_or_init(has).then_some(Self(()))
+    }
+}
+
+/// Asks Linux for the tile registers, which it gives only to processes that want them.
+#[cfg(target_os = "linux")]
+fn allows_tiles() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const REQUEST_PERMISSION: usize = 0x1023;
+    const TILE_DATA: usize = 18;
+    let mut result = ARCH_PRCTL;
+    // SAFETY: the call changes nothing but the process's permission; `syscall` overwrites rcx and r11.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") result,
+            in("rdi") REQUEST_PERMISSION,
+            in("rsi") TILE_DATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn allows_tiles() -> bool {
+    false
+}
+
 /// The kernels of an instruction set, if this machine has it.
 pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     match isa {
         Isa::Avx2 => Avx2::new().map(avx2::kernels),
         Isa::Avx512 => Avx512::new().map(avx512::kernels),
+        Isa::Amx => Amx::new().map(amx::kernels),
         _ => None,
     }
 }
