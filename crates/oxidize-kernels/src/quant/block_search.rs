@@ -155,48 +155,68 @@ fn best_scales<const G: usize, const N: usize>(
     for g in 0..G {
         unit[g] = inverse_or_zero(largest[g]);
     }
-    let (mut best_gain, mut best_xq, mut best_qq) = ([0.0; G], [0.0; G], [0.0; G]);
-    let mut attempt = |inverse: Lane<G>| {
-        let [xq, qq] = columns.moments(inverse, nearest);
-        for g in 0..G {
-            let gain = xq[g] * xq[g] / qq[g];
-            let better = gain > best_gain[g];
-            best_gain[g] = if better { gain } else { best_gain[g] };
-            best_xq[g] = if better { xq[g] } else { best_xq[g] };
-            best_qq[g] = if better { qq[g] } else { best_qq[g] };
-        }
-        [best_xq, best_qq]
+    let mut best = Best {
+        gain: [0.0; G],
+        xq: [0.0; G],
+        qq: [0.0; G],
     };
-    let mut best = [[0.0; G]; 2];
     for &end in ends {
         for k in -STEPS..=STEPS {
             let mut inverse = [0.0; G];
             for g in 0..G {
                 inverse[g] = (end + step(end) * k as f32) * unit[g];
             }
-            best = attempt(inverse);
+            best.attempt(columns, inverse, nearest);
         }
     }
     for _ in 0..2 {
         // The scale that fits the best levels so far.
         let mut inverse = [0.0; G];
         for g in 0..G {
-            inverse[g] = best[1][g] * inverse_or_zero(best[0][g]);
+            inverse[g] = best.qq[g] * inverse_or_zero(best.xq[g]);
         }
-        best = attempt(inverse);
+        best.attempt(columns, inverse, nearest);
     }
     let plain = ends.first().map_or(0.0, |end| 1.0 / end);
     let mut scales = [0.0; G];
     for g in 0..G {
-        let fitted = best_xq[g] * inverse_or_zero(best_qq[g]);
+        let fitted = best.xq[g] * inverse_or_zero(best.qq[g]);
         // Where nothing has any weight, the plain scale will do.
-        scales[g] = if best_gain[g] > 0.0 {
+        scales[g] = if best.gain[g] > 0.0 {
             fitted
         } else {
             largest[g] * plain
         };
     }
-    (scales, best_qq)
+    (scales, best.qq)
+}
+
+/// The best levels of each group so far: what they gain, and their moments.
+struct Best<const G: usize> {
+    gain: Lane<G>,
+    xq: Lane<G>,
+    qq: Lane<G>,
+}
+
+impl<const G: usize> Best<G> {
+    /// Tries the levels at an inverse scale. (A closure would not be compiled for the caller's
+    /// instruction set.)
+    #[inline(always)]
+    fn attempt<const N: usize>(
+        &mut self,
+        columns: &Columns<G, N>,
+        inverse: Lane<G>,
+        nearest: impl Fn(f32) -> f32 + Copy,
+    ) {
+        let [xq, qq] = columns.moments(inverse, nearest);
+        for g in 0..G {
+            let gain = xq[g] * xq[g] / qq[g];
+            let better = gain > self.gain[g];
+            self.gain[g] = if better { gain } else { self.gain[g] };
+            self.xq[g] = if better { xq[g] } else { self.xq[g] };
+            self.qq[g] = if better { qq[g] } else { self.qq[g] };
+        }
+    }
 }
 
 /// The scales and minima of groups in units of one `d` and one `dmin`: an element is
