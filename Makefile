@@ -17,7 +17,7 @@ ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint docs coverage fuzz-smoke fuzz-replay deny miri \
-	check-targets check-convert clean
+	check-targets check-neon check-wasm check-convert clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,12 @@ miri: ## run the scalar operations' tests under Miri
 check-targets: ## compile kernels and core for aarch64 and for WebAssembly
 	$(CARGO) check $(PORTABLE) --target aarch64-unknown-linux-gnu
 	$(CARGO) check $(PORTABLE) --target wasm32-unknown-unknown
+
+check-neon: ## run the kernels' tests for aarch64, emulated by qemu
+	scripts/check-isa neon
+
+check-wasm: ## run the kernels' tests for WebAssembly's SIMD, in Node
+	scripts/check-isa wasm
 
 clean: ## delete build output (the cache of models stays)
 	$(CARGO) clean

@@ -27,11 +27,25 @@ pub enum Isa {
     Avx512,
     /// The same with AMX for bytes.
     Amx,
+    /// aarch64 with NEON, which is all of them.
+    Neon,
+    /// aarch64 with NEON's product of four bytes.
+    NeonDotprod,
+    /// WebAssembly with SIMD.
+    WasmSimd128,
 }
 
 impl Isa {
-    /// Every set, from the plainest to the best.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    /// Every set, from the plainest to the best that a machine may have.
+    pub const ALL: [Isa; 7] = [
+        Isa::Scalar,
+        Isa::Avx2,
+        Isa::Avx512,
+        Isa::Amx,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::WasmSimd128,
+    ];
 
     /// The name that `OXIDIZE_ISA` takes.
     pub fn name(self) -> &'static str {
@@ -40,6 +54,9 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
+            Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon-dotprod",
+            Isa::WasmSimd128 => "wasm-simd128",
         }
     }
 }

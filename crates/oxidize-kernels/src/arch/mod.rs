@@ -1,8 +1,18 @@
-//! SIMD versions of the operations, one folder an instruction set.
+//! SIMD versions of the operations, one folder an instruction set, and `simd128` for what those with
+//! registers of 128 bits share.
 //!
 //! Each set has a witness type that can only be had where the machine has the instructions, and
 //! gives its table of kernels in exchange for it.
 
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod aarch64;
+#[cfg(any(
+    all(target_arch = "aarch64", target_feature = "neon"),
+    all(target_arch = "wasm32", target_feature = "simd128")
+))]
+mod simd128;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm32;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
@@ -14,7 +24,15 @@ pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
         Isa::Scalar => Some(&SCALAR),
         #[cfg(target_arch = "x86_64")]
         isa => x86_64::kernels(isa),
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+        isa => aarch64::kernels(isa),
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        isa => wasm32::kernels(isa),
+        #[cfg(not(any(
+            target_arch = "x86_64",
+            all(target_arch = "aarch64", target_feature = "neon"),
+            all(target_arch = "wasm32", target_feature = "simd128")
+        )))]
         _ => None,
     }
 }

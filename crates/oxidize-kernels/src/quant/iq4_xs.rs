@@ -54,7 +54,7 @@ impl IQ4_XS {
 
     /// The scales of the groups in units of `d`: −32 to 31.
     #[inline(always)]
-    fn group_scales(&self) -> [i8; 8] {
+    pub(crate) fn group_scales(&self) -> [i8; 8] {
         let high = self.scales_h.get();
         std::array::from_fn(|i| {
             let low = self.scales_l[i / 2] >> (i % 2 * 4) & 15;

@@ -24,7 +24,7 @@ assert_layout!(NVFP4, 36);
 impl NVFP4 {
     /// The weights in units of their group's half scale.
     #[inline(always)]
-    fn levels(&self) -> [i8; 64] {
+    pub(crate) fn levels(&self) -> [i8; 64] {
         let mut levels = [0; 64];
         for (levels, qs) in levels.chunks_exact_mut(16).zip(self.qs.chunks_exact(8)) {
             for (i, byte) in qs.iter().enumerate() {

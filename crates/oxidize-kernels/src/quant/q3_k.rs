@@ -52,7 +52,7 @@ impl Q3_K {
 
     /// The scales of the groups in units of `d`: −32 to 31.
     #[inline(always)]
-    fn group_scales(&self) -> [i8; 16] {
+    pub(crate) fn group_scales(&self) -> [i8; 16] {
         let (low, high) = self.scales.split_at(8);
         std::array::from_fn(|i| {
             let low = low[i % 8] >> (i / 8 * 4) & 15;

@@ -28,7 +28,7 @@ assert_layout!(TQ1_0, 54);
 impl TQ1_0 {
     /// The weights in units of `d`: −1, 0 or 1.
     #[inline(always)]
-    fn levels(&self) -> [i8; 256] {
+    pub(crate) fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         let (first, rest) = levels.split_at_mut(160);
         let (second, third) = rest.split_at_mut(80);

@@ -1,0 +1,124 @@
+//! Products of a weight row with a few tokens, straight from the stored blocks: what decoding runs.
+
+use super::Products;
+use super::format::{Format, Scales};
+use super::token::Token;
+use super::vector::{F32x4, I8x16, I32x4};
+use crate::ops::matmul::{Epilogue, QuantizedRows, WeightRows};
+use crate::out::TileMut;
+
+/// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
+pub(crate) const TOKENS: usize = 3;
+
+/// A few tokens at a time, each as if it were alone. The weight is of the format.
+pub(crate) fn direct<F: Format, P: Products>(
+    products: P,
+    weight: WeightRows<'_>,
+    acts: &QuantizedRows,
+    epilogue: Epilogue<'_>,
+    mut out: TileMut<'_>,
+) {
+    let m = acts.rows();
+    for first in (0..m).step_by(TOKENS) {
+        let tokens: [Token<'_>; TOKENS] =
+            std::array::from_fn(|t| Token::new(acts, (first + t).min(m - 1)));
+        for r in 0..weight.rows() {
+            let row: &[F::Block] = bytemuck::cast_slice(weight.row(r));
+            let mut write = |dots: &[f32]| {
+                for (t, &dot) in dots.iter().enumerate() {
+                    epilogue.write(&mut out.row(first + t)[r], r, dot);
+                }
+            };
+            let [a, b, c] = &tokens;
+            match m - first {
+                1 => write(&dot::<F, P, 1>(products, row, [a])),
+                2 => write(&dot::<F, P, 2>(products, row, [a, b])),
+                _ => write(&dot::<F, P, TOKENS>(products, row, [a, b, c])),
+            }
+        }
+    }
+}
+
+/// The products of one weight row with `M` tokens.
+#[inline(always)]
+fn dot<F: Format, P: Products, const M: usize>(
+    products: P,
+    row: &[F::Block],
+    tokens: [&Token<'_>; M],
+) -> [f32; M] {
+    let zero = F32x4::splat(0.0);
+    // A sum for even groups and one for odd: one alone would wait for each addition to end.
+    let mut sums = [[zero; 2]; M];
+    let mut mins = [zero; M];
+    let mut scales = Scales::ZERO;
+    for (c, chunk) in row.chunks(F::BLOCKS).enumerate() {
+        F::scales(chunk, &mut scales);
+        let mut factors = [[0.0; 16]; M];
+        for t in 0..M {
+            multiply_scales::<F>(&scales, tokens[t], c, &mut factors[t], &mut mins[t]);
+        }
+        for (b, block) in chunk.iter().enumerate() {
+            F::unpack(block, |group, weights| {
+                let group = b * (8 / F::BLOCKS) + group;
+                for t in 0..M {
+                    let acts = tokens[t].group(8 * c + group);
+                    let sum = &mut sums[t][group % 2];
+                    *sum = add_group::<F, P>(products, *sum, weights, acts, &factors[t], group);
+                }
+            });
+        }
+    }
+    std::array::from_fn(|t| (sums[t][0] + sums[t][1] + mins[t]).sum())
+}
+
+/// The scales of a chunk times those of a token, and the token's part of the minima.
+#[inline(always)]
+fn multiply_scales<F: Format>(
+    scales: &Scales,
+    token: &Token<'_>,
+    c: usize,
+    factors: &mut [f32; 16],
+    mins: &mut F32x4,
+) {
+    let load = |x: &[f32], i: usize| F32x4::load(&x.as_chunks().0[i]);
+    let act_scales = &token.scales[c];
+    let (out, _) = factors.as_chunks_mut();
+    for half in 0..2 {
+        let act_scale = load(act_scales, half);
+        if F::GROUP == 32 {
+            (load(&scales.scale, half) * act_scale).store(&mut out[half]);
+            if F::MIN {
+                *mins = mins.add_product(load(&scales.min, half), load(&token.sums[c], half));
+            }
+        } else {
+            let twice = act_scale.interleave(act_scale);
+            for i in 2 * half..2 * half + 2 {
+                (load(&scales.scale, i) * twice[i % 2]).store(&mut out[i]);
+                if F::MIN {
+                    *mins = mins.add_product(load(&scales.min, i), load(&token.half_sums[c], i));
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of a group of 32, times its factors.
+#[inline(always)]
+fn add_group<F: Format, P: Products>(
+    products: P,
+    sum: F32x4,
+    weights: [I8x16; 2],
+    acts: [I8x16; 2],
+    factors: &[f32; 16],
+    group: usize,
+) -> F32x4 {
+    let zero = I32x4::splat(0);
+    let first = products.add_products(zero, weights[0], acts[0]);
+    if F::GROUP == 32 {
+        let dot = products.add_products(first, weights[1], acts[1]);
+        return sum.add_product(dot.to_floats(), F32x4::splat(factors[group]));
+    }
+    let second = products.add_products(zero, weights[1], acts[1]);
+    sum.add_product(first.to_floats(), F32x4::splat(factors[2 * group]))
+        .add_product(second.to_floats(), F32x4::splat(factors[2 * group + 1]))
+}

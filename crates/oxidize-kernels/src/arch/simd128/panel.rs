@@ -1,0 +1,116 @@
+//! Panels: 8 weight rows unpacked, in the order in which the tile kernel reads them.
+//!
+//! Whatever the format was, each 32-bit lane of a panel's registers is some elements of one row, so
+//! that no sum crosses lanes; and for each group there are 8 scales and 8 minima. A panel is unpacked
+//! once and serves every token.
+
+use super::Products;
+use super::format::{CHUNK, Format, Scales};
+use super::vector::{I8x16, I32x4};
+use crate::ops::matmul::{WeightRows, grown};
+
+/// Rows of a panel: two registers of four.
+pub(crate) const ROWS: usize = 8;
+
+/// A panel in a thread's scratch memory.
+pub(crate) struct Panel<'a> {
+    /// For each few elements of `k`, a lane of each row.
+    pub(crate) weights: &'a [[[u8; 16]; 2]],
+    /// Of each group.
+    pub(crate) scales: &'a [[f32; ROWS]],
+    /// Of each group, where the format has any.
+    pub(crate) mins: &'a [[f32; ROWS]],
+}
+
+impl<'a> Panel<'a> {
+    /// Unpacks rows from `first` on; past the last row, the last row again.
+    pub(crate) fn unpack<F: Format, P: Products>(
+        weight: &WeightRows<'_>,
+        first: usize,
+        bytes: &'a mut Vec<u8>,
+        floats: &'a mut Vec<f32>,
+    ) -> Panel<'a> {
+        let (k, last) = (weight.k(), weight.rows() - 1);
+        let chunks = k.div_ceil(CHUNK);
+        let chunk_groups = CHUNK / F::GROUP;
+        let weights = grown(bytes, ROWS * P::WIDTH * chunks * CHUNK);
+        let weights: &mut [[[u8; 16]; 2]] = bytemuck::cast_slice_mut(weights);
+        let floats = grown(floats, 2 * ROWS * chunks * chunk_groups);
+        let floats: &mut [[f32; ROWS]] = bytemuck::cast_slice_mut(floats);
+        let (scales, mins) = floats.split_at_mut(chunks * chunk_groups);
+        for half in 0..2 {
+            let rows: [&[F::Block]; 4] = std::array::from_fn(|r| {
+                bytemuck::cast_slice(weight.row((first + 4 * half + r).min(last)))
+            });
+            for c in 0..chunks {
+                let rows = rows.map(|row| {
+                    let rest = &row[c * F::BLOCKS..];
+                    &rest[..rest.len().min(F::BLOCKS)]
+                });
+                let row_scales = rows.map(|row| {
+                    let mut scales = Scales::ZERO;
+                    F::scales(row, &mut scales);
+                    scales
+                });
+                let groups = c * chunk_groups..(c + 1) * chunk_groups;
+                turn_scales(
+                    row_scales.each_ref().map(|x| &x.scale),
+                    &mut scales[groups.clone()],
+                    half,
+                );
+                if F::MIN {
+                    turn_scales(
+                        row_scales.each_ref().map(|x| &x.min),
+                        &mut mins[groups],
+                        half,
+                    );
+                }
+                let registers = CHUNK / 4 * P::WIDTH;
+                turn_weights::<F, P>(rows, &mut weights[c * registers..][..registers], half);
+            }
+        }
+        Panel {
+            weights: &weights[..k / 4 * P::WIDTH],
+            scales: &scales[..k / F::GROUP],
+            mins: &mins[..k / F::GROUP],
+        }
+    }
+}
+
+/// Writes four rows' scales or minima to half of the columns.
+#[inline(always)]
+fn turn_scales(rows: [&[f32; 16]; 4], out: &mut [[f32; ROWS]], half: usize) {
+    let rows: [&[[i32; 4]; 4]; 4] = rows.map(bytemuck::cast_ref);
+    for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let columns = I32x4::transpose(rows.map(|row| I32x4::load(&row[i])));
+        for (column, out) in columns.into_iter().zip(out) {
+            column.as_floats().store(&mut out.as_chunks_mut().0[half]);
+        }
+    }
+}
+
+/// Unpacks a chunk of four rows, and writes it to half of a panel's registers.
+#[inline(always)]
+fn turn_weights<F: Format, P: Products>(
+    rows: [&[F::Block]; 4],
+    out: &mut [[[u8; 16]; 2]],
+    half: usize,
+) {
+    let mut bytes = [[I8x16::splat(0); CHUNK / 16]; 4];
+    for (row, bytes) in rows.into_iter().zip(&mut bytes) {
+        let (groups, _) = bytes.as_chunks_mut::<2>();
+        for (b, block) in row.iter().enumerate() {
+            F::unpack(block, |group, x| groups[b * (8 / F::BLOCKS) + group] = x);
+        }
+    }
+    let (out, _) = out.as_chunks_mut::<4>();
+    for (i, out) in out.chunks_exact_mut(P::WIDTH).enumerate() {
+        let rows = bytes.each_ref().map(|row| P::stretch(row[i]));
+        for (w, out) in out.iter_mut().enumerate() {
+            let lanes = rows.each_ref().map(|row| row.as_ref()[w].as_ints());
+            for (column, out) in I32x4::transpose(lanes).into_iter().zip(out) {
+                column.as_bytes().store(&mut out[half]);
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Activations to integers.
+
+use super::slices::largest;
+use super::vector::{F32x4, I8x16};
+use crate::ops::matmul::{self, ByteRow, GROUP, QuantizedRow};
+
+/// See [`crate::Kernels::quantize_rows`].
+pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
+    match out {
+        QuantizedRow::Bytes(out) => quantize_bytes(x, out),
+        // No kernel here reads words.
+        out => matmul::quantize_row(x, out),
+    }
+}
+
+fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
+    let common = out.one_scale.then(|| magnitude(x));
+    let (quants, _) = out.quants.as_chunks_mut::<GROUP>();
+    let mut total = 0;
+    for (g, (x, quants)) in x.as_chunks::<GROUP>().0.iter().zip(quants).enumerate() {
+        let scale = common.unwrap_or_else(|| magnitude(x)) / 127.0;
+        // A scale too small to be inverted stands for a group of zeros.
+        let inverse = match scale > f32::MIN_POSITIVE {
+            true => F32x4::splat(1.0 / scale),
+            false => F32x4::splat(0.0),
+        };
+        let (halves, _) = x.as_chunks::<16>();
+        let quants: &mut [[u8; 16]; 2] = bytemuck::cast_mut(quants);
+        let mut sum = 0;
+        for (half, (x, quants)) in halves.iter().zip(quants).enumerate() {
+            let (x, _) = x.as_chunks();
+            let ints = std::array::from_fn(|i| (F32x4::load(&x[i]) * inverse).rounded());
+            let bytes = I8x16::narrow(ints);
+            bytes.store(quants);
+            let half_sum = bytes.sum();
+            out.half_sums[2 * g + half] = scale * half_sum as f32;
+            sum += half_sum;
+        }
+        out.scales[g] = scale;
+        out.sums[g] = scale * sum as f32;
+        total += sum;
+    }
+    *out.total = total;
+    out.clear_padding(x.len() / GROUP);
+}
+
+/// The largest magnitude, NaN left out.
+#[inline(always)]
+fn magnitude(x: &[f32]) -> f32 {
+    largest(x, 0.0, F32x4::abs)
+}
