@@ -50,8 +50,8 @@ impl Products for Neon {
     }
 
     #[inline(always)]
-    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4 {
-        let y = y.as_ints().0;
+    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: &[u8; 16]) -> I32x4 {
+        let y = I8x16::load(y).as_ints().0;
         let four = match LANE {
             0 => neon!(vdupq_laneq_s32::<0>(y)),
             1 => neon!(vdupq_laneq_s32::<1>(y)),
@@ -94,12 +94,12 @@ impl Products for Dotprod {
     }
 
     #[inline(always)]
-    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4 {
-        let mut sum = sum.0;
+    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: &[u8; 16]) -> I32x4 {
+        let (mut sum, y) = (sum.0, I8x16::load(y).0);
         // SAFETY: as above.
         unsafe {
             asm!(".arch_extension dotprod", "sdot {sum:v}.4s, {x:v}.16b, {y:v}.4b[{lane}]",
-                sum = inout(vreg) sum, x = in(vreg) x.0, y = in(vreg) y.0, lane = const LANE,
+                sum = inout(vreg) sum, x = in(vreg) x.0, y = in(vreg) y, lane = const LANE,
                 options(pure, nomem, nostack, preserves_flags));
         }
         I32x4(sum)

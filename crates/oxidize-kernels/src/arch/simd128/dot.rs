@@ -81,23 +81,25 @@ fn multiply_scales<F: Format>(
     mins: &mut F32x4,
 ) {
     let load = |x: &[f32], i: usize| F32x4::load(&x.as_chunks().0[i]);
-    let act_scales = &token.scales[c];
+    let act_scales = [0, 1].map(|half| load(&token.scales[c], half));
     let (out, _) = factors.as_chunks_mut();
-    for half in 0..2 {
-        let act_scale = load(act_scales, half);
-        if F::GROUP == 32 {
-            (load(&scales.scale, half) * act_scale).store(&mut out[half]);
-            if F::MIN {
-                *mins = mins.add_product(load(&scales.min, half), load(&token.sums[c], half));
+    for i in 0..64 / F::GROUP {
+        let scale = load(&scales.scale, i);
+        let (act_scale, act_sum) = match F::GROUP {
+            32 => (act_scales[i], load(&token.sums[c], i)),
+            _ => {
+                let twice = act_scales[i / 2].interleave(act_scales[i / 2]);
+                (twice[i % 2], load(&token.half_sums[c], i))
             }
-        } else {
-            let twice = act_scale.interleave(act_scale);
-            for i in 2 * half..2 * half + 2 {
-                (load(&scales.scale, i) * twice[i % 2]).store(&mut out[i]);
-                if F::MIN {
-                    *mins = mins.add_product(load(&scales.min, i), load(&token.half_sums[c], i));
-                }
-            }
+        };
+        (scale * act_scale).store(&mut out[i]);
+        if F::OFFSET > 0 {
+            // Cheaper than to take it off each byte.
+            let offset = F32x4::splat(-f32::from(F::OFFSET));
+            *mins = mins.add_product(scale * offset, act_sum);
+        }
+        if F::MIN {
+            *mins = mins.add_product(load(&scales.min, i), act_sum);
         }
     }
 }

@@ -10,14 +10,16 @@ use crate::quant::fields::F16Le;
 /// Elements that a format unpacks the scales of together.
 pub(crate) const CHUNK: usize = 256;
 
-/// A quantised format whose weights unpack into signed bytes.
+/// A quantised format whose weights unpack into bytes: `w = scale · (q − OFFSET) + min`.
 pub(crate) trait Format {
     /// What a row consists of.
     type Block: Block;
     /// Elements that share a scale: 16 or 32.
     const GROUP: usize;
-    /// Whether [`Scales::min`] is ever other than 0.
-    const MIN: bool;
+    /// The byte that stands for 0, where they are not signed.
+    const OFFSET: u8 = 0;
+    /// Whether [`Scales::min`] is ever other than 0; then there is no offset.
+    const MIN: bool = false;
     /// Blocks of a chunk.
     const BLOCKS: usize = CHUNK / Self::Block::LEN;
 
@@ -28,7 +30,7 @@ pub(crate) trait Format {
     fn unpack(block: &Self::Block, put: impl FnMut(usize, [I8x16; 2]));
 }
 
-/// The scales of a chunk: `w = scale · q + min` for each group of [`Format::GROUP`].
+/// The scales of a chunk, one for each group of [`Format::GROUP`].
 pub(crate) struct Scales {
     pub(crate) scale: [f32; 16],
     pub(crate) min: [f32; 16],
@@ -41,14 +43,9 @@ impl Scales {
     };
 }
 
-/// The first eight scales or minima: a half-precision number of each block of a chunk, times `factor`.
+/// The first eight scales or minima: a half-precision number of each block of a chunk.
 #[inline(always)]
-pub(crate) fn set_halves<B>(
-    out: &mut [f32; 16],
-    chunk: &[B],
-    half: impl Fn(&B) -> F16Le,
-    factor: f32,
-) {
+pub(crate) fn set_halves<B>(out: &mut [f32; 16], chunk: &[B], half: impl Fn(&B) -> F16Le) {
     let mut bits = [0u16; 8];
     match <&[B; 8]>::try_from(chunk) {
         // A length that is known is unrolled.
@@ -59,10 +56,9 @@ pub(crate) fn set_halves<B>(
             }
         }
     }
-    let factor = F32x4::splat(factor);
     let (out, _) = out.as_chunks_mut::<4>();
     for (bits, out) in bits.as_chunks::<4>().0.iter().zip(out) {
-        (F32x4::from_halves(*bits) * factor).store(out);
+        F32x4::from_halves(*bits).store(out);
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) trait Products: Copy {
     fn stretch(x: I8x16) -> Self::Stretched;
 
     /// Adds to each lane the products of what `x` has there, stretched, with lane `LANE` of `y`.
-    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4;
+    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: &[u8; 16]) -> I32x4;
 }
 
 /// The functions of the table.

@@ -100,7 +100,10 @@ fn turn_weights<F: Format, P: Products>(
     for (row, bytes) in rows.into_iter().zip(&mut bytes) {
         let (groups, _) = bytes.as_chunks_mut::<2>();
         for (b, block) in row.iter().enumerate() {
-            F::unpack(block, |group, x| groups[b * (8 / F::BLOCKS) + group] = x);
+            F::unpack(block, |group, x| {
+                let x = x.map(|x| x - I8x16::splat(F::OFFSET));
+                groups[b * (8 / F::BLOCKS) + group] = x;
+            });
         }
     }
     let (out, _) = out.as_chunks_mut::<4>();

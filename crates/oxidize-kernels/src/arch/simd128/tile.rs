@@ -55,29 +55,20 @@ pub(crate) fn multiply_panel<P: Products, const HALVES: bool, const MIN: bool>(
     for token in (0..m).step_by(TOKENS) {
         macro_rules! run {
             ($t:literal) => {
-                let sums = tile::<P, HALVES, MIN, $t>(products, panel, acts, token);
-                for (t, sums) in sums.into_iter().enumerate() {
-                    let mut rows = [[0.0; 4]; 2];
-                    sums.into_iter()
-                        .zip(&mut rows)
-                        .for_each(|(x, out)| x.store(out));
+                for (t, sums) in tile::<P, HALVES, MIN, $t>(products, panel, acts, token)
+                    .into_iter()
+                    .enumerate()
+                {
+                    let rows = sums.map(F32x4::lanes);
                     epilogue.write_rows(out.row(token + t), first_row, rows.as_flattened());
                 }
             };
         }
         match m - token {
-            1 => {
-                run!(1);
-            }
-            2 => {
-                run!(2);
-            }
-            3 => {
-                run!(3);
-            }
-            _ => {
-                run!(4);
-            }
+            1 => run!(1),
+            2 => run!(2),
+            3 => run!(3),
+            _ => run!(4),
         }
     }
 }
@@ -101,11 +92,10 @@ fn tile<P: Products, const HALVES: bool, const MIN: bool, const T: usize>(
     // Registers of a token in a group.
     let width = if HALVES { P::WIDTH } else { 2 * P::WIDTH };
     let mut sums = [[F32x4::splat(0.0); 2]; T];
-    let groups = panel.weights.chunks_exact(4 * width).zip(panel.scales);
-    for (g, ((weights, scale), min)) in groups.zip(panel.mins).enumerate() {
+    for (g, weights) in panel.weights.chunks_exact(4 * width).enumerate() {
         let acts = registers.map(|registers| &registers[g * width..][..width]);
         let dots = group(products, weights.as_chunks().0, acts);
-        let [scale, min] = [scale, min].map(|x| halves(x));
+        let (scale, min) = (halves(&panel.scales[g]), halves(&panel.mins[g]));
         for t in 0..T {
             let act_scale = F32x4::splat(scales[t][if HALVES { g / 2 } else { g }]);
             let act_sum = F32x4::splat(act_sums[t][g]);
@@ -130,7 +120,7 @@ fn group<P: Products, const T: usize>(
 ) -> [[I32x4; 2]; T] {
     let mut dots = [[I32x4::splat(0); 2]; T];
     for (i, weights) in weights.iter().enumerate() {
-        let acts = acts.map(|acts| I8x16::load(&acts[i]));
+        let acts = acts.map(|acts| &acts[i]);
         macro_rules! lane {
             ($lane:literal) => {
                 let weights = weights[$lane].each_ref().map(I8x16::load);

@@ -45,13 +45,9 @@ impl Products for Simd128 {
     }
 
     #[inline(always)]
-    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4 {
-        let pair = match LANE {
-            0 => i32x4_shuffle::<0, 0, 0, 0>(y.0, y.0),
-            1 => i32x4_shuffle::<1, 1, 1, 1>(y.0, y.0),
-            2 => i32x4_shuffle::<2, 2, 2, 2>(y.0, y.0),
-            _ => i32x4_shuffle::<3, 3, 3, 3>(y.0, y.0),
-        };
-        I32x4(i32x4_add(i32x4_dot_i16x8(x.0, pair), sum.0))
+    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: &[u8; 16]) -> I32x4 {
+        // Loading a lane into all takes one instruction, and no register for the others.
+        let pair = i32x4_splat(bytemuck::cast::<_, [i32; 4]>(*y)[LANE]);
+        I32x4(i32x4_dot_i16x8(x.0, pair)) + sum
     }
 }

@@ -11,11 +11,10 @@ pub(crate) struct Iq4Nl;
 impl Format for Iq4Nl {
     type Block = IQ4_NL;
     const GROUP: usize = 32;
-    const MIN: bool = false;
 
     #[inline(always)]
     fn scales(chunk: &[IQ4_NL], out: &mut Scales) {
-        set_halves(&mut out.scale, chunk, |block| block.d, 1.0);
+        set_halves(&mut out.scale, chunk, |block| block.d);
     }
 
     #[inline(always)]
@@ -29,7 +28,6 @@ pub(crate) struct Iq4Xs;
 impl Format for Iq4Xs {
     type Block = IQ4_XS;
     const GROUP: usize = 32;
-    const MIN: bool = false;
 
     #[inline(always)]
     fn scales(chunk: &[IQ4_XS], out: &mut Scales) {
@@ -54,7 +52,6 @@ pub(crate) struct Mxfp4;
 impl Format for Mxfp4 {
     type Block = MXFP4;
     const GROUP: usize = 32;
-    const MIN: bool = false;
 
     #[inline(always)]
     fn scales(chunk: &[MXFP4], out: &mut Scales) {

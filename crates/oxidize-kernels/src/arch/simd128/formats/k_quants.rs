@@ -75,12 +75,12 @@ pub(crate) struct Q6K;
 impl Format for Q6K {
     type Block = Q6_K;
     const GROUP: usize = 16;
-    const MIN: bool = true;
+    const OFFSET: u8 = 32;
 
     #[inline(always)]
     fn scales(chunk: &[Q6_K], out: &mut Scales) {
         for Q6_K { d, scales, .. } in chunk {
-            set_signed(out, d.to_f32(), scales, -32.0);
+            out.scale = scales.map(|scale| d.to_f32() * f32::from(scale));
         }
     }
 
@@ -132,12 +132,13 @@ pub(crate) struct Q3K;
 impl Format for Q3K {
     type Block = Q3_K;
     const GROUP: usize = 16;
-    const MIN: bool = true;
+    const OFFSET: u8 = 4;
 
     #[inline(always)]
     fn scales(chunk: &[Q3_K], out: &mut Scales) {
         for block in chunk {
-            set_signed(out, block.d.to_f32(), &block.group_scales(), -4.0);
+            let d = block.d.to_f32();
+            out.scale = block.group_scales().map(|scale| d * f32::from(scale));
         }
     }
 
@@ -156,13 +157,12 @@ pub(crate) struct Tq2_0;
 impl Format for Tq2_0 {
     type Block = TQ2_0;
     const GROUP: usize = 32;
-    const MIN: bool = true;
+    const OFFSET: u8 = 1;
 
     #[inline(always)]
     fn scales(chunk: &[TQ2_0], out: &mut Scales) {
         for block in chunk {
-            let d = block.d.to_f32();
-            (out.scale, out.min) = ([d; 16], [-d; 16]);
+            out.scale = [block.d.to_f32(); 16];
         }
     }
 
@@ -180,13 +180,6 @@ fn set_eight(out: &mut Scales, d: f32, dmin: f32, packed: &[u8; 12]) {
         out.scale[i] = d * f32::from(scales[i]);
         out.min[i] = dmin * f32::from(mins[i]);
     }
-}
-
-/// Signed multiples of `d`, and the minima of levels of which `offset` is the lowest.
-#[inline(always)]
-fn set_signed(out: &mut Scales, d: f32, scales: &[i8; 16], offset: f32) {
-    out.scale = scales.map(|scale| d * f32::from(scale));
-    out.min = out.scale.map(|scale| offset * scale);
 }
 
 /// Groups of which 32 bytes hold four, two bits each.

@@ -21,7 +21,6 @@ macro_rules! by_levels {
         impl Format for $name {
             type Block = $block;
             const GROUP: usize = $group;
-            const MIN: bool = false;
 
             #[inline(always)]
             fn scales(chunk: &[$block], out: &mut Scales) {

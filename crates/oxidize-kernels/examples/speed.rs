@@ -1,0 +1,66 @@
+//! Prints the time of a matrix product for each instruction set of this machine, where the benches do
+//! not run: in WebAssembly.
+//!
+//! `speed TYPE TOKENS` multiplies rows of 2048 with so many tokens and says what one of each takes,
+//! the best of several runs.
+
+#[path = "../tests/random/mod.rs"]
+#[allow(dead_code, reason = "the tests use the rest")]
+mod random;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use oxidize_kernels::quant::TensorType;
+use oxidize_kernels::{
+    Activations, Epilogue, Isa, Kernels, Precision, QuantizedRows, Scratch, TileMut, WeightRows,
+};
+use random::Random;
+
+const ROWS: usize = 512;
+const K: usize = 2048;
+/// Products of a row that a run consists of, at least.
+const PRODUCTS: usize = 100_000;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let ty = args.get(1).and_then(|name| TensorType::from_name(name));
+    let tokens = args.get(2).and_then(|arg| arg.parse().ok());
+    let (Some(ty), Some(tokens)) = (ty, tokens) else {
+        eprintln!("usage: speed TYPE TOKENS");
+        return ExitCode::FAILURE;
+    };
+    let mut random = Random::new(1);
+    let data = random.weights(ty, ROWS * K);
+    let input = random.floats(tokens * K);
+    let Some(weight) = WeightRows::new(ty, K, &data) else {
+        eprintln!("no rows of {K} in {ty}");
+        return ExitCode::FAILURE;
+    };
+    for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
+        let mut quantized = QuantizedRows::new();
+        let acts = match Precision::of([ty], tokens) {
+            Some(precision) => {
+                quantized.resize(precision, tokens, K);
+                kernels.quantize_rows(&input, quantized.rows_mut());
+                Activations::new(&input, &quantized)
+            }
+            None => Activations::floats(&input, K),
+        };
+        let mut out = vec![0.0; tokens * ROWS];
+        let mut scratch = Scratch::new();
+        let mut run = || {
+            let times = PRODUCTS.div_ceil(tokens * ROWS);
+            let start = Instant::now();
+            for _ in 0..times {
+                let tile = TileMut::new(&mut out, ROWS);
+                kernels.matmul(weight, &acts, Epilogue::STORE, tile, &mut scratch);
+            }
+            start.elapsed().as_nanos() as f64 / (times * tokens * ROWS) as f64
+        };
+        let best = (0..7).map(|_| run()).fold(f64::INFINITY, f64::min);
+        let isa = kernels.isa();
+        println!("{ty} on {isa}, {tokens} tokens: {best:.0} ns for a row and a token");
+    }
+    ExitCode::SUCCESS
+}
