@@ -230,6 +230,14 @@ impl AttentionArgs<'_> {
         &self.q[token * self.q_stride + head * self.kv.k_dim..][..self.kv.k_dim]
     }
 
+    /// Which of these keys a token sees, counted from the first of them.
+    #[inline]
+    pub(crate) fn seen(&self, token: usize, keys: &Range<usize>) -> Range<usize> {
+        let visible = &self.visible[token];
+        let lane = |key: u32| (key as usize).clamp(keys.start, keys.end) - keys.start;
+        lane(visible.start)..lane(visible.end)
+    }
+
     /// The score of a key, from its product with the query.
     #[inline]
     pub(crate) fn score(&self, dot: f32, token: usize, head: usize, key: usize) -> f32 {

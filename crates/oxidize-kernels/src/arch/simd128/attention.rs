@@ -204,10 +204,10 @@ fn weigh(
     scores: &mut [f32; CHUNK],
     stats: &mut Stats,
 ) -> f32 {
-    let visible = &args.visible[token];
-    // The visible keys as lanes of the chunk.
-    let from = (visible.start as usize).clamp(keys.start, keys.end) - keys.start;
-    let to = (visible.end as usize).clamp(keys.start, keys.end) - keys.start;
+    let Range {
+        start: from,
+        end: to,
+    } = args.seen(token, &keys);
     if from >= to {
         scores.fill(0.0);
         return 1.0;

@@ -1,15 +1,13 @@
 //! Elementary functions of four floats, each within a few units in the last place.
 
 use super::vector::{F32x4, I32x4};
+use crate::arch::coefficients::{ERFC, EXP, LN_2_HIGH, LN_2_LOW, TANH};
 
 /// eˣ.
 ///
 /// e^x = 2ⁿ · e^r with n = round(x / ln 2), and e^r by a polynomial for |r| ≤ ln 2 / 2.
 #[inline(always)]
 pub(crate) fn exp(x: F32x4) -> F32x4 {
-    // ln 2 in two parts, the first with few enough bits for n times it to be exact.
-    const LN_2_HIGH: f32 = 355.0 / 512.0;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
     // Beyond these the result is 0 or infinite; NaN stays.
     let x = x
         .or_larger(F32x4::splat(-104.0))
@@ -18,17 +16,7 @@ pub(crate) fn exp(x: F32x4) -> F32x4 {
     let r = x
         .add_product(n.to_floats(), F32x4::splat(-LN_2_HIGH))
         .add_product(n.to_floats(), F32x4::splat(-LN_2_LOW));
-    let p = polynomial(
-        r,
-        [
-            1.987_569_1e-4,
-            1.398_199_9e-3,
-            8.333_452e-3,
-            4.166_579_6e-2,
-            1.666_666_5e-1,
-            5e-1,
-        ],
-    );
+    let p = polynomial(r, EXP);
     let p = (r + F32x4::splat(1.0)).add_product(r * r, p);
     // Times 2ⁿ in two steps, since n may lie outside the exponents of a float.
     let half = n.shift_right_signed::<1>();
@@ -44,16 +32,7 @@ pub(crate) fn tanh(x: F32x4) -> F32x4 {
     let far = one - F32x4::splat(2.0) / (exp(z + z) + one);
     let far = (far.bits() | sign(x)).as_floats();
     let z2 = z * z;
-    let p = polynomial(
-        z2,
-        [
-            -5.704_989e-3,
-            2.063_909e-2,
-            -5.373_971_6e-2,
-            1.333_144_2e-1,
-            -0.333_332_8,
-        ],
-    );
+    let p = polynomial(z2, TANH);
     let near = x.add_product(p * z2, x);
     F32x4::splat(0.625).greater(z).select(near, far)
 }
@@ -72,21 +51,7 @@ pub(crate) fn normal_distribution(x: F32x4) -> F32x4 {
     let one = F32x4::splat(1.0);
     let z = x.abs() * F32x4::splat(std::f32::consts::FRAC_1_SQRT_2);
     let t = one / one.add_product(z, F32x4::splat(0.5));
-    let p = polynomial(
-        t,
-        [
-            0.170_872_77,
-            -0.822_152_23,
-            1.488_515_9,
-            -1.135_204,
-            0.278_868_07,
-            -0.186_288_06,
-            0.096_784_18,
-            0.374_091_96,
-            1.000_023_7,
-            -1.265_512_2,
-        ],
-    );
+    let p = polynomial(t, ERFC);
     let tail = F32x4::splat(0.5) * t * exp(p - z * z);
     // The tail below 0, the rest of 1 above.
     F32x4::splat(0.0).greater(x).select(tail, one - tail)

@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::*;
 
+use crate::arch::coefficients::{ERFC, EXP, LN_2_HIGH, LN_2_LOW, TANH};
+
 /// eˣ.
 ///
 /// e^x = 2ⁿ · e^r with n = round(x / ln 2), and e^r by a polynomial for |r| ≤ ln 2 / 2.
@@ -15,22 +17,9 @@ pub(crate) fn exp(x: __m256) -> __m256 {
         x,
         _mm256_set1_ps(std::f32::consts::LOG2_E),
     ));
-    // ln 2 in two parts, the first with few enough bits for n times it to be exact.
-    const LN_2_HIGH: f32 = 355.0 / 512.0;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
     let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN_2_HIGH), x);
     let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN_2_LOW), r);
-    let p = polynomial(
-        r,
-        [
-            1.987_569_1e-4,
-            1.398_199_9e-3,
-            8.333_452e-3,
-            4.166_579_6e-2,
-            1.666_666_5e-1,
-            5e-1,
-        ],
-    );
+    let p = polynomial(r, EXP);
     let p = _mm256_fmadd_ps(
         _mm256_mul_ps(r, r),
         p,
@@ -64,16 +53,7 @@ pub(crate) fn tanh(x: __m256) -> __m256 {
     );
     let far = _mm256_or_ps(far, _mm256_and_ps(sign, x));
     let z2 = _mm256_mul_ps(z, z);
-    let p = polynomial(
-        z2,
-        [
-            -5.704_989e-3,
-            2.063_909e-2,
-            -5.373_971_6e-2,
-            1.333_144_2e-1,
-            -0.333_332_8,
-        ],
-    );
+    let p = polynomial(z2, TANH);
     let near = _mm256_fmadd_ps(_mm256_mul_ps(p, z2), x, x);
     _mm256_blendv_ps(
         far,
@@ -100,21 +80,7 @@ pub(crate) fn normal_distribution(x: __m256) -> __m256 {
     let z = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
     let z = _mm256_mul_ps(z, _mm256_set1_ps(std::f32::consts::FRAC_1_SQRT_2));
     let t = _mm256_div_ps(one, _mm256_fmadd_ps(z, _mm256_set1_ps(0.5), one));
-    let p = polynomial(
-        t,
-        [
-            0.170_872_77,
-            -0.822_152_23,
-            1.488_515_9,
-            -1.135_204,
-            0.278_868_07,
-            -0.186_288_06,
-            0.096_784_18,
-            0.374_091_96,
-            1.000_023_7,
-            -1.265_512_2,
-        ],
-    );
+    let p = polynomial(t, ERFC);
     let tail = _mm256_mul_ps(t, exp(_mm256_fnmadd_ps(z, z, p)));
     let tail = _mm256_mul_ps(tail, _mm256_set1_ps(0.5));
     // The sign bit of x chooses: the tail below 0, the rest of 1 above.
