@@ -29,7 +29,7 @@ assert_layout!(IQ1_M, 56);
 
 impl IQ1_M {
     #[inline(always)]
-    pub(crate) fn unpacked(&self) -> Levels<16> {
+    fn unpacked(&self) -> Levels<16> {
         Levels {
             unit: self.d() * 0.125,
             multiples: std::array::from_fn(|i| {
@@ -41,7 +41,7 @@ impl IQ1_M {
 
     /// The weights in units of an eighth of their group's scale: −9 to 9.
     #[inline(always)]
-    pub(crate) fn levels(&self) -> [i8; 256] {
+    fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
             let qh = self.qh[i / 2] >> (i % 2 * 4);

@@ -30,7 +30,7 @@ assert_layout!(IQ1_S, 50);
 
 impl IQ1_S {
     #[inline(always)]
-    pub(crate) fn unpacked(&self) -> Levels<8> {
+    fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32() * 0.125,
             multiples: self.qh.map(|qh| 2 * i32::from(qh.get() >> 12 & 7) + 1),
@@ -40,7 +40,7 @@ impl IQ1_S {
 
     /// The weights in units of an eighth of their group's scale: −9 to 9.
     #[inline(always)]
-    pub(crate) fn levels(&self) -> [i8; 256] {
+    fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
             let qh = self.qh[i / 4].get();

@@ -35,7 +35,7 @@ assert_layout!(IQ2_S, 82);
 
 impl IQ2_S {
     #[inline(always)]
-    pub(crate) fn unpacked(&self) -> Levels<16> {
+    fn unpacked(&self) -> Levels<16> {
         Levels {
             unit: self.d.to_f32() * 0.125,
             multiples: odd_nibbles(&self.scales),
@@ -45,7 +45,7 @@ impl IQ2_S {
 
     /// The weights in units of their group's scale.
     #[inline(always)]
-    pub(crate) fn levels(&self) -> [i8; 256] {
+    fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
             let high = usize::from(self.qh[i / 4] >> (i % 4 * 2) & 3);

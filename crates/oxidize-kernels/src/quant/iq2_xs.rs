@@ -32,7 +32,7 @@ assert_layout!(IQ2_XS, 74);
 
 impl IQ2_XS {
     #[inline(always)]
-    pub(crate) fn unpacked(&self) -> Levels<16> {
+    fn unpacked(&self) -> Levels<16> {
         Levels {
             unit: self.d.to_f32() * 0.125,
             multiples: odd_nibbles(&self.scales),
@@ -42,7 +42,7 @@ impl IQ2_XS {
 
     /// The weights in units of their group's scale.
     #[inline(always)]
-    pub(crate) fn levels(&self) -> [i8; 256] {
+    fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (levels, q) in levels.chunks_exact_mut(8).zip(self.qs) {
             let q = q.get();

@@ -29,7 +29,7 @@ assert_layout!(IQ2_XXS, 66);
 
 impl IQ2_XXS {
     #[inline(always)]
-    pub(crate) fn unpacked(&self) -> Levels<8> {
+    fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32() * 0.125,
             multiples: self.qs.map(|qs| odd(signs_and_scale(&qs) >> 28)),
@@ -39,7 +39,7 @@ impl IQ2_XXS {
 
     /// The weights in units of their group's scale.
     #[inline(always)]
-    pub(crate) fn levels(&self) -> [i8; 256] {
+    fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (levels, qs) in levels.chunks_exact_mut(32).zip(&self.qs) {
             let signs = signs_and_scale(qs);

@@ -35,7 +35,7 @@ assert_layout!(IQ3_S, 110);
 
 impl IQ3_S {
     #[inline(always)]
-    pub(crate) fn unpacked(&self) -> Levels<8> {
+    fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32(),
             multiples: odd_nibbles(&self.scales),
@@ -45,7 +45,7 @@ impl IQ3_S {
 
     /// The weights in units of their group's scale.
     #[inline(always)]
-    pub(crate) fn levels(&self) -> [i8; 256] {
+    fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (i, levels) in levels.chunks_exact_mut(4).enumerate() {
             let high = usize::from(self.qh[i / 8] >> (i % 8) & 1);

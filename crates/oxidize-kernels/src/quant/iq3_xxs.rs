@@ -31,7 +31,7 @@ assert_layout!(IQ3_XXS, 98);
 
 impl IQ3_XXS {
     #[inline(always)]
-    pub(crate) fn unpacked(&self) -> Levels<8> {
+    fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32() * 0.25,
             multiples: self.scales.map(|s| odd(s.get() >> 28)),
@@ -41,7 +41,7 @@ impl IQ3_XXS {
 
     /// The weights in units of their group's scale.
     #[inline(always)]
-    pub(crate) fn levels(&self) -> [i8; 256] {
+    fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         let (pairs, _) = self.qs.as_chunks::<2>();
         for (i, (levels, q)) in levels.chunks_exact_mut(8).zip(pairs).enumerate() {

@@ -6,7 +6,7 @@ use super::packing::scale_into;
 use super::q8_k::Q8_K;
 
 /// Weights in `G` groups, each `unit · multiple · level`.
-pub(crate) struct Levels<const G: usize> {
+pub(super) struct Levels<const G: usize> {
     /// The scale of the block.
     pub(super) unit: f32,
     /// The scale of each group, in units.
@@ -16,19 +16,13 @@ pub(crate) struct Levels<const G: usize> {
 }
 
 impl<const G: usize> Levels<G> {
-    /// The scale of each group.
-    #[inline(always)]
-    pub(crate) fn scales(&self) -> [f32; G] {
-        self.multiples.map(|multiple| self.unit * multiple as f32)
-    }
-
     /// Writes the weights.
     #[inline(always)]
     pub(super) fn dequantize(&self, out: &mut [f32]) {
         let levels = self.levels.chunks_exact(256 / G);
         let groups = out.chunks_exact_mut(256 / G).zip(levels);
-        for ((out, levels), scale) in groups.zip(self.scales()) {
-            scale_into(out, scale, levels);
+        for ((out, levels), multiple) in groups.zip(self.multiples) {
+            scale_into(out, self.unit * multiple as f32, levels);
         }
     }
 
