@@ -72,7 +72,8 @@ unsafe fn tiled<F: Format>(
             });
         }
     }
-    tile::release();
+    // SAFETY: as the caller says.
+    unsafe { tile::release() };
 }
 
 /// Some tokens of a product with a panel.

@@ -70,8 +70,11 @@ pub(super) unsafe fn configure(tokens: usize) {
 }
 
 /// Gives the registers back, so that a switch of threads need not save them.
-pub(super) fn release() {
-    // SAFETY: whoever has used tiles has the instruction.
+///
+/// # Safety
+/// Needs AMX.
+pub(super) unsafe fn release() {
+    // SAFETY: the caller has the instruction.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
