@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use crate::ops;
 use crate::ops::attention::row_bytes;
 use crate::ops::matmul::QuantizedRow;
-use crate::quant::{self, QuantError, TensorType};
+use crate::quant::{self, Correlation, QuantError, TensorType};
 use crate::{
     Activation, Activations, AttentionArgs, Epilogue, KvType, QuantizedRowsMut, RopeLayout,
     Scratch, TileMut, WeightRows, merge_attention,
@@ -103,6 +103,7 @@ type Weights<'a> = Option<&'a [f32]>;
 #[derive(Clone, Copy)]
 pub(crate) struct Functions {
     pub(crate) encode: unsafe fn(TensorType, &[f32], Weights<'_>, &mut [u8]),
+    pub(crate) settle: unsafe fn(TensorType, &[f32], &Correlation, &mut [u8]),
     pub(crate) quantize_row: unsafe fn(&[f32], QuantizedRow<'_>),
     pub(crate) matmul:
         unsafe fn(WeightRows<'_>, &Activations<'_>, Epilogue<'_>, TileMut<'_>, &mut Scratch),
@@ -135,6 +136,7 @@ pub(crate) static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,
     functions: Functions {
         encode: quant::encode,
+        settle: quant::settle,
         quantize_row: ops::matmul::quantize_row,
         matmul: ops::matmul::matmul,
         attention_part: ops::attention::attention_part,
@@ -196,6 +198,35 @@ impl Kernels {
         quant::check_length(ty, out.len(), src.len())?;
         assert!(importance.is_none_or(|importance| importance.len() == src.len()));
         call!(self.encode(ty, src, importance, out));
+        Ok(())
+    }
+
+    /// The same for whole rows whose inputs vary together as `correlation` says: errors are chosen so
+    /// that they cancel in the products. `importance` is that of one row, and so is the number of
+    /// columns that `correlation` knows.
+    pub fn encode_correlated(
+        &self,
+        ty: TensorType,
+        rows: &[f32],
+        importance: &[f32],
+        correlation: &Correlation,
+        out: &mut [u8],
+    ) -> Result<(), QuantError> {
+        let columns = correlation.columns();
+        assert!(rows.len().is_multiple_of(columns) && importance.len() == columns);
+        quant::check_length(ty, out.len(), rows.len())?;
+        if ty.is_quantized() && !quant::is_levelled(ty) {
+            return correlation.feed_back(ty, rows, out, |columns, target, out| {
+                self.encode(ty, target, Some(&importance[columns]), out)
+            });
+        }
+        let row_bytes = out.len() / (rows.len() / columns).max(1);
+        let each = rows.chunks_exact(columns);
+        for (row, out) in each.zip(out.chunks_exact_mut(row_bytes.max(1))) {
+            self.encode(ty, row, Some(importance), out)?;
+        }
+        // Plain types have no levels: their errors are too small to be worth it.
+        call!(self.settle(ty, rows, correlation, out));
         Ok(())
     }
 

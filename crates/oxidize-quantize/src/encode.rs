@@ -5,9 +5,10 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use oxidize_kernels::quant::{self, TensorType};
+use oxidize_kernels::quant::{self, Correlation, TensorType};
 
 use crate::error::{Error, Result};
+use crate::importance::Inputs;
 use crate::tensor::{Reader, Tensor};
 
 /// How much work is shared out, and who may stop it.
@@ -38,10 +39,10 @@ pub struct Loss {
     pub squares: f64,
     /// Σ (x − x̂)².
     pub errors: f64,
-    /// Σ i·x², with importance `i` (1 where there is none).
-    pub weighted_squares: f64,
-    /// Σ i·(x − x̂)².
-    pub weighted_errors: f64,
+    /// The mean square of the products with the inputs, as far as those are known.
+    pub signal: f64,
+    /// What the errors add to them.
+    pub noise: f64,
 }
 
 impl Loss {
@@ -50,11 +51,35 @@ impl Loss {
         (self.errors / self.squares.max(f64::MIN_POSITIVE)).sqrt()
     }
 
-    fn add(&mut self, other: Loss) {
+    /// What a row lost, with such inputs.
+    pub(crate) fn of(
+        row: &[f32],
+        decoded: &[f32],
+        squares: Option<&[f32]>,
+        correlation: Option<&Correlation>,
+    ) -> Loss {
+        let mut loss = Loss::default();
+        for (i, (x, y)) in row.iter().zip(decoded).enumerate() {
+            let weight = squares.map_or(1.0, |squares| f64::from(squares[i]));
+            let square = f64::from(x * x);
+            let error = f64::from(x - y).powi(2);
+            loss.squares += square;
+            loss.errors += error;
+            loss.signal += weight * square;
+            loss.noise += weight * error;
+        }
+        if let Some(correlation) = correlation {
+            loss.signal = correlation.mean_square(row.iter().copied());
+            loss.noise = correlation.mean_square(row.iter().zip(decoded).map(|(x, y)| x - y));
+        }
+        loss
+    }
+
+    pub(crate) fn add(&mut self, other: Loss) {
         self.squares += other.squares;
         self.errors += other.errors;
-        self.weighted_squares += other.weighted_squares;
-        self.weighted_errors += other.weighted_errors;
+        self.signal += other.signal;
+        self.noise += other.noise;
     }
 }
 
@@ -64,12 +89,12 @@ const WINDOW: u64 = 4 << 20;
 const PIECE: u64 = 32 << 10;
 
 impl Workers<'_> {
-    /// Writes `tensor` as `ty`. `importance` has a number for each column, of each matrix of a stack.
+    /// Writes `tensor` as `ty`, so as to lose least with such inputs.
     pub fn encode(
         &self,
         tensor: &Tensor<'_>,
         ty: TensorType,
-        importance: Option<&[f32]>,
+        inputs: Option<&Inputs>,
         out: &mut dyn Write,
     ) -> Result<Loss> {
         let columns = tensor.columns();
@@ -95,7 +120,7 @@ impl Workers<'_> {
                     reader: &reader,
                     tensor,
                     ty,
-                    importance,
+                    inputs,
                     workers: *self,
                 };
                 let computing = {
@@ -151,7 +176,7 @@ struct Job<'a> {
     reader: &'a Reader<'a>,
     tensor: &'a Tensor<'a>,
     ty: TensorType,
-    importance: Option<&'a [f32]>,
+    inputs: Option<&'a Inputs>,
     workers: Workers<'a>,
 }
 
@@ -165,7 +190,13 @@ impl Job<'_> {
         out.resize(n_rows * row_bytes, 0);
         let bytes = self.reader.bytes(rows.clone())?;
         let source_row = self.tensor.ty.bytes_for(columns).unwrap_or(0) as usize;
-        let piece = (PIECE / columns.max(1)).max(1) as usize;
+        let mut piece = (PIECE / columns.max(1)).max(1) as usize;
+        if self
+            .inputs
+            .is_some_and(|inputs| inputs.correlation.is_some())
+        {
+            piece = piece.next_multiple_of(Correlation::ROWS);
+        }
         let pieces = bytes
             .chunks((piece * source_row).max(1))
             .zip(out.chunks_mut((piece * row_bytes).max(1)))
@@ -218,21 +249,25 @@ impl Job<'_> {
             .floats(source, first * columns, &mut buffers.floats)?;
         let per_matrix = (self.tensor.rows() / self.tensor.matrices().max(1)).max(1);
         let row_bytes = out.len() / (n / columns as usize).max(1);
+        let correlation = self.inputs.and_then(|inputs| inputs.correlation.as_ref());
+        let squares = |row: usize| {
+            let matrix = (first + row as u64) / per_matrix;
+            let start = usize::try_from(matrix * columns).ok()?;
+            let squares = &self.inputs?.squares;
+            squares.get(start..start + columns as usize)
+        };
+        let columns = columns as usize;
+        encode_rows(self.ty, &buffers.floats, columns, squares, correlation, out)
+            .map_err(|error| self.failed(error))?;
         let mut loss = Loss::default();
-        let rows = buffers.floats.chunks_exact(columns as usize);
-        for (i, (row, out)) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))).enumerate() {
-            let matrix = (first + i as u64) / per_matrix;
-            let importance = self.importance.and_then(|importance| {
-                let start = usize::try_from(matrix * columns).ok()?;
-                importance.get(start..start + row.len())
-            });
-            let encoded = oxidize_kernels::select().encode(self.ty, row, importance, out);
-            encoded.map_err(|error| self.failed(error))?;
-            if self.workers.measure {
-                buffers.decoded.resize(row.len(), 0.0);
-                quant::dequantize(self.ty, out, &mut buffers.decoded)
+        if self.workers.measure {
+            buffers.decoded.resize(columns, 0.0);
+            let rows = buffers.floats.chunks_exact(columns);
+            let encoded = out.chunks_exact(row_bytes.max(1));
+            for (i, (row, encoded)) in rows.zip(encoded).enumerate() {
+                quant::dequantize(self.ty, encoded, &mut buffers.decoded)
                     .map_err(|error| self.failed(error))?;
-                loss.add(measure(row, &buffers.decoded, importance));
+                loss.add(Loss::of(row, &buffers.decoded, squares(i), correlation));
             }
         }
         Ok(loss)
@@ -247,23 +282,30 @@ impl Job<'_> {
     }
 }
 
+/// Encodes whole rows; `squares` are the mean squares of a row's inputs, which are the same for all rows
+/// where `correlation` is known.
+pub(crate) fn encode_rows<'a>(
+    ty: TensorType,
+    rows: &[f32],
+    columns: usize,
+    squares: impl Fn(usize) -> Option<&'a [f32]>,
+    correlation: Option<&Correlation>,
+    out: &mut [u8],
+) -> Result<(), quant::QuantError> {
+    let kernels = oxidize_kernels::select();
+    if let (Some(correlation), Some(squares)) = (correlation, squares(0)) {
+        return kernels.encode_correlated(ty, rows, squares, correlation, out);
+    }
+    let row_bytes = out.len() / (rows.len() / columns.max(1)).max(1);
+    let rows = rows.chunks_exact(columns.max(1));
+    let rows = rows.zip(out.chunks_exact_mut(row_bytes.max(1)));
+    rows.enumerate()
+        .try_for_each(|(i, (row, out))| kernels.encode(ty, row, squares(i), out))
+}
+
 /// What a thread keeps from one piece to the next.
 #[derive(Default)]
 struct Buffers {
     floats: Vec<f32>,
     decoded: Vec<f32>,
-}
-
-fn measure(row: &[f32], decoded: &[f32], importance: Option<&[f32]>) -> Loss {
-    let mut loss = Loss::default();
-    for (i, (x, y)) in row.iter().zip(decoded).enumerate() {
-        let weight = importance.map_or(1.0, |importance| f64::from(importance[i]));
-        let square = f64::from(x * x);
-        let error = f64::from(x - y).powi(2);
-        loss.squares += square;
-        loss.errors += error;
-        loss.weighted_squares += weight * square;
-        loss.weighted_errors += weight * error;
-    }
-    loss
 }

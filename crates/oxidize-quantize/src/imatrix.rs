@@ -12,6 +12,7 @@ use oxidize_core::model::Model;
 use crate::error::{Error, Result};
 use crate::evaluate::{Chunks, Evaluator, Settings};
 use crate::importance::{Entry, Importance};
+use crate::sketch::Sketch;
 
 /// How a matrix is collected.
 #[derive(Clone, Debug)]
@@ -35,6 +36,7 @@ pub struct Options {
 struct Seen {
     sums: Vec<f64>,
     counts: Vec<u64>,
+    sketch: Option<Sketch>,
 }
 
 /// Reads `text` with a model and adds up what its matrices see. `each` hears of every chunk, with
@@ -68,6 +70,7 @@ pub fn collect(
             let entry = Entry {
                 sums: seen.sums.iter().map(|&sum| sum as f32).collect(),
                 counts: seen.counts.iter().map(|&count| count as f32).collect(),
+                sketch: seen.sketch.clone(),
             };
             (name.clone(), entry)
         });
@@ -120,7 +123,8 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, with_out
             *sum += f64::from(*square);
         }
     }
-    for name in observation.weights.iter().filter(|name| wanted(name)) {
+    let names = observation.weights.iter().filter(|name| wanted(name));
+    for (i, name) in names.enumerate() {
         let width = observation.width;
         if !seen.contains_key(*name) {
             seen.insert((*name).to_owned(), Seen::default());
@@ -135,5 +139,10 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, with_out
             *total += sum;
         }
         entry.counts[observation.expert] += n as u64;
+        // Each expert of a stack would need its own; matrices that share inputs share it.
+        if i == 0 && observation.n_experts == 1 {
+            let sketch = entry.sketch.get_or_insert_with(|| Sketch::new(width));
+            sketch.see(observation.rows);
+        }
     }
 }

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::{ArrayBuf, MAGIC, Value, WriteError, Writer};
 use oxidize_core::io::save_atomically;
-use oxidize_kernels::quant::TensorType;
+use oxidize_kernels::quant::{Correlation, DIRECTIONS, TensorType};
 
 use crate::error::{Error, Result};
+use crate::sketch::Sketch;
 use crate::tensor::Tensor;
 
 /// An importance matrix: for each matrix of a model, the sums of its inputs' squares.
@@ -36,6 +37,18 @@ pub struct Entry {
     pub sums: Vec<f32>,
     /// Inputs that were added up, for each matrix.
     pub counts: Vec<f32>,
+    /// How they vary together, where that is known. Of the matrices that share their inputs, only
+    /// one has it.
+    pub sketch: Option<Sketch>,
+}
+
+/// What is known of the inputs of a tensor that is to be quantised.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// The mean square of each input, of each matrix of a stack.
+    pub squares: Vec<f32>,
+    /// How they vary together; never for a stack.
+    pub correlation: Option<Correlation>,
 }
 
 impl Entry {
@@ -63,12 +76,19 @@ impl Entry {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
         }
+        self.sketch = match (self.sketch.take(), &other.sketch) {
+            (Some(mut sketch), Some(more)) => sketch.add(more).map(|()| sketch),
+            // Only part of what was seen would be in it.
+            _ => None,
+        };
         Some(())
     }
 }
 
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
+/// A tensor that other programs pass over: its columns are those of the matrix.
+const SKETCH: &str = ".in_sketch";
 
 impl Importance {
     /// Reads a file of either kind.
@@ -128,7 +148,22 @@ impl Importance {
                 .filter(|counts| !counts.is_empty() && sums.len().is_multiple_of(counts.len()));
             let counts =
                 counts.ok_or_else(|| broken(path, format!("`{name}` has no counts that fit")))?;
-            entries.insert(name.to_owned(), Entry { sums, counts });
+            let sketch = floats(&format!("{name}{SKETCH}"))?;
+            let sketch = sketch.map(|sketch| {
+                let (columns, rest) = sketch.as_chunks::<DIRECTIONS>();
+                let fits = rest.is_empty() && columns.len() == sums.len();
+                let finite = sketch.iter().all(|x| x.is_finite());
+                let problem = || broken(path, format!("`{name}{SKETCH}` does not fit"));
+                (fits && finite)
+                    .then(|| Sketch(columns.to_vec()))
+                    .ok_or_else(problem)
+            });
+            let entry = Entry {
+                sums,
+                counts,
+                sketch: sketch.transpose()?,
+            };
+            entries.insert(name.to_owned(), entry);
         }
         Ok(Importance {
             entries,
@@ -153,15 +188,21 @@ impl Importance {
             let ty = TensorType::F32;
             writer.tensor(&format!("{name}{SUMS}"), ty, &[columns, matrices])?;
             writer.tensor(&format!("{name}{COUNTS}"), ty, &[1, matrices])?;
+            if entry.sketch.is_some() {
+                let shape = [DIRECTIONS as u64, columns];
+                writer.tensor(&format!("{name}{SKETCH}"), ty, &shape)?;
+            }
         }
         save_atomically(path, |out| {
             writer.write(out, |tensor, out| {
                 let name = &tensor.name;
                 let of = |ending: &str| self.entries.get(name.strip_suffix(ending)?);
-                let floats = match (of(SUMS), of(COUNTS)) {
-                    (Some(entry), _) => &entry.sums,
-                    (None, Some(entry)) => &entry.counts,
-                    (None, None) => return Ok(()),
+                let sketch = of(SKETCH).and_then(|entry| entry.sketch.as_ref());
+                let floats: &[f32] = match (of(SUMS), of(COUNTS), sketch) {
+                    (Some(entry), ..) => &entry.sums,
+                    (_, Some(entry), _) => &entry.counts,
+                    (.., Some(sketch)) => sketch.0.as_flattened(),
+                    (None, None, None) => return Ok(()),
                 };
                 out.write_all(bytemuck::cast_slice(floats))
                     .map_err(|error| Error::from(WriteError::Io(error)))
@@ -192,8 +233,8 @@ impl Importance {
         Ok(())
     }
 
-    /// The importance of a tensor's columns, for each matrix of a stack; `None` where it has none.
-    pub fn of(&self, tensor: &Tensor<'_>) -> Result<Option<Vec<f32>>> {
+    /// What it knows of a tensor's inputs; `None` where it has not seen them.
+    pub fn of(&self, tensor: &Tensor<'_>) -> Result<Option<Inputs>> {
         let Some(entry) = self.entries.get(&tensor.name) else {
             return Ok(None);
         };
@@ -208,7 +249,25 @@ impl Importance {
                 ),
             });
         }
-        Ok(Some(entry.means()))
+        let squares = entry.means();
+        let correlation = match (self.sketch_of(entry), entry.counts.as_slice()) {
+            (Some(sketch), [count]) => sketch.correlation(&squares, *count),
+            _ => None,
+        };
+        Ok(Some(Inputs {
+            squares,
+            correlation,
+        }))
+    }
+
+    /// How the inputs of an entry vary together: inputs with the same sums are the same inputs.
+    fn sketch_of<'a>(&'a self, entry: &'a Entry) -> Option<&'a Sketch> {
+        let own = entry.sketch.as_ref();
+        own.or_else(|| {
+            let mut others = self.entries.values();
+            let same = others.find(|other| other.sketch.is_some() && other.sums == entry.sums)?;
+            same.sketch.as_ref()
+        })
     }
 
     /// Refuses a matrix that knows none of the tensors of a model.
@@ -251,6 +310,7 @@ fn parse_dat(bytes: &[u8]) -> Result<Importance, String> {
         let entry = Entry {
             sums,
             counts: vec![calls as f32],
+            sketch: None,
         };
         importance.entries.insert(name, entry);
     }
@@ -298,6 +358,7 @@ mod tests {
         let entry = |sums: &[f32], counts: &[f32]| Entry {
             sums: sums.to_vec(),
             counts: counts.to_vec(),
+            sketch: None,
         };
         Importance {
             entries: BTreeMap::from([
@@ -348,6 +409,40 @@ mod tests {
             let cut = parse_dat(&bytes[..end]);
             assert!(cut.is_err() || end >= 27, "{end}");
         }
+    }
+
+    #[test]
+    fn matrices_that_share_inputs_share_a_sketch() {
+        let mut importance = sample();
+        let mut sketch = Sketch::new(2);
+        sketch.see(&[2.0, 1.0]);
+        let first = importance.entries.values_mut().next().unwrap();
+        *first = Entry {
+            sums: vec![4.0, 1.0],
+            counts: vec![1.0],
+            sketch: Some(sketch.clone()),
+        };
+        let second = Entry {
+            sketch: None,
+            ..first.clone()
+        };
+        assert_eq!(importance.sketch_of(&second), Some(&sketch));
+        let other = Entry {
+            sums: vec![4.0, 2.0],
+            ..second
+        };
+        assert_eq!(importance.sketch_of(&other), None);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("imatrix.gguf");
+        importance.save(&path).unwrap();
+        let loaded = Importance::load(&path).unwrap();
+        assert_eq!(loaded.entries, importance.entries);
+        // Half of what was seen would be a wrong sketch of the whole.
+        let mut merged = loaded;
+        let plain = importance.entries.values_mut().next().unwrap();
+        plain.sketch = None;
+        merged.merge(&importance).unwrap();
+        assert!(merged.entries.values().all(|entry| entry.sketch.is_none()));
     }
 
     #[test]

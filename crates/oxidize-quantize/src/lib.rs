@@ -22,6 +22,7 @@ pub mod output;
 pub mod plan;
 pub mod quantize;
 pub mod report;
+pub mod sketch;
 pub mod split;
 pub mod target;
 pub mod tensor;

@@ -249,11 +249,11 @@ pub(crate) fn write_tensor(
         workers.copy(tensor, out)?;
         return Ok(None);
     }
-    let importance = match importance {
+    let inputs = match importance {
         Some(importance) => importance.of(tensor).unwrap_or(None),
         None => None,
     };
-    let loss = workers.encode(tensor, ty, importance.as_deref(), out)?;
+    let loss = workers.encode(tensor, ty, inputs.as_ref(), out)?;
     Ok(workers.measure.then_some(loss))
 }
 

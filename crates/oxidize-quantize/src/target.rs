@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use oxidize_core::arch::names::{OUTPUT, TOKEN_EMBEDDING};
 use oxidize_core::mix::{Traits, role_of};
-use oxidize_kernels::quant::{self, TensorType};
+use oxidize_kernels::quant::{self, Correlation, TensorType};
 
-use crate::encode::Workers;
+use crate::encode::{Loss, Workers, encode_rows};
 use crate::error::{Error, Result};
-use crate::importance::Importance;
+use crate::importance::{Importance, Inputs};
 use crate::plan::{Plan, is_quantizable};
 use crate::tensor::Tensor;
 
@@ -138,12 +138,12 @@ fn choices_for(
             loss: 0.0,
         }]);
     }
-    let weights = match importance {
+    let inputs = match importance {
         Some(importance) => importance.of(tensor).unwrap_or(None),
         None => None,
     };
-    let sample = Sample::new(tensor, weights.as_deref())?;
-    let starved = STARVED.iter().filter(|_| weights.is_some());
+    let sample = Sample::new(tensor, inputs.as_ref())?;
+    let starved = STARVED.iter().filter(|_| inputs.is_some());
     let mut choices = Vec::new();
     for &ty in starved.chain(&TYPES) {
         if !columns.is_multiple_of(ty.block_len() as u64) || bytes(ty) > bytes(tensor.ty) {
@@ -188,24 +188,25 @@ fn concern(tensor: &Tensor<'_>, traits: &Traits) -> f64 {
     }
 }
 
-/// Some rows of a tensor, with the weights of their columns.
-struct Sample {
+/// Some rows of a tensor, and what is known of their inputs.
+struct Sample<'a> {
     rows: Vec<f32>,
-    weights: Vec<f32>,
-    has_weights: bool,
+    /// The mean squares of each row's inputs; none where they are not known.
+    squares: Vec<&'a [f32]>,
+    correlation: Option<&'a Correlation>,
     columns: usize,
 }
 
-impl Sample {
-    fn new(tensor: &Tensor<'_>, importance: Option<&[f32]>) -> Result<Sample> {
+impl<'a> Sample<'a> {
+    fn new(tensor: &Tensor<'_>, inputs: Option<&'a Inputs>) -> Result<Sample<'a>> {
         let (rows, columns) = (tensor.rows(), tensor.columns());
         let reader = tensor.open()?;
         let per_matrix = (rows / tensor.matrices().max(1)).max(1);
         let n = rows.clamp(1, SAMPLE_ROWS);
         let mut sample = Sample {
             rows: Vec::new(),
-            weights: Vec::new(),
-            has_weights: importance.is_some(),
+            squares: Vec::new(),
+            correlation: inputs.and_then(|inputs| inputs.correlation.as_ref()),
             columns: columns as usize,
         };
         let mut floats = vec![0.0; columns as usize];
@@ -214,13 +215,11 @@ impl Sample {
             reader.floats(&reader.bytes(row..row + 1)?, row * columns, &mut floats)?;
             sample.rows.extend_from_slice(&floats);
             let start = (row / per_matrix * columns) as usize;
-            let weights = importance.and_then(|all| all.get(start..start + columns as usize));
-            match weights {
-                Some(weights) => sample.weights.extend_from_slice(weights),
-                None => sample
-                    .weights
-                    .extend(std::iter::repeat_n(1.0, columns as usize)),
-            }
+            let squares = inputs.and_then(|inputs| {
+                let squares = &inputs.squares;
+                squares.get(start..start + columns as usize)
+            });
+            sample.squares.extend(squares);
         }
         Ok(sample)
     }
@@ -228,25 +227,29 @@ impl Sample {
     /// The share of noise in the products, if the rows are stored as `ty`.
     fn loss(&self, ty: TensorType) -> Result<f64> {
         let bytes = ty.bytes_for(self.columns as u64).unwrap_or(0) as usize;
-        let (mut encoded, mut decoded) = (vec![0; bytes], vec![0.0; self.columns]);
-        let (mut noise, mut signal) = (0.0f64, 0.0f64);
+        let n = self.rows.len() / self.columns.max(1);
+        let (mut encoded, mut decoded) = (vec![0; n * bytes], vec![0.0; self.rows.len()]);
+        let squares = |row: usize| self.squares.get(row).copied();
+        encode_rows(
+            ty,
+            &self.rows,
+            self.columns,
+            squares,
+            self.correlation,
+            &mut encoded,
+        )
+        .and_then(|()| quant::dequantize(ty, &encoded, &mut decoded))
+        .map_err(|error| Error::Encode {
+            file: std::path::PathBuf::new(),
+            tensor: String::new(),
+            error,
+        })?;
         let rows = self.rows.chunks_exact(self.columns);
-        for (row, weights) in rows.zip(self.weights.chunks_exact(self.columns)) {
-            let importance = self.has_weights.then_some(weights);
-            let failed = |error: quant::QuantError| Error::Encode {
-                file: std::path::PathBuf::new(),
-                tensor: String::new(),
-                error,
-            };
-            oxidize_kernels::select()
-                .encode(ty, row, importance, &mut encoded)
-                .map_err(failed)?;
-            quant::dequantize(ty, &encoded, &mut decoded).map_err(failed)?;
-            for ((x, y), w) in row.iter().zip(&decoded).zip(weights) {
-                noise += f64::from(w * (x - y) * (x - y));
-                signal += f64::from(w * x * x);
-            }
+        let decoded = decoded.chunks_exact(self.columns);
+        let mut loss = Loss::default();
+        for (i, (row, decoded)) in rows.zip(decoded).enumerate() {
+            loss.add(Loss::of(row, decoded, squares(i), self.correlation));
         }
-        Ok(noise / signal.max(f64::MIN_POSITIVE))
+        Ok(loss.noise / loss.signal.max(f64::MIN_POSITIVE))
     }
 }

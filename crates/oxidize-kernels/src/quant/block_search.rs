@@ -5,7 +5,7 @@
 //! well, since the nearest is not always the best, and `d` is fitted once all are chosen.
 
 use super::fields::F16Le;
-use super::scale_search::{LANES, STEPS, best_scale, inverse_or_zero, level, step};
+use super::scale_search::{LANES, STEPS, best_scale, inverse_or_zero, level, step, whole};
 
 /// One number a group.
 type Lane<const G: usize> = [f32; G];
@@ -77,15 +77,6 @@ impl<const G: usize, const N: usize> Columns<G, N> {
         }
         [q1, qq, xq]
     }
-}
-
-/// The whole number of `low..=high` nearest to `x`.
-#[inline(always)]
-pub(super) fn whole(x: f32, low: f32, high: f32) -> f32 {
-    let x = x.round_ties_even();
-    // Not `clamp`, which keeps NaN at the price of another comparison.
-    let x = if x > low { x } else { low };
-    if x < high { x } else { high }
 }
 
 /// Scales of `G` groups of `N` elements in units of one `d`: `d · l[g]` with `l[g]` in `low..=high`.

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::q8_0::Q8_0;
 use super::scale_search::{inverse_or_zero, level};
-use super::{Block, Dot, QuantizeRow, TensorType};
+use super::{Block, Dot, Levelled, QuantizeRow, TensorType};
 
 /// A block of 32 weights; all of a row have the same scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -33,6 +33,27 @@ impl Dot for INT8 {
     #[inline]
     fn dot(&self, activations: &[Q8_0]) -> f32 {
         self.0.dot(activations)
+    }
+}
+
+impl Levelled for INT8 {
+    const GROUP: usize = Q8_0::GROUP;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        self.0.line(group)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        self.0.read_levels(out);
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        self.0.write_levels(levels);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        Q8_0::nearest_level(x)
     }
 }
 

@@ -9,7 +9,7 @@ use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
 use super::scale_search::{best_scale, inverse_or_zero};
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -70,6 +70,32 @@ impl Quantize for IQ4_NL {
             qs: pack_nibbles(&indices(src, d.to_f32())),
         }
     }
+}
+
+impl Levelled for IQ4_NL {
+    const GROUP: usize = 32;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        self.qs = pack_levels(levels);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        nearest(x)
+    }
+}
+
+/// 32 levels as nibbles.
+pub(super) fn pack_levels(levels: &[i8]) -> [u8; 16] {
+    pack_nibbles(&std::array::from_fn(|i| index(f32::from(levels[i]))))
 }
 
 /// The levels nearest to 32 weights at this scale.

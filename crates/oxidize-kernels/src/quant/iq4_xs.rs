@@ -6,12 +6,12 @@ use bytemuck::{Pod, Zeroable};
 
 use super::block_search::group_scales;
 use super::fields::{F16Le, U16Le};
-use super::iq4_nl::{ENDS, LEVELS, indices, nearest};
+use super::iq4_nl::{ENDS, LEVELS, indices, nearest, pack_levels};
 use super::levels::Levels;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_k::Q8_K;
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -104,6 +104,30 @@ impl Quantize for IQ4_XS {
         }
         block.scales_h = high.into();
         block
+    }
+}
+
+impl Levelled for IQ4_XS {
+    const GROUP: usize = 32;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        (self.unpacked().scale(group), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let groups = self.qs.chunks_exact_mut(16).zip(levels.chunks_exact(32));
+        for (qs, levels) in groups {
+            qs.copy_from_slice(&pack_levels(levels));
+        }
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        nearest(x)
     }
 }
 

@@ -16,13 +16,19 @@ pub(super) struct Levels<const G: usize> {
 }
 
 impl<const G: usize> Levels<G> {
+    /// The scale of a group.
+    #[inline(always)]
+    pub(super) fn scale(&self, group: usize) -> f32 {
+        self.unit * self.multiples[group] as f32
+    }
+
     /// Writes the weights.
     #[inline(always)]
     pub(super) fn dequantize(&self, out: &mut [f32]) {
         let levels = self.levels.chunks_exact(256 / G);
         let groups = out.chunks_exact_mut(256 / G).zip(levels);
-        for ((out, levels), multiple) in groups.zip(self.multiples) {
-            scale_into(out, self.unit * multiple as f32, levels);
+        for (group, (out, levels)) in groups.enumerate() {
+            scale_into(out, self.scale(group), levels);
         }
     }
 

@@ -15,6 +15,7 @@ macro_rules! assert_layout {
 }
 
 mod block_search;
+mod correlation;
 pub mod fields;
 mod grid_search;
 pub mod grids;
@@ -58,8 +59,9 @@ mod weighting;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+pub use correlation::{Correlation, DIRECTIONS};
 pub use types::TensorType;
-pub(crate) use types::encode;
+pub(crate) use types::{encode, settle};
 
 /// The smallest piece of a tensor that can be read alone, exactly as it lies in a file.
 ///
@@ -101,6 +103,25 @@ pub trait Quantize: Block {
 pub trait QuantizeRow: Block {
     /// Makes the blocks of a row; `src` has [`LEN`](Block::LEN) elements for each.
     fn quantize_row(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]);
+}
+
+/// A block each of whose weights chooses its level by itself: once the scales are chosen, a weight is
+/// `scale · level + offset`, whatever the others are.
+pub trait Levelled: Block {
+    /// Weights that share a scale and an offset.
+    const GROUP: usize;
+
+    /// The scale and the offset of a group.
+    fn line(&self, group: usize) -> (f32, f32);
+
+    /// Writes the level of each weight; `out` has [`LEN`](Block::LEN) of them.
+    fn read_levels(&self, out: &mut [i8]);
+
+    /// Gives the weights other levels, which the format has.
+    fn write_levels(&mut self, levels: &[i8]);
+
+    /// The level nearest to `x`.
+    fn nearest_level(x: f32) -> f32;
 }
 
 /// Why a conversion was refused.
@@ -158,6 +179,11 @@ pub fn quantize(ty: TensorType, src: &[f32], out: &mut [u8]) -> Result<(), Quant
 /// Whether [`quantize`] can make this format.
 pub fn can_quantize(ty: TensorType) -> bool {
     ty.format().quantize.is_some()
+}
+
+/// Whether the blocks of a format are [`Levelled`].
+pub(crate) fn is_levelled(ty: TensorType) -> bool {
+    ty.format().levelled
 }
 
 /// The format that [`dot`] wants the activations in.

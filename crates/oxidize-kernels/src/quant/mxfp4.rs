@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -79,6 +79,49 @@ impl Quantize for MXFP4 {
         block.qs = pack_nibbles(&q);
         block
     }
+}
+
+impl Levelled for MXFP4 {
+    const GROUP: usize = 32;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.half_scale(), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        self.qs = pack_nibbles(&std::array::from_fn(|i| e2m1(levels[i])));
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        nearest_doubled(x)
+    }
+}
+
+/// The doubled E2M1 value nearest to `x`.
+#[inline(always)]
+pub(super) fn nearest_doubled(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let mut level = 0.0;
+    for pair in E2M1_DOUBLED[..8].windows(2) {
+        let (low, high) = (f32::from(pair[0]), f32::from(pair[1]));
+        level += if 2.0 * magnitude > low + high {
+            high - low
+        } else {
+            0.0
+        };
+    }
+    level.copysign(x)
+}
+
+/// The code of a doubled E2M1 value.
+pub(super) fn e2m1(level: i8) -> u8 {
+    let code = E2M1_DOUBLED.iter().position(|value| *value == level);
+    code.unwrap_or(0) as u8
 }
 
 /// The E2M1 value nearest to `x` in units of `half_scale`; of two, the one of the lower index.

@@ -4,10 +4,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::mxfp4::{E2M1_DOUBLED, nearest_e2m1};
+use super::mxfp4::{E2M1_DOUBLED, e2m1, nearest_doubled, nearest_e2m1};
 use super::packing::scale_into;
 use super::q8_0::Q8_0;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 64 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -84,6 +84,32 @@ impl Quantize for NVFP4 {
             }
         }
         block
+    }
+}
+
+impl Levelled for NVFP4 {
+    const GROUP: usize = 16;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        (half_scale(self.d[group]), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let groups = self.qs.chunks_exact_mut(8).zip(levels.chunks_exact(16));
+        for (qs, levels) in groups {
+            for (i, q) in qs.iter_mut().enumerate() {
+                *q = e2m1(levels[i]) | e2m1(levels[i + 8]) << 4;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        nearest_doubled(x)
     }
 }
 

@@ -8,8 +8,9 @@ use super::block_search::Lines;
 use super::fields::F16Le;
 use super::packing::{crumbs, pack_crumbs};
 use super::q8_k::Q8_K;
+use super::scale_search::whole;
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -71,6 +72,29 @@ impl Quantize for Q2_K {
             d: lines.d,
             dmin: lines.dmin,
         }
+    }
+}
+
+impl Levelled for Q2_K {
+    const GROUP: usize = 16;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        let scale = self.scales[group];
+        let min = self.dmin.to_f32() * f32::from(scale >> 4);
+        (self.d.to_f32() * f32::from(scale & 15), -min)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&crumbs(&self.qs).map(|q| q as i8));
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        self.qs = pack_crumbs(&std::array::from_fn(|i| levels[i] as u8));
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, 0.0, 3.0)
     }
 }
 

@@ -4,14 +4,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block_search::{group_scales, whole};
+use super::block_search::group_scales;
 use super::fields::F16Le;
 use super::levels::Levels;
 use super::packing::{bits, crumbs, pack_bits, pack_crumbs};
 use super::q8_k::Q8_K;
-use super::scale_search::{inverse_or_zero, level};
+use super::scale_search::{inverse_or_zero, level, whole};
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -104,6 +104,29 @@ impl Quantize for Q3_K {
             scales: packed_scales,
             d,
         }
+    }
+}
+
+impl Levelled for Q3_K {
+    const GROUP: usize = 16;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        (self.unpacked().scale(group), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q = std::array::from_fn(|i| (levels[i] + 4) as u8);
+        self.qs = pack_crumbs(&q);
+        self.hmask = pack_bits(&q.map(|q| q >> 2));
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, -4.0, 3.0)
     }
 }
 

@@ -8,9 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::scale_search::{best_scale, inverse_or_zero, largest, level};
+use super::scale_search::{best_scale, inverse_or_zero, largest, level, whole};
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -63,6 +63,28 @@ impl Quantize for Q4_0 {
     }
 }
 
+impl Levelled for Q4_0 {
+    const GROUP: usize = 32;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q = std::array::from_fn(|i| (levels[i] + 8) as u8);
+        self.qs = pack_nibbles(&q);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, -8.0, 7.0)
+    }
+}
+
 /// Scale and stored weights of Q4_0 and Q5_0, whose levels are `−half` to `half − 1`.
 #[inline(always)]
 pub(super) fn around_zero(src: &[f32], importance: Option<&[f32]>, half: i32) -> (F16Le, [u8; 32]) {
@@ -78,9 +100,7 @@ pub(super) fn around_zero(src: &[f32], importance: Option<&[f32]>, half: i32) ->
         return (F16Le::from_f32(d), q);
     }
     let w: [f32; 32] = weights(src, importance);
-    let (d, _) = best_scale(src, &w, &[low, high], |x| {
-        x.round_ties_even().clamp(low, high)
-    });
+    let (d, _) = best_scale(src, &w, &[low, high], |x| whole(x, low, high));
     let d = F16Le::from_f32(d);
     let inverse = inverse_or_zero(d.to_f32());
     for (q, x) in q.iter_mut().zip(src) {

@@ -8,9 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_1::Q8_1;
-use super::scale_search::{best_line, inverse_or_zero, level};
+use super::scale_search::{best_line, inverse_or_zero, level, whole};
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -59,6 +59,28 @@ impl Quantize for Q4_1 {
             m,
             qs: pack_nibbles(&q),
         }
+    }
+}
+
+impl Levelled for Q4_1 {
+    const GROUP: usize = 32;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), self.m.to_f32())
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&nibbles(&self.qs).map(|q| q as i8));
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q = std::array::from_fn(|i| levels[i] as u8);
+        self.qs = pack_nibbles(&q);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, 0.0, 15.0)
     }
 }
 

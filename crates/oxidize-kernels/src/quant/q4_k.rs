@@ -8,8 +8,9 @@ use super::block_search::Lines;
 use super::fields::F16Le;
 use super::packing::{nibbles_256, pack_nibbles_256};
 use super::q8_k::Q8_K;
+use super::scale_search::whole;
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -70,6 +71,30 @@ impl Quantize for Q4_K {
             scales,
             qs: pack_nibbles_256(&q),
         }
+    }
+}
+
+impl Levelled for Q4_K {
+    const GROUP: usize = 32;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        let (scales, mins) = scales_and_mins(&self.scales);
+        let min = self.dmin.to_f32() * f32::from(mins[group]);
+        (self.d.to_f32() * f32::from(scales[group]), -min)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&nibbles_256(&self.qs).map(|q| q as i8));
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q = std::array::from_fn(|i| levels[i] as u8);
+        self.qs = pack_nibbles_256(&q);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, 0.0, 15.0)
     }
 }
 

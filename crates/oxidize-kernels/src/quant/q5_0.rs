@@ -8,7 +8,8 @@ use super::fields::{F16Le, U32Le};
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q4_0::around_zero;
 use super::q8_0::Q8_0;
-use super::{Block, Dot, Quantize, TensorType};
+use super::scale_search::whole;
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -61,6 +62,29 @@ impl Quantize for Q5_0 {
             qh: fifth_bits(&q),
             qs: pack_nibbles(&q),
         }
+    }
+}
+
+impl Levelled for Q5_0 {
+    const GROUP: usize = 32;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q = std::array::from_fn(|i| (levels[i] + 16) as u8);
+        self.qs = pack_nibbles(&q);
+        self.qh = fifth_bits(&q);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, -16.0, 15.0)
     }
 }
 

@@ -9,7 +9,8 @@ use super::packing::pack_nibbles;
 use super::q4_1::above_minimum;
 use super::q5_0::{fifth_bits, five_bits};
 use super::q8_1::Q8_1;
-use super::{Block, Dot, Quantize, TensorType};
+use super::scale_search::whole;
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -61,6 +62,29 @@ impl Quantize for Q5_1 {
             qh: fifth_bits(&q),
             qs: pack_nibbles(&q),
         }
+    }
+}
+
+impl Levelled for Q5_1 {
+    const GROUP: usize = 32;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), self.m.to_f32())
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&five_bits(&self.qs, self.qh).map(|q| q as i8));
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q = std::array::from_fn(|i| levels[i] as u8);
+        self.qs = pack_nibbles(&q);
+        self.qh = fifth_bits(&q);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, 0.0, 31.0)
     }
 }
 

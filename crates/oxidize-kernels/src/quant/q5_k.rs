@@ -8,7 +8,8 @@ use super::fields::F16Le;
 use super::packing::{bits, nibbles_256, pack_bits, pack_nibbles_256};
 use super::q4_k::{quantize_groups, scales_and_mins};
 use super::q8_k::Q8_K;
-use super::{Block, Dot, Quantize, TensorType};
+use super::scale_search::whole;
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -84,6 +85,31 @@ impl Quantize for Q5_K {
             qh,
             qs: pack_nibbles_256(&q),
         }
+    }
+}
+
+impl Levelled for Q5_K {
+    const GROUP: usize = 32;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        let (scales, mins) = scales_and_mins(&self.scales);
+        let min = self.dmin.to_f32() * f32::from(mins[group]);
+        (self.d.to_f32() * f32::from(scales[group]), -min)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.five_bits().map(|q| q as i8));
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q = std::array::from_fn(|i| levels[i] as u8);
+        self.qs = pack_nibbles_256(&q);
+        self.qh = pack_bits(&q.map(|q| q >> 4));
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, 0.0, 31.0)
     }
 }
 

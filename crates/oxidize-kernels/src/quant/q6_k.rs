@@ -5,13 +5,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block_search::{group_scales, whole};
+use super::block_search::group_scales;
 use super::fields::F16Le;
 use super::levels::Levels;
 use super::q8_k::Q8_K;
-use super::scale_search::{inverse_or_zero, level};
+use super::scale_search::{inverse_or_zero, level, whole};
 use super::weighting::weights;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -95,17 +95,45 @@ impl Quantize for Q6_K {
         let mut block = Q6_K::zeroed();
         block.d = d;
         block.scales = scales.map(|s| s as i8);
-        let inverses = scales.map(|s| inverse_or_zero(d.to_f32() * s as f32));
-        for (i, src) in src.chunks_exact(32).enumerate() {
-            let (low, low_shift, high, high_shift) = position(i);
-            for (j, x) in src.iter().enumerate() {
-                let inverse = inverses[2 * i + j / 16];
-                let q = (level(*x, inverse, -32, 31) + 32) as u8;
-                block.ql[low + j] |= (q & 15) << low_shift;
-                block.qh[high + j] |= (q >> 4) << high_shift;
+        let mut levels = [0; 256];
+        let groups = levels.chunks_exact_mut(16).zip(src.chunks_exact(16));
+        for ((levels, src), scale) in groups.zip(scales) {
+            let inverse = inverse_or_zero(d.to_f32() * scale as f32);
+            for (q, x) in levels.iter_mut().zip(src) {
+                *q = level(*x, inverse, -32, 31) as i8;
             }
         }
+        block.write_levels(&levels);
         block
+    }
+}
+
+impl Levelled for Q6_K {
+    const GROUP: usize = 16;
+
+    fn line(&self, group: usize) -> (f32, f32) {
+        (self.unpacked().scale(group), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        (self.ql, self.qh) = ([0; 128], [0; 64]);
+        for (i, levels) in levels.chunks_exact(32).enumerate() {
+            let (low, low_shift, high, high_shift) = position(i);
+            for (j, level) in levels.iter().enumerate() {
+                let q = (level + 32) as u8;
+                self.ql[low + j] |= (q & 15) << low_shift;
+                self.qh[high + j] |= (q >> 4) << high_shift;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, -32.0, 31.0)
     }
 }
 

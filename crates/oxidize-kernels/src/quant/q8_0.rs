@@ -6,8 +6,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::{dot_i8, scale_into};
-use super::scale_search::inverse_or_zero;
-use super::{Block, Dot, Quantize, TensorType};
+use super::scale_search::{inverse_or_zero, whole};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -57,6 +57,27 @@ impl Quantize for Q8_0 {
             d: F16Le::from_f32(d),
             qs,
         }
+    }
+}
+
+impl Levelled for Q8_0 {
+    const GROUP: usize = 32;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.qs);
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        self.qs.copy_from_slice(levels);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, -127.0, 127.0)
     }
 }
 

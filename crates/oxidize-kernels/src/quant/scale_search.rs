@@ -67,15 +67,27 @@ pub(super) fn best_scale(
         return (0.0, Moments::default());
     }
     let (mut best, mut best_gain) = (Moments::default(), 0.0);
-    for &end in ends {
-        for k in -STEPS..=STEPS {
-            // Clipping the largest element a little often pays; so does leaving the last level empty.
-            let m = moments(x, w, (end + step(end) * k as f32) / extreme, nearest);
-            // The gain at the best scale for these levels.
-            let gain = m.xq * m.xq / m.qq;
-            if gain > best_gain {
-                (best, best_gain) = (m, gain);
-            }
+    // Clipping the largest element a little often pays; so does leaving the last level empty. Every
+    // third scale is tried, and then those around the best.
+    let (mut best_end, mut best_k) = (0.0, 0);
+    let rough = ends
+        .iter()
+        .flat_map(|&end| (-STEPS..=STEPS).step_by(3).map(move |k| (end, k)));
+    for (end, k) in rough {
+        let m = moments(x, w, (end + step(end) * k as f32) / extreme, nearest);
+        // The gain at the best scale for these levels.
+        let gain = m.xq * m.xq / m.qq;
+        if gain > best_gain {
+            (best, best_gain) = (m, gain);
+            (best_end, best_k) = (end, k);
+        }
+    }
+    for k in [best_k - 2, best_k - 1, best_k + 1, best_k + 2] {
+        let inverse = (best_end + step(best_end) * k as f32) / extreme;
+        let m = moments(x, w, inverse, nearest);
+        let gain = m.xq * m.xq / m.qq;
+        if gain > best_gain {
+            (best, best_gain) = (m, gain);
         }
     }
     if best_gain == 0.0 {
@@ -129,10 +141,7 @@ impl LineMoments {
             .zip(w.as_chunks::<LANES>().0)
         {
             for i in 0..LANES {
-                let q = ((x[i] + min) * inverse)
-                    .round_ties_even()
-                    .max(0.0)
-                    .min(last);
+                let q = whole((x[i] + min) * inverse, 0.0, last);
                 let wq = w[i] * q;
                 q1[i] += wq;
                 qq[i] += wq * q;
@@ -220,6 +229,15 @@ pub(super) fn best_line(x: &[f32], w: &[f32], last: f32) -> Line {
 #[inline(always)]
 pub(super) fn inverse_or_zero(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
+}
+
+/// The whole number of `low..=high` nearest to `x`.
+#[inline(always)]
+pub(super) fn whole(x: f32, low: f32, high: f32) -> f32 {
+    let x = x.round_ties_even();
+    // Not `clamp`, which keeps NaN at the price of another comparison.
+    let x = if x > low { x } else { low };
+    if x < high { x } else { high }
 }
 
 /// `x / scale` rounded to an integer of `low..=high`.

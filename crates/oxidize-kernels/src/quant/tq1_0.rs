@@ -8,8 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
+use super::scale_search::whole;
 use super::tq2_0::ternary;
-use super::{Block, Dot, Quantize, TensorType};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -63,17 +64,39 @@ impl Dot for TQ1_0 {
 impl Quantize for TQ1_0 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
-        let (d, q) = ternary(src);
+        let (d, levels) = ternary(src);
         let mut block = TQ1_0 {
             qs: [0; 48],
             qh: [0; 4],
             d,
         };
-        let (qs32, qs16) = block.qs.split_at_mut(32);
+        block.write_levels(&levels);
+        block
+    }
+}
+
+impl Levelled for TQ1_0 {
+    const GROUP: usize = 256;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        let q: [u8; 256] = std::array::from_fn(|i| (levels[i] + 1) as u8);
+        let (qs32, qs16) = self.qs.split_at_mut(32);
         pack(&q[..160], qs32);
         pack(&q[160..240], qs16);
-        pack(&q[240..], &mut block.qh);
-        block
+        pack(&q[240..], &mut self.qh);
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, -1.0, 1.0)
     }
 }
 

@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{crumbs, pack_crumbs, scale_into};
 use super::q8_k::Q8_K;
-use super::scale_search::inverse_or_zero;
-use super::{Block, Dot, Quantize, TensorType};
+use super::scale_search::{inverse_or_zero, whole};
+use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -53,21 +53,41 @@ impl Dot for TQ2_0 {
 impl Quantize for TQ2_0 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
-        let (d, q) = ternary(src);
-        TQ2_0 {
-            qs: pack_crumbs(&q),
-            d,
-        }
+        let (d, levels) = ternary(src);
+        let mut block = TQ2_0 { qs: [0; 64], d };
+        block.write_levels(&levels);
+        block
     }
 }
 
-/// The scale of 256 weights that are ternary already, and the weights as 0, 1 or 2.
-pub(super) fn ternary(src: &[f32]) -> (F16Le, [u8; 256]) {
+impl Levelled for TQ2_0 {
+    const GROUP: usize = 256;
+
+    fn line(&self, _: usize) -> (f32, f32) {
+        (self.d.to_f32(), 0.0)
+    }
+
+    fn read_levels(&self, out: &mut [i8]) {
+        out.copy_from_slice(&self.levels());
+    }
+
+    fn write_levels(&mut self, levels: &[i8]) {
+        self.qs = pack_crumbs(&std::array::from_fn(|i| (levels[i] + 1) as u8));
+    }
+
+    #[inline(always)]
+    fn nearest_level(x: f32) -> f32 {
+        whole(x, -1.0, 1.0)
+    }
+}
+
+/// The scale of 256 weights that are ternary already, and the weights as -1, 0 or 1.
+pub(super) fn ternary(src: &[f32]) -> (F16Le, [i8; 256]) {
     let d = src.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let inverse = inverse_or_zero(d);
     let mut q = [0; 256];
     for (q, x) in q.iter_mut().zip(src) {
-        *q = ((x * inverse).round() as i8).clamp(-1, 1).wrapping_add(1) as u8;
+        *q = ((x * inverse).round() as i8).clamp(-1, 1);
     }
     (F16Le::from_f32(d), q)
 }

@@ -2,11 +2,12 @@
 //!
 //! The table below is the registry. A format is its file, its `mod` line, and a line of this table.
 
+use super::correlation::{Correlation, settle as levelled};
 use super::{Block, Dot, Quantize, QuantizeRow};
 
 /// Makes the enum and the table of [`Format`]s from the same lines, so that they cannot disagree.
 macro_rules! registry {
-    ($($ty:ident $name:literal $gguf_id:tt $block:ty $(, $quantizes:ident)?;)*) => {
+    ($($ty:ident $name:literal $gguf_id:tt $block:ty $(, $quantizes:ident $($levelled:ident)?)?;)*) => {
         /// How the elements of a tensor are stored.
         ///
         /// Plain types have one element a block. The types that only safetensors files use
@@ -22,7 +23,7 @@ macro_rules! registry {
             use super::*;
             &[$({
                 const { assert!(<$block as Block>::TYPE as usize == TensorType::$ty as usize) };
-                Format::of::<$block>($name, gguf_id!($gguf_id))$(.$quantizes::<$block>())?
+                Format::of::<$block>($name, gguf_id!($gguf_id))$(.$quantizes::<$block>()$(.$levelled())?)?
             },)*]
         };
 
@@ -38,6 +39,22 @@ macro_rules! registry {
             use super::*;
             match ty {
                 $($(TensorType::$ty => $quantizes::<$block>(src, importance, out),)?)*
+                _ => {}
+            }
+        }
+
+        /// Chooses the levels of rows of blocks again, for each row as a whole. Inlined like
+        /// [`encode`]. Types that are not [`Levelled`] stay as they are.
+        #[inline(always)]
+        pub(crate) fn settle(
+            ty: TensorType,
+            rows: &[f32],
+            correlation: &Correlation,
+            out: &mut [u8],
+        ) {
+            use super::*;
+            match ty {
+                $($($(TensorType::$ty => $levelled::<$block>(rows, correlation, out),)?)?)*
                 _ => {}
             }
         }
@@ -63,17 +80,17 @@ registry! {
     I16      "I16"      25        plain::I16;
     I32      "I32"      26        plain::I32;
     I64      "I64"      27        plain::I64;
-    Q4_0     "Q4_0"     2         q4_0::Q4_0,        quantizes;
-    Q4_1     "Q4_1"     3         q4_1::Q4_1,        quantizes;
-    Q5_0     "Q5_0"     6         q5_0::Q5_0,        quantizes;
-    Q5_1     "Q5_1"     7         q5_1::Q5_1,        quantizes;
-    Q8_0     "Q8_0"     8         q8_0::Q8_0,        quantizes;
+    Q4_0     "Q4_0"     2         q4_0::Q4_0,        quantizes levelled;
+    Q4_1     "Q4_1"     3         q4_1::Q4_1,        quantizes levelled;
+    Q5_0     "Q5_0"     6         q5_0::Q5_0,        quantizes levelled;
+    Q5_1     "Q5_1"     7         q5_1::Q5_1,        quantizes levelled;
+    Q8_0     "Q8_0"     8         q8_0::Q8_0,        quantizes levelled;
     Q8_1     "Q8_1"     9         q8_1::Q8_1,        quantizes;
-    Q2_K     "Q2_K"     10        q2_k::Q2_K,        quantizes;
-    Q3_K     "Q3_K"     11        q3_k::Q3_K,        quantizes;
-    Q4_K     "Q4_K"     12        q4_k::Q4_K,        quantizes;
-    Q5_K     "Q5_K"     13        q5_k::Q5_K,        quantizes;
-    Q6_K     "Q6_K"     14        q6_k::Q6_K,        quantizes;
+    Q2_K     "Q2_K"     10        q2_k::Q2_K,        quantizes levelled;
+    Q3_K     "Q3_K"     11        q3_k::Q3_K,        quantizes levelled;
+    Q4_K     "Q4_K"     12        q4_k::Q4_K,        quantizes levelled;
+    Q5_K     "Q5_K"     13        q5_k::Q5_K,        quantizes levelled;
+    Q6_K     "Q6_K"     14        q6_k::Q6_K,        quantizes levelled;
     Q8_K     "Q8_K"     15        q8_k::Q8_K,        quantizes;
     IQ1_S    "IQ1_S"    19        iq1_s::IQ1_S,      quantizes;
     IQ1_M    "IQ1_M"    29        iq1_m::IQ1_M,      quantizes;
@@ -82,12 +99,12 @@ registry! {
     IQ2_S    "IQ2_S"    22        iq2_s::IQ2_S,      quantizes;
     IQ3_XXS  "IQ3_XXS"  18        iq3_xxs::IQ3_XXS,  quantizes;
     IQ3_S    "IQ3_S"    21        iq3_s::IQ3_S,      quantizes;
-    IQ4_NL   "IQ4_NL"   20        iq4_nl::IQ4_NL,    quantizes;
-    IQ4_XS   "IQ4_XS"   23        iq4_xs::IQ4_XS,    quantizes;
-    TQ1_0    "TQ1_0"    34        tq1_0::TQ1_0,      quantizes;
-    TQ2_0    "TQ2_0"    35        tq2_0::TQ2_0,      quantizes;
-    MXFP4    "MXFP4"    39        mxfp4::MXFP4,      quantizes;
-    NVFP4    "NVFP4"    40        nvfp4::NVFP4,      quantizes;
+    IQ4_NL   "IQ4_NL"   20        iq4_nl::IQ4_NL,    quantizes levelled;
+    IQ4_XS   "IQ4_XS"   23        iq4_xs::IQ4_XS,    quantizes levelled;
+    TQ1_0    "TQ1_0"    34        tq1_0::TQ1_0,      quantizes levelled;
+    TQ2_0    "TQ2_0"    35        tq2_0::TQ2_0,      quantizes levelled;
+    MXFP4    "MXFP4"    39        mxfp4::MXFP4,      quantizes levelled;
+    NVFP4    "NVFP4"    40        nvfp4::NVFP4,      quantizes levelled;
     U8       "U8"       -         plain::U8;
     U16      "U16"      -         plain::U16;
     U32      "U32"      -         plain::U32;
@@ -95,7 +112,7 @@ registry! {
     Bool     "BOOL"     -         plain::Bool;
     F8E4M3   "F8_E4M3"  -         plain::F8E4M3;
     F8E5M2   "F8_E5M2"  -         plain::F8E5M2;
-    INT8     "INT8"     8         int8::INT8,        quantizes_row;
+    INT8     "INT8"     8         int8::INT8,        quantizes_row levelled;
 }
 
 /// What the registry knows of a type. The functions take whole blocks of equal element counts.
@@ -110,6 +127,8 @@ pub(super) struct Format {
     pub(super) dequantize: fn(&[u8], &mut [f32]),
     pub(super) dot: fn(&[u8], &[u8]) -> f32,
     pub(super) quantize: Option<Quantizer>,
+    /// Whether the blocks are [`Levelled`](super::Levelled).
+    pub(super) levelled: bool,
 }
 
 type Quantizer = fn(&[f32], &mut [u8]);
@@ -126,6 +145,7 @@ impl Format {
             dequantize: dequantize::<B>,
             dot: dot::<B>,
             quantize: None,
+            levelled: false,
         }
     }
 
@@ -139,6 +159,13 @@ impl Format {
     const fn quantizes_row<B: QuantizeRow>(self) -> Format {
         Format {
             quantize: Some(|src, out| quantizes_row::<B>(src, None, out)),
+            ..self
+        }
+    }
+
+    const fn levelled(self) -> Format {
+        Format {
+            levelled: true,
             ..self
         }
     }

@@ -78,7 +78,11 @@ fn importance(path: &Path, of_column: impl Fn(usize) -> f32) -> Importance {
         if tensor.shape.len() == 2 && tensor.name.starts_with("blk.") {
             let sums = (0..tensor.columns() as usize).map(&of_column).collect();
             let counts = vec![1.0];
-            let entry = oxidize_quantize::importance::Entry { sums, counts };
+            let entry = oxidize_quantize::importance::Entry {
+                sums,
+                counts,
+                sketch: None,
+            };
             importance.entries.insert(tensor.name.clone(), entry);
         }
     }

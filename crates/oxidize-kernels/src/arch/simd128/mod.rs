@@ -60,6 +60,7 @@ pub(crate) trait Products: Copy {
 pub(crate) const fn functions<P: Products>() -> Functions {
     Functions {
         encode: quant::encode,
+        settle: quant::settle,
         quantize_row: quantize::quantize_row,
         matmul: matmul::matmul::<P>,
         attention_part: attention::attention_part,

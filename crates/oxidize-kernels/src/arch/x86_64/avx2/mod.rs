@@ -34,6 +34,7 @@ pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
 /// The functions of the table.
 pub(crate) const FUNCTIONS: Functions = Functions {
     encode: encode::encode,
+    settle: encode::settle,
     quantize_row: quantize::quantize_row,
     matmul: matmul::matmul,
     attention_part: attention::attention_part,

@@ -26,6 +26,7 @@ pub(crate) fn kernels(_witness: Avx512) -> &'static Kernels {
 /// The table's functions, for sets that add to this one.
 pub(super) const FUNCTIONS: Functions = Functions {
     encode: encode::encode,
+    settle: encode::settle,
     matmul: matmul::matmul,
     attention_part: attention::attention_part,
     weigh: weigh::weigh,

@@ -1,0 +1,194 @@
+//! [`Sketch`]: how the inputs of a matrix vary together, in a few numbers for each input.
+//!
+//! The mean products of all pairs of inputs would be a square of numbers. What is kept is its product
+//! with a few vectors of random signs, the same for everyone: it adds up like the sums of squares do,
+//! input by input, and most of the square can be had back from it (Nyström's approximation).
+
+use oxidize_kernels::quant::{Correlation, DIRECTIONS};
+
+/// Of so many inputs one is looked at.
+const EVERY: usize = 8;
+
+/// `Σ x (xᵀΩ)` over the inputs `x` that were seen, with signs `Ω`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sketch(pub Vec<[f32; DIRECTIONS]>);
+
+impl Sketch {
+    /// A sketch of nothing, for inputs of this width.
+    pub fn new(width: usize) -> Sketch {
+        Sketch(vec![[0.0; DIRECTIONS]; width])
+    }
+
+    /// Adds inputs; `rows` holds whole ones.
+    pub fn see(&mut self, rows: &[f32]) {
+        let width = self.0.len();
+        let n = rows.len() / width.max(1);
+        // Each stands for those that are passed over.
+        let weight = n as f32 / n.div_ceil(EVERY).max(1) as f32;
+        let signs: Vec<[f32; DIRECTIONS]> = (0..width).map(signs).collect();
+        for row in rows.chunks_exact(width.max(1)).step_by(EVERY) {
+            let mut products = [0.0f32; DIRECTIONS];
+            for (x, signs) in row.iter().zip(&signs) {
+                for (product, sign) in products.iter_mut().zip(signs) {
+                    *product += sign * x;
+                }
+            }
+            for (sums, x) in self.0.iter_mut().zip(row) {
+                for (sum, product) in sums.iter_mut().zip(&products) {
+                    *sum += weight * x * product;
+                }
+            }
+        }
+    }
+
+    /// Adds what another sketch has seen; `None` if it is of another width.
+    #[must_use]
+    pub fn add(&mut self, other: &Sketch) -> Option<()> {
+        if self.0.len() != other.0.len() {
+            return None;
+        }
+        for (sums, more) in self.0.iter_mut().flatten().zip(other.0.iter().flatten()) {
+            *sums += more;
+        }
+        Some(())
+    }
+
+    /// What it says of the mean products, where `count` inputs were seen and `squares` are their mean
+    /// squares. `None` where it says nothing, as of inputs that were all zero.
+    pub fn correlation(&self, squares: &[f32], count: f32) -> Option<Correlation> {
+        if squares.len() != self.0.len() || count.is_nan() || count <= 0.0 {
+            return None;
+        }
+        // With Y = CΩ, C is about Y (ΩᵀY)⁻¹ Yᵀ = UUᵀ, with U = Y L⁻ᵀ and LLᵀ = ΩᵀY.
+        let scale = 1.0 / f64::from(count);
+        let mut core = [[0.0f64; DIRECTIONS]; DIRECTIONS];
+        for (column, sums) in self.0.iter().enumerate() {
+            for (row, sign) in core.iter_mut().zip(signs(column)) {
+                for (core, sum) in row.iter_mut().zip(sums) {
+                    *core += f64::from(sign * sum) * scale;
+                }
+            }
+        }
+        let lower = cholesky(&core)?;
+        let directions = self.0.iter().map(|sums| {
+            let mut u = sums.map(|sum| f64::from(sum) * scale);
+            for k in 0..DIRECTIONS {
+                let known: f64 = (0..k).map(|j| lower[k][j] * u[j]).sum();
+                u[k] = (u[k] - known) / lower[k][k];
+            }
+            u.map(|u| u as f32)
+        });
+        let directions: Vec<[f32; DIRECTIONS]> = directions.collect();
+        let finite = directions.iter().flatten().all(|u| u.is_finite());
+        finite.then(|| Correlation::new(directions, squares))
+    }
+}
+
+/// The signs that an input is multiplied with: bits of its number, well mixed.
+fn signs(column: usize) -> [f32; DIRECTIONS] {
+    let mut bits = (column as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^= bits >> 31;
+    std::array::from_fn(|k| if bits >> k & 1 == 0 { 1.0 } else { -1.0 })
+}
+
+/// `L` with `LLᵀ` the symmetric part of `a`, and a little more on the diagonal, without which
+/// rounding could make it none; `None` if `a` is zero or not finite.
+fn cholesky(a: &[[f64; DIRECTIONS]; DIRECTIONS]) -> Option<[[f64; DIRECTIONS]; DIRECTIONS]> {
+    let trace: f64 = (0..DIRECTIONS).map(|i| a[i][i]).sum();
+    let more = 1e-5 * trace / DIRECTIONS as f64;
+    let mut lower = [[0.0; DIRECTIONS]; DIRECTIONS];
+    for i in 0..DIRECTIONS {
+        for j in 0..=i {
+            let known: f64 = (0..j).map(|k| lower[i][k] * lower[j][k]).sum();
+            let left = 0.5 * (a[i][j] + a[j][i]) - known;
+            if i != j {
+                lower[i][j] = left / lower[j][j];
+            } else if left + more > 0.0 && (left + more).is_finite() {
+                lower[i][i] = (left.max(0.0) + more).sqrt();
+            } else {
+                return None;
+            }
+        }
+    }
+    Some(lower)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Inputs along three directions, of very different strengths.
+    fn inputs(n: usize, width: usize) -> Vec<f32> {
+        let wave = |i: usize, j: usize, k: usize| ((i * (k + 2) + j * (3 * k + 1)) as f32).sin();
+        let input = |i: usize| {
+            let strength: [f32; 3] = std::array::from_fn(|k| wave(i, 0, k) * [4.0, 1.0, 0.3][k]);
+            (0..width).map(move |j| (0..3).map(|k| strength[k] * wave(0, j, k)).sum::<f32>())
+        };
+        (0..n).flat_map(input).collect()
+    }
+
+    #[test]
+    fn few_directions_come_back_whole() {
+        let (n, width) = (64 * EVERY, 96);
+        let rows = inputs(n, width);
+        let mut sketch = Sketch::new(width);
+        sketch.see(&rows);
+        let seen: Vec<&[f32]> = rows.chunks(width).step_by(EVERY).collect();
+        let mut squares = vec![0.0f32; width];
+        for row in &seen {
+            for (square, x) in squares.iter_mut().zip(*row) {
+                *square += x * x / seen.len() as f32;
+            }
+        }
+        let correlation = sketch.correlation(&squares, n as f32).unwrap();
+        for seed in 0..5usize {
+            let weights: Vec<f32> = (0..width).map(|j| ((j * j + seed) as f32).cos()).collect();
+            let product = |row: &&[f32]| -> f64 {
+                let sum: f32 = row.iter().zip(&weights).map(|(x, w)| x * w).sum();
+                f64::from(sum * sum)
+            };
+            let expected = seen.iter().map(product).sum::<f64>() / seen.len() as f64;
+            let found = correlation.mean_square(weights.iter().copied());
+            // An input's own share, which these have none of, is never thought to be less than this.
+            let own: f32 = squares
+                .iter()
+                .zip(&weights)
+                .map(|(s, w)| 0.02 * s * w * w)
+                .sum();
+            let slack = f64::from(own) + 0.01 * expected;
+            assert!(
+                (found - expected).abs() < slack,
+                "{found} {expected} {slack}"
+            );
+        }
+    }
+
+    #[test]
+    fn parts_add_up() {
+        let width = 40;
+        let rows = inputs(8 * EVERY, width);
+        let (first, second) = rows.split_at(4 * EVERY * width);
+        let (mut whole, mut half, mut other) =
+            (Sketch::new(width), Sketch::new(width), Sketch::new(width));
+        whole.see(&rows);
+        half.see(first);
+        other.see(second);
+        half.add(&other).unwrap();
+        for (a, b) in whole.0.iter().flatten().zip(half.0.iter().flatten()) {
+            assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{a} {b}");
+        }
+        assert!(half.add(&Sketch::new(3)).is_none());
+    }
+
+    #[test]
+    fn nothing_says_nothing() {
+        assert!(Sketch::new(4).correlation(&[0.0; 4], 8.0).is_none());
+        let mut odd = Sketch::new(2);
+        odd.see(&[f32::NAN, 1.0]);
+        assert!(odd.correlation(&[1.0; 2], 1.0).is_none());
+        assert!(Sketch::new(2).correlation(&[1.0; 3], 1.0).is_none());
+        assert!(Sketch::new(2).correlation(&[1.0; 2], 0.0).is_none());
+    }
+}
