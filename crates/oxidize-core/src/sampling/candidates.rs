@@ -208,7 +208,7 @@ impl Candidates {
         let max = self.weighed_max;
         let n_near =
             |weights: &[f32]| -> u32 { weights.iter().map(|&w| u32::from(w >= NEAR_WEIGHT)).sum() };
-        if near_mass(&self.weights) >= p * total && 4 * n_near(&self.weights) as usize <= self.len()
+        if 4 * n_near(&self.weights) as usize <= self.len() && near_mass(&self.weights) >= p * total
         {
             self.retain_at_least(max - NEAR);
             self.weigh();
