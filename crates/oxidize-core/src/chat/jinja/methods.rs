@@ -7,7 +7,7 @@ use minijinja::value::{ArgType, Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::budget::{Budget, CALL};
+use super::budget::{Budget, CALL, ITEM};
 use super::operators::{printf, str_format};
 use super::python::{JsonStyle, pairs, to_json, to_str};
 
@@ -77,6 +77,7 @@ pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
         },
     );
     register_readers(env, budget);
+    register_sorters(env, budget);
     let b = budget.clone();
     env.add_filter("list", move |value: Value| list(&value, &b));
     let b = budget.clone();
@@ -137,6 +138,19 @@ fn register_readers(env: &mut Environment<'_>, budget: &Budget) {
         env.add_filter(name, move |value: &Value| {
             pay(&b, value)?;
             filter(value)
+        });
+    }
+}
+
+/// Filters that compare the entries of a list with each other, at minijinja's hands.
+fn register_sorters(env: &mut Environment<'_>, budget: &Budget) {
+    use minijinja::filters::{sort, unique};
+    type Sorter = fn(&State, Value, Kwargs) -> Result<Value, Error>;
+    for (name, filter) in [("sort", sort as Sorter), ("unique", unique)] {
+        let b = budget.clone();
+        env.add_filter(name, move |state: &State, value: Value, kwargs: Kwargs| {
+            b.charge(value.len().unwrap_or(0).saturating_mul(2 * ITEM))?;
+            filter(state, value, kwargs)
         });
     }
 }

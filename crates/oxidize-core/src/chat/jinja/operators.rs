@@ -59,7 +59,8 @@ fn is_in(state: &State, value: &Value, container: &Value, budget: &Budget) -> Re
     match container.kind() {
         ValueKind::String => budget.charge(container.as_str().map_or(0, str::len))?,
         ValueKind::Seq => {
-            let items = container.len().unwrap_or(0);
+            // Entries may be lists themselves, to be compared as a whole.
+            let items = container.len().unwrap_or(0).saturating_add(4);
             budget.charge(items.saturating_mul(ITEM))?;
         }
         ValueKind::Bool | ValueKind::Number | ValueKind::None => {
