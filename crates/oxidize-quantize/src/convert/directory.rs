@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use oxidize_core::arch::config::ConfigFacts;
 use oxidize_core::arch::{Arch, Mixer};
 use oxidize_core::file::{Format, ModelFile};
-use oxidize_core::io::{PendingFile, save_atomically};
+use oxidize_core::io::PendingFile;
 use oxidize_core::model::{ExportedTensor, chat_template_of, huggingface_model};
 use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
@@ -63,8 +63,7 @@ pub fn to_directory(
         .into_iter()
         .map(|tensor: ExportedTensor<'_>| as_tensor(file, tensor))
         .collect();
-    create_empty(dir)?;
-    let mut files = Vec::new();
+    let folder = Folder::create(dir)?;
     let names = shards(&tensors, options);
     let total = tensors.iter().map(|tensor| bytes_of(tensor, options)).sum();
     let mut done = 0;
@@ -83,11 +82,7 @@ pub fn to_directory(
             written.map_err(|error| name_file(error, &path))?;
             done += bytes_of(tensor, options);
         }
-        pending.push((path.clone(), saved.finish()?));
-    }
-    for (path, saved) in pending {
-        saved.publish()?;
-        files.push(path);
+        pending.push((path, saved.finish()?));
     }
     let mut small: Vec<(String, Vec<u8>)> = Vec::new();
     if names.len() > 1 {
@@ -112,24 +107,54 @@ pub fn to_directory(
     small.push(("config.json".into(), pretty(&made.config)));
     for (name, bytes) in small {
         let path = dir.join(name);
+        let mut saved = PendingFile::create(&path)?;
         let io = |error| Error::from(oxidize_core::Error::io(&path)(error));
-        save_atomically(&path, |out| out.write_all(&bytes).map_err(io))?;
+        saved.out.write_all(&bytes).map_err(io)?;
+        pending.push((path, saved.finish()?));
+    }
+    options.workers.check()?;
+    let mut files = Vec::new();
+    for (path, saved) in pending {
+        saved.publish()?;
         files.push(path);
     }
+    folder.keep();
     Ok((files, missing))
 }
 
-/// Makes the directory, or makes sure that nothing is in it.
-fn create_empty(dir: &Path) -> Result<()> {
-    let io = |error| Error::from(oxidize_core::Error::io(dir)(error));
-    std::fs::create_dir_all(dir).map_err(io)?;
-    let mut entries = std::fs::read_dir(dir).map_err(io)?;
-    match entries.next() {
-        None => Ok(()),
-        Some(_) => Err(Error::Unfit {
-            file: dir.to_path_buf(),
-            problem: "the directory is not empty".into(),
-        }),
+/// A directory that is new or empty. Dropped before it is kept, it is gone again if it was new.
+struct Folder<'a> {
+    path: &'a Path,
+    is_new: bool,
+}
+
+impl<'a> Folder<'a> {
+    /// Makes the directory, or makes sure that nothing is in it.
+    fn create(path: &'a Path) -> Result<Folder<'a>> {
+        let io = |error| Error::from(oxidize_core::Error::io(path)(error));
+        let is_new = !path.exists();
+        std::fs::create_dir_all(path).map_err(io)?;
+        let mut entries = std::fs::read_dir(path).map_err(io)?;
+        match entries.next() {
+            None => Ok(Folder { path, is_new }),
+            Some(_) => Err(Error::Unfit {
+                file: path.to_path_buf(),
+                problem: "the directory is not empty".into(),
+            }),
+        }
+    }
+
+    fn keep(mut self) {
+        self.is_new = false;
+    }
+}
+
+impl Drop for Folder<'_> {
+    fn drop(&mut self) {
+        if self.is_new {
+            // Only what is empty is removed.
+            let _ = std::fs::remove_dir(self.path);
+        }
     }
 }
 
