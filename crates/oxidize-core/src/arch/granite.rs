@@ -83,6 +83,15 @@ pub(super) static GRANITE_SWA: Arch = Arch {
 pub(super) static GRANITEHYBRID: Arch = Arch {
     name: "granitehybrid",
     hf_classes: &["GraniteMoeHybridForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+        (
+            "shared_expert_intermediate_size",
+            "shared_intermediate_size",
+        ),
+        ("position_embedding_type", "position_embedding_type"),
+    ],
     recurrent: Some(RECURRENT),
     rope: PERMUTED,
     rope_layers: RopeLayers::IfGiven,
@@ -95,6 +104,15 @@ pub(super) static GRANITEHYBRID: Arch = Arch {
 pub(super) static BAMBA: Arch = Arch {
     name: "granitehybrid",
     hf_classes: &["BambaForCausalLM"],
+    hf_keys: &[
+        ("layer_types", ""),
+        ("attn_layer_indices", "attn_layer_indices"),
+        // Those are the other's alone.
+        ("embedding_multiplier", ""),
+        ("residual_multiplier", ""),
+        ("attention_multiplier", ""),
+        ("logits_scaling", ""),
+    ],
     recurrent: Some(RECURRENT),
     rope: PERMUTED,
     hf_names: FEED_FORWARD_NAMES,

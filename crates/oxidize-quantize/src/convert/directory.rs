@@ -170,11 +170,24 @@ fn facts(file: &ModelFile, spec: Option<&VocabSpec>, dtype: &'static str) -> Res
         .metadata()
         .f32(&key("rope.scaling.yarn_log_multiplier"));
     let special = spec.map(|spec| &spec.special);
-    let table = file.tensor("token_embd.weight");
+    let rows = |name: &str| file.tensor(name)?.dims().first().copied();
+    let has = |layer: u64, name: &str| {
+        let name = format!("blk.{layer}.{name}.weight");
+        file.tensor(&name).is_some()
+    };
+    let layers = 0..number("block_count").unwrap_or(0) as u64;
     Ok(ConfigFacts {
-        n_vocab: table
-            .and_then(|table| table.dims().first().copied())
-            .unwrap_or(0),
+        n_vocab: rows("token_embd.weight").unwrap_or(0),
+        expert_layers: layers.clone().map(|i| has(i, "ffn_gate_inp")).collect(),
+        gated: file.tensor("enc.blk.0.ffn_gate.weight").is_some(),
+        two_norms: has(0, "attn_norm_2"),
+        keys_as_values: layers
+            .clone()
+            .any(|i| has(i, "attn_k") && !has(i, "attn_v")),
+        step_rank: number("ssm.time_step_rank"),
+        recurrent_norm: layers.clone().any(|i| has(i, "ssm_norm")),
+        laurel_rank: rows("blk.0.laurel_l.weight"),
+        n_vocab_per_layer: rows("per_layer_token_embd.weight"),
         tied: file.tensor("output.weight").is_none(),
         attention_bias: file.tensor("blk.0.attn_q.bias").is_some()
             || file.tensor("blk.0.attn_qkv.bias").is_some(),

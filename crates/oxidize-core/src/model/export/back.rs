@@ -40,12 +40,6 @@ pub fn huggingface_model<'a>(
             problem,
         })
     };
-    if gguf_arch.encoder.is_some() {
-        return Err(unfit("it has two stacks of layers".into()));
-    }
-    if hparams.n_layers_in_file != hparams.layers.len() {
-        return Err(unfit("it has layers that guess further tokens".into()));
-    }
     let mut candidates: Vec<&'static Arch> = ARCHS
         .iter()
         .filter(|arch| arch.name == gguf_arch.name && !arch.hf_classes.is_empty())
@@ -80,7 +74,11 @@ fn with_factors(file: &ModelFile, mut hparams: Hparams) -> Result<Hparams> {
             long,
             original_context: n_ctx,
         };
-    } else if let Some(factors) = vector(&ROPE_FREQS)? {
+    } else if let Some(mut factors) = vector(&ROPE_FREQS)? {
+        // GGUF has no infinity here, but numbers that are as good.
+        for factor in factors.iter_mut().filter(|factor| **factor > 1e28) {
+            *factor = f32::INFINITY;
+        }
         // Llama 3's ramp, if it is one: its factor is the largest, the rest is the same in all files
         // but for the context.
         let factor = factors.iter().copied().fold(1.0, f32::max);
@@ -121,7 +119,24 @@ fn attempt<'a>(
         gguf_arch,
         hparams,
     };
-    let tensors = back.header();
+    let mut tensors = back.header(|_| true);
+    if let Some(encoder) = arch.encoder {
+        let own = hparams.of_encoder();
+        let stack = Back {
+            file,
+            arch: encoder,
+            gguf_arch: encoder,
+            hparams: &own,
+        };
+        let others = stack.header(super::belongs_to_encoder);
+        tensors.splice(..0, others);
+    }
+    let constants = back.constants();
+    let is_vector = |name: &str| name.ends_with("alpha_p") || name.ends_with("alpha_n");
+    for name in constants.keys() {
+        let dims: &[usize] = if is_vector(name) { &[1] } else { &[] };
+        tensors.push(made_up(name.clone(), dims));
+    }
     let contents = Contents {
         format: Format::Safetensors,
         config: Some(config.clone()),
@@ -153,11 +168,19 @@ fn attempt<'a>(
                 form: link.form.clone(),
             };
             let all = of_tensor.entry(&part.name).or_default();
-            all.push((own, i, link.parts.len()));
+            // What is written twice is taken from where it was written first.
+            let whole = |link: &Link<'_>| link.form.rows.is_none();
+            if all.is_empty() || !whole(&own) {
+                all.push((own, i, link.parts.len()));
+            }
         }
     }
     let mut out = Vec::new();
     for info in directory.tensors() {
+        if let Some(&value) = constants.get(&info.name) {
+            out.push(back.constant(info, value));
+            continue;
+        }
         let sources = of_tensor.remove(info.name.as_str());
         let sources = sources.ok_or_else(|| format!("nothing becomes {}", info.name))?;
         out.push(back.tensor(info, sources)?);
@@ -177,10 +200,10 @@ struct Back<'a, 'h> {
 
 impl<'a> Back<'a, '_> {
     /// The table of tensors that a directory of this model would have.
-    fn header(&self) -> Vec<TensorInfo> {
+    fn header(&self, wanted: impl Fn(&TensorRole) -> bool) -> Vec<TensorInfo> {
         let mut tensors: BTreeMap<(usize, usize, usize), TensorInfo> = BTreeMap::new();
         let mut names = HashSet::new();
-        for (place, role) in ROLES.iter().enumerate() {
+        for (place, role) in ROLES.iter().enumerate().filter(|(_, role)| wanted(role)) {
             let layered = role.gguf.contains("{}") || role.hf.contains("{}");
             let n_layers = if layered {
                 self.hparams.layers.len()
@@ -199,6 +222,41 @@ impl<'a> Back<'a, '_> {
         tensors.into_values().collect()
     }
 
+    /// Numbers that are tensors in a directory and keys in GGUF: xIELU's, layer by layer.
+    fn constants(&self) -> BTreeMap<String, f32> {
+        let mut constants = BTreeMap::new();
+        for (key, role) in XIELU_KEYS {
+            let values = self.file.metadata().get(key);
+            let values = values.and_then(|value| match value.as_array() {
+                Some(list) => list.iter_f32().map(Iterator::collect),
+                None => value.as_f32().map(|x| vec![x; self.hparams.layers.len()]),
+            });
+            let values: Vec<f32> = values.unwrap_or_default();
+            for (layer, value) in values.into_iter().enumerate() {
+                let names = role.names(self.arch, Format::Safetensors, layer);
+                constants.extend(names.into_iter().next().map(|name| (name, value)));
+            }
+        }
+        constants
+    }
+
+    fn constant(&self, info: &TensorInfo, value: f32) -> ExportedTensor<'a> {
+        let file = self.file;
+        let shape = info.dims().iter().map(|&dim| dim as u64).collect();
+        ExportedTensor {
+            name: info.name.clone(),
+            ty: TensorType::F32,
+            shape,
+            data: ExportedData::Made(Box::new(move || bytes_of(file, &[value]))),
+        }
+    }
+
+    /// Whether one norm of the file serves both halves of a layer.
+    fn shares_norm(&self, layer: usize) -> bool {
+        let norm = |role| self.find(role, layer).map(|info| info.name.as_str());
+        norm(&ATTN_NORM).is_some() && norm(&ATTN_NORM) == norm(&FFN_NORM)
+    }
+
     /// The tensors of a role and their dimensions.
     fn names_of(&self, role: &TensorRole, layer: usize) -> Vec<(String, Vec<usize>)> {
         let patterns = role.names(self.arch, Format::Safetensors, layer);
@@ -209,6 +267,13 @@ impl<'a> Back<'a, '_> {
             FFN_UP if self.find(&FFN_GATE, layer).is_none() => patterns.last(),
             // Experts are all together, or all apart.
             FFN_DOWN_EXPERTS if stacked => patterns.iter().find(|name| !name.contains("{e}")),
+            // A norm that serves both halves has a name that stands for either.
+            ATTN_NORM if self.shares_norm(layer) => {
+                let others = FFN_NORM.names(self.arch, Format::Safetensors, layer);
+                let both = patterns.iter().find(|name| others.contains(name));
+                both.or(patterns.first())
+            }
+            FFN_NORM if self.shares_norm(layer) => None,
             _ => patterns.first(),
         };
         let (Some(pattern), Some(dims)) = (pattern, self.dims(role, layer)) else {
@@ -304,6 +369,8 @@ impl<'a> Back<'a, '_> {
             SSM_IN => self.is_delta_net(),
             DELTA_QKVZ => true,
             SSM_DT_BIAS => self.find(&SSM_DT, layer).is_some(),
+            // What readers want to see in the first layer is there only for them.
+            TIME_MIX_V0 | TIME_MIX_V1 | TIME_MIX_V2 => layer == 0,
             _ => false,
         }
     }
@@ -327,10 +394,12 @@ impl<'a> Back<'a, '_> {
         if self.is_elsewhere(role, layer) {
             return None;
         }
-        let shifts = match self.hparams.recurrent.as_ref().map(|params| params.kind) {
-            Some(RecurrentKind::Rwkv6) => RWKV6_SHIFTS,
-            Some(RecurrentKind::Rwkv7) => RWKV7_SHIFTS,
-            _ => &[],
+        let recurrent = self.hparams.recurrent.as_ref();
+        let (shifts, vectors) = match recurrent.map(|params| params.kind) {
+            Some(RecurrentKind::Rwkv4) => (&[][..], RWKV_VECTORS),
+            Some(RecurrentKind::Rwkv6) => (RWKV6_SHIFTS, RWKV_VECTORS),
+            Some(RecurrentKind::Rwkv7) => (RWKV7_SHIFTS, RWKV_VECTORS),
+            _ => (&[][..], &[][..]),
         };
         if shifts.contains(role) {
             self.find(&TIME_MIX_LERP_FUSED, layer)?;
@@ -344,6 +413,11 @@ impl<'a> Back<'a, '_> {
             SSM_CONV | SHORTCONV_CONV | KIMI_Q_CONV | KIMI_K_CONV | KIMI_V_CONV => {
                 let kernel = dims.last().copied().unwrap_or(1);
                 return Some(vec![all / kernel.max(1), 1, kernel]);
+            }
+            role if vectors.contains(&role) => return Some(vec![1, 1, all]),
+            TIME_MIX_R_K => {
+                let head = recurrent.map_or(1, |params| params.state_dim);
+                return Some(vec![all / head.max(1), head]);
             }
             SSM_D | SSM_NORM => return Some(vec![all]),
             SSM_A if dims.last() == Some(&1) && n == 2 => return Some(vec![all]),
@@ -470,6 +544,30 @@ impl<'a> Back<'a, '_> {
         })
     }
 }
+
+/// xIELU's parameters: keys in GGUF, tensors in a directory.
+const XIELU_KEYS: [(&str, TensorRole); 4] = [
+    ("xielu.alpha_p", FFN_XIELU_ALPHA_P),
+    ("xielu.alpha_n", FFN_XIELU_ALPHA_N),
+    ("xielu.beta", FFN_XIELU_BETA),
+    ("xielu.eps", FFN_XIELU_EPSILON),
+];
+
+/// RWKV: vectors that a directory keeps with room for batch and time.
+const RWKV_VECTORS: &[TensorRole] = &[
+    TIME_MIX_LERP_X,
+    TIME_MIX_LERP_K,
+    TIME_MIX_LERP_V,
+    TIME_MIX_LERP_R,
+    TIME_MIX_DECAY,
+    TIME_MIX_W0,
+    TIME_MIX_A0,
+    TIME_MIX_V0,
+    TIME_MIX_K_K,
+    TIME_MIX_K_A,
+    CHANNEL_MIX_LERP_K,
+    CHANNEL_MIX_LERP_R,
+];
 
 /// A tensor of `dims`, put together from what it would become, each walked backwards.
 fn unmade(

@@ -66,13 +66,16 @@ fn links<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec
         let own = hparams.of_encoder();
         let mut other = Exporter::new(file, encoder, &own);
         other.gguf_arch = encoder;
-        other.run(own.layers.len(), |role| {
-            ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
-        });
+        other.run(own.layers.len(), belongs_to_encoder);
         exporter.links = other.links;
     }
     exporter.run(hparams.n_layers_in_file, |_| true);
     exporter.links
+}
+
+/// Whether an encoder has a role's tensor for itself, beside its decoder.
+fn belongs_to_encoder(role: &TensorRole) -> bool {
+    ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
 }
 
 /// Writes down links, role by role.
