@@ -34,6 +34,10 @@ pub struct ConfigFacts {
     pub expert_layers: Vec<bool>,
     /// Whether feed-forward layers have a gate.
     pub gated: bool,
+    /// Whether it makes embeddings of texts.
+    pub pooled: bool,
+    /// Whether it has a classifier on top.
+    pub classifies: bool,
     /// Whether a layer has a norm for each of its halves.
     pub two_norms: bool,
     /// Whether keys serve as values in layers that have none.
@@ -58,7 +62,7 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
         arch,
         map: Map::new(),
     };
-    let class = arch.hf_classes.first().copied().unwrap_or_default();
+    let class = class_of(arch, facts);
     config.set("architectures", json!([class]));
     config.set("model_type", Value::from(model_type(class)));
     config.set("torch_dtype", Value::from(facts.dtype));
@@ -110,6 +114,23 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
     config.scales(hp);
     config.per_layer_inputs(hp, facts);
     Value::Object(config.map)
+}
+
+/// What `transformers` calls a model of this family that is used like this.
+pub fn class_of(arch: &Arch, facts: &ConfigFacts) -> &'static str {
+    let mut classes = arch.hf_classes.iter().copied();
+    let first = classes.clone().next().unwrap_or_default();
+    let fitting = match facts {
+        facts if facts.classifies => classes.find(|class| class.contains("ForSequence")),
+        facts if facts.pooled => classes.find(|class| is_bare(class)),
+        _ => None,
+    };
+    fitting.unwrap_or(first)
+}
+
+/// Whether a class is a model without a head, whose tensors' names do not begin with the model's.
+pub fn is_bare(class: &str) -> bool {
+    class.ends_with("Model") && !class.ends_with("LMHeadModel")
 }
 
 /// The first thing that two readings of a model differ in.
@@ -367,6 +388,11 @@ impl Config<'_> {
         let first = n_ff.clone().next();
         if first.is_some() {
             self.set("intermediate_size", per_layer(n_ff));
+        }
+        // What is shared by experts elsewhere is all there is where there are none.
+        if let (Some(n_ff), None) = (first, &hp.moe) {
+            self.set_own("shared_expert_intermediate_size", Value::from(n_ff));
+            self.set_own("num_experts", Value::from(0));
         }
         let ratio = first.unwrap_or(0) / hp.n_embd.max(1);
         self.set_own("expansion_ratio", Value::from(ratio));

@@ -14,22 +14,13 @@ pub(super) static GRANITE: Arch = Arch {
 
 const GRANITE_EXPERTS: &[(TensorRole, &str)] = &[
     (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router.layer"),
-    (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router"),
     (
         FFN_GATE_UP_EXPERTS,
         "model.layers.{}.block_sparse_moe.input_linear",
     ),
     (
-        FFN_GATE_UP_EXPERTS,
-        "model.layers.{}.block_sparse_moe.experts.gate_up_proj",
-    ),
-    (
         FFN_DOWN_EXPERTS,
         "model.layers.{}.block_sparse_moe.output_linear",
-    ),
-    (
-        FFN_DOWN_EXPERTS,
-        "model.layers.{}.block_sparse_moe.experts.down_proj",
     ),
     (
         FFN_GATE_UP_SHARED,
@@ -65,13 +56,31 @@ pub(super) static GRANITEMOE: Arch = Arch {
     ..BASE
 };
 
+/// The names of the one with windows.
+const SWA_EXPERTS: &[(TensorRole, &str)] = &[
+    (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router"),
+    (
+        FFN_GATE_UP_EXPERTS,
+        "model.layers.{}.block_sparse_moe.experts.gate_up_proj",
+    ),
+    (
+        FFN_DOWN_EXPERTS,
+        "model.layers.{}.block_sparse_moe.experts.down_proj",
+    ),
+    (
+        FFN_GATE_UP_SHARED,
+        "model.layers.{}.shared_mlp.input_linear",
+    ),
+    (FFN_DOWN_SHARED, "model.layers.{}.shared_mlp.output_linear"),
+];
+
 /// Granite with experts, sinks and windows.
 pub(super) static GRANITE_SWA: Arch = Arch {
     name: "granite_swa",
     hf_classes: &["GraniteMoeSWAForCausalLM"],
     rope: PERMUTED,
     windows: Windows::AllButEvery(4),
-    hf_names: GRANITE_EXPERTS,
+    hf_names: SWA_EXPERTS,
     gguf_form: GgufForm {
         fused_experts: true,
         ..USUAL_FORM

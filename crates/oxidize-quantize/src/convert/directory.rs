@@ -180,6 +180,8 @@ fn facts(file: &ModelFile, spec: Option<&VocabSpec>, dtype: &'static str) -> Res
         n_vocab: rows("token_embd.weight").unwrap_or(0),
         expert_layers: layers.clone().map(|i| has(i, "ffn_gate_inp")).collect(),
         gated: file.tensor("enc.blk.0.ffn_gate.weight").is_some(),
+        pooled: file.metadata().get(&key("pooling_type")).is_some(),
+        classifies: file.tensor("cls.output.weight").is_some(),
         two_norms: has(0, "attn_norm_2"),
         keys_as_values: layers
             .clone()

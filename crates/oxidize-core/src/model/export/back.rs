@@ -6,7 +6,7 @@
 
 use super::link::{Link, bytes_of, matrix};
 use super::{ExportedData, ExportedTensor, is_stack, links};
-use crate::arch::config::{ConfigFacts, config, difference};
+use crate::arch::config::{ConfigFacts, class_of, config, difference, is_bare};
 use crate::arch::names::*;
 use crate::arch::{ARCHS, Arch, Hparams, RecurrentKind, TensorRole};
 use crate::error::{Error, Result};
@@ -47,15 +47,26 @@ pub fn huggingface_model<'a>(
         .collect();
     // Where there are experts, a family that has names of its own for them is meant.
     let names_experts = |arch: &&Arch| arch.hf_names.iter().any(|(role, _)| *role == FFN_ROUTER);
-    candidates.sort_by_key(|arch| names_experts(arch) != hparams.moe.is_some());
-    let mut problem = "no class of models there is known to be it".to_owned();
+    // RoBERTa is a BERT with another kind of vocabulary. And who has fewer names for things says more.
+    let wordpiece = file.metadata().str("tokenizer.ggml.model") == Some("bert");
+    let says_less = |arch: &Arch| arch.hf_keys.iter().all(|(_, own)| !own.is_empty());
+    candidates.sort_by_key(|arch| {
+        (
+            names_experts(arch) != hparams.moe.is_some(),
+            (arch.position_offset == 0) != wordpiece,
+            says_less(arch),
+        )
+    });
+    let mut problem = None;
     for arch in candidates {
         match attempt(file, arch, gguf_arch, &hparams, facts) {
             Ok(model) => return Ok(model),
-            Err(why) => problem = why,
+            // What speaks against the likeliest is the reason.
+            Err(why) => drop(problem.get_or_insert(why)),
         }
     }
-    Err(unfit(problem))
+    let unknown = || "no class of models there is known to be it".to_owned();
+    Err(unfit(problem.unwrap_or_else(unknown)))
 }
 
 /// The same numbers with the factors of the rotary embedding, which GGUF keeps as tensors.
@@ -113,11 +124,13 @@ fn attempt<'a>(
     facts: &ConfigFacts,
 ) -> Result<HuggingFaceModel<'a>, String> {
     let config = config(arch, hparams, facts);
+    let class = class_of(arch, facts);
     let back = Back {
         file,
         arch,
         gguf_arch,
         hparams,
+        headless: is_bare(class),
     };
     let mut tensors = back.header(|_| true);
     if let Some(encoder) = arch.encoder {
@@ -127,6 +140,7 @@ fn attempt<'a>(
             arch: encoder,
             gguf_arch: encoder,
             hparams: &own,
+            headless: false,
         };
         let others = stack.header(super::belongs_to_encoder);
         tensors.splice(..0, others);
@@ -146,10 +160,15 @@ fn attempt<'a>(
     let directory = ModelFile::new(contents, &OpenOptions::default()).map_err(|e| e.to_string())?;
     let detected = Arch::detect(&directory).map_err(|e| e.to_string())?;
     if !std::ptr::eq(detected, arch) {
-        let class = arch.hf_classes.first().copied().unwrap_or_default();
         return Err(format!("{class} would be taken for {}", detected.name));
     }
-    let read = Hparams::read(&directory, arch).map_err(|e| e.to_string())?;
+    let mut read = Hparams::read(&directory, arch).map_err(|e| e.to_string())?;
+    for (layer, (own, other)) in read.layers.iter_mut().zip(&hparams.layers).enumerate() {
+        // A width beside that of experts is nobody's.
+        if back.find(&FFN_ROUTER, layer).is_some() {
+            own.n_ff = other.n_ff;
+        }
+    }
     if let Some(difference) = difference(&read, hparams) {
         return Err(format!(
             "its configuration reads back otherwise: {difference}"
@@ -196,6 +215,8 @@ struct Back<'a, 'h> {
     arch: &'static Arch,
     gguf_arch: &'static Arch,
     hparams: &'h Hparams,
+    /// Whether names of tensors lack the model's own, with which they otherwise begin.
+    headless: bool,
 }
 
 impl<'a> Back<'a, '_> {
@@ -276,9 +297,16 @@ impl<'a> Back<'a, '_> {
             FFN_NORM if self.shares_norm(layer) => None,
             _ => patterns.first(),
         };
-        let (Some(pattern), Some(dims)) = (pattern, self.dims(role, layer)) else {
+        let (Some(pattern), Some(mut dims)) = (pattern, self.dims(role, layer)) else {
             return Vec::new();
         };
+        let pattern = match self.headless {
+            true => without_head(pattern),
+            false => pattern.as_str(),
+        };
+        if let (true, [n, rows, cols]) = (is_flat(pattern), dims.as_slice()) {
+            dims = vec![n * rows, *cols];
+        }
         let mut list = Vec::new();
         if pattern.contains("{e}") {
             let Some((&n, each)) = dims.split_first() else {
@@ -288,7 +316,7 @@ impl<'a> Back<'a, '_> {
             list.extend((0..n).map(|i| (format!("{}.weight", numbered(i)), each.to_vec())));
             return list;
         }
-        let bare = is_bare(role, pattern);
+        let bare = is_bare_name(role, pattern);
         let ending = if bare { "" } else { ".weight" };
         list.push((format!("{pattern}{ending}"), dims));
         if let Some(dims) = self.bias_dims(role, layer) {
@@ -396,7 +424,7 @@ impl<'a> Back<'a, '_> {
         }
         let recurrent = self.hparams.recurrent.as_ref();
         let (shifts, vectors) = match recurrent.map(|params| params.kind) {
-            Some(RecurrentKind::Rwkv4) => (&[][..], RWKV_VECTORS),
+            Some(RecurrentKind::Rwkv4) if *role != TIME_MIX_DECAY => (&[][..], RWKV_VECTORS),
             Some(RecurrentKind::Rwkv6) => (RWKV6_SHIFTS, RWKV_VECTORS),
             Some(RecurrentKind::Rwkv7) => (RWKV7_SHIFTS, RWKV_VECTORS),
             _ => (&[][..], &[][..]),
@@ -418,6 +446,14 @@ impl<'a> Back<'a, '_> {
             TIME_MIX_R_K => {
                 let head = recurrent.map_or(1, |params| params.state_dim);
                 return Some(vec![all / head.max(1), head]);
+            }
+            POSITION_EMBEDDING => {
+                // Rows for positions that do not exist are empty.
+                let skipped = self.arch.position_offset;
+                let skipped = skipped.saturating_sub(self.gguf_arch.position_offset);
+                if let Some(rows) = dims.first_mut() {
+                    *rows += skipped;
+                }
             }
             SSM_D | SSM_NORM => return Some(vec![all]),
             SSM_A if dims.last() == Some(&1) && n == 2 => return Some(vec![all]),
@@ -661,9 +697,21 @@ fn made_up(name: String, dims: &[usize]) -> TensorInfo {
     }
 }
 
+/// A tensor's name in a model without a head.
+fn without_head(name: &str) -> &str {
+    let heads = ["model.", "bert.", "roberta.", "transformer."];
+    let rest = heads.iter().find_map(|head| name.strip_prefix(head));
+    rest.unwrap_or(name)
+}
+
+/// Whether experts of this name lie under each other in one matrix (DBRX).
+fn is_flat(pattern: &str) -> bool {
+    pattern.contains(".experts.mlp.")
+}
+
 /// Whether a directory's name of a role has no ending: parameters that belong to no linear layer.
-fn is_bare(role: &TensorRole, pattern: &str) -> bool {
-    let stacked = is_stack(role) && (pattern.ends_with("_proj") || pattern.contains(".mlp.w"));
+fn is_bare_name(role: &TensorRole, pattern: &str) -> bool {
+    let stacked = is_stack(role) && (pattern.ends_with("_proj") || is_flat(pattern));
     let vectors = [
         SSM_A,
         SSM_D,
@@ -675,15 +723,9 @@ fn is_bare(role: &TensorRole, pattern: &str) -> bool {
         LAYER_SCALE,
         ALTUP_CORRECT_SCALE,
     ];
-    let rwkv = [
-        "time_maa",
-        "time_decay",
-        "time_faaaa",
-        "time_mix",
-        "time_first",
-        ".x_",
-    ];
-    stacked
-        || vectors.contains(role)
-        || (role.gguf.contains("_mix_") && rwkv.iter().any(|part| pattern.contains(part)))
+    // RWKV's: `time_maa_x`, `x_k`, `w0`, but `ln_x` is a norm.
+    let last = pattern.rsplit('.').next().unwrap_or_default();
+    let rwkv =
+        last.starts_with("time_") || (last.len() <= 3 && last.contains(['_', '0', '1', '2']));
+    stacked || vectors.contains(role) || (role.gguf.contains("_mix_") && rwkv)
 }
