@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use oxidize_core::arch::config::ConfigFacts;
 use oxidize_core::arch::{Arch, Mixer};
 use oxidize_core::file::{Format, ModelFile};
-use oxidize_core::io::PendingFile;
+use oxidize_core::io::{PendingFile, SavedFile};
 use oxidize_core::model::{ExportedTensor, chat_template_of, huggingface_model};
 use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
 use serde_json::{Map, Value, json};
 
-use super::as_tensor;
+use super::{as_tensor, sentence};
 use crate::encode::Workers;
 use crate::error::{Error, Result};
 use crate::output::name_file;
@@ -63,7 +63,10 @@ pub fn to_directory(
         .into_iter()
         .map(|tensor: ExportedTensor<'_>| as_tensor(file, tensor))
         .collect();
-    let folder = Folder::create(dir)?;
+    let mut folder = Folder::create(dir)?;
+    let (projections, tensors): (Vec<_>, Vec<_>) = tensors
+        .into_iter()
+        .partition(|tensor| sentence::folder_of(tensor).is_some());
     let names = shards(&tensors, options);
     let total = tensors.iter().map(|tensor| bytes_of(tensor, options)).sum();
     let mut done = 0;
@@ -71,18 +74,11 @@ pub fn to_directory(
     for (name, range) in &names {
         let path = dir.join(name);
         let shard = tensors.get(range.clone()).unwrap_or_default();
-        let mut saved = PendingFile::create(&path)?;
-        let io = |error| Error::from(oxidize_core::Error::io(&path)(error));
-        saved.out.write_all(&header(shard, options)).map_err(io)?;
-        for tensor in shard {
+        let saved = write_shard(&path, shard, options, |tensor| {
             progress(done, total, &tensor.name);
-            let written = options
-                .workers
-                .encode(tensor, options.ty, None, &mut saved.out);
-            written.map_err(|error| name_file(error, &path))?;
             done += bytes_of(tensor, options);
-        }
-        pending.push((path, saved.finish()?));
+        })?;
+        pending.push((path, saved));
     }
     let mut small: Vec<(String, Vec<u8>)> = Vec::new();
     if names.len() > 1 {
@@ -104,8 +100,31 @@ pub fn to_directory(
     if let Some(sampling) = sampling(file) {
         small.push(("generation_config.json".into(), pretty(&sampling)));
     }
-    small.push(("config.json".into(), pretty(&made.config)));
+    let mut dense = Vec::new();
+    for mut tensor in projections {
+        let Some(name) = sentence::folder_of(&tensor).map(str::to_owned) else {
+            continue;
+        };
+        let config = sentence::projection(&tensor);
+        small.push((format!("{name}/config.json"), pretty(&config)));
+        folder.subfolder(&name)?;
+        tensor.name = "linear.weight".into();
+        let path = dir.join(&name).join("model.safetensors");
+        let saved = write_shard(&path, &[tensor], options, |_| {})?;
+        pending.push((path, saved));
+        dense.push(name);
+    }
+    let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?.name;
+    for (name, value) in sentence::modules(file, arch, &dense) {
+        small.push((name, pretty(&value)));
+    }
+    let mut config = made.config;
+    sentence::labels(file, arch, &mut config);
+    small.push(("config.json".into(), pretty(&config)));
     for (name, bytes) in small {
+        if let Some((subfolder, _)) = name.split_once('/') {
+            folder.subfolder(subfolder)?;
+        }
         let path = dir.join(name);
         let mut saved = PendingFile::create(&path)?;
         let io = |error| Error::from(oxidize_core::Error::io(&path)(error));
@@ -122,21 +141,45 @@ pub fn to_directory(
     Ok((files, missing))
 }
 
-/// A directory that is new or empty. Dropped before it is kept, it is gone again if it was new.
+/// Writes tensors as a safetensors file. `each` hears of every tensor before it is written.
+fn write_shard(
+    path: &Path,
+    tensors: &[Tensor<'_>],
+    options: &DirectoryOptions<'_>,
+    mut each: impl FnMut(&Tensor<'_>),
+) -> Result<SavedFile> {
+    let mut saved = PendingFile::create(path)?;
+    let io = |error| Error::from(oxidize_core::Error::io(path)(error));
+    saved.out.write_all(&header(tensors, options)).map_err(io)?;
+    for tensor in tensors {
+        each(tensor);
+        let written = options
+            .workers
+            .encode(tensor, options.ty, None, &mut saved.out);
+        written.map_err(|error| name_file(error, path))?;
+    }
+    Ok(saved.finish()?)
+}
+
+/// A directory that is new or empty. Dropped before it is kept, what was made of it is gone again.
 struct Folder<'a> {
     path: &'a Path,
-    is_new: bool,
+    /// What was made, outermost first.
+    made: Vec<PathBuf>,
 }
 
 impl<'a> Folder<'a> {
     /// Makes the directory, or makes sure that nothing is in it.
     fn create(path: &'a Path) -> Result<Folder<'a>> {
         let io = |error| Error::from(oxidize_core::Error::io(path)(error));
-        let is_new = !path.exists();
+        let made = match path.exists() {
+            true => Vec::new(),
+            false => vec![path.to_path_buf()],
+        };
         std::fs::create_dir_all(path).map_err(io)?;
         let mut entries = std::fs::read_dir(path).map_err(io)?;
         match entries.next() {
-            None => Ok(Folder { path, is_new }),
+            None => Ok(Folder { path, made }),
             Some(_) => Err(Error::Unfit {
                 file: path.to_path_buf(),
                 problem: "the directory is not empty".into(),
@@ -144,16 +187,26 @@ impl<'a> Folder<'a> {
         }
     }
 
+    /// Makes a directory in it, unless there is one.
+    fn subfolder(&mut self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        if !path.exists() {
+            std::fs::create_dir(&path).map_err(oxidize_core::Error::io(&path))?;
+            self.made.push(path);
+        }
+        Ok(())
+    }
+
     fn keep(mut self) {
-        self.is_new = false;
+        self.made.clear();
     }
 }
 
 impl Drop for Folder<'_> {
     fn drop(&mut self) {
-        if self.is_new {
+        for path in self.made.iter().rev() {
             // Only what is empty is removed.
-            let _ = std::fs::remove_dir(self.path);
+            let _ = std::fs::remove_dir(path);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Golden GGUF files as Hugging Face directories: our own loader finds the same model in them, and
 //! converting them again gives the same file.
 
+use std::path::Path;
+
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
 use oxidize_kernels::quant::TensorType;
@@ -75,7 +77,7 @@ fn golden_files_become_directories_and_files_again() {
 }
 
 /// To a directory and back; what differs.
-fn round_trip(path: &std::path::Path) -> Result<(), String> {
+fn round_trip(path: &Path) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let (folder, again) = (dir.path().join("model"), dir.path().join("again.gguf"));
     let file = ModelFile::open(path, &OpenOptions::default()).map_err(|e| e.to_string())?;
@@ -187,6 +189,92 @@ fn there_and_back(file: &ModelFile) -> Result<Vec<(String, Loss, String)>, Strin
         }
     }
     Ok(differences)
+}
+
+/// EmbeddingGemma as it is released: two projections behind the pooling, in folders of their own.
+#[test]
+fn projections_of_embeddings_go_there_and_back() {
+    let golden = folders()
+        .into_iter()
+        .find(|f| f.ends_with("embeddinggemma"));
+    let Some(golden) = golden else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (source, folder) = (dir.path().join("source"), dir.path().join("again"));
+    copy(&golden, &source);
+    let (width, inner) = (64, 96);
+    let first: Vec<f32> = (0..width * inner).map(|i| (i as f32).sin()).collect();
+    let second: Vec<f32> = (0..inner * width).map(|i| (i as f32).cos()).collect();
+    write_projection(&source.join("2_Dense"), (inner, width), &first);
+    write_projection(&source.join("3_Dense"), (width, inner), &second);
+
+    let file = ModelFile::open(&source, &OpenOptions::default()).unwrap();
+    let gguf = dir.path().join("model.gguf");
+    convert(&file, &gguf, &wishes("F32"), &Options::default(), |_| {}).unwrap();
+    let made = ModelFile::open(&gguf, &OpenOptions::default()).unwrap();
+    assert_eq!(floats(&made, "dense_2.weight"), first);
+    let key = "gemma-embedding.dense_3_feat_in";
+    assert_eq!(made.metadata().u64(key), Some(inner as u64));
+
+    // What the model gives out goes through both.
+    let tokens = input(&golden);
+    let plain = outputs(&golden, &tokens).unwrap();
+    let expected = multiplied(&multiplied(&plain, &first, inner), &second, width);
+    for path in [&source, &gguf] {
+        let ours = outputs(path, &tokens).unwrap();
+        assert!(distance(&expected, &ours) < 1e-4, "{}", path.display());
+    }
+
+    to_directory(&made, &folder, &OPTIONS, |_, _, _| {}).unwrap();
+    for name in ["2_Dense", "3_Dense"] {
+        let weights = |dir: &Path| {
+            let path = dir.join(name).join("model.safetensors");
+            let file = ModelFile::open(&path, &OpenOptions::default()).unwrap();
+            (file.tensors()[0].dims(), floats(&file, "linear.weight"))
+        };
+        assert_eq!(weights(&folder), weights(&source), "{name}");
+    }
+    let modules = std::fs::read_to_string(folder.join("modules.json")).unwrap();
+    assert!(modules.contains("1_Pooling") && modules.contains("3_Dense"));
+    let again = outputs(&folder, &tokens).unwrap();
+    assert!(distance(&expected, &again) < 1e-4);
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(std::fs::copy(entry.path(), to).unwrap()),
+        }
+    }
+}
+
+/// A matrix of `rows` by `columns` as sentence-transformers keep it.
+fn write_projection(folder: &Path, (rows, columns): (usize, usize), floats: &[f32]) {
+    std::fs::create_dir(folder).unwrap();
+    let config = r#"{"activation_function": "torch.nn.modules.linear.Identity", "bias": false}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let bytes: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let entry = format!(
+        r#"{{"linear.weight":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[0,{}]}}}}"#,
+        bytes.len()
+    );
+    let mut file = (entry.len() as u64).to_le_bytes().to_vec();
+    file.extend(entry.into_bytes());
+    file.extend(bytes);
+    std::fs::write(folder.join("model.safetensors"), file).unwrap();
+}
+
+/// Each row of `x`, multiplied by a matrix of so many rows.
+fn multiplied(x: &[f32], matrix: &[f32], rows: usize) -> Vec<f32> {
+    let columns = matrix.len() / rows;
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    let row = |x: &[f32]| -> Vec<f32> { matrix.chunks(columns).map(|m| dot(x, m)).collect() };
+    x.chunks(columns).flat_map(row).collect()
 }
 
 #[test]

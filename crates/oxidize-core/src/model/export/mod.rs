@@ -15,7 +15,7 @@ use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, RecurrentKind, TensorRole};
 use crate::error::Result;
 use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
 use crate::graph::rope::{RopeFactors, RopeScaling};
-use crate::graph::{KeySharing, RopeLayout};
+use crate::graph::{KeySharing, RopeLayout, Sees};
 use oxidize_kernels::quant::TensorType;
 
 /// A tensor of a file to be.
@@ -167,6 +167,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
             // Where one norm serves both halves of a layer, or stands for either, it is written once.
             ATTN_NORM => same(role, &FFN_NORM) && (one_name() || feeds),
             FFN_NORM => same(role, &ATTN_NORM) && !one_name() && !feeds,
+            // Decoders are files of their own, without what others make of their states.
+            EMBEDDING_DENSE_2 | EMBEDDING_DENSE_3 => self.hparams.sees != Sees::All,
             // BERT's pooler means nothing without the classifier on top.
             CLASSIFIER => found(&CLASSIFIER_OUTPUT).is_none(),
             _ => self.shifts().contains(role),
