@@ -3,6 +3,7 @@
 //! here before it is asked for. [`link`] says what a tensor is made of, as data.
 
 mod back;
+mod header;
 mod link;
 
 pub use back::{HuggingFaceModel, huggingface_model};
