@@ -17,7 +17,7 @@ ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint docs coverage fuzz-smoke fuzz-replay deny miri \
-	check-targets check-neon check-wasm check-convert clean
+	check-targets check-neon check-wasm check-convert check-imatrix clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ bench-serve: ## measure the server beside llama-server
 check-convert: ## convert the golden models and compare with a built llama.cpp checkout, LLAMA=folder
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/check-convert-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
+
+check-imatrix: ## collect importance matrices and compare with a built llama.cpp checkout, LLAMA=folder
+	$(CARGO) build --release -p oxidize-cli
+	$(PYTHON) scripts/check-imatrix-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
 
 lint: ## check formatting, and clippy without warnings
 	$(CARGO) fmt --all --check

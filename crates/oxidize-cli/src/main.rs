@@ -49,10 +49,10 @@ fn main() -> ExitCode {
         // Whoever closes the pipe, as `head` does, has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let error = format!("{error:#}").replace('\n', " ");
+            let text = format!("{error:#}").replace('\n', " ");
             let red = style::for_stderr().error;
-            eprintln!("{red}error{red:#}: {error}");
-            ExitCode::FAILURE
+            eprintln!("{red}error{red:#}: {text}");
+            oxidize_quantize::commands::exit_code(&error)
         }
     }
 }

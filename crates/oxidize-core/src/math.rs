@@ -18,13 +18,17 @@ pub(crate) fn erf(x: f64) -> f64 {
     sum * 2.0 / std::f64::consts::PI.sqrt()
 }
 
+/// The share of the normal distribution below `x`.
+pub(crate) fn normal_share(x: f64) -> f64 {
+    0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2))
+}
+
 /// The point below which a share `p` of the normal distribution lies, by bisection.
 pub(crate) fn normal_quantile(p: f64) -> f64 {
-    let below = |x: f64| 0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2));
     let (mut low, mut high) = (-40.0, 40.0);
     for _ in 0..100 {
         let middle = 0.5 * (low + high);
-        if below(middle) < p {
+        if normal_share(middle) < p {
             low = middle;
         } else {
             high = middle;

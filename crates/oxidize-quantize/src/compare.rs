@@ -66,13 +66,13 @@ impl Default for Options {
     }
 }
 
-/// Compares `b` with `a` over `text`. `progress` hears of each finished chunk.
+/// Compares `b` with `a` over `text`. `each` hears of every finished chunk, and may end it.
 pub fn compare(
     a: &Model,
     b: &Model,
     text: &str,
     options: &Options,
-    mut progress: impl FnMut(usize, usize, f64),
+    mut each: impl FnMut(usize, usize, f64) -> Result<()>,
 ) -> Result<Comparison> {
     if a.n_vocab() != b.n_vocab() {
         return Err(Error::Unfit {
@@ -114,7 +114,7 @@ pub fn compare(
                 scores.add(&p, &q, next as usize);
             }
         }
-        progress(done + 1, chunks.n_chunks, scores.mean_kl());
+        each(done + 1, chunks.n_chunks, scores.mean_kl())?;
     }
     let mut comparison = scores.finish();
     (comparison.chunks, comparison.n_ctx) = (chunks.n_chunks, chunks.n_ctx);

@@ -64,6 +64,7 @@ pub fn merge_adapter(
         );
         workers.encode(&sum, tensor.ty, None, out).map(drop)
     })?;
+    workers.check()?;
     written.publish()?;
     Ok(changed)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::split::PartName;
 use oxidize_core::gguf::{INT8_KEY, Metadata, Planned, Value, ValueBuf, WriteError, Writer};
-use oxidize_core::io::{PendingFile, SavedFile};
+use oxidize_core::io::{PendingFile, SavedFile, remove_abandoned};
 
 use crate::error::{Error, Result};
 
@@ -88,6 +88,7 @@ impl Output {
                 _ => part_path(path, number as u64 + 1, count),
             };
             let writer = self.writer(range.clone(), (number, ranges.len()), source)?;
+            remove_abandoned(&part);
             let mut pending = PendingFile::create(&part)?;
             let mut next = range.start;
             let written = writer.write(&mut pending.out, |tensor, out| {

@@ -190,7 +190,9 @@ pub fn quantize(
             }
             let made = Model::load(written.temporary(), &OpenOptions::default())?;
             let original = Model::from_file(source.clone())?;
-            let result = compare(&original, &made, text, &wanted.compare, |_, _, _| {})?;
+            let result = compare(&original, &made, text, &wanted.compare, |_, _, _| {
+                workers.check()
+            })?;
             report.comparison = Some(result);
         }
         let room = report.room();
@@ -202,6 +204,7 @@ pub fn quantize(
     if let (Some(verify), Parts::One) = (&recipe.verify, &options.parts) {
         verify(written.temporary())?;
     }
+    workers.check()?;
     Ok((report, written.publish()?))
 }
 

@@ -38,5 +38,6 @@ pub fn rewrite(
         done += planned.bytes;
         workers.copy(&tensors[index], out)
     })?;
+    workers.check()?;
     written.publish()
 }

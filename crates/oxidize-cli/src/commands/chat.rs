@@ -15,6 +15,7 @@ use oxidize_core::grammar::Grammar;
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingParams;
 use rustyline::error::ReadlineError;
+use signal_hook::consts::SIGINT;
 
 use crate::beam_args::BeamArgs;
 use crate::conversation::{self, ChatArgs};
@@ -131,8 +132,7 @@ fn complain(error: &anyhow::Error) {
 /// Set by Ctrl-C while an answer comes.
 fn stop_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("Ctrl-C")?;
+    signal_hook::flag::register(SIGINT, stop.clone()).context("Ctrl-C")?;
     Ok(stop)
 }
 

@@ -47,6 +47,7 @@ impl Compare {
         let result = compare(&first, &second, &text, &options, |_, total, kl| {
             let counter = counter.get_or_insert_with(|| progress::counter("chunks", total as u64));
             counter.advance(&format!("mean KL divergence {kl:.6}"));
+            Ok(())
         })?;
         if let Some(counter) = counter {
             counter.finish();

@@ -193,3 +193,52 @@ fn perplexity_is_what_the_logits_say() {
     let error = oxidize(&["perplexity", "-m", &model, "-f", "no/such.txt"]).error();
     assert!(error.contains("no/such.txt"), "{error}");
 }
+
+/// Killed while it writes what it has, `imatrix` leaves the file it wrote before, and nothing beside it.
+#[cfg(unix)]
+#[test]
+fn an_importance_matrix_is_whole_whatever_ends_the_run() {
+    use oxidize_quantize::importance::Importance;
+    let dir = tempfile::tempdir().unwrap();
+    let (text, out) = (dir.path().join("text"), dir.path().join("out.gguf"));
+    std::fs::write(&text, "Once upon a time there was a crab. ".repeat(20_000)).unwrap();
+    let (text, output) = (text.to_str().unwrap(), out.to_str().unwrap());
+    let model = model();
+    let args = [
+        "imatrix",
+        "-m",
+        &model,
+        "-f",
+        text,
+        "-o",
+        output,
+        "-c",
+        "16",
+        "--save-every",
+        "1",
+    ];
+    for signal in ["-INT", "-TERM", "-HUP", "-KILL"] {
+        let _ = std::fs::remove_file(&out);
+        let mut child = super::command(&args)
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while !out.exists() {
+            assert_eq!(child.try_wait().unwrap(), None, "ended before it wrote");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let id = child.id().to_string();
+        let sent = std::process::Command::new("kill")
+            .args([signal, &id])
+            .status();
+        assert!(sent.unwrap().success());
+        assert!(!child.wait().unwrap().success(), "{signal}");
+        assert!(Importance::load(&out).unwrap().chunks >= 1, "{signal}");
+        let left = std::fs::read_dir(dir.path()).unwrap().count();
+        assert!(
+            left == 2 || !cfg!(target_os = "linux"),
+            "{signal}: {left} files"
+        );
+    }
+}

@@ -120,13 +120,24 @@ const ROTARY_NAMES: &[(TensorRole, &str)] = &[
     (TOKEN_TYPES, "model.embeddings.token_type_embeddings"),
     (TOKEN_EMBEDDING_NORM, "emb_ln"),
     (ATTN_QKV, "model.encoder.layers.{}.attn.Wqkv"),
-    (ATTN_QKV, "model.encoder.layers.{}.mixer.Wqkv"),
     (ATTN_OUTPUT, "model.encoder.layers.{}.attn.out_proj"),
-    (ATTN_OUTPUT, "model.encoder.layers.{}.mixer.out_proj"),
     (ATTN_SUM_NORM, "model.encoder.layers.{}.norm1"),
     (FFN_UP, "model.encoder.layers.{}.mlp.fc11"),
     (FFN_UP, "model.encoder.layers.{}.mlp.fc1"),
     (FFN_GATE, "model.encoder.layers.{}.mlp.fc12"),
+    (FFN_DOWN, "model.encoder.layers.{}.mlp.fc2"),
+    (FFN_SUM_NORM, "model.encoder.layers.{}.norm2"),
+];
+
+/// jina's: attention is called a mixer, and nothing is gated.
+const MIXER_NAMES: &[(TensorRole, &str)] = &[
+    (TOKEN_EMBEDDING, "model.embeddings.word_embeddings"),
+    (TOKEN_TYPES, "model.embeddings.token_type_embeddings"),
+    (TOKEN_EMBEDDING_NORM, "emb_ln"),
+    (ATTN_QKV, "model.encoder.layers.{}.mixer.Wqkv"),
+    (ATTN_OUTPUT, "model.encoder.layers.{}.mixer.out_proj"),
+    (ATTN_SUM_NORM, "model.encoder.layers.{}.norm1"),
+    (FFN_UP, "model.encoder.layers.{}.mlp.fc1"),
     (FFN_DOWN, "model.encoder.layers.{}.mlp.fc2"),
     (FFN_SUM_NORM, "model.encoder.layers.{}.norm2"),
 ];
@@ -160,6 +171,7 @@ pub(super) static NOMIC_BERT_MOE: Arch = Arch {
 pub(super) static JINA_BERT_V3: Arch = Arch {
     name: "jina-bert-v3",
     hf_classes: &["JinaEmbeddingsV3Model"],
+    hf_names: MIXER_NAMES,
     ..ROTARY
 };
 

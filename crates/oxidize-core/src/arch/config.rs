@@ -2,9 +2,15 @@
 //! Llama's; a family's own are in its [`Arch::hf_keys`]. Whether a family can be said this way at all
 //! is found out by reading the result back: [`difference`].
 
-use super::{Arch, Hparams, Scales};
-use crate::graph::rope::{Rope, RopeFactors, RopeScaling};
-use crate::graph::{Activation, Gating, NormKind, Sees, Window};
+mod recurrent;
+mod ropes;
+
+use super::hparams::RecurrentParams;
+use super::{
+    ActivationRule, Alibi, Arch, Hparams, LayerParams, RecurrentLayers, RecurrentSpec, Scales,
+};
+use crate::graph::rope::Rope;
+use crate::graph::{Activation, Gating, KeySharing, NormKind, Sees, Window};
 use serde_json::{Map, Value, json};
 
 /// What a `config.json` says besides the numbers of the graph.
@@ -24,6 +30,26 @@ pub struct ConfigFacts {
     pub shared_ff: Option<usize>,
     /// How many of them there are.
     pub n_shared: Option<usize>,
+    /// Which layers have experts.
+    pub expert_layers: Vec<bool>,
+    /// Whether feed-forward layers have a gate.
+    pub gated: bool,
+    /// Whether it makes embeddings of texts.
+    pub pooled: bool,
+    /// Whether it has a classifier on top.
+    pub classifies: bool,
+    /// Whether a layer has a norm for each of its halves.
+    pub two_norms: bool,
+    /// Whether keys serve as values in layers that have none.
+    pub keys_as_values: bool,
+    /// Mamba: the rank of its steps.
+    pub step_rank: Option<usize>,
+    /// Mamba 2: whether what it gives out is normalised.
+    pub recurrent_norm: bool,
+    /// Gemma 3n: the rank of its LAuReL layers.
+    pub laurel_rank: Option<usize>,
+    /// Gemma 3n and 4: rows of the embeddings that each layer has of its own.
+    pub n_vocab_per_layer: Option<usize>,
     /// The tokens that begin and end a text, and fill up a batch.
     pub tokens: [Option<u32>; 3],
     /// What weights are stored as, in PyTorch's words.
@@ -36,7 +62,7 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
         arch,
         map: Map::new(),
     };
-    let class = arch.hf_classes.first().copied().unwrap_or_default();
+    let class = class_of(arch, facts);
     config.set("architectures", json!([class]));
     config.set("model_type", Value::from(model_type(class)));
     config.set("torch_dtype", Value::from(facts.dtype));
@@ -49,25 +75,62 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
         }
     }
     config.set("hidden_size", Value::from(hp.n_embd));
-    config.set("num_hidden_layers", Value::from(hp.layers.len()));
+    match arch.encoder {
+        None => config.set("num_hidden_layers", Value::from(hp.layers.len())),
+        Some(_) => {
+            config.set("num_hidden_layers", Value::from(hp.n_encoder_layers));
+            config.set("num_decoder_layers", Value::from(hp.layers.len()));
+            config.set("is_encoder_decoder", Value::from(true));
+        }
+    }
+    if let Some(token) = hp.decoder_start {
+        config.set("decoder_start_token_id", Value::from(token));
+    }
     config.set("max_position_embeddings", Value::from(hp.n_ctx_train));
     let epsilon = match arch.norm {
         NormKind::Rms => "rms_norm_eps",
         NormKind::Layer => "layer_norm_eps",
     };
     config.float(epsilon, hp.epsilon);
-    if let Some(name) = activation_name(hp.activation) {
-        config.set("hidden_act", Value::from(name));
+    match (arch.activation, activation_name(hp.activation)) {
+        (ActivationRule::Xielu, _) => config.set("hidden_act", Value::from("xielu")),
+        (ActivationRule::ReluOrGatedGelu, _) => {
+            let name = if facts.gated { "gated-gelu" } else { "relu" };
+            config.set("feed_forward_proj", Value::from(name));
+        }
+        (_, Some(name)) => config.set("hidden_act", Value::from(name)),
+        (_, None) => {}
     }
     if hp.sees == Sees::All && arch.hf_when.is_some() {
         config.set("use_bidirectional_attention", Value::from(true));
     }
+    config.set_own("new_decoder_architecture", Value::from(facts.two_norms));
     config.attention(hp, facts);
+    config.feed_forward(hp, facts);
+    config.recurrent(hp, facts);
     config.windows(hp);
     config.ropes(hp, facts);
     config.experts(hp, facts);
     config.scales(hp);
+    config.per_layer_inputs(hp, facts);
     Value::Object(config.map)
+}
+
+/// What `transformers` calls a model of this family that is used like this.
+pub fn class_of(arch: &Arch, facts: &ConfigFacts) -> &'static str {
+    let mut classes = arch.hf_classes.iter().copied();
+    let first = classes.clone().next().unwrap_or_default();
+    let fitting = match facts {
+        facts if facts.classifies => classes.find(|class| class.contains("ForSequence")),
+        facts if facts.pooled => classes.find(|class| is_bare(class)),
+        _ => None,
+    };
+    fitting.unwrap_or(first)
+}
+
+/// Whether a class is a model without a head, whose tensors' names do not begin with the model's.
+pub fn is_bare(class: &str) -> bool {
+    class.ends_with("Model") && !class.ends_with("LMHeadModel")
 }
 
 /// The first thing that two readings of a model differ in.
@@ -100,15 +163,27 @@ pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
         temperature,
         unweighted_qk_norm,
         mla,
-        recurrent,
         activation,
-        moe,
         n_embd_per_layer,
         altup
     );
+    let (a, b) = (recurrent_parts(ours), recurrent_parts(theirs));
+    if a != b {
+        return Some(format!("recurrent parts are {a:?}, not {b:?}"));
+    }
+    // A router that GGUF has no word for is what the family means.
+    let mut moe = theirs.moe.clone();
+    if let (Some(a), Some(b)) = (&ours.moe, &mut moe)
+        && matches!(a.gating, Gating::SparseMixer { .. })
+    {
+        b.gating = a.gating;
+    }
+    if ours.moe != moe {
+        return Some(format!("experts are {:?}, not {moe:?}", ours.moe));
+    }
     let layers = ours.layers.iter().zip(&theirs.layers).enumerate();
     for (i, (a, b)) in layers {
-        if a != b {
+        if !same_layer(a, b) {
             return Some(format!("layer {i} is {a:?}, not {b:?}"));
         }
     }
@@ -129,6 +204,32 @@ pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
     };
     let other = a.iter().zip(&b).find(|pair| !same(*pair));
     other.map(|(a, b)| format!("the rotary embedding is {a:?}, not {b:?}"))
+}
+
+/// What both formats can say of recurrent parts: how heads are shared out in the file, and which
+/// groups are normalised by themselves, follows from the format.
+fn recurrent_parts(hp: &Hparams) -> Option<RecurrentParams> {
+    let params = hp.recurrent.as_ref()?;
+    Some(RecurrentParams {
+        sharing: KeySharing::Runs,
+        norm_groups: 1,
+        ..params.clone()
+    })
+}
+
+/// xIELU's parameters are tensors in a directory; how sparse activations are is a share there, which
+/// has fewer digits.
+fn same_layer(a: &LayerParams, b: &LayerParams) -> bool {
+    let rest = |layer: &LayerParams| LayerParams {
+        xielu: None,
+        sparsity: None,
+        ..layer.clone()
+    };
+    let close = match (a.sparsity, b.sparsity) {
+        (Some(a), Some(b)) => (a - b).abs() < 1e-4 * b.abs(),
+        (a, b) => a.is_none() == b.is_none(),
+    };
+    close && rest(a) == rest(b)
 }
 
 struct Config<'a> {
@@ -156,6 +257,13 @@ impl Config<'_> {
         at.insert(last.to_owned(), value);
     }
 
+    /// Sets a field that only some families have: those that say what they call it.
+    fn set_own(&mut self, name: &str, value: Value) {
+        if self.arch.hf_keys.iter().any(|(usual, _)| *usual == name) {
+            self.set(name, value);
+        }
+    }
+
     fn float(&mut self, name: &str, x: f32) {
         self.set(name, number(x));
     }
@@ -165,12 +273,9 @@ impl Config<'_> {
         let Some(first) = attending().next() else {
             return;
         };
-        self.set("num_attention_heads", Value::from(first.n_heads));
-        let kv = hp.layers.iter().map(|layer| layer.n_kv_heads);
-        self.set("num_key_value_heads", per_layer(kv));
-        let both = if self.arch.ff_counts_both { 2 } else { 1 };
-        let n_ff = hp.layers.iter().map(|layer| both * layer.n_ff);
-        self.set("intermediate_size", per_layer(n_ff));
+        let heads = attending().map(|layer| layer.n_heads);
+        self.set("num_attention_heads", per_layer(heads));
+        self.key_heads(hp, first);
         self.set("attention_bias", Value::from(facts.attention_bias));
         if let Some(mla) = &hp.mla {
             self.set("q_lora_rank", Value::from(mla.q_rank));
@@ -179,7 +284,8 @@ impl Config<'_> {
             self.set("qk_rope_head_dim", Value::from(mla.rope_dim));
             self.set("v_head_dim", Value::from(mla.value_dim));
         } else {
-            self.set("head_dim", Value::from(first.key_dim));
+            let usual_head = self.usual_layer(hp).unwrap_or(first);
+            self.set("head_dim", Value::from(usual_head.key_dim));
             if first.value_dim != first.key_dim {
                 self.set("v_head_dim", Value::from(first.value_dim));
             }
@@ -205,6 +311,126 @@ impl Config<'_> {
         }
     }
 
+    /// The layer whose heads a configuration means where it makes no difference between layers: one
+    /// with a window, if there is any.
+    fn usual_layer<'h>(&self, hp: &'h Hparams) -> Option<&'h LayerParams> {
+        let mut attending = hp.layers.iter().filter(|layer| layer.n_heads > 0);
+        let windowed = attending.clone().find(|layer| layer.window.is_some());
+        windowed.or_else(|| attending.next())
+    }
+
+    /// How many heads keys have, and what full layers have otherwise than windowed ones.
+    fn key_heads(&mut self, hp: &Hparams, first: &LayerParams) {
+        // A recurrent layer says what it is; one that was pruned has no heads.
+        let hybrid = self.arch.recurrent.is_some();
+        let attending = || {
+            let all = hp.layers.iter();
+            all.filter(move |layer| layer.n_heads > 0 || !hybrid)
+        };
+        let usual = self.usual_layer(hp).unwrap_or(first);
+        let same_width = attending().all(|layer| layer.key_dim == usual.key_dim);
+        let is_own = |name: &str| self.arch.hf_keys.iter().any(|(known, _)| *known == name);
+        if same_width && is_own("swa_num_key_value_heads") {
+            let full = attending().find(|layer| layer.window.is_none());
+            let full = full.unwrap_or(usual);
+            self.set("num_key_value_heads", Value::from(full.n_kv_heads));
+            self.set("swa_num_key_value_heads", Value::from(usual.n_kv_heads));
+        } else if same_width {
+            let kv = attending().map(|layer| layer.n_kv_heads);
+            self.set("num_key_value_heads", per_layer(kv));
+            let one = usual.n_kv_heads == 1 && usual.n_heads > 1 && !self.has_two_norms();
+            self.set_own("multi_query", Value::from(one));
+        } else {
+            self.set("num_key_value_heads", Value::from(usual.n_kv_heads));
+            let mut own = Map::new();
+            for (i, layer) in hp.layers.iter().enumerate() {
+                if (layer.key_dim, layer.n_kv_heads) != (usual.key_dim, usual.n_kv_heads) {
+                    let mut map = Map::new();
+                    map.insert("head_dim".into(), Value::from(layer.key_dim));
+                    map.insert("num_key_value_heads".into(), Value::from(layer.n_kv_heads));
+                    own.insert(i.to_string(), Value::Object(map));
+                }
+            }
+            self.set("per_layer_config", Value::Object(own));
+        }
+        let n_shared = hp.layers.iter().enumerate();
+        let n_shared = n_shared.filter(|(i, layer)| layer.kv_layer != *i).count();
+        if n_shared > 0 {
+            self.set("num_kv_shared_layers", Value::from(n_shared));
+        }
+        if hp.value_scale != 1.0 {
+            self.float("attention_value_scale", hp.value_scale);
+        }
+        if let (Alibi::IfGiven, Some(bias)) = (self.arch.alibi, hp.max_alibi_bias) {
+            self.set("attn_config.alibi", Value::from(true));
+            self.float("attn_config.alibi_bias_max", bias);
+        }
+        if let Some(relative) = hp.relative {
+            let buckets = Value::from(relative.n_buckets);
+            self.set("relative_attention_num_buckets", buckets);
+            let distance = Value::from(relative.max_distance);
+            self.set("relative_attention_max_distance", distance);
+        }
+    }
+
+    /// Whether layers have a norm for each half, as was noted before.
+    fn has_two_norms(&self) -> bool {
+        self.map.get("new_decoder_architecture") == Some(&Value::Bool(true))
+    }
+
+    fn feed_forward(&mut self, hp: &Hparams, facts: &ConfigFacts) {
+        let both = if self.arch.ff_counts_both { 2 } else { 1 };
+        // Where a layer is one thing or another, those that do something else have no width.
+        let alone = |spec: RecurrentSpec| spec.layers == RecurrentLayers::Alone;
+        let alone = self.arch.recurrent.is_some_and(alone);
+        let feeding = hp.layers.iter().filter(|layer| layer.n_ff > 0 || !alone);
+        let n_ff = feeding.map(|layer| both * layer.n_ff);
+        let first = n_ff.clone().next();
+        if first.is_some() {
+            self.set("intermediate_size", per_layer(n_ff));
+        }
+        // What is shared by experts elsewhere is all there is where there are none.
+        if let (Some(n_ff), None) = (first, &hp.moe) {
+            self.set_own("shared_expert_intermediate_size", Value::from(n_ff));
+            self.set_own("num_experts", Value::from(0));
+        }
+        let ratio = first.unwrap_or(0) / hp.n_embd.max(1);
+        self.set_own("expansion_ratio", Value::from(ratio));
+        if hp.layers.iter().any(|layer| layer.sparsity.is_some()) {
+            let shares = hp.layers.iter().map(|layer| number(sparse_share(layer)));
+            self.set("activation_sparsity_pattern", shares.collect());
+        }
+        let has_experts = |i: usize| facts.expert_layers.get(i) == Some(&true);
+        let kinds = (0..hp.layers.len()).map(|i| match has_experts(i) {
+            true => "sparse",
+            false => "dense",
+        });
+        self.set_own("mlp_layer_types", kinds.collect());
+        if let Some((period, offset)) = every(&facts.expert_layers) {
+            self.set_own("expert_layer_period", Value::from(period));
+            self.set_own("expert_layer_offset", Value::from(offset));
+        }
+        self.set_own("attention_k_eq_v", Value::from(facts.keys_as_values));
+        self.set_own("enable_moe_block", Value::from(hp.moe.is_some()));
+    }
+
+    fn per_layer_inputs(&mut self, hp: &Hparams, facts: &ConfigFacts) {
+        if hp.n_embd_per_layer > 0 {
+            let width = Value::from(hp.n_embd_per_layer);
+            self.set("hidden_size_per_layer_input", width);
+        }
+        if let Some(n) = facts.n_vocab_per_layer {
+            self.set("vocab_size_per_layer_input", Value::from(n));
+        }
+        if let Some(altup) = hp.altup {
+            self.set("altup_num_inputs", Value::from(altup.n_streams));
+            self.set("altup_active_idx", Value::from(altup.active));
+        }
+        if let Some(rank) = facts.laurel_rank {
+            self.set("laurel_rank", Value::from(rank));
+        }
+    }
+
     fn windows(&mut self, hp: &Hparams) {
         let window = hp.layers.iter().find_map(|layer| layer.window);
         let (name, size, kind) = match window {
@@ -220,85 +446,6 @@ impl Config<'_> {
             None => "full_attention",
         });
         self.set("layer_types", kinds.collect());
-    }
-
-    fn ropes(&mut self, hp: &Hparams, facts: &ConfigFacts) {
-        if hp.layers.iter().all(|layer| layer.rope.is_none()) {
-            return;
-        }
-        let [rope, rest @ ..] = hp.ropes.as_slice() else {
-            return;
-        };
-        self.float("rope_theta", rope.base);
-        let head = hp.layers.iter().map(|layer| layer.key_dim).max();
-        let head = head.unwrap_or(1).max(1);
-        if hp.mla.is_none() && rope.dims != head {
-            let share = rope.dims as f64 / head as f64;
-            self.set("partial_rotary_factor", Value::from(share));
-        }
-        if let Some(windowed) = rest.first() {
-            self.float("rope_local_base_freq", windowed.base);
-        }
-        let mut scaling = Map::new();
-        let mut set = |name: &str, value: Value| scaling.insert(name.to_owned(), value);
-        match &rope.scaling {
-            RopeScaling::None => {}
-            RopeScaling::Linear(factor) => {
-                set("rope_type", Value::from("linear"));
-                set("factor", number(*factor));
-            }
-            RopeScaling::Dynamic { factor, .. } => {
-                set("rope_type", Value::from("dynamic"));
-                set("factor", number(*factor));
-            }
-            RopeScaling::Yarn(yarn) => {
-                set("rope_type", Value::from("yarn"));
-                set("factor", number(yarn.factor));
-                let original = number(yarn.original_context);
-                set("original_max_position_embeddings", original);
-                set("beta_fast", number(yarn.beta_fast));
-                set("beta_slow", number(yarn.beta_slow));
-                match facts.mscale_all_dim {
-                    Some(weight) => {
-                        set("mscale", number(weight));
-                        set("mscale_all_dim", number(weight));
-                    }
-                    None => drop(set("attention_factor", number(rope.magnitude))),
-                }
-                if !yarn.truncate {
-                    set("truncate", Value::from(false));
-                }
-            }
-            RopeScaling::Llama3 {
-                factor,
-                low,
-                high,
-                original_context,
-            } => {
-                set("rope_type", Value::from("llama3"));
-                set("factor", number(*factor));
-                set("low_freq_factor", number(*low));
-                set("high_freq_factor", number(*high));
-                let original = number(*original_context);
-                set("original_max_position_embeddings", original);
-            }
-        }
-        if let RopeFactors::ByContext {
-            short,
-            long,
-            original_context,
-        } = &rope.factors
-        {
-            set("rope_type", Value::from("longrope"));
-            set("short_factor", short.iter().map(|x| number(*x)).collect());
-            set("long_factor", long.iter().map(|x| number(*x)).collect());
-            set("attention_factor", number(rope.magnitude));
-            let original = Value::from(*original_context);
-            set("original_max_position_embeddings", original);
-        }
-        if !scaling.is_empty() {
-            self.set("rope_scaling", Value::Object(scaling));
-        }
     }
 
     fn experts(&mut self, hp: &Hparams, facts: &ConfigFacts) {
@@ -332,6 +479,9 @@ impl Config<'_> {
         }
         if let Some(n) = facts.n_shared {
             self.set("n_shared_experts", Value::from(n));
+        }
+        if let Gating::SparseMixer { jitter } = self.arch.moe.gating {
+            self.float("router_jitter_noise", jitter);
         }
     }
 
@@ -372,6 +522,36 @@ fn per_layer(values: impl Iterator<Item = usize> + Clone) -> Value {
         true => Value::from(first),
         false => values.collect(),
     }
+}
+
+/// The period and the first index of what recurs: every n-th, if that is what they are.
+fn every(marked: &[bool]) -> Option<(usize, usize)> {
+    let indexes: Vec<usize> = (0..marked.len()).filter(|&i| marked[i]).collect();
+    let &first = indexes.first()?;
+    let period = match indexes.get(1) {
+        Some(second) => second - first,
+        None => marked.len(),
+    };
+    let recurs = (0..marked.len()).all(|i| marked[i] == (i % period == first));
+    recurs.then_some((period, first))
+}
+
+/// The share of activations that a sparse layer drops: with as few digits as mean the same threshold.
+fn sparse_share(layer: &LayerParams) -> f32 {
+    let Some(deviations) = layer.sparsity else {
+        return 0.0;
+    };
+    let share = crate::math::normal_share(f64::from(deviations));
+    let rounded = |digits: i32| {
+        let unit = 10f64.powi(digits);
+        (share * unit).round() / unit
+    };
+    let means_it = |share: &f64| {
+        let again = crate::math::normal_quantile(*share);
+        (again - f64::from(deviations)).abs() < 1e-5 * f64::from(deviations)
+    };
+    let short = (1..7).map(rounded).find(means_it);
+    short.unwrap_or(share) as f32
 }
 
 /// A float as people write it: the shortest digits that mean it.

@@ -128,6 +128,14 @@ pub(super) static BAILINGMOE2: Arch = Arch {
 pub(super) static KIMI_LINEAR: Arch = Arch {
     name: "kimi-linear",
     hf_classes: &["KimiLinearForCausalLM"],
+    hf_keys: &[
+        ("max_position_embeddings", "model_max_length"),
+        ("mlp_layer_types", "mlp_layer_types"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("norm_topk_prob", "moe_renormalize"),
+        ("n_group", "num_expert_group"),
+    ],
     mixer: Mixer::Mla,
     gguf_form: ABSORBED,
     recurrent: Some(RecurrentSpec {

@@ -119,6 +119,10 @@ pub(super) static EXAONE_MOE: Arch = Arch {
 pub(super) static LAGUNA: Arch = Arch {
     name: "laguna",
     hf_classes: &["LagunaForCausalLM"],
+    hf_keys: &[
+        ("mlp_layer_types", "mlp_layer_types"),
+        ("routed_scaling_factor", "moe_routed_scaling_factor"),
+    ],
     windows: Windows::FullFirst(4),
     attention_gate: Activation::Softplus,
     moe: MoeSpec {

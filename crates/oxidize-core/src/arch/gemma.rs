@@ -84,6 +84,12 @@ pub(super) static VAULTGEMMA: Arch = Arch {
 /// From here on norm weights are whole, values are normalised too, and later layers may borrow the
 /// keys and values of earlier ones.
 const GEMMA_N_BASE: Arch = Arch {
+    hf_keys: &[
+        ("hidden_act", "hidden_activation"),
+        ("num_experts_per_tok", "top_k_experts"),
+        ("enable_moe_block", "enable_moe_block"),
+        ("attention_k_eq_v", "attention_k_eq_v"),
+    ],
     hf_norm_offset: 0.0,
     query_scale: QueryScale::One,
     value_norm: true,

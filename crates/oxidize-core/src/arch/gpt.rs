@@ -147,6 +147,17 @@ pub(super) static FALCON: Arch = Arch {
     name: "falcon",
     mix_family: Family::Falcon,
     hf_classes: &["FalconForCausalLM", "RWForCausalLM"],
+    hf_keys: &[
+        ("num_key_value_heads", "num_kv_heads"),
+        ("hidden_act", "activation"),
+        ("intermediate_size", "ffn_hidden_size"),
+        ("layer_norm_eps", "layer_norm_epsilon"),
+        ("use_parallel_residual", "parallel_attn"),
+        ("multi_query", "multi_query"),
+        ("new_decoder_architecture", "new_decoder_architecture"),
+        ("attn_config.alibi", "alibi"),
+        ("attn_config.alibi_bias_max", ""),
+    ],
     parallel: true,
     activation: ActivationRule::Named(Activation::GeluErf),
     hf_qkv: QkvLayout::Grouped,
@@ -175,6 +186,10 @@ pub(super) static FALCON: Arch = Arch {
 pub(super) static MPT: Arch = Arch {
     name: "mpt",
     hf_classes: &["MPTForCausalLM", "MptForCausalLM"],
+    hf_keys: &[
+        ("expansion_ratio", "expansion_ratio"),
+        ("layer_norm_eps", "layer_norm_epsilon"),
+    ],
     rope_layers: RopeLayers::None,
     activation: ActivationRule::Always(Activation::GeluErf),
     hf_names: &[

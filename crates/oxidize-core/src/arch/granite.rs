@@ -14,22 +14,13 @@ pub(super) static GRANITE: Arch = Arch {
 
 const GRANITE_EXPERTS: &[(TensorRole, &str)] = &[
     (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router.layer"),
-    (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router"),
     (
         FFN_GATE_UP_EXPERTS,
         "model.layers.{}.block_sparse_moe.input_linear",
     ),
     (
-        FFN_GATE_UP_EXPERTS,
-        "model.layers.{}.block_sparse_moe.experts.gate_up_proj",
-    ),
-    (
         FFN_DOWN_EXPERTS,
         "model.layers.{}.block_sparse_moe.output_linear",
-    ),
-    (
-        FFN_DOWN_EXPERTS,
-        "model.layers.{}.block_sparse_moe.experts.down_proj",
     ),
     (
         FFN_GATE_UP_SHARED,
@@ -65,13 +56,31 @@ pub(super) static GRANITEMOE: Arch = Arch {
     ..BASE
 };
 
+/// The names of the one with windows.
+const SWA_EXPERTS: &[(TensorRole, &str)] = &[
+    (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router"),
+    (
+        FFN_GATE_UP_EXPERTS,
+        "model.layers.{}.block_sparse_moe.experts.gate_up_proj",
+    ),
+    (
+        FFN_DOWN_EXPERTS,
+        "model.layers.{}.block_sparse_moe.experts.down_proj",
+    ),
+    (
+        FFN_GATE_UP_SHARED,
+        "model.layers.{}.shared_mlp.input_linear",
+    ),
+    (FFN_DOWN_SHARED, "model.layers.{}.shared_mlp.output_linear"),
+];
+
 /// Granite with experts, sinks and windows.
 pub(super) static GRANITE_SWA: Arch = Arch {
     name: "granite_swa",
     hf_classes: &["GraniteMoeSWAForCausalLM"],
     rope: PERMUTED,
     windows: Windows::AllButEvery(4),
-    hf_names: GRANITE_EXPERTS,
+    hf_names: SWA_EXPERTS,
     gguf_form: GgufForm {
         fused_experts: true,
         ..USUAL_FORM
@@ -83,6 +92,15 @@ pub(super) static GRANITE_SWA: Arch = Arch {
 pub(super) static GRANITEHYBRID: Arch = Arch {
     name: "granitehybrid",
     hf_classes: &["GraniteMoeHybridForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+        (
+            "shared_expert_intermediate_size",
+            "shared_intermediate_size",
+        ),
+        ("position_embedding_type", "position_embedding_type"),
+    ],
     recurrent: Some(RECURRENT),
     rope: PERMUTED,
     rope_layers: RopeLayers::IfGiven,
@@ -95,6 +113,15 @@ pub(super) static GRANITEHYBRID: Arch = Arch {
 pub(super) static BAMBA: Arch = Arch {
     name: "granitehybrid",
     hf_classes: &["BambaForCausalLM"],
+    hf_keys: &[
+        ("layer_types", ""),
+        ("attn_layer_indices", "attn_layer_indices"),
+        // Those are the other's alone.
+        ("embedding_multiplier", ""),
+        ("residual_multiplier", ""),
+        ("attention_multiplier", ""),
+        ("logits_scaling", ""),
+    ],
     recurrent: Some(RECURRENT),
     rope: PERMUTED,
     hf_names: FEED_FORWARD_NAMES,

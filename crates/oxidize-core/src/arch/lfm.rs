@@ -45,10 +45,16 @@ const HF_NAMES: &[(TensorRole, &str)] = &[
     ),
 ];
 
+const HF_KEYS: &[(&str, &str)] = &[
+    ("rms_norm_eps", "norm_eps"),
+    ("first_k_dense_replace", "num_dense_layers"),
+];
+
 /// LFM2, dense.
 pub(super) static LFM2: Arch = Arch {
     name: "lfm2",
     hf_classes: &["Lfm2ForCausalLM"],
+    hf_keys: HF_KEYS,
     recurrent: Some(SHORT_CONV),
     gguf_names: GGUF_NAMES,
     hf_names: HF_NAMES,
@@ -59,6 +65,7 @@ pub(super) static LFM2: Arch = Arch {
 pub(super) static LFM2MOE: Arch = Arch {
     name: "lfm2moe",
     hf_classes: &["Lfm2MoeForCausalLM"],
+    hf_keys: HF_KEYS,
     recurrent: Some(SHORT_CONV),
     moe: MoeSpec {
         gating: Gating::Sigmoid,

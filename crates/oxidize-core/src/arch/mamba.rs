@@ -57,10 +57,24 @@ const HF_NAMES: &[(TensorRole, &str)] = &[
     ),
 ];
 
+/// The names in `config.json` of those that are nothing but Mamba.
+const HF_KEYS: &[(&str, &str)] = &[
+    ("rms_norm_eps", "layer_norm_epsilon"),
+    ("d_inner", "intermediate_size"),
+    ("mamba_d_state", "state_size"),
+    ("mamba_d_conv", "conv_kernel"),
+    ("mamba_expand", "expand"),
+    ("mamba_dt_rank", "time_step_rank"),
+    ("mamba_n_heads", "num_heads"),
+    ("mamba_d_head", "head_dim"),
+    ("mamba_n_groups", "n_groups"),
+];
+
 /// The first Mamba.
 pub(super) static MAMBA: Arch = Arch {
     name: "mamba",
     hf_classes: &["MambaForCausalLM"],
+    hf_keys: HF_KEYS,
     recurrent: Some(RecurrentSpec {
         layers: RecurrentLayers::Alone,
         ..MAMBA_1
@@ -73,6 +87,7 @@ pub(super) static MAMBA: Arch = Arch {
 pub(super) static FALCON_MAMBA: Arch = Arch {
     name: "mamba",
     hf_classes: &["FalconMambaForCausalLM"],
+    hf_keys: HF_KEYS,
     recurrent: Some(RecurrentSpec {
         layers: RecurrentLayers::Alone,
         inner_norms: true,
@@ -86,6 +101,7 @@ pub(super) static FALCON_MAMBA: Arch = Arch {
 pub(super) static MAMBA2: Arch = Arch {
     name: "mamba2",
     hf_classes: &["Mamba2ForCausalLM"],
+    hf_keys: HF_KEYS,
     recurrent: Some(RecurrentSpec {
         layers: RecurrentLayers::Alone,
         ..RECURRENT
@@ -120,6 +136,11 @@ pub(super) const FEED_FORWARD_NAMES: &[(TensorRole, &str)] = &[
 pub(super) static FALCON_H1: Arch = Arch {
     name: "falcon-h1",
     hf_classes: &["FalconH1ForCausalLM"],
+    hf_keys: &[
+        ("mamba_d_ssm", "mamba_d_ssm"),
+        ("mamba_rms_norm", "mamba_rms_norm"),
+        ("mamba_norm_before_gate", "mamba_norm_before_gate"),
+    ],
     recurrent: Some(RecurrentSpec {
         layers: RecurrentLayers::Beside,
         hf_norm_groups: true,
@@ -138,6 +159,14 @@ pub(super) static FALCON_H1: Arch = Arch {
 pub(super) static JAMBA: Arch = Arch {
     name: "jamba",
     hf_classes: &["JambaForCausalLM"],
+    hf_keys: &[
+        ("layer_types", ""),
+        ("attn_layer_period", "attn_layer_period"),
+        ("attn_layer_offset", "attn_layer_offset"),
+        ("expert_layer_period", "expert_layer_period"),
+        ("expert_layer_offset", "expert_layer_offset"),
+        ("moe_intermediate_size", "intermediate_size"),
+    ],
     recurrent: Some(MAMBA_1),
     rope_layers: RopeLayers::None,
     moe: MoeSpec {
@@ -149,6 +178,23 @@ pub(super) static JAMBA: Arch = Arch {
 };
 
 const NEMOTRON: Arch = Arch {
+    hf_keys: &[
+        ("rms_norm_eps", "layer_norm_epsilon"),
+        ("hidden_act", "mlp_hidden_act"),
+        ("layer_types", "layers_block_type"),
+        ("hybrid_override_pattern", "hybrid_override_pattern"),
+        ("mamba_n_heads", "mamba_num_heads"),
+        ("mamba_d_head", "mamba_head_dim"),
+        ("mamba_d_state", "ssm_state_size"),
+        ("mamba_d_conv", "conv_kernel"),
+        ("mamba_n_groups", "n_groups"),
+        ("mamba_expand", "expand"),
+        ("num_experts", "n_routed_experts"),
+        (
+            "shared_expert_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+        ),
+    ],
     recurrent: Some(RecurrentSpec {
         layers: RecurrentLayers::Alone,
         hf_norm_groups: true,

@@ -38,9 +38,9 @@ roles! {
     /// Out of it.
     CLASSIFIER_OUTPUT = "cls.output", "";
     /// The first projection of embeddings.
-    EMBEDDING_DENSE_2 = "dense_2", "";
+    EMBEDDING_DENSE_2 = "dense_2", "2_Dense.linear";
     /// The second.
-    EMBEDDING_DENSE_3 = "dense_3", "";
+    EMBEDDING_DENSE_3 = "dense_3", "3_Dense.linear";
     /// Norm before the logits.
     OUTPUT_NORM = "output_norm", "model.norm";
     /// Projection to logits; where it is missing, the embeddings serve.

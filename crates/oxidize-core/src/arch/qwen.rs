@@ -117,6 +117,11 @@ pub(super) static MELLUM: Arch = Arch {
 pub(super) static MIMO2: Arch = Arch {
     name: "mimo2",
     hf_classes: &["MiMoV2FlashForCausalLM"],
+    hf_keys: &[
+        ("num_experts", "n_routed_experts"),
+        ("mlp_layer_types", "mlp_layer_types"),
+        ("swa_num_key_value_heads", "swa_num_key_value_heads"),
+    ],
     windows: Windows::AllButEvery(6),
     moe: MoeSpec {
         gating: Gating::Sigmoid,
@@ -160,6 +165,7 @@ const DELTA_NET_HF_NAMES: &[(TensorRole, &str)] = &[
 ];
 
 const DELTA_NET_BASE: Arch = Arch {
+    hf_keys: &[("full_attention_interval", "full_attention_interval")],
     recurrent: Some(DELTA_NET),
     gated_queries: true,
     hf_norm_offset: 1.0,

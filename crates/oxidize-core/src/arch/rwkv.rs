@@ -4,10 +4,13 @@ use super::names::*;
 use super::{Arch, BASE, RECURRENT, RecurrentKind, RecurrentSpec, RopeLayers};
 use crate::graph::NormKind;
 
+const HF_KEYS: &[(&str, &str)] = &[("layer_norm_eps", "layer_norm_epsilon")];
+
 /// RWKV 4 (Dove): each channel is a head of its own.
 pub(super) static RWKV4: Arch = Arch {
     name: "rwkv4",
     hf_classes: &["RwkvForCausalLM"],
+    hf_keys: HF_KEYS,
     norm: NormKind::Layer,
     recurrent: Some(RecurrentSpec {
         kind: RecurrentKind::Rwkv4,
@@ -50,6 +53,7 @@ pub(super) static RWKV4: Arch = Arch {
 pub(super) static RWKV6: Arch = Arch {
     name: "rwkv6",
     hf_classes: &["Rwkv6ForCausalLM"],
+    hf_keys: HF_KEYS,
     norm: NormKind::Layer,
     recurrent: Some(RecurrentSpec {
         kind: RecurrentKind::Rwkv6,
@@ -94,6 +98,7 @@ pub(super) static RWKV6: Arch = Arch {
 pub(super) static RWKV7: Arch = Arch {
     name: "rwkv7",
     hf_classes: &["Rwkv7ForCausalLM", "RWKV7ForCausalLM"],
+    hf_keys: HF_KEYS,
     norm: NormKind::Layer,
     recurrent: Some(RecurrentSpec {
         kind: RecurrentKind::Rwkv7,

@@ -69,6 +69,17 @@ macro_rules! hf_names {
 }
 
 const STACK: Arch = Arch {
+    hf_keys: &[
+        ("hidden_size", "d_model"),
+        ("intermediate_size", "d_ff"),
+        ("head_dim", "d_kv"),
+        ("num_attention_heads", "num_heads"),
+        ("num_hidden_layers", "num_layers"),
+        ("num_key_value_heads", ""),
+        ("max_position_embeddings", "n_positions"),
+        ("rms_norm_eps", "layer_norm_epsilon"),
+        ("attention_bias", ""),
+    ],
     rope_layers: RopeLayers::None,
     query_scale: QueryScale::One,
     activation: ActivationRule::ReluOrGatedGelu,

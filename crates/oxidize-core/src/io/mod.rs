@@ -11,6 +11,6 @@ mod source;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huge::advise as advise_huge_pages;
-pub use save::{PendingFile, SavedFile, save_atomically};
+pub use save::{PendingFile, SavedFile, remove_abandoned, save_atomically};
 pub(crate) use source::not_a_file;
 pub use source::{SharedBytes, Source};

@@ -1,4 +1,7 @@
 //! Saving a file so that a reader sees the old one or the new one, never half of one.
+//!
+//! On Linux a file has no name at all until it is whole, where its file system can do that, so that
+//! even a killed process leaves nothing. Elsewhere it has a temporary name beside the final one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter};
@@ -19,77 +22,187 @@ pub fn save_atomically<E: From<Error>>(
     Ok(())
 }
 
-/// A file that is being written under a temporary name. Dropped, it is gone.
+/// A file that is being written, and is not under its name yet. Dropped, it is gone.
 #[derive(Debug)]
 pub struct PendingFile {
     /// Where to write.
     pub out: BufWriter<File>,
-    saved: SavedFile,
+    path: PathBuf,
+    place: Place,
 }
 
-/// A file that is whole and on disk, still under its temporary name. Dropped, it is gone.
+/// A file that is whole and on disk, and is not under its name yet. Dropped, it is gone.
 #[derive(Debug)]
 pub struct SavedFile {
+    /// Keeps an unnamed file, and the lock of a named one.
+    _file: File,
     path: PathBuf,
-    temporary: RemoveOnDrop,
+    place: Place,
 }
 
 impl PendingFile {
     /// Begins a file that is to become `path`.
     pub fn create(path: &Path) -> Result<PendingFile> {
-        let (file, temporary) = create_beside(path).map_err(Error::io(path))?;
+        let created = match create_unnamed(directory_of(path)) {
+            Some(created) => Ok(created),
+            None => create_named(path),
+        };
+        let (file, place) = created.map_err(Error::io(path))?;
         Ok(PendingFile {
             out: BufWriter::with_capacity(1 << 20, file),
-            saved: SavedFile {
-                path: path.to_path_buf(),
-                temporary: RemoveOnDrop {
-                    path: temporary,
-                    armed: true,
-                },
-            },
+            path: path.to_path_buf(),
+            place,
         })
     }
 
     /// What the file is to become.
     pub fn path(&self) -> &Path {
-        &self.saved.path
+        &self.path
     }
 
     /// Brings all of it to disk.
     pub fn finish(self) -> Result<SavedFile> {
-        let PendingFile { out, saved } = self;
+        let PendingFile { out, path, place } = self;
         let write = || {
             let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-            file.sync_all()
+            file.sync_all()?;
+            Ok(file)
         };
-        write().map_err(Error::io(&saved.path))?;
-        Ok(saved)
+        let file = write().map_err(Error::io(&path))?;
+        Ok(SavedFile {
+            _file: file,
+            path,
+            place,
+        })
     }
 }
 
 impl SavedFile {
-    /// Where it is until it is published.
+    /// Where it can be opened until it is published.
     pub fn temporary(&self) -> &Path {
-        &self.temporary.path
+        match &self.place {
+            Place::Unnamed(path) => path,
+            Place::Named(temporary) => &temporary.path,
+        }
     }
 
     /// Gives it its name, in place of a file that had it.
     pub fn publish(mut self) -> Result<()> {
-        let rename = || {
-            fs::rename(&self.temporary.path, &self.path)?;
-            // The rename itself has to reach the disk. Only Unix opens directories as files.
-            #[cfg(unix)]
-            File::open(directory_of(&self.path))?.sync_all()?;
-            Ok(())
-        };
-        rename().map_err(Error::io(&self.path))?;
-        self.temporary.armed = false;
+        self.rename().map_err(Error::io(&self.path))
+    }
+
+    fn rename(&mut self) -> io::Result<()> {
+        if let Place::Unnamed(unnamed) = &self.place {
+            let taken = |error: &io::Error| error.kind() == io::ErrorKind::AlreadyExists;
+            match link(unnamed, &self.path) {
+                // Links replace nothing; names do.
+                Err(error) if taken(&error) => {
+                    let ((), temporary) = under_free_name(&self.path, |name| link(unnamed, name))?;
+                    self.place = Place::Named(temporary);
+                }
+                linked => linked?,
+            }
+        }
+        if let Place::Named(temporary) = &mut self.place {
+            fs::rename(&temporary.path, &self.path)?;
+            temporary.armed = false;
+        }
+        // The name itself has to reach the disk. Only Unix opens directories as files.
+        #[cfg(unix)]
+        File::open(directory_of(&self.path))?.sync_all()?;
         Ok(())
     }
 }
 
-/// A new file in the directory of `path`, under a name that nobody else uses.
-fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+/// Removes what a process that was killed left of a file that was to become `path`. What another
+/// process still writes is locked, and stays.
+pub fn remove_abandoned(path: &Path) {
+    let (Some(name), Ok(entries)) = (path.file_name(), fs::read_dir(directory_of(path))) else {
+        return;
+    };
+    let beginning = format!(".{}.", name.to_string_lossy());
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let rest = name.strip_prefix(&beginning);
+        let number = rest.and_then(|rest| rest.strip_suffix(PARTIAL));
+        let digits = |text: &str| {
+            text.bytes()
+                .all(|byte| byte.is_ascii_digit() || byte == b'.')
+        };
+        if !number.is_some_and(digits) {
+            continue;
+        }
+        let opened = OpenOptions::new().write(true).open(entry.path());
+        if opened.is_ok_and(|file| file.try_lock().is_ok()) {
+            // What will not go away is in nobody's way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Where a file is before it has its name.
+#[derive(Debug)]
+enum Place {
+    /// Nowhere; the path leads to it through this process's descriptor.
+    Unnamed(PathBuf),
+    /// Beside its future name.
+    Named(RemoveOnDrop),
+}
+
+/// A new file in `dir` that no name leads to, where there can be one.
+#[cfg(target_os = "linux")]
+fn create_unnamed(dir: &Path) -> Option<(File, Place)> {
+    use rustix::fs::{Mode, OFlags, open};
+    use std::os::fd::AsRawFd;
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = File::from(open(dir, flags, Mode::from_raw_mode(0o666)).ok()?);
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    // The lock tells others that a name this file gets for a moment is not abandoned.
+    let usable = path.exists() && file.try_lock().is_ok();
+    usable.then_some((file, Place::Unnamed(path)))
+}
+
+#[cfg(target_os = "linux")]
+fn link(unnamed: &Path, path: &Path) -> io::Result<()> {
+    use rustix::fs::{AtFlags, CWD, linkat};
+    Ok(linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn create_unnamed(_dir: &Path) -> Option<(File, Place)> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn link(_unnamed: &Path, _path: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// A new file beside `path`, under a name that nobody else uses.
+fn create_named(path: &Path) -> io::Result<(File, Place)> {
+    loop {
+        let create = |name: &Path| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create_new(true).open(name)
+        };
+        let (file, temporary) = under_free_name(path, create)?;
+        // Not every file system has locks; without one, nobody takes this file for abandoned either.
+        let _ = file.lock();
+        // Between the two, someone may have taken it for that.
+        if temporary.path.exists() {
+            return Ok((file, Place::Named(temporary)));
+        }
+    }
+}
+
+/// What temporary names end with.
+const PARTIAL: &str = ".partial";
+
+/// Makes something under a temporary name for `path` that is free.
+fn under_free_name<T>(
+    path: &Path,
+    make: impl Fn(&Path) -> io::Result<T>,
+) -> io::Result<(T, RemoveOnDrop)> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let name = path
         .file_name()
@@ -97,14 +210,16 @@ fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
         .to_string_lossy();
     loop {
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let temporary =
-            directory_of(path).join(format!(".{name}.{}.{n}.partial", std::process::id()));
-        match OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-        {
-            Ok(file) => return Ok((file, temporary)),
+        let id = std::process::id();
+        let temporary = directory_of(path).join(format!(".{name}.{id}.{n}{PARTIAL}"));
+        match make(&temporary) {
+            Ok(made) => {
+                let temporary = RemoveOnDrop {
+                    path: temporary,
+                    armed: true,
+                };
+                return Ok((made, temporary));
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -159,6 +274,74 @@ mod tests {
             "the temporary file is gone"
         );
         save_atomically(&path, |out| out.write_all(b"new").map_err(io_error)).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+
+    /// A file under its temporary name, as there is one where unnamed files cannot be.
+    fn named(path: &Path, bytes: &[u8]) -> SavedFile {
+        let (file, place) = create_named(path).unwrap();
+        let mut pending = PendingFile {
+            out: BufWriter::new(file),
+            path: path.to_path_buf(),
+            place,
+        };
+        pending.out.write_all(bytes).unwrap();
+        pending.finish().unwrap()
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_named_file_is_saved_and_dropped_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let saved = named(&path, b"old");
+        assert_eq!(fs::read(saved.temporary()).unwrap(), b"old");
+        assert!(names(dir.path())[0].ends_with(PARTIAL));
+        saved.publish().unwrap();
+        drop(named(&path, b"new"));
+        assert_eq!(names(dir.path()), ["model.gguf"]);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        named(&path, b"new").publish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_saved_file_can_be_opened_before_it_has_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let mut pending = PendingFile::create(&path).unwrap();
+        pending.out.write_all(b"new").unwrap();
+        let saved = pending.finish().unwrap();
+        assert_eq!(fs::read(saved.temporary()).unwrap(), b"new");
+        assert!(!path.exists());
+        saved.publish().unwrap();
+        assert_eq!(names(dir.path()), ["model.gguf"]);
+    }
+
+    #[test]
+    fn only_what_nobody_writes_is_abandoned() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let others = [
+            ".model.gguf.partial",
+            ".model.gguf.bak.partial",
+            ".other.gguf.7.0.partial",
+        ];
+        for name in others {
+            fs::write(dir.path().join(name), b"mine").unwrap();
+        }
+        fs::write(dir.path().join(".model.gguf.7.0.partial"), b"half").unwrap();
+        let written = named(&path, b"new");
+        remove_abandoned(&path);
+        assert_eq!(names(dir.path()).len(), others.len() + 1);
+        written.publish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
     }
 }

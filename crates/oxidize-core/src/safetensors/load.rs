@@ -21,6 +21,9 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const CONFIG: &str = "config.json";
 
+/// Folders in which sentence-transformers keep projections of embeddings.
+const PROJECTIONS: [&str; 2] = ["2_Dense", "3_Dense"];
+
 impl ModelLoader for SafetensorsLoader {
     fn name(&self) -> &'static str {
         "safetensors"
@@ -56,6 +59,7 @@ impl ModelLoader for SafetensorsLoader {
             contents.annotations = header.annotations;
             contents.add_file(path.to_path_buf(), source, header.tensors);
         }
+        add_projections(&mut contents, path, options)?;
         finish(contents, options)
     }
 
@@ -139,6 +143,29 @@ fn add_shards(contents: &mut Contents, path: &Path, options: &OpenOptions) -> Re
             };
             return Err(error.in_file(path));
         }
+    }
+    Ok(())
+}
+
+/// Projections of embeddings, each a model of its own in a folder beside `path`, which its tensors'
+/// names begin with. Only what is linear can be one here.
+fn add_projections(contents: &mut Contents, path: &Path, options: &OpenOptions) -> Result<()> {
+    for folder in PROJECTIONS {
+        let path = path.with_file_name(folder).join(SINGLE);
+        if !path.is_file() {
+            return Ok(());
+        }
+        let config = read_config(&path, options)?.unwrap_or_default();
+        let activation = config.get("activation_function");
+        let activation = activation.and_then(serde_json::Value::as_str);
+        if activation.is_some_and(|name| !name.ends_with(".Identity")) {
+            return Ok(());
+        }
+        let (source, mut header) = open_one(&path, options)?;
+        for tensor in &mut header.tensors {
+            tensor.name = format!("{folder}.{}", tensor.name);
+        }
+        contents.add_file(path, source, header.tensors);
     }
     Ok(())
 }

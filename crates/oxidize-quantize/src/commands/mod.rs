@@ -4,27 +4,13 @@
 pub mod convert;
 pub mod quantize;
 pub mod split;
+mod stop;
 
 use std::io::IsTerminal;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A flag that Ctrl-C sets, so that work ends in good order. A second Ctrl-C does not wait for that.
-pub fn interrupted() -> &'static AtomicBool {
-    static FLAG: AtomicBool = AtomicBool::new(false);
-    static HANDLER: OnceLock<()> = OnceLock::new();
-    HANDLER.get_or_init(|| {
-        // Where somebody else handles it already, they end the program.
-        let _ = ctrlc::set_handler(|| {
-            if FLAG.swap(true, Ordering::Relaxed) {
-                std::process::exit(130);
-            }
-        });
-    });
-    &FLAG
-}
+pub use stop::{exit_code, interrupted};
 
 /// Bytes written so far: a bar on a terminal, and a line a tensor elsewhere if `verbose`.
 pub struct ByteBar(Option<ProgressBar>);

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use oxidize_core::arch::config::ConfigFacts;
 use oxidize_core::arch::{Arch, Mixer};
 use oxidize_core::file::{Format, ModelFile};
-use oxidize_core::io::{PendingFile, save_atomically};
+use oxidize_core::io::{PendingFile, SavedFile};
 use oxidize_core::model::{ExportedTensor, chat_template_of, huggingface_model};
 use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
 use serde_json::{Map, Value, json};
 
-use super::as_tensor;
+use super::{as_tensor, sentence};
 use crate::encode::Workers;
 use crate::error::{Error, Result};
 use crate::output::name_file;
@@ -63,8 +63,10 @@ pub fn to_directory(
         .into_iter()
         .map(|tensor: ExportedTensor<'_>| as_tensor(file, tensor))
         .collect();
-    create_empty(dir)?;
-    let mut files = Vec::new();
+    let mut folder = Folder::create(dir)?;
+    let (projections, tensors): (Vec<_>, Vec<_>) = tensors
+        .into_iter()
+        .partition(|tensor| sentence::folder_of(tensor).is_some());
     let names = shards(&tensors, options);
     let total = tensors.iter().map(|tensor| bytes_of(tensor, options)).sum();
     let mut done = 0;
@@ -72,22 +74,11 @@ pub fn to_directory(
     for (name, range) in &names {
         let path = dir.join(name);
         let shard = tensors.get(range.clone()).unwrap_or_default();
-        let mut saved = PendingFile::create(&path)?;
-        let io = |error| Error::from(oxidize_core::Error::io(&path)(error));
-        saved.out.write_all(&header(shard, options)).map_err(io)?;
-        for tensor in shard {
+        let saved = write_shard(&path, shard, options, |tensor| {
             progress(done, total, &tensor.name);
-            let written = options
-                .workers
-                .encode(tensor, options.ty, None, &mut saved.out);
-            written.map_err(|error| name_file(error, &path))?;
             done += bytes_of(tensor, options);
-        }
-        pending.push((path.clone(), saved.finish()?));
-    }
-    for (path, saved) in pending {
-        saved.publish()?;
-        files.push(path);
+        })?;
+        pending.push((path, saved));
     }
     let mut small: Vec<(String, Vec<u8>)> = Vec::new();
     if names.len() > 1 {
@@ -109,27 +100,114 @@ pub fn to_directory(
     if let Some(sampling) = sampling(file) {
         small.push(("generation_config.json".into(), pretty(&sampling)));
     }
-    small.push(("config.json".into(), pretty(&made.config)));
+    let mut dense = Vec::new();
+    for mut tensor in projections {
+        let Some(name) = sentence::folder_of(&tensor).map(str::to_owned) else {
+            continue;
+        };
+        let config = sentence::projection(&tensor);
+        small.push((format!("{name}/config.json"), pretty(&config)));
+        folder.subfolder(&name)?;
+        tensor.name = "linear.weight".into();
+        let path = dir.join(&name).join("model.safetensors");
+        let saved = write_shard(&path, &[tensor], options, |_| {})?;
+        pending.push((path, saved));
+        dense.push(name);
+    }
+    let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?.name;
+    for (name, value) in sentence::modules(file, arch, &dense) {
+        small.push((name, pretty(&value)));
+    }
+    let mut config = made.config;
+    sentence::labels(file, arch, &mut config);
+    small.push(("config.json".into(), pretty(&config)));
     for (name, bytes) in small {
+        if let Some((subfolder, _)) = name.split_once('/') {
+            folder.subfolder(subfolder)?;
+        }
         let path = dir.join(name);
+        let mut saved = PendingFile::create(&path)?;
         let io = |error| Error::from(oxidize_core::Error::io(&path)(error));
-        save_atomically(&path, |out| out.write_all(&bytes).map_err(io))?;
+        saved.out.write_all(&bytes).map_err(io)?;
+        pending.push((path, saved.finish()?));
+    }
+    options.workers.check()?;
+    let mut files = Vec::new();
+    for (path, saved) in pending {
+        saved.publish()?;
         files.push(path);
     }
+    folder.keep();
     Ok((files, missing))
 }
 
-/// Makes the directory, or makes sure that nothing is in it.
-fn create_empty(dir: &Path) -> Result<()> {
-    let io = |error| Error::from(oxidize_core::Error::io(dir)(error));
-    std::fs::create_dir_all(dir).map_err(io)?;
-    let mut entries = std::fs::read_dir(dir).map_err(io)?;
-    match entries.next() {
-        None => Ok(()),
-        Some(_) => Err(Error::Unfit {
-            file: dir.to_path_buf(),
-            problem: "the directory is not empty".into(),
-        }),
+/// Writes tensors as a safetensors file. `each` hears of every tensor before it is written.
+fn write_shard(
+    path: &Path,
+    tensors: &[Tensor<'_>],
+    options: &DirectoryOptions<'_>,
+    mut each: impl FnMut(&Tensor<'_>),
+) -> Result<SavedFile> {
+    let mut saved = PendingFile::create(path)?;
+    let io = |error| Error::from(oxidize_core::Error::io(path)(error));
+    saved.out.write_all(&header(tensors, options)).map_err(io)?;
+    for tensor in tensors {
+        each(tensor);
+        let written = options
+            .workers
+            .encode(tensor, options.ty, None, &mut saved.out);
+        written.map_err(|error| name_file(error, path))?;
+    }
+    Ok(saved.finish()?)
+}
+
+/// A directory that is new or empty. Dropped before it is kept, what was made of it is gone again.
+struct Folder<'a> {
+    path: &'a Path,
+    /// What was made, outermost first.
+    made: Vec<PathBuf>,
+}
+
+impl<'a> Folder<'a> {
+    /// Makes the directory, or makes sure that nothing is in it.
+    fn create(path: &'a Path) -> Result<Folder<'a>> {
+        let io = |error| Error::from(oxidize_core::Error::io(path)(error));
+        let made = match path.exists() {
+            true => Vec::new(),
+            false => vec![path.to_path_buf()],
+        };
+        std::fs::create_dir_all(path).map_err(io)?;
+        let mut entries = std::fs::read_dir(path).map_err(io)?;
+        match entries.next() {
+            None => Ok(Folder { path, made }),
+            Some(_) => Err(Error::Unfit {
+                file: path.to_path_buf(),
+                problem: "the directory is not empty".into(),
+            }),
+        }
+    }
+
+    /// Makes a directory in it, unless there is one.
+    fn subfolder(&mut self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        if !path.exists() {
+            std::fs::create_dir(&path).map_err(oxidize_core::Error::io(&path))?;
+            self.made.push(path);
+        }
+        Ok(())
+    }
+
+    fn keep(mut self) {
+        self.made.clear();
+    }
+}
+
+impl Drop for Folder<'_> {
+    fn drop(&mut self) {
+        for path in self.made.iter().rev() {
+            // Only what is empty is removed.
+            let _ = std::fs::remove_dir(path);
+        }
     }
 }
 
@@ -145,11 +223,26 @@ fn facts(file: &ModelFile, spec: Option<&VocabSpec>, dtype: &'static str) -> Res
         .metadata()
         .f32(&key("rope.scaling.yarn_log_multiplier"));
     let special = spec.map(|spec| &spec.special);
-    let table = file.tensor("token_embd.weight");
+    let rows = |name: &str| file.tensor(name)?.dims().first().copied();
+    let has = |layer: u64, name: &str| {
+        let name = format!("blk.{layer}.{name}.weight");
+        file.tensor(&name).is_some()
+    };
+    let layers = 0..number("block_count").unwrap_or(0) as u64;
     Ok(ConfigFacts {
-        n_vocab: table
-            .and_then(|table| table.dims().first().copied())
-            .unwrap_or(0),
+        n_vocab: rows("token_embd.weight").unwrap_or(0),
+        expert_layers: layers.clone().map(|i| has(i, "ffn_gate_inp")).collect(),
+        gated: file.tensor("enc.blk.0.ffn_gate.weight").is_some(),
+        pooled: file.metadata().get(&key("pooling_type")).is_some(),
+        classifies: file.tensor("cls.output.weight").is_some(),
+        two_norms: has(0, "attn_norm_2"),
+        keys_as_values: layers
+            .clone()
+            .any(|i| has(i, "attn_k") && !has(i, "attn_v")),
+        step_rank: number("ssm.time_step_rank"),
+        recurrent_norm: layers.clone().any(|i| has(i, "ssm_norm")),
+        laurel_rank: rows("blk.0.laurel_l.weight"),
+        n_vocab_per_layer: rows("per_layer_token_embd.weight"),
         tied: file.tensor("output.weight").is_none(),
         attention_bias: file.tensor("blk.0.attn_q.bias").is_some()
             || file.tensor("blk.0.attn_qkv.bias").is_some(),

@@ -5,6 +5,7 @@
 
 pub mod directory;
 mod metadata;
+mod sentence;
 
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use oxidize_core::gguf::{Value, Writer};
 use oxidize_kernels::quant::TensorType;
@@ -15,7 +14,7 @@ use oxidize_quantize::{Error, commands};
 use super::{importance, quantized, synthetic, tiny, wishes};
 
 /// Files in a folder, temporary ones too.
-fn files(dir: &Path) -> Vec<String> {
+pub(crate) fn files(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
     let mut names: Vec<String> = entries
         .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
@@ -201,7 +200,7 @@ fn few_bits_want_importance() {
     assert_eq!(files(dir.path()), ["in.gguf"]);
 }
 
-fn path(path: &Path) -> &str {
+pub(crate) fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
@@ -210,58 +209,6 @@ fn program(args: &[&str]) -> std::process::Output {
         .args(args)
         .output()
         .unwrap()
-}
-
-#[test]
-fn an_interrupted_run_leaves_nothing() {
-    let (status, left) = interrupted_by("-INT");
-    assert!(status.code().is_some_and(|code| code != 0), "{status}");
-    assert_eq!(left, ["in.gguf"]);
-}
-
-/// A program that is ended without being asked can tidy up nothing, but has not named its file yet.
-#[test]
-fn a_killed_run_leaves_nothing_under_the_final_name() {
-    for signal in ["-TERM", "-KILL"] {
-        let (status, left) = interrupted_by(signal);
-        assert!(!status.success(), "{signal}: {status}");
-        assert!(!left.iter().any(|name| name == "out.gguf"), "{left:?}");
-    }
-}
-
-/// Ends a run as soon as it writes; how it ended, and the files there are then.
-fn interrupted_by(signal: &str) -> (std::process::ExitStatus, Vec<String>) {
-    let dir = tempfile::tempdir().unwrap();
-    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
-    synthetic(&input, "F16", 24);
-    let mut child = Command::new(env!("CARGO_BIN_EXE_oxidize-quantize"))
-        .args([
-            "quantize",
-            path(&input),
-            path(&output),
-            "IQ3_S",
-            "--pure",
-            "-t",
-            "1",
-        ])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // It has begun as soon as its temporary file is there.
-    let start = Instant::now();
-    while files(dir.path()).len() < 2 && start.elapsed() < Duration::from_secs(20) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let id = child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args([signal, &id])
-            .status()
-            .unwrap()
-            .success()
-    );
-    let status = child.wait().unwrap();
-    (status, files(dir.path()))
 }
 
 /// A full disk, where this test may make one.

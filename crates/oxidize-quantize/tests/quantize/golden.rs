@@ -26,7 +26,7 @@ fn shared() -> Option<PathBuf> {
 
 /// Models that GGUF readers take for something else than what was trained, because the format has no
 /// word for it: the same tensors, other logits.
-const MEAN_OTHERWISE: &[&str] = &[
+pub(crate) const MEAN_OTHERWISE: &[&str] = &[
     // A ReLU.
     "bitnet-relu2",
     // What a group of experts counts for.

@@ -8,6 +8,8 @@ mod golden;
 mod measure;
 mod mixes;
 mod run;
+#[cfg(unix)]
+mod stopped;
 
 use std::path::{Path, PathBuf};
 

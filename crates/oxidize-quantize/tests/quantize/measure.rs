@@ -36,11 +36,11 @@ fn options(n_ctx: usize) -> compare::Options {
 #[test]
 fn a_model_does_not_differ_from_itself() {
     let model = load(&tiny());
-    let same = compare(&model, &model, &text(), &options(64), |_, _, _| {}).unwrap();
+    let same = compare(&model, &model, &text(), &options(64), |_, _, _| Ok(())).unwrap();
     assert_eq!((same.mean_kl, same.top1_agreement), (0.0, 1.0));
     assert_eq!(same.perplexity_ratio, 1.0);
     assert_eq!(same.tokens, 3 * 31);
-    assert!(compare(&model, &model, "short", &options(64), |_, _, _| {}).is_err());
+    assert!(compare(&model, &model, "short", &options(64), |_, _, _| Ok(())).is_err());
 }
 
 #[test]
@@ -51,7 +51,14 @@ fn fewer_bits_differ_more() {
     for mix in ["Q8_0", "INT8", "Q5_0", "Q4_0"] {
         let path = dir.path().join("out.gguf");
         quantized(&tiny(), &path, &wishes(mix), &Options::default()).unwrap();
-        let result = compare(&model, &load(&path), &text(), &options(64), |_, _, _| {}).unwrap();
+        let result = compare(
+            &model,
+            &load(&path),
+            &text(),
+            &options(64),
+            |_, _, _| Ok(()),
+        )
+        .unwrap();
         assert!(
             result.mean_kl > before,
             "{mix}: {} after {before}",

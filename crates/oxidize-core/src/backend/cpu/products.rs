@@ -155,6 +155,17 @@ impl CpuSession {
         let (kernels, x) = (self.kernels, self.buffers.get(x));
         let (each_alone, rounding) = (self.each_alone, self.rounding());
         let n_tokens = x.len() / width;
+        // The heads' inputs lie beside each other: one row for all of them.
+        if let (Some(observer), true) = (&self.config.observer, width == inputs * weight.n_experts)
+        {
+            observer.look(&Observation {
+                weights: &[&weight.name],
+                expert: 0,
+                n_experts: 1,
+                rows: x,
+                width,
+            });
+        }
         let cols = weight.rows * weight.n_experts;
         let data = taken.rows();
         let body = |_: usize, head: usize, out: TileMut<'_>, worker: &mut Worker| {

@@ -4,18 +4,19 @@
 //! `config.json` and a table of tensors; what GGUF would make of it ([`super::links`]) has to be
 //! the file at hand, tensor by tensor, and is then walked backwards.
 
-use super::link::{Link, bytes_of, matrix};
-use super::{ExportedData, ExportedTensor, is_stack, links};
-use crate::arch::config::{ConfigFacts, config, difference};
+use super::header::{Back, made_up};
+use super::link::{Link, bytes_of};
+use super::{ExportedData, ExportedTensor, links};
+use crate::arch::config::{ConfigFacts, class_of, config, difference, is_bare};
 use crate::arch::names::*;
-use crate::arch::{ARCHS, Arch, Hparams, RecurrentKind, TensorRole};
+use crate::arch::{ARCHS, Arch, Hparams, TensorRole};
 use crate::error::{Error, Result};
-use crate::file::{Contents, DimOrder, Format, ModelFile, OpenOptions, TensorBytes, TensorInfo};
+use crate::file::{Contents, Format, ModelFile, OpenOptions, TensorBytes, TensorInfo};
 use crate::graph::rope::{RopeFactors, RopeScaling};
 use crate::model::ModelError;
 use oxidize_kernels::quant::TensorType;
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 
 /// A GGUF model in Hugging Face's terms.
 pub struct HuggingFaceModel<'a> {
@@ -40,12 +41,6 @@ pub fn huggingface_model<'a>(
             problem,
         })
     };
-    if gguf_arch.encoder.is_some() {
-        return Err(unfit("it has two stacks of layers".into()));
-    }
-    if hparams.n_layers_in_file != hparams.layers.len() {
-        return Err(unfit("it has layers that guess further tokens".into()));
-    }
     let mut candidates: Vec<&'static Arch> = ARCHS
         .iter()
         .filter(|arch| arch.name == gguf_arch.name && !arch.hf_classes.is_empty())
@@ -53,15 +48,26 @@ pub fn huggingface_model<'a>(
         .collect();
     // Where there are experts, a family that has names of its own for them is meant.
     let names_experts = |arch: &&Arch| arch.hf_names.iter().any(|(role, _)| *role == FFN_ROUTER);
-    candidates.sort_by_key(|arch| names_experts(arch) != hparams.moe.is_some());
-    let mut problem = "no class of models there is known to be it".to_owned();
+    // RoBERTa is a BERT with another kind of vocabulary. And who has fewer names for things says more.
+    let wordpiece = file.metadata().str("tokenizer.ggml.model") == Some("bert");
+    let says_less = |arch: &Arch| arch.hf_keys.iter().all(|(_, own)| !own.is_empty());
+    candidates.sort_by_key(|arch| {
+        (
+            names_experts(arch) != hparams.moe.is_some(),
+            (arch.position_offset == 0) != wordpiece,
+            says_less(arch),
+        )
+    });
+    let mut problem = None;
     for arch in candidates {
         match attempt(file, arch, gguf_arch, &hparams, facts) {
             Ok(model) => return Ok(model),
-            Err(why) => problem = why,
+            // What speaks against the likeliest is the reason.
+            Err(why) => drop(problem.get_or_insert(why)),
         }
     }
-    Err(unfit(problem))
+    let unknown = || "no class of models there is known to be it".to_owned();
+    Err(unfit(problem.unwrap_or_else(unknown)))
 }
 
 /// The same numbers with the factors of the rotary embedding, which GGUF keeps as tensors.
@@ -80,7 +86,11 @@ fn with_factors(file: &ModelFile, mut hparams: Hparams) -> Result<Hparams> {
             long,
             original_context: n_ctx,
         };
-    } else if let Some(factors) = vector(&ROPE_FREQS)? {
+    } else if let Some(mut factors) = vector(&ROPE_FREQS)? {
+        // GGUF has no infinity here, but numbers that are as good.
+        for factor in factors.iter_mut().filter(|factor| **factor > 1e28) {
+            *factor = f32::INFINITY;
+        }
         // Llama 3's ramp, if it is one: its factor is the largest, the rest is the same in all files
         // but for the context.
         let factor = factors.iter().copied().fold(1.0, f32::max);
@@ -115,13 +125,33 @@ fn attempt<'a>(
     facts: &ConfigFacts,
 ) -> Result<HuggingFaceModel<'a>, String> {
     let config = config(arch, hparams, facts);
+    let class = class_of(arch, facts);
     let back = Back {
         file,
         arch,
         gguf_arch,
         hparams,
+        headless: is_bare(class),
     };
-    let tensors = back.header();
+    let mut tensors = back.header(|_| true);
+    if let Some(encoder) = arch.encoder {
+        let own = hparams.of_encoder();
+        let stack = Back {
+            file,
+            arch: encoder,
+            gguf_arch: encoder,
+            hparams: &own,
+            headless: false,
+        };
+        let others = stack.header(super::belongs_to_encoder);
+        tensors.splice(..0, others);
+    }
+    let constants = back.constants();
+    let is_vector = |name: &str| name.ends_with("alpha_p") || name.ends_with("alpha_n");
+    for name in constants.keys() {
+        let dims: &[usize] = if is_vector(name) { &[1] } else { &[] };
+        tensors.push(made_up(name.clone(), dims));
+    }
     let contents = Contents {
         format: Format::Safetensors,
         config: Some(config.clone()),
@@ -131,10 +161,15 @@ fn attempt<'a>(
     let directory = ModelFile::new(contents, &OpenOptions::default()).map_err(|e| e.to_string())?;
     let detected = Arch::detect(&directory).map_err(|e| e.to_string())?;
     if !std::ptr::eq(detected, arch) {
-        let class = arch.hf_classes.first().copied().unwrap_or_default();
         return Err(format!("{class} would be taken for {}", detected.name));
     }
-    let read = Hparams::read(&directory, arch).map_err(|e| e.to_string())?;
+    let mut read = Hparams::read(&directory, arch).map_err(|e| e.to_string())?;
+    for (layer, (own, other)) in read.layers.iter_mut().zip(&hparams.layers).enumerate() {
+        // A width beside that of experts is nobody's.
+        if back.find(&FFN_ROUTER, layer).is_some() {
+            own.n_ff = other.n_ff;
+        }
+    }
     if let Some(difference) = difference(&read, hparams) {
         return Err(format!(
             "its configuration reads back otherwise: {difference}"
@@ -153,11 +188,19 @@ fn attempt<'a>(
                 form: link.form.clone(),
             };
             let all = of_tensor.entry(&part.name).or_default();
-            all.push((own, i, link.parts.len()));
+            // What is written twice is taken from where it was written first.
+            let whole = |link: &Link<'_>| link.form.rows.is_none();
+            if all.is_empty() || !whole(&own) {
+                all.push((own, i, link.parts.len()));
+            }
         }
     }
     let mut out = Vec::new();
     for info in directory.tensors() {
+        if let Some(&value) = constants.get(&info.name) {
+            out.push(back.constant(info, value));
+            continue;
+        }
         let sources = of_tensor.remove(info.name.as_str());
         let sources = sources.ok_or_else(|| format!("nothing becomes {}", info.name))?;
         out.push(back.tensor(info, sources)?);
@@ -168,235 +211,16 @@ fn attempt<'a>(
     })
 }
 
-struct Back<'a, 'h> {
-    file: &'a ModelFile,
-    arch: &'static Arch,
-    gguf_arch: &'static Arch,
-    hparams: &'h Hparams,
-}
-
 impl<'a> Back<'a, '_> {
-    /// The table of tensors that a directory of this model would have.
-    fn header(&self) -> Vec<TensorInfo> {
-        let mut tensors: BTreeMap<(usize, usize, usize), TensorInfo> = BTreeMap::new();
-        let mut names = HashSet::new();
-        for (place, role) in ROLES.iter().enumerate() {
-            let layered = role.gguf.contains("{}") || role.hf.contains("{}");
-            let n_layers = if layered {
-                self.hparams.layers.len()
-            } else {
-                1
-            };
-            for layer in 0..n_layers {
-                for (i, (name, dims)) in self.names_of(role, layer).into_iter().enumerate() {
-                    if names.insert(name.clone()) {
-                        let at = if layered { layer + 1 } else { 0 };
-                        tensors.insert((at, place, i), made_up(name, &dims));
-                    }
-                }
-            }
+    fn constant(&self, info: &TensorInfo, value: f32) -> ExportedTensor<'a> {
+        let file = self.file;
+        let shape = info.dims().iter().map(|&dim| dim as u64).collect();
+        ExportedTensor {
+            name: info.name.clone(),
+            ty: TensorType::F32,
+            shape,
+            data: ExportedData::Made(Box::new(move || bytes_of(file, &[value]))),
         }
-        tensors.into_values().collect()
-    }
-
-    /// The tensors of a role and their dimensions.
-    fn names_of(&self, role: &TensorRole, layer: usize) -> Vec<(String, Vec<usize>)> {
-        let patterns = role.names(self.arch, Format::Safetensors, layer);
-        let stacked = !self.joined(&FFN_GATE_UP_EXPERTS).is_empty()
-            || self.find(&FFN_GATE_UP_EXPERTS, layer).is_some();
-        let pattern = match *role {
-            // Of several names, layers with a gate have the first.
-            FFN_UP if self.find(&FFN_GATE, layer).is_none() => patterns.last(),
-            // Experts are all together, or all apart.
-            FFN_DOWN_EXPERTS if stacked => patterns.iter().find(|name| !name.contains("{e}")),
-            _ => patterns.first(),
-        };
-        let (Some(pattern), Some(dims)) = (pattern, self.dims(role, layer)) else {
-            return Vec::new();
-        };
-        let mut list = Vec::new();
-        if pattern.contains("{e}") {
-            let Some((&n, each)) = dims.split_first() else {
-                return Vec::new();
-            };
-            let numbered = |i: usize| pattern.replace("{e}", &i.to_string());
-            list.extend((0..n).map(|i| (format!("{}.weight", numbered(i)), each.to_vec())));
-            return list;
-        }
-        let bare = is_bare(role, pattern);
-        let ending = if bare { "" } else { ".weight" };
-        list.push((format!("{pattern}{ending}"), dims));
-        if let Some(dims) = self.bias_dims(role, layer) {
-            let ending = if bare { "_bias" } else { ".bias" };
-            list.push((format!("{pattern}{ending}"), dims));
-        }
-        list
-    }
-
-    /// A role's tensor in the file.
-    fn find(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
-        let names = role.names(self.gguf_arch, Format::Gguf { version: 3 }, layer);
-        let endings = [role.gguf_ending(), ""];
-        names.iter().find_map(|name| {
-            let mut named = endings.iter().map(|ending| format!("{name}{ending}"));
-            named.find_map(|name| self.file.tensor(&name))
-        })
-    }
-
-    fn find_bias(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
-        let names = role.names(self.gguf_arch, Format::Gguf { version: 3 }, layer);
-        let biased = names.iter().map(|name| format!("{name}.bias"));
-        biased.into_iter().find_map(|name| self.file.tensor(&name))
-    }
-
-    /// Which of the file's tensors a directory has in one, where it does.
-    fn joined(&self, role: &TensorRole) -> &'static [TensorRole] {
-        let form = &self.arch.gguf_form;
-        let own = |role: &TensorRole| {
-            let named = self.arch.hf_names.iter().any(|(r, _)| r == role);
-            named || self.arch.hf_transposed.contains(role)
-        };
-        match *role {
-            ATTN_QKV if form.split_qkv => &[ATTN_Q, ATTN_K, ATTN_V],
-            ATTN_KV if own(&ATTN_KV) => &[ATTN_K, ATTN_V],
-            ATTN_KV_B if form.absorbed_kv => &[ATTN_K_B, ATTN_V_B],
-            FFN_GATE_UP if form.split_gate_up => &[FFN_GATE, FFN_UP],
-            FFN_GATE_UP_SHARED if form.split_gate_up => &[FFN_GATE_SHARED, FFN_UP_SHARED],
-            FFN_GATE_UP_EXPERTS if !form.fused_experts && own(&FFN_GATE_UP_EXPERTS) => {
-                &[FFN_GATE_EXPERTS, FFN_UP_EXPERTS]
-            }
-            DELTA_QKVZ if self.is_delta_net() => &[DELTA_QKV, DELTA_GATE],
-            _ => &[],
-        }
-    }
-
-    fn is_delta_net(&self) -> bool {
-        let kind = self.hparams.recurrent.as_ref().map(|params| params.kind);
-        kind == Some(RecurrentKind::DeltaNet) && self.find(&DELTA_BETA_ALPHA, 0).is_some()
-    }
-
-    /// Whether a role's tensor is part of another in a directory, or belongs to another role here.
-    fn is_elsewhere(&self, role: &TensorRole, layer: usize) -> bool {
-        const WHOLES: [TensorRole; 7] = [
-            ATTN_QKV,
-            ATTN_KV,
-            ATTN_KV_B,
-            FFN_GATE_UP,
-            FFN_GATE_UP_SHARED,
-            FFN_GATE_UP_EXPERTS,
-            DELTA_QKVZ,
-        ];
-        let recurrent = self.hparams.layers.get(layer).is_some_and(|l| l.recurrent);
-        let n_ff = self.hparams.layers.get(layer).map_or(0, |layer| layer.n_ff);
-        let rows = |role: &TensorRole| self.find(role, layer).map_or(0, |info| matrix(info).0);
-        let alone = |gate: &TensorRole| self.find(gate, layer).is_none();
-        if WHOLES.iter().any(|whole| self.joined(whole).contains(role)) {
-            return true;
-        }
-        match *role {
-            // One name for the second half and for both.
-            FFN_UP => alone(&FFN_GATE) && rows(&FFN_UP) == 2 * n_ff,
-            FFN_GATE_UP => !(alone(&FFN_GATE) && rows(&FFN_UP) == 2 * n_ff),
-            FFN_UP_SHARED => alone(&FFN_GATE_SHARED) && self.has_shared_halves(layer),
-            FFN_GATE_UP_SHARED => !(alone(&FFN_GATE_SHARED) && self.has_shared_halves(layer)),
-            DELTA_QKV | DELTA_GATE => !recurrent,
-            ATTN_QKV | ATTN_GATE => recurrent,
-            SSM_IN => self.is_delta_net(),
-            DELTA_QKVZ => true,
-            SSM_DT_BIAS => self.find(&SSM_DT, layer).is_some(),
-            _ => false,
-        }
-    }
-
-    /// Whether the shared experts' way in is twice as wide as their way out.
-    fn has_shared_halves(&self, layer: usize) -> bool {
-        let (up, down) = (
-            self.find(&FFN_UP_SHARED, layer),
-            self.find(&FFN_DOWN_SHARED, layer),
-        );
-        up.zip(down)
-            .is_some_and(|(up, down)| matrix(up).0 == 2 * matrix(down).1)
-    }
-
-    /// The dimensions of a role's tensor in a directory.
-    fn dims(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
-        let joined = self.joined(role);
-        if !joined.is_empty() {
-            return self.joined_dims(role, joined, layer);
-        }
-        if self.is_elsewhere(role, layer) {
-            return None;
-        }
-        let shifts = match self.hparams.recurrent.as_ref().map(|params| params.kind) {
-            Some(RecurrentKind::Rwkv6) => RWKV6_SHIFTS,
-            Some(RecurrentKind::Rwkv7) => RWKV7_SHIFTS,
-            _ => &[],
-        };
-        if shifts.contains(role) {
-            self.find(&TIME_MIX_LERP_FUSED, layer)?;
-            return Some(vec![1, 1, self.hparams.n_embd]);
-        }
-        let info = self.find(role, layer)?;
-        let mut dims = info.dims();
-        let all: usize = dims.iter().product();
-        let n = dims.len();
-        match *role {
-            SSM_CONV | SHORTCONV_CONV | KIMI_Q_CONV | KIMI_K_CONV | KIMI_V_CONV => {
-                let kernel = dims.last().copied().unwrap_or(1);
-                return Some(vec![all / kernel.max(1), 1, kernel]);
-            }
-            SSM_D | SSM_NORM => return Some(vec![all]),
-            SSM_A if dims.last() == Some(&1) && n == 2 => return Some(vec![all]),
-            _ if self.arch.hf_transposed.contains(role) && n >= 2 => dims.swap(n - 2, n - 1),
-            _ => {}
-        }
-        Some(dims)
-    }
-
-    fn joined_dims(
-        &self,
-        role: &TensorRole,
-        parts: &[TensorRole],
-        layer: usize,
-    ) -> Option<Vec<usize>> {
-        let infos = parts.iter().map(|part| self.find(part, layer));
-        let infos: Option<Vec<&TensorInfo>> = infos.collect();
-        let infos = infos?;
-        let first = infos.first()?.dims();
-        if *role == ATTN_KV_B {
-            let mla = self.hparams.mla.as_ref()?;
-            let heads = self.hparams.layers.get(layer)?.n_heads;
-            return Some(vec![heads * (mla.nope_dim + mla.value_dim), mla.kv_rank]);
-        }
-        let row_axis = first.len().checked_sub(2)?;
-        let rows: usize = infos
-            .iter()
-            .filter_map(|info| info.dims().get(row_axis).copied())
-            .sum();
-        let mut dims = first;
-        *dims.get_mut(row_axis)? = rows;
-        if self.arch.hf_transposed.contains(role) {
-            dims.swap(row_axis, row_axis + 1);
-        }
-        Some(dims)
-    }
-
-    fn bias_dims(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
-        // These are biases themselves.
-        if [SSM_DT_BIAS, FFN_SELECTION_BIAS].contains(role) {
-            return None;
-        }
-        let joined = self.joined(role);
-        if joined.is_empty() {
-            return Some(self.find_bias(role, layer)?.dims());
-        }
-        let biases = joined.iter().map(|part| self.find_bias(part, layer));
-        let biases: Option<Vec<&TensorInfo>> = biases.collect();
-        let biases = biases?;
-        let mut dims = biases.first()?.dims();
-        let last = |info: &&TensorInfo| info.dims().last().copied().unwrap_or(0);
-        *dims.last_mut()? = biases.iter().map(last).sum();
-        Some(dims)
     }
 
     /// The file has to be what GGUF makes of the directory, tensor by tensor.
@@ -548,44 +372,4 @@ fn floats(file: &ModelFile, info: &TensorInfo) -> Result<Vec<f32>> {
         Ok(())
     })?;
     Ok(floats)
-}
-
-/// A line of a table for bytes that are nowhere.
-fn made_up(name: String, dims: &[usize]) -> TensorInfo {
-    TensorInfo {
-        name,
-        ty: TensorType::F32,
-        shape: dims.iter().map(|&dim| dim as u64).collect(),
-        file: 0,
-        offset: 0,
-        bytes: 4 * dims.iter().product::<usize>() as u64,
-        order: DimOrder::FastestLast,
-    }
-}
-
-/// Whether a directory's name of a role has no ending: parameters that belong to no linear layer.
-fn is_bare(role: &TensorRole, pattern: &str) -> bool {
-    let stacked = is_stack(role) && (pattern.ends_with("_proj") || pattern.contains(".mlp.w"));
-    let vectors = [
-        SSM_A,
-        SSM_D,
-        SSM_DT_BIAS,
-        ATTN_SINKS,
-        FFN_SELECTION_BIAS,
-        FFN_ROUTER_SCALE,
-        FFN_EXPERT_SCALE,
-        LAYER_SCALE,
-        ALTUP_CORRECT_SCALE,
-    ];
-    let rwkv = [
-        "time_maa",
-        "time_decay",
-        "time_faaaa",
-        "time_mix",
-        "time_first",
-        ".x_",
-    ];
-    stacked
-        || vectors.contains(role)
-        || (role.gguf.contains("_mix_") && rwkv.iter().any(|part| pattern.contains(part)))
 }

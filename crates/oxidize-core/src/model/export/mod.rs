@@ -3,6 +3,7 @@
 //! here before it is asked for. [`link`] says what a tensor is made of, as data.
 
 mod back;
+mod header;
 mod link;
 
 pub use back::{HuggingFaceModel, huggingface_model};
@@ -15,7 +16,7 @@ use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, RecurrentKind, TensorRole};
 use crate::error::Result;
 use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
 use crate::graph::rope::{RopeFactors, RopeScaling};
-use crate::graph::{KeySharing, RopeLayout};
+use crate::graph::{KeySharing, RopeLayout, Sees};
 use oxidize_kernels::quant::TensorType;
 
 /// A tensor of a file to be.
@@ -66,13 +67,16 @@ fn links<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec
         let own = hparams.of_encoder();
         let mut other = Exporter::new(file, encoder, &own);
         other.gguf_arch = encoder;
-        other.run(own.layers.len(), |role| {
-            ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
-        });
+        other.run(own.layers.len(), belongs_to_encoder);
         exporter.links = other.links;
     }
     exporter.run(hparams.n_layers_in_file, |_| true);
     exporter.links
+}
+
+/// Whether an encoder has a role's tensor for itself, beside its decoder.
+fn belongs_to_encoder(role: &TensorRole) -> bool {
+    ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
 }
 
 /// Writes down links, role by role.
@@ -164,6 +168,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
             // Where one norm serves both halves of a layer, or stands for either, it is written once.
             ATTN_NORM => same(role, &FFN_NORM) && (one_name() || feeds),
             FFN_NORM => same(role, &ATTN_NORM) && !one_name() && !feeds,
+            // Decoders are files of their own, without what others make of their states.
+            EMBEDDING_DENSE_2 | EMBEDDING_DENSE_3 => self.hparams.sees != Sees::All,
             // BERT's pooler means nothing without the classifier on top.
             CLASSIFIER => found(&CLASSIFIER_OUTPUT).is_none(),
             _ => self.shifts().contains(role),

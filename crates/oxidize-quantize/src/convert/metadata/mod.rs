@@ -259,6 +259,13 @@ fn encoder(
             keys.set("hidden_activation", name.into());
         }
     }
+    for dense in ["dense_2", "dense_3"] {
+        let name = format!("{dense}.weight");
+        if let Some(tensor) = tensors.iter().find(|tensor| tensor.name == name) {
+            keys.count(&format!("{dense}_feat_in"), tensor.columns() as usize);
+            keys.count(&format!("{dense}_feat_out"), tensor.rows() as usize);
+        }
+    }
     let scores = tensors.iter().any(|t| t.name == "cls.output.weight");
     let pooling = Pooling::of_file(file, arch.name).or(scores.then_some(Pooling::Rank));
     if let Some(pooling) = pooling {

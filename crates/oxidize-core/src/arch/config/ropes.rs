@@ -1,0 +1,152 @@
+//! Rotary embeddings in a `config.json`: one for all layers under Llama's names, or one for full
+//! layers and one for windowed ones, where they differ in more than their base.
+
+use super::{Config, ConfigFacts, number};
+use crate::arch::{Hparams, TemperatureRule};
+use crate::graph::rope::{Rope, RopeFactors, RopeScaling};
+use serde_json::{Map, Value};
+
+impl Config<'_> {
+    pub(super) fn ropes(&mut self, hp: &Hparams, facts: &ConfigFacts) {
+        if hp.layers.iter().all(|layer| layer.rope.is_none()) {
+            return;
+        }
+        let [rope, rest @ ..] = hp.ropes.as_slice() else {
+            return;
+        };
+        let head = |windowed: bool| {
+            let mut kind = hp.layers.iter().filter(|l| l.window.is_some() == windowed);
+            kind.find(|layer| layer.rope.is_some()).map(|l| l.key_dim)
+        };
+        let head_full = head(false).or(head(true)).unwrap_or(1);
+        let share = |rope: &Rope, head: usize| share(rope, head).filter(|_| hp.mla.is_none());
+        if let Some(windowed) = rest.first() {
+            let head_windowed = head(true).unwrap_or(head_full);
+            let own_share = share(windowed, head_windowed);
+            let apart = own_share != share(rope, head_full)
+                || matches!(rope.factors, RopeFactors::Fixed(_))
+                || matches!(rope.scaling, RopeScaling::Yarn(_));
+            if apart {
+                let mut both = Map::new();
+                for (name, rope, head) in [
+                    ("full_attention", rope, head_full),
+                    ("sliding_attention", windowed, head_windowed),
+                ] {
+                    let mut map = scaling(rope, facts);
+                    map.entry("rope_type").or_insert(Value::from("default"));
+                    map.insert("rope_theta".into(), number(rope.base));
+                    if let Some(share) = share(rope, head) {
+                        map.insert("partial_rotary_factor".into(), Value::from(share));
+                    }
+                    both.insert(name.into(), Value::Object(map));
+                }
+                self.set("rope_parameters", Value::Object(both));
+                return;
+            }
+            self.float("rope_local_base_freq", windowed.base);
+        }
+        self.float("rope_theta", rope.base);
+        if let Some(share) = share(rope, head_full) {
+            self.set("partial_rotary_factor", Value::from(share));
+        }
+        self.set_own("position_embedding_type", Value::from("rope"));
+        let mut map = scaling(rope, facts);
+        // How attention sharpens is said beside how positions are stretched.
+        match (hp.temperature, self.arch.temperature) {
+            (Some(temperature), TemperatureRule::IfGiven) => {
+                map.insert("llama_4_scaling_beta".into(), number(temperature.scale));
+                let period = number(temperature.period);
+                map.insert("original_max_position_embeddings".into(), period);
+                self.set("rope_parameters", Value::Object(map));
+            }
+            _ if !map.is_empty() => self.set("rope_scaling", Value::Object(map)),
+            _ => {}
+        }
+    }
+}
+
+/// The share of a head that turns, where that is not all of it.
+fn share(rope: &Rope, head: usize) -> Option<f64> {
+    if let Some(pairs) = proportional(rope) {
+        return Some(2.0 * pairs as f64 / head as f64);
+    }
+    (rope.dims != head).then(|| rope.dims as f64 / head as f64)
+}
+
+/// How many pairs turn where the others have no frequency.
+fn proportional(rope: &Rope) -> Option<usize> {
+    let RopeFactors::Fixed(factors) = &rope.factors else {
+        return None;
+    };
+    let turning = factors.iter().take_while(|factor| **factor == 1.0).count();
+    let still = factors.get(turning..).unwrap_or_default();
+    still
+        .iter()
+        .all(|factor| factor.is_infinite())
+        .then_some(turning)
+}
+
+/// How positions are stretched.
+fn scaling(rope: &Rope, facts: &ConfigFacts) -> Map<String, Value> {
+    let mut scaling = Map::new();
+    let mut set = |name: &str, value: Value| scaling.insert(name.to_owned(), value);
+    match &rope.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear(factor) => {
+            set("rope_type", Value::from("linear"));
+            set("factor", number(*factor));
+        }
+        RopeScaling::Dynamic { factor, .. } => {
+            set("rope_type", Value::from("dynamic"));
+            set("factor", number(*factor));
+        }
+        RopeScaling::Yarn(yarn) => {
+            set("rope_type", Value::from("yarn"));
+            set("factor", number(yarn.factor));
+            let original = number(yarn.original_context);
+            set("original_max_position_embeddings", original);
+            set("beta_fast", number(yarn.beta_fast));
+            set("beta_slow", number(yarn.beta_slow));
+            match facts.mscale_all_dim {
+                Some(weight) => {
+                    set("mscale", number(weight));
+                    set("mscale_all_dim", number(weight));
+                }
+                None => drop(set("attention_factor", number(rope.magnitude))),
+            }
+            if !yarn.truncate {
+                set("truncate", Value::from(false));
+            }
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low,
+            high,
+            original_context,
+        } => {
+            set("rope_type", Value::from("llama3"));
+            set("factor", number(*factor));
+            set("low_freq_factor", number(*low));
+            set("high_freq_factor", number(*high));
+            let original = number(*original_context);
+            set("original_max_position_embeddings", original);
+        }
+    }
+    if let RopeFactors::ByContext {
+        short,
+        long,
+        original_context,
+    } = &rope.factors
+    {
+        set("rope_type", Value::from("longrope"));
+        set("short_factor", short.iter().map(|x| number(*x)).collect());
+        set("long_factor", long.iter().map(|x| number(*x)).collect());
+        set("attention_factor", number(rope.magnitude));
+        let original = Value::from(*original_context);
+        set("original_max_position_embeddings", original);
+    }
+    if proportional(rope).is_some() {
+        set("rope_type", Value::from("proportional"));
+    }
+    scaling
+}
