@@ -23,9 +23,11 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI, which multiplies and adds bytes in one instruction.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The same with AMX for bytes.
+    /// The last with AMX for bytes.
     Amx,
     /// aarch64 with NEON, which is all of them.
     Neon,
@@ -37,9 +39,10 @@ pub enum Isa {
 
 impl Isa {
     /// Every set, from the plainest to the best that a machine may have.
-    pub const ALL: [Isa; 7] = [
+    pub const ALL: [Isa; 8] = [
         Isa::Scalar,
         Isa::Avx2,
+        Isa::AvxVnni,
         Isa::Avx512,
         Isa::Amx,
         Isa::Neon,
@@ -52,6 +55,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
             Isa::Neon => "neon",

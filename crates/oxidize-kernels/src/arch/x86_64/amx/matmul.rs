@@ -6,7 +6,7 @@ use super::super::avx2::dot;
 use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
 use super::super::avx2::panel::{self, Next, Panel};
-use super::super::avx512::matmul as avx512;
+use super::super::avx512::{Vnni, matmul as avx512};
 use super::tile::{self, TOKENS};
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
@@ -62,7 +62,7 @@ unsafe fn tiled<F: Format>(
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: as the caller says; the weight is of the format and has the row.
         unsafe {
-            let panel = panel::unpack::<F, true>(&weight, first_row, scratch);
+            let panel = panel::unpack::<F, Vnni>(&weight, first_row, scratch);
             let multiply = match one_scale {
                 true => multiply_one_scale,
                 false => multiply,
