@@ -33,13 +33,15 @@ pub enum Isa {
     Neon,
     /// aarch64 with NEON's product of four bytes.
     NeonDotprod,
+    /// The same with its product of two rows of eight bytes with two.
+    NeonI8mm,
     /// WebAssembly with SIMD.
     WasmSimd128,
 }
 
 impl Isa {
     /// Every set, from the plainest to the best that a machine may have.
-    pub const ALL: [Isa; 8] = [
+    pub const ALL: [Isa; 9] = [
         Isa::Scalar,
         Isa::Avx2,
         Isa::AvxVnni,
@@ -47,6 +49,7 @@ impl Isa {
         Isa::Amx,
         Isa::Neon,
         Isa::NeonDotprod,
+        Isa::NeonI8mm,
         Isa::WasmSimd128,
     ];
 
@@ -60,6 +63,7 @@ impl Isa {
             Isa::Amx => "amx",
             Isa::Neon => "neon",
             Isa::NeonDotprod => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
             Isa::WasmSimd128 => "wasm-simd128",
         }
     }

@@ -6,7 +6,7 @@ use super::float;
 use super::format::Format;
 use super::formats::with_format;
 use super::panel::{self, Panel};
-use super::tile::{Stretched, multiply_panel};
+use super::tile::{TileRows, multiply_panel};
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, Scratch, WeightRows};
 use crate::out::TileMut;
 
@@ -45,7 +45,7 @@ fn tiled<F: Format, P: Products>(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    let acts = Stretched::new::<P>(acts, &mut scratch.floats);
+    let acts = TileRows::new::<P>(acts, &mut scratch.floats);
     let multiply = match (F::GROUP, F::MIN) {
         (16, true) => multiply_panel::<P, true, true>,
         (16, false) => multiply_panel::<P, true, false>,
