@@ -11,8 +11,8 @@ use crate::ops::attention::row_bytes;
 use crate::ops::matmul::QuantizedRow;
 use crate::quant::{self, Correlation, QuantError, TensorType};
 use crate::{
-    Activation, Activations, AttentionArgs, Epilogue, KvType, QuantizedRowsMut, RopeLayout,
-    Scratch, TileMut, WeightRows, merge_attention,
+    Activation, Activations, AttentionArgs, Epilogue, KvType, Precision, QuantizedRowsMut,
+    RopeLayout, Scratch, TileMut, WeightRows, merge_attention,
 };
 
 /// An instruction set with kernels of its own.
@@ -189,6 +189,22 @@ impl Kernels {
     /// The instruction set these are for.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// What products of weights of these types with so many tokens want, if not floats.
+    pub fn precision(
+        &self,
+        types: impl IntoIterator<Item = TensorType>,
+        tokens: usize,
+    ) -> Option<Precision> {
+        // Up to so many tokens, 16-bit floats are multiplied as floats: rounding them takes longer. NEON
+        // multiplies as many floats as words.
+        let float_tokens = match self.isa {
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => 4,
+            Isa::WasmSimd128 => 8,
+            Isa::Scalar | Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => usize::MAX,
+        };
+        Precision::of(types, tokens > float_tokens)
     }
 
     /// Turns weights into whole blocks of type `ty`, whatever the instruction set the same ones as

@@ -19,6 +19,7 @@ mod row;
 mod slices;
 mod tile;
 mod token;
+mod words;
 
 #[cfg(target_arch = "aarch64")]
 use super::aarch64::vector;
@@ -38,6 +39,10 @@ pub(crate) trait Products: Copy {
 
     /// Registers of [`Products::Stretched`].
     const WIDTH: usize = size_of::<Self::Stretched>() / 16;
+
+    /// Whether tiles are of words. They then serve weights of 16-bit floats, too: an instruction multiplies
+    /// twice as many words as floats.
+    const WORDS: bool = Self::WIDTH == 2;
 
     /// Tokens that lie side by side in each register of a tile.
     const ABREAST: usize = 1;

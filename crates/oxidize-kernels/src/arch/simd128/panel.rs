@@ -111,9 +111,15 @@ fn turn_weights<F: Format, P: Products>(
         let rows = bytes.each_ref().map(|row| P::stretch(row[i]));
         for (w, out) in out.iter_mut().enumerate() {
             let lanes = rows.each_ref().map(|row| row.as_ref()[w].as_ints());
-            for (column, out) in P::turn(lanes).into_iter().zip(out) {
-                column.as_bytes().store(&mut out[half]);
-            }
+            put_rows::<P>(lanes, out, half);
         }
+    }
+}
+
+/// Writes a register of each of four rows, stretched, to half of a panel's.
+#[inline(always)]
+pub(crate) fn put_rows<P: Products>(rows: [I32x4; 4], out: &mut [Registers; 4], half: usize) {
+    for (x, out) in P::turn(rows).into_iter().zip(out) {
+        x.as_bytes().store(&mut out[half]);
     }
 }

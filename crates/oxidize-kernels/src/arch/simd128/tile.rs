@@ -2,9 +2,8 @@
 
 use super::Products;
 use super::panel::{Panel, ROWS};
-use super::token::Token;
 use super::vector::{F32x4, I8x16};
-use crate::ops::matmul::{Epilogue, QuantizedRows, grown};
+use crate::ops::matmul::{Epilogue, Precision, QuantizedRows, grown};
 use crate::out::TileMut;
 
 /// Tokens of a tile.
@@ -18,18 +17,13 @@ pub(crate) struct TileRows<'a> {
 }
 
 impl<'a> TileRows<'a> {
-    /// Whether quants are used as they are.
-    const fn as_they_are<P: Products>() -> bool {
-        P::WIDTH == 1 && P::ABREAST == 1
-    }
-
     /// Brings all rows into order, in the buffer.
     pub(crate) fn new<P: Products>(rows: &'a QuantizedRows, buffer: &'a mut Vec<f32>) -> Self {
         let mut out = TileRows {
             rows,
             registers: &[],
         };
-        if Self::as_they_are::<P>() {
+        if rows.precision() == Precision::Words || P::WIDTH == 1 && P::ABREAST == 1 {
             return out;
         }
         let n = rows.rows().next_multiple_of(P::ABREAST) * out.stride::<P>();
@@ -62,11 +56,14 @@ impl<'a> TileRows<'a> {
     /// The registers that a row is in, [`Products::ABREAST`] times its own number.
     #[inline(always)]
     fn registers<P: Products>(&self, row: usize) -> &[[u8; 16]] {
-        if Self::as_they_are::<P>() {
-            return bytemuck::cast_slice(self.rows.quants(row));
+        if !self.registers.is_empty() {
+            let together = P::ABREAST * self.stride::<P>();
+            return &self.registers[row / P::ABREAST * together..][..together];
         }
-        let together = P::ABREAST * self.stride::<P>();
-        &self.registers[row / P::ABREAST * together..][..together]
+        match self.rows.precision() {
+            Precision::Words => bytemuck::cast_slice(self.rows.words(row)),
+            _ => bytemuck::cast_slice(self.rows.quants(row)),
+        }
     }
 }
 
@@ -83,9 +80,9 @@ fn place_part<P: Products>(x: I8x16, place: usize, out: &mut [[u8; 16]]) {
 
 const _: () = assert!(TOKENS.is_multiple_of(2), "neighbours are in one tile");
 
-/// Multiplies a panel with all tokens. `HALVES` says that there is a scale for each 16 elements, not
-/// 32, and `MIN` that there are minima.
-pub(crate) fn multiply_panel<P: Products, const HALVES: bool, const MIN: bool>(
+/// Multiplies a panel with all tokens. `GROUP` elements have a scale: 16 or 32 bytes, or 64 words; `MIN` says
+/// that there are minima.
+pub(crate) fn multiply_panel<P: Products, const GROUP: usize, const MIN: bool>(
     products: P,
     panel: &Panel<'_>,
     acts: &TileRows<'_>,
@@ -97,7 +94,7 @@ pub(crate) fn multiply_panel<P: Products, const HALVES: bool, const MIN: bool>(
     for token in (0..m).step_by(TOKENS) {
         macro_rules! run {
             ($t:literal) => {
-                for (t, sums) in tile::<P, HALVES, MIN, $t>(products, panel, acts, token)
+                for (t, sums) in tile::<P, GROUP, MIN, $t>(products, panel, acts, token)
                     .into_iter()
                     .enumerate()
                 {
@@ -117,34 +114,39 @@ pub(crate) fn multiply_panel<P: Products, const HALVES: bool, const MIN: bool>(
 
 /// The products of the panel's rows with tokens `first` to `first + T − 1`.
 #[inline(always)]
-fn tile<P: Products, const HALVES: bool, const MIN: bool, const T: usize>(
+fn tile<P: Products, const GROUP: usize, const MIN: bool, const T: usize>(
     products: P,
     panel: &Panel<'_>,
     acts: &TileRows<'_>,
     first: usize,
 ) -> [[F32x4; ROWS / 4]; T] {
-    let tokens: [Token<'_>; T] = std::array::from_fn(|t| Token::new(acts.rows, first + t));
     let registers: [&[[u8; 16]]; T] = std::array::from_fn(|t| acts.registers::<P>(first + t));
-    let scales: [&[f32]; T] = std::array::from_fn(|t| tokens[t].scales.as_flattened());
-    let act_sums: [&[f32]; T] = std::array::from_fn(|t| match HALVES {
-        true => tokens[t].half_sums.as_flattened(),
-        false => tokens[t].sums.as_flattened(),
+    let scales: [&[f32]; T] = std::array::from_fn(|t| acts.rows.scales(first + t));
+    let act_sums: [&[f32]; T] = std::array::from_fn(|t| match (MIN, GROUP) {
+        (false, _) => &[],
+        (true, 16) => acts.rows.half_sums(first + t),
+        (true, _) => acts.rows.sums(first + t),
     });
     // Registers of a row in a group.
-    let width = if HALVES { P::WIDTH } else { 2 * P::WIDTH };
+    let width = GROUP / 16 * P::WIDTH;
     let mut sums = [[F32x4::splat(0.0); 2]; T];
     for (g, weights) in panel.weights.chunks_exact(4 * width).enumerate() {
         let together = P::ABREAST * width;
         let acts = registers.map(|registers| &registers[g * together..][..together]);
         let dots = products.multiply(weights.as_chunks().0, acts);
-        let (scale, min) = (halves(&panel.scales[g]), halves(&panel.mins[g]));
+        let scale = halves(&panel.scales[g]);
         for t in 0..T {
-            let act_scale = F32x4::splat(scales[t][if HALVES { g / 2 } else { g }]);
-            let act_sum = F32x4::splat(act_sums[t][g]);
+            let act_scale = F32x4::splat(scales[t][if GROUP == 16 { g / 2 } else { g }]);
             for h in 0..2 {
                 let dot = dots[t][h].to_floats() * scale[h];
                 sums[t][h] = sums[t][h].add_product(dot, act_scale);
-                if MIN {
+            }
+        }
+        if MIN {
+            let min = halves(&panel.mins[g]);
+            for t in 0..T {
+                let act_sum = F32x4::splat(act_sums[t][g]);
+                for h in 0..2 {
                     sums[t][h] = sums[t][h].add_product(min[h], act_sum);
                 }
             }

@@ -299,7 +299,7 @@ pub(crate) unsafe fn round_group<F: Rounded>(group: *const u8, out: &mut [i16; W
     }
 }
 
-/// Eight times `word_scale`.
+/// Eight times `WordRow::scale_of`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn word_scales(max: __m256) -> (__m256, __m256) {
