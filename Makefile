@@ -106,7 +106,7 @@ check-targets: ## compile kernels and core for aarch64 and for WebAssembly
 	$(CARGO) check $(PORTABLE) --target aarch64-unknown-linux-gnu
 	$(CARGO) check $(PORTABLE) --target wasm32-unknown-unknown
 
-check-neon: ## run the kernels' tests for aarch64, emulated by qemu
+check-neon: ## run the kernels' tests and every op for aarch64, emulated by qemu
 	scripts/check-isa neon
 
 check-wasm: ## run the kernels' tests for WebAssembly's SIMD, in Node

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    Activations, Epilogue, Isa, Kernels, Precision, QuantizedRows, Scratch, TileMut, WeightRows,
+    Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut, WeightRows,
 };
 use random::Random;
 
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     };
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
         let mut quantized = QuantizedRows::new();
-        let acts = match Precision::of([ty], tokens) {
+        let acts = match kernels.precision([ty], tokens) {
             Some(precision) => {
                 quantized.resize(precision, tokens, K);
                 kernels.quantize_rows(&input, quantized.rows_mut());

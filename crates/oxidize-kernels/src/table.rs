@@ -11,8 +11,8 @@ use crate::ops::attention::row_bytes;
 use crate::ops::matmul::QuantizedRow;
 use crate::quant::{self, Correlation, QuantError, TensorType};
 use crate::{
-    Activation, Activations, AttentionArgs, Epilogue, KvType, QuantizedRowsMut, RopeLayout,
-    Scratch, TileMut, WeightRows, merge_attention,
+    Activation, Activations, AttentionArgs, Epilogue, KvType, Precision, QuantizedRowsMut,
+    RopeLayout, Scratch, TileMut, WeightRows, merge_attention,
 };
 
 /// An instruction set with kernels of its own.
@@ -23,27 +23,33 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI, which multiplies and adds bytes in one instruction.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The same with AMX for bytes.
+    /// The last with AMX for bytes.
     Amx,
     /// aarch64 with NEON, which is all of them.
     Neon,
     /// aarch64 with NEON's product of four bytes.
     NeonDotprod,
+    /// The same with its product of two rows of eight bytes with two.
+    NeonI8mm,
     /// WebAssembly with SIMD.
     WasmSimd128,
 }
 
 impl Isa {
     /// Every set, from the plainest to the best that a machine may have.
-    pub const ALL: [Isa; 7] = [
+    pub const ALL: [Isa; 9] = [
         Isa::Scalar,
         Isa::Avx2,
+        Isa::AvxVnni,
         Isa::Avx512,
         Isa::Amx,
         Isa::Neon,
         Isa::NeonDotprod,
+        Isa::NeonI8mm,
         Isa::WasmSimd128,
     ];
 
@@ -52,10 +58,12 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
             Isa::Neon => "neon",
             Isa::NeonDotprod => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
             Isa::WasmSimd128 => "wasm-simd128",
         }
     }
@@ -181,6 +189,22 @@ impl Kernels {
     /// The instruction set these are for.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// What products of weights of these types with so many tokens want, if not floats.
+    pub fn precision(
+        &self,
+        types: impl IntoIterator<Item = TensorType>,
+        tokens: usize,
+    ) -> Option<Precision> {
+        // Up to so many tokens, 16-bit floats are multiplied as floats: rounding them takes longer. NEON
+        // multiplies as many floats as words.
+        let float_tokens = match self.isa {
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => 4,
+            Isa::WasmSimd128 => 8,
+            Isa::Scalar | Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => usize::MAX,
+        };
+        Precision::of(types, tokens > float_tokens)
     }
 
     /// Turns weights into whole blocks of type `ty`, whatever the instruction set the same ones as

@@ -133,6 +133,24 @@ fn every_type_agrees_with_the_reference() {
     }
 }
 
+/// The tiles of NEON differ only in how they add up integers, which is exact.
+#[test]
+fn tiles_of_the_same_code_give_the_same_bits() {
+    let mut random = Random::new(6);
+    let sets = [Isa::Neon, Isa::NeonDotprod, Isa::NeonI8mm];
+    let kernels: Vec<_> = sets.into_iter().filter_map(Kernels::for_isa).collect();
+    for ty in types().filter(|ty| ty.is_quantized()) {
+        for m in [4, 5, 6, 7, 12] {
+            let case = Case::new(&mut random, ty, 21, 768, m);
+            let run = |kernels: &Kernels| case.run(kernels, ty, 768, Some(Precision::Bytes));
+            for pair in kernels.windows(2) {
+                let (a, b) = (pair[0].isa(), pair[1].isa());
+                assert_eq!(run(pair[0]), run(pair[1]), "{ty}, {m} tokens: {a}, {b}");
+            }
+        }
+    }
+}
+
 /// What speculative decoding rests on: a token among others has the products that it has alone.
 #[test]
 fn rows_that_ask_for_it_are_multiplied_as_if_alone() {

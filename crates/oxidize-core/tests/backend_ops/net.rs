@@ -143,7 +143,8 @@ impl Random {
     /// near one.
     fn weights(&mut self, ty: TensorType, n: usize, cols: usize) -> Vec<u8> {
         let mut bytes = vec![0; n / ty.block_len() * ty.block_bytes()];
-        if quant::can_quantize(ty) {
+        // Quantisers that search a codebook take long, above all where they are emulated.
+        if quant::can_quantize(ty) && !ty.name().starts_with("IQ") {
             let floats = self.floats(n, (3.0 / cols as f32).sqrt());
             quant::quantize(ty, &floats, &mut bytes).unwrap();
         } else if ty.is_quantized() {
@@ -158,8 +159,8 @@ impl Random {
         bytes
     }
 
-    /// Blocks of any bits whose elements are finite and of moderate size, for the formats that
-    /// have no quantiser.
+    /// Blocks of any bits whose elements are finite and of moderate size, for formats without a quantiser, or
+    /// with a slow one.
     fn any_blocks(&mut self, ty: TensorType, bytes: &mut [u8]) {
         let mut floats = vec![0.0; ty.block_len()];
         let mut list: Vec<Vec<u8>> = Vec::new();

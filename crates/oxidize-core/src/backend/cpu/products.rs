@@ -178,7 +178,7 @@ impl CpuSession {
             for token in x.chunks_exact(width) {
                 floats.extend_from_slice(&token[head * inputs..(head + 1) * inputs]);
             }
-            let acts = match rounding.precision([weight.ty], n_tokens) {
+            let acts = match rounding.precision(kernels, [weight.ty], n_tokens) {
                 Some(precision) => {
                     quantized.resize(precision, n_tokens, inputs);
                     kernels.quantize_rows(floats, quantized.rows_mut());
@@ -213,12 +213,13 @@ impl Rounding {
     /// What weights of these types want their input as, if not as floats.
     fn precision(
         self,
+        kernels: &Kernels,
         types: impl IntoIterator<Item = TensorType>,
         n_tokens: usize,
     ) -> Option<Precision> {
         // A few tokens always meet floats as they are.
         let few = self.each_alone || self.exact;
-        Precision::of(types, if few { 1 } else { n_tokens })
+        kernels.precision(types, if few { 1 } else { n_tokens })
     }
 }
 
@@ -358,7 +359,7 @@ pub(super) fn activations<'a>(
     rounding: Rounding,
 ) -> Activations<'a> {
     let (n_tokens, each_alone) = (floats.len() / k, rounding.each_alone);
-    let Some(precision) = rounding.precision(types, n_tokens) else {
+    let Some(precision) = rounding.precision(kernels, types, n_tokens) else {
         return Activations::floats(floats, k).each_alone(each_alone);
     };
     quantized.resize(precision, n_tokens, k);

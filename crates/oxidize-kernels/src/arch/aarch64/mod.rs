@@ -1,12 +1,12 @@
-//! aarch64: NEON, which every processor has, and its product of bytes (`dotprod`), which those since
-//! about 2018 have.
+//! aarch64: NEON, which every processor has, its products of four bytes (`dotprod`), which those since
+//! about 2018 have, and of two rows of bytes with two (`i8mm`), since about 2021.
 
 pub(crate) mod vector;
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::simd128::{self, Products};
+use super::simd128::{self, Products, Registers};
 use crate::table::{Isa, Kernels};
 use vector::{I8x16, I32x4, neon};
 
@@ -20,9 +20,16 @@ pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
         isa: Isa::NeonDotprod,
         functions: simd128::functions::<Dotprod>(),
     };
+    static I8MM: Kernels = Kernels {
+        isa: Isa::NeonI8mm,
+        functions: simd128::functions::<I8mm>(),
+    };
+    let dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
+    let i8mm = dotprod && std::arch::is_aarch64_feature_detected!("i8mm");
     match isa {
         Isa::Neon => Some(&NEON),
-        Isa::NeonDotprod => std::arch::is_aarch64_feature_detected!("dotprod").then_some(&DOTPROD),
+        Isa::NeonDotprod => dotprod.then_some(&DOTPROD),
+        Isa::NeonI8mm => i8mm.then_some(&I8MM),
         _ => None,
     }
 }
@@ -100,6 +107,88 @@ impl Products for Dotprod {
         unsafe {
             asm!(".arch_extension dotprod", "sdot {sum:v}.4s, {x:v}.16b, {y:v}.4b[{lane}]",
                 sum = inout(vreg) sum, x = in(vreg) x.0, y = in(vreg) y, lane = const LANE,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        I32x4(sum)
+    }
+}
+
+/// Proof that this machine has the product of two rows of eight bytes with two, beside that of four bytes,
+/// which does what is not a tile.
+#[derive(Clone, Copy)]
+struct I8mm(Dotprod);
+
+impl Products for I8mm {
+    type Stretched = [I8x16; 1];
+    const ABREAST: usize = 2;
+
+    unsafe fn assume() -> Self {
+        I8mm(Dotprod(()))
+    }
+
+    #[inline(always)]
+    fn add_products(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4 {
+        self.0.add_products(sum, x, y)
+    }
+
+    #[inline(always)]
+    fn stretch(x: I8x16) -> [I8x16; 1] {
+        Dotprod::stretch(x)
+    }
+
+    #[inline(always)]
+    fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: &[u8; 16]) -> I32x4 {
+        self.0.add_lane::<LANE>(sum, x, y)
+    }
+
+    /// Eight elements of two rows a register.
+    #[inline(always)]
+    fn turn(rows: [I32x4; 4]) -> [I32x4; 4] {
+        let [a, b, c, d] = rows.map(|row| neon!(vreinterpretq_s64_s32(row.0)));
+        let first = |x, y| I32x4(neon!(vreinterpretq_s32_s64(vzip1q_s64(x, y))));
+        let second = |x, y| I32x4(neon!(vreinterpretq_s32_s64(vzip2q_s64(x, y))));
+        [first(a, b), first(c, d), second(a, b), second(c, d)]
+    }
+
+    #[inline(always)]
+    fn multiply<const T: usize>(
+        self,
+        weights: &[[Registers; 4]],
+        acts: [&[[u8; 16]]; T],
+    ) -> [[I32x4; 2]; T] {
+        // For every other token, its products and its neighbour's with each pair of rows.
+        let mut squares = [[I32x4::splat(0); 4]; T];
+        for (i, weights) in weights.as_flattened().chunks_exact(2).enumerate() {
+            let [rows01, rows45] = weights[0].each_ref().map(I8x16::load);
+            let [rows23, rows67] = weights[1].each_ref().map(I8x16::load);
+            for t in (0..T).step_by(2) {
+                let tokens = I8x16::load(&acts[t][i]);
+                for (square, rows) in squares[t].iter_mut().zip([rows01, rows23, rows45, rows67]) {
+                    *square = self.add_square(*square, rows, tokens);
+                }
+            }
+        }
+        std::array::from_fn(|t| {
+            std::array::from_fn(|h| {
+                let [a, b] = [0, 1].map(|i| squares[t - t % 2][2 * h + i].0);
+                I32x4(match t % 2 {
+                    0 => neon!(vuzp1q_s32(a, b)),
+                    _ => neon!(vuzp2q_s32(a, b)),
+                })
+            })
+        })
+    }
+}
+
+impl I8mm {
+    /// Adds the products of the first half of `x` with both of `y`, and of the second.
+    #[inline(always)]
+    fn add_square(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4 {
+        let mut sum = sum.0;
+        // SAFETY: the machine has the instruction, as `self` says; it works on registers only.
+        unsafe {
+            asm!(".arch_extension i8mm", "smmla {sum:v}.4s, {x:v}.16b, {y:v}.16b",
+                sum = inout(vreg) sum, x = in(vreg) x.0, y = in(vreg) y.0,
                 options(pure, nomem, nostack, preserves_flags));
         }
         I32x4(sum)

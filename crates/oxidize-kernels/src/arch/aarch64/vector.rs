@@ -199,6 +199,16 @@ impl I32x4 {
         I8x16(neon!(vreinterpretq_s8_s32(self.0)))
     }
 
+    /// The lower half of each of eight.
+    #[inline(always)]
+    pub(crate) fn low_words(self, other: I32x4) -> I8x16 {
+        let words = |x: I32x4| neon!(vreinterpretq_s16_s32(x.0));
+        I8x16(neon!(vreinterpretq_s8_s16(vuzp1q_s16(
+            words(self),
+            words(other)
+        ))))
+    }
+
     /// Rows to columns.
     #[inline(always)]
     pub(crate) fn transpose([a, b, c, d]: [I32x4; 4]) -> [I32x4; 4] {

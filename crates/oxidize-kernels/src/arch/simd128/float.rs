@@ -50,7 +50,7 @@ fn convert<F: FloatFormat>(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// A format whose elements are floats.
-trait FloatFormat {
+pub(crate) trait FloatFormat {
     /// The bytes of four elements.
     type Four: bytemuck::Pod;
 
@@ -58,8 +58,8 @@ trait FloatFormat {
 }
 
 struct F32;
-struct F16;
-struct Bf16;
+pub(crate) struct F16;
+pub(crate) struct Bf16;
 
 impl FloatFormat for F32 {
     type Four = [[u8; 4]; 4];
@@ -91,7 +91,7 @@ impl FloatFormat for Bf16 {
 
 /// A row four elements at a time, and the last few filled up with zeros.
 #[inline(always)]
-fn fours<F: FloatFormat>(row: &[u8]) -> (&[F::Four], F::Four) {
+pub(crate) fn fours<F: FloatFormat>(row: &[u8]) -> (&[F::Four], F::Four) {
     let (whole, rest) = row.split_at(row.len() - row.len() % size_of::<F::Four>());
     let mut last: F::Four = bytemuck::Zeroable::zeroed();
     bytemuck::bytes_of_mut(&mut last)[..rest.len()].copy_from_slice(rest);

@@ -2,13 +2,15 @@
 
 use super::Products;
 use super::dot::{self, direct};
-use super::float;
+use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
 use super::panel::{self, Panel};
-use super::tile::{Stretched, multiply_panel};
+use super::tile::{TileRows, multiply_panel};
+use super::words;
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, Scratch, WeightRows};
 use crate::out::TileMut;
+use crate::quant::TensorType;
 
 /// See [`crate::Kernels::matmul`].
 ///
@@ -23,6 +25,15 @@ pub(crate) unsafe fn matmul<P: Products>(
 ) {
     // SAFETY: as the caller says.
     let products = unsafe { P::assume() };
+    match (weight.ty(), acts.words()) {
+        (TensorType::F16, Some(acts)) if P::WORDS => {
+            return words::matmul::<F16, P>(products, weight, acts, epilogue, out, scratch);
+        }
+        (TensorType::BF16, Some(acts)) if P::WORDS => {
+            return words::matmul::<Bf16, P>(products, weight, acts, epilogue, out, scratch);
+        }
+        _ => {}
+    }
     let Some(bytes) = acts.bytes() else {
         return float::matmul(weight, acts, epilogue, out, scratch);
     };
@@ -45,12 +56,12 @@ fn tiled<F: Format, P: Products>(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    let acts = Stretched::new::<P>(acts, &mut scratch.floats);
+    let acts = TileRows::new::<P>(acts, &mut scratch.floats);
     let multiply = match (F::GROUP, F::MIN) {
-        (16, true) => multiply_panel::<P, true, true>,
-        (16, false) => multiply_panel::<P, true, false>,
-        (_, true) => multiply_panel::<P, false, true>,
-        (_, false) => multiply_panel::<P, false, false>,
+        (16, true) => multiply_panel::<P, 16, true>,
+        (16, false) => multiply_panel::<P, 16, false>,
+        (_, true) => multiply_panel::<P, 32, true>,
+        (_, false) => multiply_panel::<P, 32, false>,
     };
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         let panel =

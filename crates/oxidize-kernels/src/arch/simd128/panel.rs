@@ -1,12 +1,12 @@
 //! Panels: 8 weight rows unpacked, in the order in which the tile kernel reads them.
 //!
-//! Whatever the format was, each 32-bit lane of a panel's registers is some elements of one row, so
-//! that no sum crosses lanes; and for each group there are 8 scales and 8 minima. A panel is unpacked
+//! Whatever the format was, a panel holds the same few elements of every row, then the next, in the order
+//! that [`Products::turn`] says; and for each group there are 8 scales and 8 minima. A panel is unpacked
 //! once and serves every token.
 
-use super::Products;
 use super::format::{CHUNK, Format, Scales};
 use super::vector::{I8x16, I32x4};
+use super::{Products, Registers};
 use crate::ops::matmul::{WeightRows, grown};
 
 /// Rows of a panel: two registers of four.
@@ -14,8 +14,8 @@ pub(crate) const ROWS: usize = 8;
 
 /// A panel in a thread's scratch memory.
 pub(crate) struct Panel<'a> {
-    /// For each few elements of `k`, a lane of each row.
-    pub(crate) weights: &'a [[[u8; 16]; 2]],
+    /// For each 16 elements of `k`, or for 8 of them stretched, four pairs of registers.
+    pub(crate) weights: &'a [Registers],
     /// Of each group.
     pub(crate) scales: &'a [[f32; ROWS]],
     /// Of each group, where the format has any.
@@ -34,7 +34,7 @@ impl<'a> Panel<'a> {
         let chunks = k.div_ceil(CHUNK);
         let chunk_groups = CHUNK / F::GROUP;
         let weights = grown(bytes, ROWS * P::WIDTH * chunks * CHUNK);
-        let weights: &mut [[[u8; 16]; 2]] = bytemuck::cast_slice_mut(weights);
+        let weights: &mut [Registers] = bytemuck::cast_slice_mut(weights);
         let floats = grown(floats, 2 * ROWS * chunks * chunk_groups);
         let floats: &mut [[f32; ROWS]] = bytemuck::cast_slice_mut(floats);
         let (scales, mins) = floats.split_at_mut(chunks * chunk_groups);
@@ -93,7 +93,7 @@ fn turn_scales(rows: [&[f32; 16]; 4], out: &mut [[f32; ROWS]], half: usize) {
 #[inline(always)]
 fn turn_weights<F: Format, P: Products>(
     rows: [&[F::Block]; 4],
-    out: &mut [[[u8; 16]; 2]],
+    out: &mut [Registers],
     half: usize,
 ) {
     let mut bytes = [[I8x16::splat(0); CHUNK / 16]; 4];
@@ -111,9 +111,15 @@ fn turn_weights<F: Format, P: Products>(
         let rows = bytes.each_ref().map(|row| P::stretch(row[i]));
         for (w, out) in out.iter_mut().enumerate() {
             let lanes = rows.each_ref().map(|row| row.as_ref()[w].as_ints());
-            for (column, out) in I32x4::transpose(lanes).into_iter().zip(out) {
-                column.as_bytes().store(&mut out[half]);
-            }
+            put_rows::<P>(lanes, out, half);
         }
+    }
+}
+
+/// Writes a register of each of four rows, stretched, to half of a panel's.
+#[inline(always)]
+pub(crate) fn put_rows<P: Products>(rows: [I32x4; 4], out: &mut [Registers; 4], half: usize) {
+    for (x, out) in P::turn(rows).into_iter().zip(out) {
+        x.as_bytes().store(&mut out[half]);
     }
 }

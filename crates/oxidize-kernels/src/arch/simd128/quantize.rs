@@ -2,14 +2,14 @@
 
 use super::slices::largest;
 use super::vector::{F32x4, I8x16};
-use crate::ops::matmul::{self, ByteRow, GROUP, QuantizedRow};
+use super::words;
+use crate::ops::matmul::{ByteRow, GROUP, QuantizedRow};
 
 /// See [`crate::Kernels::quantize_rows`].
 pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
     match out {
         QuantizedRow::Bytes(out) => quantize_bytes(x, out),
-        // No kernel here reads words.
-        out => matmul::quantize_row(x, out),
+        QuantizedRow::Words(out) => words::quantize(x, out),
     }
 }
 

@@ -235,6 +235,12 @@ impl I32x4 {
         I8x16(self.0)
     }
 
+    /// The lower half of each of eight.
+    #[inline(always)]
+    pub(crate) fn low_words(self, other: I32x4) -> I8x16 {
+        I8x16(i16x8_shuffle::<0, 2, 4, 6, 8, 10, 12, 14>(self.0, other.0))
+    }
+
     /// Rows to columns.
     #[inline(always)]
     pub(crate) fn transpose([a, b, c, d]: [I32x4; 4]) -> [I32x4; 4] {

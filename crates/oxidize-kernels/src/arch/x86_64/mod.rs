@@ -1,8 +1,9 @@
-//! x86-64: AVX2 with FMA and F16C, AVX-512 with VNNI on top of it, and AMX on top of that.
+//! x86-64: AVX2 with FMA and F16C, AVX-VNNI or AVX-512 with VNNI on top of it, and AMX on top of the latter.
 
 pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+mod avx_vnni;
 
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
@@ -19,6 +20,18 @@ impl Avx2 {
         let has = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
+        has.then_some(Self(()))
+    }
+}
+
+/// Proof that this machine has AVX-VNNI, beside AVX2.
+#[derive(Clone, Copy)]
+pub(crate) struct AvxVnni(());
+
+impl AvxVnni {
+    /// Asks the machine.
+    pub(crate) fn new() -> Option<Self> {
+        let has = Avx2::new().is_some() && is_x86_feature_detected!("avxvnni");
         has.then_some(Self(()))
     }
 }
@@ -88,6 +101,7 @@ fn allows_tiles() -> bool {
 pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     match isa {
         Isa::Avx2 => Avx2::new().map(avx2::kernels),
+        Isa::AvxVnni => AvxVnni::new().map(avx_vnni::kernels),
         Isa::Avx512 => Avx512::new().map(avx512::kernels),
         Isa::Amx => Amx::new().map(amx::kernels),
         _ => None,

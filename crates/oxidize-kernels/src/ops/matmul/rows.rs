@@ -35,18 +35,16 @@ impl Precision {
         matches!(self, Precision::Bytes | Precision::Tokens)
     }
 
-    /// Up to so many tokens are multiplied as floats with weights that are floats.
-    const FLOAT_TOKENS: usize = 4;
-
-    /// What products of weights of these types with so many tokens want, if not floats. What
-    /// quantised weights need comes first: floats can do without.
-    pub fn of(types: impl IntoIterator<Item = TensorType>, tokens: usize) -> Option<Precision> {
+    /// What products of weights of these types want, if not floats; `words` says whether those of 16-bit
+    /// floats want words. What quantised weights need comes first: floats can do without.
+    pub(crate) fn of(
+        types: impl IntoIterator<Item = TensorType>,
+        words: bool,
+    ) -> Option<Precision> {
         let of_one = |ty: TensorType| match ty {
             TensorType::INT8 => Some(Precision::Tokens),
             _ if ty.is_quantized() => Some(Precision::Bytes),
-            TensorType::F16 | TensorType::BF16 if tokens > Precision::FLOAT_TOKENS => {
-                Some(Precision::Words)
-            }
+            TensorType::F16 | TensorType::BF16 if words => Some(Precision::Words),
             _ => None,
         };
         types.into_iter().filter_map(of_one).min()
@@ -154,10 +152,20 @@ impl QuantizedRows {
         &self.quants[row * self.quant_stride()..][..self.k]
     }
 
-    /// The scales of one row, one for 32 elements.
+    /// The same rounded to words, with zeros up to the end of the last group.
+    pub fn words(&self, row: usize) -> &[i16] {
+        assert!(row < self.rows && self.precision == Precision::Words);
+        &self.words[row * self.quant_stride()..][..self.group_stride() * WORD_GROUP]
+    }
+
+    /// The scales of one row, one for 32 elements, or for 64 words.
     pub fn scales(&self, row: usize) -> &[f32] {
-        assert!(row < self.rows && self.precision.is_bytes());
-        &self.scales[row * self.group_stride()..][..self.k / GROUP]
+        assert!(row < self.rows);
+        let scales = &self.scales[row * self.group_stride()..][..self.group_stride()];
+        match self.precision {
+            Precision::Bytes | Precision::Tokens => &scales[..self.k / GROUP],
+            Precision::Words => scales,
+        }
     }
 
     /// The sums of each 32 elements of one row: scale × Σ quants.
@@ -246,6 +254,20 @@ pub(crate) enum QuantizedRow<'a> {
 pub(crate) struct WordRow<'a> {
     pub(crate) words: &'a mut [i16],
     pub(crate) scales: &'a mut [f32],
+}
+
+impl WordRow<'_> {
+    /// The scale of a group whose largest magnitude is `max`, and its inverse.
+    pub(crate) fn scale_of(max: f32) -> (f32, f32) {
+        let scale = max * (1.0 / WORD_MAX);
+        // A scale too small to be inverted stands for a group of zeros.
+        let inverse = if scale > f32::MIN_POSITIVE {
+            WORD_MAX / max
+        } else {
+            0.0
+        };
+        (scale, inverse)
+    }
 }
 
 /// A row of bytes. The slices of scales and sums have the zeros at their end too.
@@ -375,24 +397,12 @@ fn quantize_words(x: &[f32], out: WordRow<'_>) {
         .enumerate()
     {
         let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-        let (scale, inverse) = word_scale(max);
+        let (scale, inverse) = WordRow::scale_of(max);
         out.scales[g] = scale;
         for (&x, word) in x.iter().zip(words) {
             *word = (x * inverse).round_ties_even() as i16;
         }
     }
-}
-
-/// The scale of a group of words whose largest magnitude is `max`, and its inverse.
-fn word_scale(max: f32) -> (f32, f32) {
-    let scale = max * (1.0 / WORD_MAX);
-    // A scale too small to be inverted stands for a group of zeros.
-    let inverse = if scale > f32::MIN_POSITIVE {
-        WORD_MAX / max
-    } else {
-        0.0
-    };
-    (scale, inverse)
 }
 
 /// Each 32 elements, or all of them, so that the largest becomes ±127.

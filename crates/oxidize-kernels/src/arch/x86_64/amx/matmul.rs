@@ -1,12 +1,13 @@
 //! The matrix product: tiles for quantised weights and many tokens, AVX-512 for everything else.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::super::avx2::dot;
 use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
 use super::super::avx2::panel::{self, Next, Panel};
-use super::super::avx512::matmul as avx512;
+use super::super::avx512::{Vnni, matmul as avx512};
 use super::tile::{self, TOKENS};
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
@@ -62,29 +63,26 @@ unsafe fn tiled<F: Format>(
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: as the caller says; the weight is of the format and has the row.
         unsafe {
-            let panel = panel::unpack::<F, true>(&weight, first_row, scratch);
+            let panel = panel::unpack::<F, Vnni>(&weight, first_row, scratch);
             let multiply = match one_scale {
                 true => multiply_one_scale,
                 false => multiply,
             };
-            each_tile(&weight, acts, first_row, &epilogue, &mut out, |run| {
-                multiply(&panel, run)
-            });
+            each_tile(
+                &weight,
+                acts,
+                first_row,
+                &epilogue,
+                &mut out,
+                |acts, tokens, next| multiply(&panel, acts, tokens, next),
+            );
         }
     }
     // SAFETY: as the caller says.
     unsafe { tile::release() };
 }
 
-/// Some tokens of a product with a panel.
-struct Run<'a> {
-    acts: &'a RawRows,
-    first: usize,
-    tokens: usize,
-    next: &'a mut Next,
-}
-
-/// Calls `multiply` with runs of up to [`TOKENS`] tokens, and writes what comes back.
+/// Calls `multiply` with up to [`TOKENS`] tokens at a time, and writes what comes back.
 ///
 /// # Safety
 /// Needs AVX-512.
@@ -95,7 +93,7 @@ unsafe fn each_tile(
     first_row: usize,
     epilogue: &Epilogue<'_>,
     out: &mut TileMut<'_>,
-    multiply: impl Fn(Run<'_>) -> [[f32; panel::ROWS]; TOKENS],
+    multiply: impl Fn(&RawRows, Range<usize>, &mut Next) -> [[f32; panel::ROWS]; TOKENS],
 ) {
     let (m, acts) = (acts.rows(), acts.raw());
     // Tiles of nearly equal size, rather than full ones and a small rest.
@@ -103,15 +101,10 @@ unsafe fn each_tile(
     let tile_tokens = m.div_ceil(tiles);
     let mut next = Next::new(weight, first_row, tiles * (acts.k / 32));
     for first in (0..m).step_by(tile_tokens) {
-        let tokens = tile_tokens.min(m - first);
-        let sums = multiply(Run {
-            acts: &acts,
-            first,
-            tokens,
-            next: &mut next,
-        });
-        for (t, rows) in sums.iter().take(tokens).enumerate() {
-            epilogue.write_rows(out.row(first + t), first_row, rows);
+        let tokens = first..m.min(first + tile_tokens);
+        let sums = multiply(&acts, tokens.clone(), &mut next);
+        for (token, rows) in tokens.zip(&sums) {
+            epilogue.write_rows(out.row(token), first_row, rows);
         }
     }
 }
@@ -121,13 +114,13 @@ unsafe fn each_tile(
 /// # Safety
 /// As [`matmul`]; the panel has rows of `acts.k`, unpacked without signs.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply(panel: &Panel, run: Run<'_>) -> [[f32; panel::ROWS]; TOKENS] {
-    let Run {
-        acts,
-        first,
-        tokens,
-        next,
-    } = run;
+unsafe fn multiply(
+    panel: &Panel,
+    acts: &RawRows,
+    tokens: Range<usize>,
+    next: &mut Next,
+) -> [[f32; panel::ROWS]; TOKENS] {
+    let (first, tokens) = (tokens.start, tokens.len());
     let mut sums = [_mm512_setzero_ps(); TOKENS];
     let groups = acts.k / 32;
     // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
@@ -171,13 +164,13 @@ unsafe fn multiply(panel: &Panel, run: Run<'_>) -> [[f32; panel::ROWS]; TOKENS] 
 /// # Safety
 /// As [`multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply_one_scale(panel: &Panel, run: Run<'_>) -> [[f32; panel::ROWS]; TOKENS] {
-    let Run {
-        acts,
-        first,
-        tokens,
-        next,
-    } = run;
+unsafe fn multiply_one_scale(
+    panel: &Panel,
+    acts: &RawRows,
+    tokens: Range<usize>,
+    next: &mut Next,
+) -> [[f32; panel::ROWS]; TOKENS] {
+    let (first, tokens) = (tokens.start, tokens.len());
     let mut sums = [_mm512_setzero_ps(); TOKENS];
     // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
     unsafe {

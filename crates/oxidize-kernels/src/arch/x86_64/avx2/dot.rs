@@ -1,12 +1,13 @@
 //! Products of a weight row with a few tokens, straight from the stored blocks: what decoding runs.
 //!
-//! It reads each weight once, in order, and keeps up with memory. The same code serves AVX-512
-//! machines, which have an instruction for its inner product (`VNNI`).
+//! It reads each weight once, in order, and keeps up with memory. Instruction sets that multiply bytes in
+//! other ways share it ([`Products`]).
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use super::format::{Format, Scales, ask_ahead, negate_where, spread_bits};
+use super::products::Products;
 use crate::ops::matmul::{Epilogue, QuantizedRows, RawRows, WeightRows};
 use crate::out::TileMut;
 
@@ -60,14 +61,14 @@ pub(crate) unsafe fn direct<P: RowProduct>(
 }
 
 /// Products in registers of 256 bits.
-pub(crate) struct Narrow<F, const VNNI: bool>(PhantomData<F>);
+pub(crate) struct Narrow<F, P>(PhantomData<(F, P)>);
 
-// SAFETY: needs AVX2, FMA and F16C, and with `VNNI` also AVX-512 VL and VNNI.
-unsafe impl<F: Format, const VNNI: bool> RowProduct for Narrow<F, VNNI> {
+// SAFETY: needs AVX2, FMA and F16C, and what the products need.
+unsafe impl<F: Format, P: Products> RowProduct for Narrow<F, P> {
     #[inline(always)]
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M] {
         // SAFETY: as the caller says.
-        unsafe { dot_groups::<F, VNNI, M>(row, acts, first, 0) }
+        unsafe { dot_groups::<F, P, M>(row, acts, first, 0) }
     }
 }
 
@@ -77,7 +78,7 @@ unsafe impl<F: Format, const VNNI: bool> RowProduct for Narrow<F, VNNI> {
 /// # Safety
 /// As [`Narrow`], with `rest` pointing to the first group.
 #[inline(always)]
-pub(crate) unsafe fn dot_groups<F: Format, const VNNI: bool, const M: usize>(
+pub(crate) unsafe fn dot_groups<F: Format, P: Products, const M: usize>(
     rest: *const u8,
     acts: &RawRows,
     first: usize,
@@ -97,14 +98,14 @@ pub(crate) unsafe fn dot_groups<F: Format, const VNNI: bool, const M: usize>(
         while group + 8 <= groups {
             ask_ahead(chunk, F::CHUNK_BYTES);
             F::scales(chunk, 8, &mut scales);
-            dot_chunk::<F, VNNI, M>(chunk, 8, &scales, acts, first, group, &mut sums);
+            dot_chunk::<F, P, M>(chunk, 8, &scales, acts, first, group, &mut sums);
             chunk = chunk.add(F::CHUNK_BYTES);
             group += 8;
         }
         if group < groups {
             let left = groups - group;
             F::scales(chunk, left, &mut scales);
-            dot_chunk::<F, VNNI, M>(chunk, left, &scales, acts, first, group, &mut sums);
+            dot_chunk::<F, P, M>(chunk, left, &scales, acts, first, group, &mut sums);
         }
         let mut dots = [0.0; M];
         for ((dot, [a, b]), mins) in dots.iter_mut().zip(sums.products).zip(sums.mins) {
@@ -128,7 +129,7 @@ struct Sums<const M: usize> {
 /// As [`dot_groups`]. Eight scales and sums of each token are read, whatever `groups` is: they end in
 /// zeros.
 #[inline(always)]
-unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
+unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
     chunk: *const u8,
     groups: usize,
     scales: &Scales,
@@ -139,8 +140,7 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        // With VNNI, signed weights are multiplied as `q + 128`, which the minimum takes back.
-        let shifted = VNNI && F::SIGNED && !F::SIGNS;
+        let shifted = P::FOURS && F::SIGNED && !F::SIGNS;
         let mut products = [[0.0f32; 16]; M];
         for t in 0..M {
             let at = (first + t) * acts.group_stride + first_group;
@@ -176,12 +176,12 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
         // A chain for even groups and one for odd.
         for pair in 0..groups / 2 {
             let g = 2 * pair;
-            dot_group::<F, VNNI, M, 0>(chunk, g, scales, &products, quants, acts, sums);
-            dot_group::<F, VNNI, M, 1>(chunk, g + 1, scales, &products, quants, acts, sums);
+            dot_group::<F, P, M, 0>(chunk, g, scales, &products, quants, acts, sums);
+            dot_group::<F, P, M, 1>(chunk, g + 1, scales, &products, quants, acts, sums);
         }
         if groups % 2 == 1 {
             let g = groups - 1;
-            dot_group::<F, VNNI, M, 0>(chunk, g, scales, &products, quants, acts, sums);
+            dot_group::<F, P, M, 0>(chunk, g, scales, &products, quants, acts, sums);
         }
     }
 }
@@ -191,7 +191,7 @@ unsafe fn dot_chunk<F: Format, const VNNI: bool, const M: usize>(
 /// # Safety
 /// As [`dot_groups`]; `quants` are the chunk's, of the first token.
 #[inline(always)]
-unsafe fn dot_group<F: Format, const VNNI: bool, const M: usize, const CHAIN: usize>(
+unsafe fn dot_group<F: Format, P: Products, const M: usize, const CHAIN: usize>(
     chunk: *const u8,
     g: usize,
     scales: &Scales,
@@ -203,7 +203,7 @@ unsafe fn dot_group<F: Format, const VNNI: bool, const M: usize, const CHAIN: us
     // SAFETY: as the caller says.
     unsafe {
         let mut weight = F::quants(chunk, g);
-        if VNNI && F::SIGNED && !F::SIGNS {
+        if P::FOURS && F::SIGNED && !F::SIGNS {
             weight = _mm256_xor_si256(weight, _mm256_set1_epi8(-128));
         }
         for t in 0..M {
@@ -211,7 +211,7 @@ unsafe fn dot_group<F: Format, const VNNI: bool, const M: usize, const CHAIN: us
             if F::SIGNS {
                 act = negate_where(act, spread_bits(scales.signs[g]));
             }
-            let product = inner_product::<F, VNNI>(weight, act);
+            let product = inner_product::<F, P>(weight, act);
             let scale = if F::GROUP == 32 {
                 _mm256_set1_ps(products[t][g])
             } else {
@@ -245,20 +245,16 @@ unsafe fn min_of<F: Format>(scales: &Scales, half: usize, shifted: bool) -> __m2
 /// Eight sums of four products each.
 ///
 /// # Safety
-/// Needs AVX2, and with `VNNI` AVX-512 VL and VNNI.
+/// Needs AVX2, and what the products need.
 #[inline(always)]
-unsafe fn inner_product<F: Format, const VNNI: bool>(weight: __m256i, act: __m256i) -> __m256i {
+unsafe fn inner_product<F: Format, P: Products>(weight: __m256i, act: __m256i) -> __m256i {
     // SAFETY: the caller has the instructions.
     unsafe {
-        if VNNI {
-            return _mm256_dpbusd_epi32(_mm256_setzero_si256(), weight, act);
-        }
-        let pairs = if F::SIGNED && !F::SIGNS {
-            _mm256_maddubs_epi16(_mm256_abs_epi8(weight), _mm256_sign_epi8(act, weight))
-        } else {
-            _mm256_maddubs_epi16(weight, act)
+        let (weight, act) = match F::SIGNED && !F::SIGNS && !P::FOURS {
+            true => (_mm256_abs_epi8(weight), _mm256_sign_epi8(act, weight)),
+            false => (weight, act),
         };
-        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        P::add_fours(_mm256_setzero_si256(), weight, act)
     }
 }
 

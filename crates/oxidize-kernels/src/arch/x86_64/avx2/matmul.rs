@@ -7,6 +7,7 @@ use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
 use super::panel::{self, Next, Panel};
+use super::products::Products;
 use super::tile::{BytePanel, Kind, RowPanel};
 use super::words;
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
@@ -16,9 +17,9 @@ use crate::quant::TensorType;
 /// See [`crate::Kernels::matmul`].
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; the shapes fit together.
+/// Needs AVX2, FMA and F16C, and what the products need; the shapes fit together.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn matmul(
+pub(crate) unsafe fn matmul<P: Products>(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
     epilogue: Epilogue<'_>,
@@ -30,18 +31,18 @@ pub(crate) unsafe fn matmul(
     unsafe {
         match (weight.ty(), acts.bytes(), acts.words()) {
             (TensorType::F16, _, Some(words)) => {
-                words::matmul::<F16>(weight, words, epilogue, out, scratch);
+                words::matmul::<F16, P>(weight, words, epilogue, out, scratch);
             }
             (TensorType::BF16, _, Some(words)) => {
-                words::matmul::<Bf16>(weight, words, epilogue, out, scratch);
+                words::matmul::<Bf16, P>(weight, words, epilogue, out, scratch);
             }
             (ty, Some(bytes), _) => with_format!(
                 ty,
                 F => {
                     if acts.is_direct(dot::TOKENS) {
-                        return few::<Narrow<F, false>>(weight, bytes, epilogue, out);
+                        return few::<Narrow<F, P>>(weight, bytes, epilogue, out);
                     }
-                    tiled::<F>(weight, bytes, epilogue, out, scratch)
+                    tiled::<F, P>(weight, bytes, epilogue, out, scratch)
                 },
                 float::matmul(weight, acts, epilogue, out, scratch)
             ),
@@ -53,20 +54,20 @@ pub(crate) unsafe fn matmul(
 /// # Safety
 /// As [`matmul`], for a weight that the product takes.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn few<P: RowProduct>(
+unsafe fn few<R: RowProduct>(
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
     epilogue: Epilogue<'_>,
     out: TileMut<'_>,
 ) {
     // SAFETY: as the caller says.
-    unsafe { direct::<P>(weight, acts, epilogue, out) }
+    unsafe { direct::<R>(weight, acts, epilogue, out) }
 }
 
 /// # Safety
 /// As [`matmul`], for a weight of the format.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tiled<F: Format>(
+unsafe fn tiled<F: Format, P: Products>(
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
     epilogue: Epilogue<'_>,
@@ -74,37 +75,37 @@ unsafe fn tiled<F: Format>(
     scratch: &mut Scratch,
 ) {
     let multiply = match acts.is_one_scale_with(&weight) {
-        true => multiply_one_scale,
-        false => const { multiplier(Kind::of::<F>()) },
+        true => multiply_one_scale::<P>,
+        false => const { multiplier::<P>(Kind::of::<F, P>()) },
     };
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: the weight is of the format and has the row.
         unsafe {
-            let panel = panel::unpack::<F, false>(&weight, first_row, scratch);
+            let panel = panel::unpack::<F, P>(&weight, first_row, scratch);
             multiply(&panel, &weight, acts, first_row, &epilogue, &mut out);
         }
     }
 }
 
 /// The function that multiplies a panel of a kind with all tokens.
-const fn multiplier(
+const fn multiplier<P: Products>(
     kind: u8,
 ) -> unsafe fn(&Panel, &WeightRows<'_>, &QuantizedRows, usize, &Epilogue<'_>, &mut TileMut<'_>) {
     macro_rules! kinds {
         ($($kind:literal)*) => {
             match kind {
-                $($kind => multiply_kind::<$kind>,)*
+                $($kind => multiply_kind::<P, $kind>,)*
                 _ => panic!("no format is of this kind"),
             }
         };
     }
-    kinds!(4 5 7 13 15 18 19 25 26 27)
+    kinds!(0 4 5 7 8 13 15 16 18 19 24 25 26 27)
 }
 
 /// # Safety
-/// Needs AVX2 and FMA; the panel is of the kind.
+/// As [`TileKernel`]; the panel is of the kind.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_kind<const KIND: u8>(
+unsafe fn multiply_kind<P: Products, const KIND: u8>(
     panel: &Panel,
     weight: &WeightRows<'_>,
     acts: &QuantizedRows,
@@ -114,21 +115,15 @@ unsafe fn multiply_kind<const KIND: u8>(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        multiply_panel(
-            &BytePanel::<KIND>(*panel),
-            weight,
-            acts,
-            first_row,
-            epilogue,
-            out,
-        )
+        let panel = BytePanel::<KIND>(*panel);
+        multiply_panel::<P, _>(&panel, weight, acts, first_row, epilogue, out)
     }
 }
 
 /// # Safety
-/// Needs AVX2 and FMA; the panel is of INT8.
+/// As [`TileKernel`]; the panel is of INT8.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_one_scale(
+unsafe fn multiply_one_scale<P: Products>(
     panel: &Panel,
     weight: &WeightRows<'_>,
     acts: &QuantizedRows,
@@ -137,17 +132,17 @@ unsafe fn multiply_one_scale(
     out: &mut TileMut<'_>,
 ) {
     // SAFETY: as the caller says.
-    unsafe { multiply_panel(&RowPanel(*panel), weight, acts, first_row, epilogue, out) }
+    unsafe { multiply_panel::<P, _>(&RowPanel(*panel), weight, acts, first_row, epilogue, out) }
 }
 
 /// Tokens of a tile.
 const TOKENS: usize = 4;
 
-/// A panel that can be multiplied with up to [`TOKENS`] tokens at once.
+/// A panel that can be multiplied with up to [`TOKENS`] tokens at once, in products `P`.
 ///
 /// # Safety
-/// `tile` needs AVX2 and FMA, a panel of rows of `acts.k`, and `acts` with the tokens.
-pub(crate) unsafe trait TileKernel {
+/// `tile` needs AVX2 and FMA, what the products need, a panel of rows of `acts.k`, and `acts` with the tokens.
+pub(crate) unsafe trait TileKernel<P: Products> {
     /// Elements of a row between one request for memory and the next.
     const STEP: usize = 32;
 
@@ -170,8 +165,8 @@ pub(crate) unsafe trait TileKernel {
 /// As [`TileKernel`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn multiply_panel<P: TileKernel>(
-    panel: &P,
+pub(crate) unsafe fn multiply_panel<P: Products, K: TileKernel<P>>(
+    panel: &K,
     weight: &WeightRows<'_>,
     acts: &QuantizedRows,
     first_row: usize,
@@ -179,7 +174,7 @@ pub(crate) unsafe fn multiply_panel<P: TileKernel>(
     out: &mut TileMut<'_>,
 ) {
     let (m, acts) = (acts.rows(), acts.raw());
-    let times = m.div_ceil(TOKENS) * (acts.k / P::STEP);
+    let times = m.div_ceil(TOKENS) * (acts.k / K::STEP);
     let mut next = Next::new(weight, first_row, times);
     for token in (0..m).step_by(TOKENS) {
         macro_rules! run {

@@ -12,6 +12,7 @@ pub(crate) mod formats;
 mod math;
 pub(crate) mod matmul;
 pub(crate) mod panel;
+pub(crate) mod products;
 pub(crate) mod quantize;
 mod row;
 mod slices;
@@ -21,6 +22,7 @@ pub(crate) mod words;
 
 use super::Avx2;
 use crate::table::{Functions, Isa, Kernels};
+use products::Widening;
 
 /// The table, for a machine that has the instructions.
 pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
@@ -36,7 +38,7 @@ pub(crate) const FUNCTIONS: Functions = Functions {
     encode: encode::encode,
     settle: encode::settle,
     quantize_row: quantize::quantize_row,
-    matmul: matmul::matmul,
+    matmul: matmul::matmul::<Widening>,
     attention_part: attention::attention_part,
     store_kv: convert::store_kv,
     rms_norm: row::rms_norm,

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::format::{CHUNK, Format, Scales, negate_where, spread_bits, transpose};
+use super::products::Products;
 use crate::ops::matmul::{Scratch, WeightRows, grown};
 
 /// Rows of a panel.
@@ -71,19 +72,19 @@ pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *m
 
 /// Unpacks rows `first` to `first + 15`; past the last row, the last row again.
 ///
-/// With `UNSIGN`, signed weights become unsigned by adding 128, which the minima take back.
+/// With [`Products::FOURS`], signed weights become unsigned by adding 128, which the minima take back.
 ///
 /// # Safety
 /// Needs AVX2, FMA and F16C; the weight is of the format, with a row `first`.
 #[inline(always)]
-pub(crate) unsafe fn unpack<F: Format, const UNSIGN: bool>(
+pub(crate) unsafe fn unpack<F: Format, P: Products>(
     weight: &WeightRows<'_>,
     first: usize,
     scratch: &mut Scratch,
 ) -> Panel {
     let (k, last) = (weight.k(), weight.rows() - 1);
     let (quants, scales, mins) = reserve(scratch, k);
-    let shifted = UNSIGN && F::SIGNED;
+    let shifted = P::FOURS && F::SIGNED;
     let per_chunk = CHUNK / F::GROUP;
     let base = weight.data().as_ptr();
     let groups = k / 32;

@@ -1,7 +1,8 @@
 //! The integer tile kernel: a panel of 16 rows times up to four tokens, held in registers.
 //!
 //! AVX2 multiplies bytes into 16-bit pairs (`vpmaddubsw`). How many of those can be added before they
-//! must be widened depends on the bits of the weights: eight for 4 bits, which is a whole group.
+//! must be widened depends on the bits of the weights: eight for 4 bits, which is a whole group. Where
+//! there is an instruction for it ([`Products::FOURS`]), four products go straight into 32 bits.
 
 use std::arch::x86_64::*;
 
@@ -9,12 +10,13 @@ use super::format::Format;
 use super::formats::Q8_0;
 use super::matmul::TileKernel;
 use super::panel::{Next, Panel};
+use super::products::{Products, Widening};
 use crate::ops::matmul::RawRows;
 
 /// What of a format the kernel must know, so that formats of a kind share its code.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
-    /// How many products of pairs fit into 16 bits.
+    /// How many products of pairs fit into 16 bits, where they go there.
     depth: usize,
     signed: bool,
     /// Whether there is a scale for each 16 elements.
@@ -24,14 +26,19 @@ pub(crate) struct Kind {
 
 impl Kind {
     /// The kind of a format, as a number that can be a parameter of [`BytePanel`].
-    pub(crate) const fn of<F: Format>() -> u8 {
+    pub(crate) const fn of<F: Format, P: Products>() -> u8 {
         let depth = match F::BITS {
+            _ if P::FOURS => 0,
             0..=4 => 3,
             5 => 2,
             6 => 1,
             _ => 0,
         };
-        depth | (F::SIGNED as u8) << 2 | ((F::GROUP == 16) as u8) << 3 | (F::MIN as u8) << 4
+        let (signed, min) = match P::FOURS {
+            true => (false, F::MIN || F::SIGNED),
+            false => (F::SIGNED, F::MIN),
+        };
+        depth | (signed as u8) << 2 | ((F::GROUP == 16) as u8) << 3 | (min as u8) << 4
     }
 
     const fn decode(kind: u8) -> Kind {
@@ -48,7 +55,7 @@ impl Kind {
 pub(crate) struct BytePanel<const KIND: u8>(pub(crate) Panel);
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl<const KIND: u8> TileKernel for BytePanel<KIND> {
+unsafe impl<P: Products, const KIND: u8> TileKernel<P> for BytePanel<KIND> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tile<const T: usize>(
@@ -58,17 +65,18 @@ unsafe impl<const KIND: u8> TileKernel for BytePanel<KIND> {
         next: &mut Next,
     ) -> [[__m256; 2]; T] {
         // SAFETY: as the caller says.
-        unsafe { tile::<KIND, T>(&self.0, acts, first, next) }
+        unsafe { tile::<P, KIND, T>(&self.0, acts, first, next) }
     }
 }
 
 /// See [`TileKernel`].
 ///
 /// # Safety
-/// Needs AVX2 and FMA. The panel is of the kind, with rows of `acts.k`, and `acts` has the tokens.
+/// Needs AVX2 and FMA, and what the products need. The panel is of the kind, with rows of `acts.k`, and `acts`
+/// has the tokens.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<const KIND: u8, const T: usize>(
+unsafe fn tile<P: Products, const KIND: u8, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
@@ -86,7 +94,7 @@ unsafe fn tile<const KIND: u8, const T: usize>(
             next.ask();
             let weights = panel.quants.add(g * 32 * 16);
             if !kind.halves {
-                let dots = group::<KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
+                let dots = group::<P, KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
                 let scales = halves(panel.scales.add(16 * g));
                 let mins = if kind.min {
                     halves(panel.mins.add(16 * g))
@@ -108,7 +116,7 @@ unsafe fn tile<const KIND: u8, const T: usize>(
             } else {
                 for i in 0..2 {
                     let q = quants.map(|q| q.add(32 * g + 16 * i));
-                    let dots = group::<KIND, T, 4>(weights.add(i * 16 * 16), q);
+                    let dots = group::<P, KIND, T, 4>(weights.add(i * 16 * 16), q);
                     let scales = halves(panel.scales.add(16 * (2 * g + i)));
                     let mins = if kind.min {
                         halves(panel.mins.add(16 * (2 * g + i)))
@@ -138,7 +146,7 @@ unsafe fn tile<const KIND: u8, const T: usize>(
 pub(crate) struct RowPanel(pub(crate) Panel);
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl TileKernel for RowPanel {
+unsafe impl<P: Products> TileKernel<P> for RowPanel {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tile<const T: usize>(
@@ -147,16 +155,21 @@ unsafe impl TileKernel for RowPanel {
         first: usize,
         next: &mut Next,
     ) -> [[__m256; 2]; T] {
-        const KIND: u8 = Kind::of::<Q8_0>();
+        // What the kind says of signs is of no account to products that want none.
+        const SIGNED: u8 = Kind::of::<Q8_0, Widening>();
         // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
         unsafe {
             let quants: [*const i8; T] =
                 std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
-            let mut sums = [[_mm256_setzero_si256(); 2]; T];
+            let mut sums: [[__m256i; 2]; T] = std::array::from_fn(|t| {
+                // What the weights are moved up by comes off first.
+                let moved = if P::FOURS { 128 } else { 0 };
+                [_mm256_set1_epi32(-moved * *acts.totals.add(first + t)); 2]
+            });
             for g in 0..acts.k / 32 {
                 next.ask();
                 let weights = self.0.quants.add(g * 32 * 16);
-                let dots = group::<KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
+                let dots = group::<P, SIGNED, T, 8>(weights, quants.map(|q| q.add(32 * g)));
                 for (sums, dots) in sums.iter_mut().zip(dots) {
                     for h in 0..2 {
                         sums[h] = _mm256_add_epi32(sums[h], dots[h]);
@@ -178,9 +191,9 @@ unsafe impl TileKernel for RowPanel {
 /// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token.
 ///
 /// # Safety
-/// Needs AVX2; reads `STEPS` × 64 bytes of weights and `STEPS` × 4 of each token.
+/// Needs AVX2, and what the products need; reads `STEPS` × 64 bytes of weights and `STEPS` × 4 of each token.
 #[inline(always)]
-unsafe fn group<const KIND: u8, const T: usize, const STEPS: usize>(
+unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>(
     weights: *const u8,
     quants: [*const i8; T],
 ) -> [[__m256i; 2]; T] {
@@ -197,6 +210,10 @@ unsafe fn group<const KIND: u8, const T: usize, const STEPS: usize>(
             for t in 0..T {
                 let act = _mm256_set1_epi32(quants[t].add(4 * step).cast::<i32>().read_unaligned());
                 for h in 0..2 {
+                    if P::FOURS {
+                        wide[t][h] = P::add_fours(wide[t][h], weight[h], act);
+                        continue;
+                    }
                     let pairs = if signed {
                         let act = _mm256_sign_epi8(act, weight[h]);
                         _mm256_maddubs_epi16(_mm256_abs_epi8(weight[h]), act)

@@ -10,6 +10,7 @@ use super::float::{Bf16, F16, F32, FloatFormat};
 use super::format::transpose;
 use super::matmul::{TileKernel, multiply_panel};
 use super::panel::{Next, ROWS};
+use super::products::Products;
 use crate::ops::matmul::{
     Epilogue, QuantizedRows, RawRows, Scratch, WORD_GROUP, WORD_MAX, WeightRows, grown,
 };
@@ -27,9 +28,9 @@ pub(crate) struct WordPanel {
 /// The product with all tokens, panel by panel.
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; the shapes fit together, and the weight is of the format.
+/// Needs AVX2, FMA and F16C, and what the products need; the shapes fit together, and the weight is of the format.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn matmul<F: Rounded>(
+pub(crate) unsafe fn matmul<F: Rounded, P: Products>(
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
     epilogue: Epilogue<'_>,
@@ -39,7 +40,7 @@ pub(crate) unsafe fn matmul<F: Rounded>(
     // SAFETY: as the caller says.
     unsafe {
         each_panel::<F>(&weight, scratch, |panel, first_row| {
-            multiply_panel(panel, &weight, acts, first_row, &epilogue, &mut out);
+            multiply_panel::<P, _>(panel, &weight, acts, first_row, &epilogue, &mut out);
         });
     }
 }
@@ -156,7 +157,7 @@ unsafe fn max_bits16(group: *const u8) -> __m256i {
 }
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl TileKernel for WordPanel {
+unsafe impl<P: Products> TileKernel<P> for WordPanel {
     const STEP: usize = WORD_GROUP;
 
     #[inline]
@@ -183,8 +184,7 @@ unsafe impl TileKernel for WordPanel {
                         let act = tokens[t].add(2 * pair).cast::<i32>().read_unaligned();
                         let act = _mm256_set1_epi32(act);
                         for h in 0..2 {
-                            let products = _mm256_madd_epi16(weights[h], act);
-                            dots[t][h] = _mm256_add_epi32(dots[t][h], products);
+                            dots[t][h] = P::add_pairs(dots[t][h], weights[h], act);
                         }
                     }
                 }
@@ -299,7 +299,7 @@ pub(crate) unsafe fn round_group<F: Rounded>(group: *const u8, out: &mut [i16; W
     }
 }
 
-/// Eight times `word_scale`.
+/// Eight times `WordRow::scale_of`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn word_scales(max: __m256) -> (__m256, __m256) {

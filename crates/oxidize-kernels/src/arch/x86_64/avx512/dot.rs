@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use super::super::avx2::dot::{RowProduct, dot_groups};
 use super::super::avx2::format::{CHUNK, Format, Scales, ask_ahead};
+use super::Vnni;
 use crate::ops::matmul::RawRows;
 
 /// A quantised format whose weights unpack 128 at a time.
@@ -150,7 +151,7 @@ unsafe impl<W: WideFormat> RowProduct for Wide<W> {
             let rest = row.add(spans * span_bytes);
             let mut dots = match acts.k / 32 - spans * span_groups {
                 0 => [0.0; M],
-                _ => dot_groups::<W::Narrow, true, M>(rest, acts, first, spans * span_groups),
+                _ => dot_groups::<W::Narrow, Vnni, M>(rest, acts, first, spans * span_groups),
             };
             for ((dot, [a, b]), mins) in dots.iter_mut().zip(sums).zip(mins) {
                 *dot += _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(a, b), mins));

@@ -9,7 +9,7 @@ use super::super::avx2::formats::with_format;
 use super::super::avx2::panel::{self, Next};
 use super::formats::with_product;
 use super::tile::{BytePanel, RowPanel};
-use super::{float, words};
+use super::{Vnni, float, words};
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
 use crate::quant::TensorType;
@@ -78,7 +78,7 @@ unsafe fn tiled<F: Format>(
     // SAFETY: as the caller says; the weight is of the format and has the row.
     unsafe {
         for first_row in (0..weight.rows()).step_by(panel::ROWS) {
-            let panel = panel::unpack::<F, true>(&weight, first_row, scratch);
+            let panel = panel::unpack::<F, Vnni>(&weight, first_row, scratch);
             if one_scale {
                 multiply_panel(
                     &RowPanel(panel),

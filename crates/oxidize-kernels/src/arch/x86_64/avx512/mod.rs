@@ -10,8 +10,11 @@ mod tile;
 mod weigh;
 mod words;
 
+use std::arch::x86_64::{__m256i, _mm256_dpbusd_epi32, _mm256_dpwssd_epi32};
+
 use super::Avx512;
 use super::avx2;
+use super::avx2::products::Products;
 use crate::table::{Functions, Isa, Kernels};
 
 /// The table, for a machine that has the instructions.
@@ -32,3 +35,23 @@ pub(super) const FUNCTIONS: Functions = Functions {
     weigh: weigh::weigh,
     ..avx2::FUNCTIONS
 };
+
+/// VNNI in registers of 256 bits, for what AVX2's code does here.
+pub(super) struct Vnni;
+
+// SAFETY: needs AVX-512 VL and VNNI.
+unsafe impl Products for Vnni {
+    const FOURS: bool = true;
+
+    #[inline(always)]
+    unsafe fn add_fours(sum: __m256i, weights: __m256i, acts: __m256i) -> __m256i {
+        // SAFETY: the caller has the instruction.
+        unsafe { _mm256_dpbusd_epi32(sum, weights, acts) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_pairs(sum: __m256i, weights: __m256i, acts: __m256i) -> __m256i {
+        // SAFETY: the caller has the instruction.
+        unsafe { _mm256_dpwssd_epi32(sum, weights, acts) }
+    }
+}

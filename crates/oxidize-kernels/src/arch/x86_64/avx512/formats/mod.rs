@@ -13,6 +13,7 @@ macro_rules! with_product {
     ($ty:expr, $P:ident => $body:expr, $none:expr) => {{
         use $crate::arch::x86_64::avx2::dot::Narrow;
         use $crate::arch::x86_64::avx2::formats as narrow;
+        use $crate::arch::x86_64::avx512::Vnni;
         use $crate::arch::x86_64::avx512::dot::Wide;
         use $crate::arch::x86_64::avx512::formats as wide;
         use $crate::quant::TensorType;
@@ -25,27 +26,27 @@ macro_rules! with_product {
         match $ty {
             TensorType::Q4_0 => arm!(Wide<wide::Q4_0>),
             TensorType::Q4_1 => arm!(Wide<wide::Q4_1>),
-            TensorType::Q5_0 => arm!(Narrow<narrow::Q5_0, true>),
-            TensorType::Q5_1 => arm!(Narrow<narrow::Q5_1, true>),
+            TensorType::Q5_0 => arm!(Narrow<narrow::Q5_0, Vnni>),
+            TensorType::Q5_1 => arm!(Narrow<narrow::Q5_1, Vnni>),
             TensorType::Q8_0 | TensorType::INT8 => arm!(Wide<wide::Q8_0>),
-            TensorType::Q2_K => arm!(Narrow<narrow::Q2K, true>),
-            TensorType::Q3_K => arm!(Narrow<narrow::Q3K, true>),
+            TensorType::Q2_K => arm!(Narrow<narrow::Q2K, Vnni>),
+            TensorType::Q3_K => arm!(Narrow<narrow::Q3K, Vnni>),
             TensorType::Q4_K => arm!(Wide<wide::Q4K>),
-            TensorType::Q5_K => arm!(Narrow<narrow::Q5K, true>),
+            TensorType::Q5_K => arm!(Narrow<narrow::Q5K, Vnni>),
             TensorType::Q6_K => arm!(Wide<wide::Q6K>),
-            TensorType::IQ1_S => arm!(Narrow<narrow::Iq1S, true>),
-            TensorType::IQ1_M => arm!(Narrow<narrow::Iq1M, true>),
+            TensorType::IQ1_S => arm!(Narrow<narrow::Iq1S, Vnni>),
+            TensorType::IQ1_M => arm!(Narrow<narrow::Iq1M, Vnni>),
             TensorType::IQ2_XXS => arm!(Wide<wide::Iq2Xxs>),
-            TensorType::IQ2_XS => arm!(Narrow<narrow::Iq2Xs, true>),
-            TensorType::IQ2_S => arm!(Narrow<narrow::Iq2S, true>),
+            TensorType::IQ2_XS => arm!(Narrow<narrow::Iq2Xs, Vnni>),
+            TensorType::IQ2_S => arm!(Narrow<narrow::Iq2S, Vnni>),
             TensorType::IQ3_XXS => arm!(Wide<wide::Iq3Xxs>),
-            TensorType::IQ3_S => arm!(Narrow<narrow::Iq3S, true>),
-            TensorType::IQ4_NL => arm!(Narrow<narrow::Iq4Nl, true>),
-            TensorType::IQ4_XS => arm!(Narrow<narrow::Iq4Xs, true>),
-            TensorType::TQ1_0 => arm!(Narrow<narrow::Tq1_0, true>),
-            TensorType::TQ2_0 => arm!(Narrow<narrow::Tq2_0, true>),
-            TensorType::MXFP4 => arm!(Narrow<narrow::Mxfp4, true>),
-            TensorType::NVFP4 => arm!(Narrow<narrow::Nvfp4, true>),
+            TensorType::IQ3_S => arm!(Narrow<narrow::Iq3S, Vnni>),
+            TensorType::IQ4_NL => arm!(Narrow<narrow::Iq4Nl, Vnni>),
+            TensorType::IQ4_XS => arm!(Narrow<narrow::Iq4Xs, Vnni>),
+            TensorType::TQ1_0 => arm!(Narrow<narrow::Tq1_0, Vnni>),
+            TensorType::TQ2_0 => arm!(Narrow<narrow::Tq2_0, Vnni>),
+            TensorType::MXFP4 => arm!(Narrow<narrow::Mxfp4, Vnni>),
+            TensorType::NVFP4 => arm!(Narrow<narrow::Nvfp4, Vnni>),
             _ => $none,
         }
     }};
