@@ -34,6 +34,7 @@ fn nmse(a: &[f32], b: &[f32]) -> f64 {
             .max(1e-30)
 }
 
+#[derive(Clone)]
 struct Case {
     weight: Vec<u8>,
     input: Vec<f32>,
@@ -209,8 +210,9 @@ fn integer_activations_stay_within_their_bound() {
 fn words_stay_within_their_bound() {
     let mut random = Random::new(4);
     for ty in [TensorType::F16, TensorType::BF16] {
+        let whole = Case::new(&mut random, ty, 48, 2000, 9);
         for kernels in other_isas() {
-            let mut case = Case::new(&mut random, ty, 48, 2000, 9);
+            let mut case = whole.clone();
             let exact = case.run(kernels, ty, 2000, None);
             let error = nmse(&case.run(kernels, ty, 2000, Some(Precision::Words)), &exact);
             assert!(error < 4e-8, "{ty} on {}: {error:e}", kernels.isa());
