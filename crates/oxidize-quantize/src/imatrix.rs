@@ -138,11 +138,12 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, with_out
         for (total, sum) in entry.sums[start..start + width].iter_mut().zip(&sums) {
             *total += sum;
         }
+        let before = entry.counts[observation.expert];
         entry.counts[observation.expert] += n as u64;
         // Each expert of a stack would need its own; matrices that share inputs share it.
         if i == 0 && observation.n_experts == 1 {
             let sketch = entry.sketch.get_or_insert_with(|| Sketch::new(width));
-            sketch.see(observation.rows);
+            sketch.see(observation.rows, before);
         }
     }
 }

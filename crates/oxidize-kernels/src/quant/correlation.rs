@@ -25,7 +25,7 @@ pub struct Correlation {
 }
 
 /// The share of an input's mean square that is its own at least: directions come from samples.
-const OWN_SHARE: f32 = 0.02;
+const OWN_SHARE: f32 = 0.3;
 
 impl Correlation {
     /// Rows that are best encoded together.
