@@ -29,7 +29,12 @@ impl Sketch {
         // Each stands for those that are passed over.
         let weight = n as f32 / n.div_ceil(every).max(1) as f32;
         let signs: Vec<[f32; DIRECTIONS]> = (0..width).map(signs).collect();
-        for row in rows.chunks_exact(width.max(1)).step_by(every) {
+        let rows = || rows.chunks_exact(width.max(1)).step_by(every);
+        let usual = median(rows().map(square).collect());
+        for row in rows() {
+            // Some inputs, often those of a text's first token, are a hundred times as long as most
+            // and all alike: making errors cancel for them alone would be a bad bargain.
+            let weight = weight * (usual / square(row)).min(1.0);
             let mut products = [0.0f32; DIRECTIONS];
             for (x, signs) in row.iter().zip(&signs) {
                 for (product, sign) in products.iter_mut().zip(signs) {
@@ -87,6 +92,19 @@ impl Sketch {
     }
 }
 
+fn square(x: &[f32]) -> f32 {
+    x.iter().map(|x| x * x).sum()
+}
+
+/// The middle of some numbers; 0 where there are none.
+fn median(mut numbers: Vec<f32>) -> f32 {
+    let middle = numbers.len() / 2;
+    if numbers.is_empty() {
+        return 0.0;
+    }
+    *numbers.select_nth_unstable_by(middle, f32::total_cmp).1
+}
+
 /// The signs that an input is multiplied with: bits of its number, well mixed.
 fn signs(column: usize) -> [f32; DIRECTIONS] {
     let mut bits = (column as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -122,14 +140,30 @@ fn cholesky(a: &[[f64; DIRECTIONS]; DIRECTIONS]) -> Option<[[f64; DIRECTIONS]; D
 mod tests {
     use super::*;
 
-    /// Inputs along three directions, of very different strengths.
+    /// Inputs of length 1 along three directions, of very different strengths.
     fn inputs(n: usize, width: usize) -> Vec<f32> {
         let wave = |i: usize, j: usize, k: usize| ((i * (k + 2) + j * (3 * k + 1)) as f32).sin();
         let input = |i: usize| {
             let strength: [f32; 3] = std::array::from_fn(|k| wave(i, 0, k) * [4.0, 1.0, 0.3][k]);
-            (0..width).map(move |j| (0..3).map(|k| strength[k] * wave(0, j, k)).sum::<f32>())
+            let one = |j: usize| (0..3).map(|k| strength[k] * wave(0, j, k)).sum::<f32>();
+            let row: Vec<f32> = (0..width).map(one).collect();
+            let length = square(&row).sqrt().max(1e-3);
+            row.into_iter().map(move |x| x / length)
         };
         (0..n).flat_map(input).collect()
+    }
+
+    #[test]
+    fn a_long_input_counts_as_one_of_the_usual_length() {
+        let rows = inputs(9, 24);
+        let mut long = rows.clone();
+        long[..24].iter_mut().for_each(|x| *x *= 100.0);
+        let (mut usual, mut clipped) = (Sketch::new(24), Sketch::new(24));
+        usual.see(&rows, 0);
+        clipped.see(&long, 0);
+        for (a, b) in usual.0.iter().flatten().zip(clipped.0.iter().flatten()) {
+            assert!((a - b).abs() < 1e-3, "{a} {b}");
+        }
     }
 
     #[test]
