@@ -1,8 +1,8 @@
 //! Prints the time of a matrix product for each instruction set of this machine, where the benches do
 //! not run: in WebAssembly.
 //!
-//! `speed TYPE TOKENS` multiplies rows of 2048 with so many tokens and says what one of each takes,
-//! the best of several runs.
+//! `speed TYPE TOKENS [ISA]` multiplies rows of 2048 with so many tokens and says what one of each takes,
+//! the best of several runs, on every instruction set or the one named.
 
 #[path = "../tests/random/mod.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
@@ -20,14 +20,14 @@ use random::Random;
 const ROWS: usize = 512;
 const K: usize = 2048;
 /// Products of a row that a run consists of, at least.
-const PRODUCTS: usize = 100_000;
+const PRODUCTS: usize = 400_000;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let ty = args.get(1).and_then(|name| TensorType::from_name(name));
     let tokens = args.get(2).and_then(|arg| arg.parse().ok());
     let (Some(ty), Some(tokens)) = (ty, tokens) else {
-        eprintln!("usage: speed TYPE TOKENS");
+        eprintln!("usage: speed TYPE TOKENS [ISA]");
         return ExitCode::FAILURE;
     };
     let mut random = Random::new(1);
@@ -37,7 +37,10 @@ fn main() -> ExitCode {
         eprintln!("no rows of {K} in {ty}");
         return ExitCode::FAILURE;
     };
-    for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
+    let wanted = args.get(3);
+    let named = |isa: &Isa| wanted.is_none_or(|name| name == isa.name());
+    let isas = Isa::ALL.into_iter().filter(named);
+    for kernels in isas.filter_map(Kernels::for_isa) {
         let mut quantized = QuantizedRows::new();
         let acts = match kernels.precision([ty], tokens) {
             Some(precision) => {
@@ -60,7 +63,7 @@ fn main() -> ExitCode {
         };
         let best = (0..7).map(|_| run()).fold(f64::INFINITY, f64::min);
         let isa = kernels.isa();
-        println!("{ty} on {isa}, {tokens} tokens: {best:.0} ns for a row and a token");
+        println!("{ty} on {isa}, {tokens} tokens: {best:.1} ns for a row and a token");
     }
     ExitCode::SUCCESS
 }

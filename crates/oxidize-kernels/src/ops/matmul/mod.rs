@@ -208,21 +208,27 @@ impl Epilogue<'_> {
 
     /// Writes the products of weight rows from `first` on, as many of them as `out` has room for.
     #[inline(always)]
-    pub(crate) fn write_rows(&self, out: &mut [f32], first: usize, values: &[f32]) {
+    pub(crate) fn write_rows<const N: usize>(
+        &self,
+        out: &mut [f32],
+        first: usize,
+        values: &[f32; N],
+    ) {
         let out = &mut out[first..];
-        let n = out.len().min(values.len());
-        let (out, values) = (&mut out[..n], &values[..n]);
-        match (self.bias, self.accumulate) {
-            (None, false) => out.copy_from_slice(values),
-            (None, true) => out
-                .iter_mut()
-                .zip(values)
-                .for_each(|(out, value)| *out += value),
-            _ => {
-                for (i, (out, &value)) in out.iter_mut().zip(values).enumerate() {
-                    self.write(out, first + i, value);
-                }
+        // All of them, most often: the compiler then needs no call for so short a copy.
+        if let (Some(out), None) = (out.first_chunk_mut::<N>(), self.bias) {
+            if self.accumulate {
+                out.iter_mut()
+                    .zip(values)
+                    .for_each(|(out, value)| *out += value);
+            } else {
+                *out = *values;
             }
+            return;
+        }
+        let n = out.len().min(values.len());
+        for (i, (out, &value)) in out[..n].iter_mut().zip(&values[..n]).enumerate() {
+            self.write(out, first + i, value);
         }
     }
 }

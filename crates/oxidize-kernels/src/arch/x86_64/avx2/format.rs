@@ -30,7 +30,7 @@ impl Scales {
 /// # Safety
 /// The methods need AVX2, FMA and F16C, and `chunk` must point to 256 elements of the format, or,
 /// for formats with shorter blocks, to as many blocks as `groups` or `group` asks for.
-pub(crate) unsafe trait Format {
+pub(crate) unsafe trait Format: Sized {
     /// Bytes of [`CHUNK`] elements.
     const CHUNK_BYTES: usize;
     /// Elements that share a scale: 16 or 32.
@@ -57,6 +57,27 @@ pub(crate) unsafe trait Format {
     /// See the trait.
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i;
 
+    /// The scales of eight chunks side by side: calls `put(group, scale, min)` with those of a group of the
+    /// first chunk, of the second, …. What `rows` holds is of no account, before and after.
+    ///
+    /// Formats whose scales are packed turn them round before they unpack them.
+    ///
+    /// # Safety
+    /// See the trait; all are whole chunks.
+    #[inline(always)]
+    unsafe fn scale_columns(
+        chunks: &[*const u8; 8],
+        rows: &mut [Scales; 8],
+        put: impl FnMut(usize, __m256, __m256),
+    ) {
+        for (&chunk, row) in chunks.iter().zip(rows.iter_mut()) {
+            // SAFETY: as the caller says.
+            unsafe { Self::scales(chunk, 8, row) };
+        }
+        // SAFETY: the caller has the instructions.
+        unsafe { turn_scales::<Self>(rows, put) };
+    }
+
     /// The quants of eight chunks side by side: calls `put(group, step, x)` with elements
     /// `32 · group + 4 · step` to the third after that of the first chunk, of the second, ….
     ///
@@ -75,6 +96,79 @@ pub(crate) unsafe trait Format {
             }
         }
     }
+}
+
+/// Calls `put(group, scale, min)` with the scales and minima that eight rows have for a group.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+pub(crate) unsafe fn turn_scales<F: Format>(
+    rows: &[Scales; 8],
+    mut put: impl FnMut(usize, __m256, __m256),
+) {
+    for first in (0..CHUNK / F::GROUP).step_by(8) {
+        // SAFETY: the caller has the instructions; eight of sixteen numbers.
+        unsafe {
+            let turned = |numbers: fn(&Scales) -> &[f32; 16]| {
+                transpose(std::array::from_fn(|r| {
+                    _mm256_load_si256(numbers(&rows[r]).as_ptr().add(first).cast())
+                }))
+            };
+            let scales = turned(|row| &row.scale);
+            let mins = match F::MIN {
+                true => turned(|row| &row.min),
+                false => [_mm256_setzero_si256(); 8],
+            };
+            for i in 0..8 {
+                let (scale, min) = (scales[i], mins[i]);
+                put(
+                    first + i,
+                    _mm256_castsi256_ps(scale),
+                    _mm256_castsi256_ps(min),
+                );
+            }
+        }
+    }
+}
+
+/// 16 bytes of each of eight blocks, from `at` on, transposed as words of 32 bits.
+///
+/// # Safety
+/// Needs AVX2, and so many readable bytes.
+#[inline(always)]
+pub(crate) unsafe fn turned16(blocks: &[*const u8; 8], at: usize) -> [__m256i; 4] {
+    // SAFETY: the caller's bytes.
+    unsafe {
+        // Halves put together from memory need no exchange between halves of registers.
+        let rows: [__m256i; 4] = std::array::from_fn(|i| {
+            let half = |block: *const u8| _mm_loadu_si128(block.add(at).cast());
+            _mm256_set_m128i(half(blocks[i + 4]), half(blocks[i]))
+        });
+        let pairs = |i: usize| {
+            let (a, b) = (rows[i], rows[i + 1]);
+            (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
+        };
+        let ((a, b), (c, d)) = (pairs(0), pairs(2));
+        [
+            _mm256_unpacklo_epi64(a, c),
+            _mm256_unpackhi_epi64(a, c),
+            _mm256_unpacklo_epi64(b, d),
+            _mm256_unpackhi_epi64(b, d),
+        ]
+    }
+}
+
+/// The same of 32 bytes.
+///
+/// # Safety
+/// As [`turned16`].
+#[inline(always)]
+pub(crate) unsafe fn turned(blocks: &[*const u8; 8], at: usize) -> [__m256i; 8] {
+    // SAFETY: the caller's bytes.
+    let ([a, b, c, d], [e, f, g, h]) =
+        unsafe { (turned16(blocks, at), turned16(blocks, at + 16)) };
+    [a, b, c, d, e, f, g, h]
 }
 
 /// Transposes 8 × 8 words of 32 bits.

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::format::{CHUNK, Format, Scales, negate_where, spread_bits, transpose};
+use super::format::{CHUNK, Format, Scales, negate_where, spread_bits, transpose, turn_scales};
 use super::products::Products;
 use crate::ops::matmul::{Scratch, WeightRows, grown};
 
@@ -88,7 +88,12 @@ pub(crate) unsafe fn unpack<F: Format, P: Products>(
     let per_chunk = CHUNK / F::GROUP;
     let base = weight.data().as_ptr();
     let groups = k / 32;
-    let mut row_scales = [const { Scales::ZERO }; ROWS];
+    let mut row_scales = [const { Scales::ZERO }; 8];
+    let shift = |x: __m256i| match shifted {
+        // SAFETY: the caller has the instructions.
+        true => unsafe { _mm256_xor_si256(x, _mm256_set1_epi8(-128)) },
+        false => x,
+    };
     // SAFETY: rows are inside the weight, chunks inside the rows, and `reserve` made room for
     // every byte and scale that is written.
     unsafe {
@@ -96,59 +101,37 @@ pub(crate) unsafe fn unpack<F: Format, P: Products>(
             std::array::from_fn(|r| base.add((first + r).min(last) * weight.row_bytes()));
         for c in 0..groups.div_ceil(8) {
             let in_chunk = (groups - c * 8).min(8);
-            for r in 0..ROWS {
-                F::scales(
-                    rows[r].add(c * F::CHUNK_BYTES),
-                    in_chunk,
-                    &mut row_scales[r],
-                );
-            }
-            // Past the end of a short chunk this writes too: into what is overwritten or not read.
-            for g in (0..per_chunk).step_by(8) {
-                for r in (0..ROWS).step_by(8) {
-                    let at = (c * per_chunk + g) * ROWS + r;
-                    let scale: [__m256i; 8] = std::array::from_fn(|i| {
-                        _mm256_load_si256(row_scales[r + i].scale.as_ptr().add(g).cast())
-                    });
-                    for (i, x) in transpose(scale).into_iter().enumerate() {
-                        _mm256_store_si256(scales.add(at + i * ROWS).cast(), x);
-                    }
-                    if !F::MIN && !shifted {
-                        continue;
-                    }
-                    let min: [__m256i; 8] = std::array::from_fn(|i| {
-                        let row = &row_scales[r + i];
-                        let min = _mm256_load_ps(row.min.as_ptr().add(g));
-                        if !shifted {
-                            return _mm256_castps_si256(min);
-                        }
-                        let scale = _mm256_castsi256_ps(scale[i]);
-                        _mm256_castps_si256(_mm256_fnmadd_ps(scale, _mm256_set1_ps(128.0), min))
-                    });
-                    for (i, x) in transpose(min).into_iter().enumerate() {
-                        _mm256_store_si256(mins.add(at + i * ROWS).cast(), x);
-                    }
-                }
-            }
-            let shift = |x: __m256i| match shifted {
-                true => _mm256_xor_si256(x, _mm256_set1_epi8(-128)),
-                false => x,
-            };
             for half in 0..2 {
                 let chunks: [*const u8; 8] =
                     std::array::from_fn(|r| rows[8 * half + r].add(c * F::CHUNK_BYTES));
+                // Past the end of a short chunk this writes too: into what is overwritten or not read.
+                let put_scales = |g: usize, scale: __m256, min: __m256| {
+                    let at = (c * per_chunk + g) * ROWS + 8 * half;
+                    _mm256_store_ps(scales.add(at), scale);
+                    if shifted {
+                        let min = _mm256_fnmadd_ps(scale, _mm256_set1_ps(128.0), min);
+                        _mm256_store_ps(mins.add(at), min);
+                    } else if F::MIN {
+                        _mm256_store_ps(mins.add(at), min);
+                    }
+                };
                 let out = quants.add(c * 256 * ROWS + 32 * half);
                 let put = |g: usize, step: usize, x: __m256i| {
                     _mm256_store_si256(out.add((g * 8 + step) * 4 * ROWS).cast(), shift(x));
                 };
                 if in_chunk == 8 && !F::SIGNS {
+                    F::scale_columns(&chunks, &mut row_scales, put_scales);
                     F::columns(&chunks, put);
                     continue;
                 }
+                for (&chunk, row) in chunks.iter().zip(&mut row_scales) {
+                    F::scales(chunk, in_chunk, row);
+                }
+                turn_scales::<F>(&row_scales, put_scales);
                 for g in 0..in_chunk {
                     let mut block = chunks.map(|chunk| F::quants(chunk, g));
                     if F::SIGNS {
-                        for (x, scales) in block.iter_mut().zip(&row_scales[8 * half..]) {
+                        for (x, scales) in block.iter_mut().zip(&row_scales) {
                             *x = negate_where(*x, spread_bits(scales.signs[g]));
                         }
                     }

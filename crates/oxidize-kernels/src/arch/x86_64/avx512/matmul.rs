@@ -147,10 +147,10 @@ pub(crate) unsafe fn multiply_panel<P: TileKernel>(
             ($t:literal) => {{
                 // SAFETY: so many tokens are left.
                 let sums = unsafe { panel.tile::<$t>(&acts, token, &mut next) };
-                for (t, sums) in sums.into_iter().enumerate() {
+                for (t, sums) in sums.iter().enumerate() {
                     let mut rows = [0.0; panel::ROWS];
                     // SAFETY: `rows` takes 16 floats.
-                    unsafe { _mm512_storeu_ps(rows.as_mut_ptr(), sums) };
+                    unsafe { _mm512_storeu_ps(rows.as_mut_ptr(), *sums) };
                     epilogue.write_rows(out.row(token + t), first_row, &rows);
                 }
             }};

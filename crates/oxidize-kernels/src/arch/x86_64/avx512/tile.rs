@@ -4,6 +4,7 @@
 //! (`vpdpbusd`). A group of weights stays in eight registers while the tokens pass by.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::super::avx2::panel::{Next, Panel};
 use super::matmul::TileKernel;
@@ -89,38 +90,44 @@ unsafe fn tile<const HALVES: bool, const T: usize>(
         let act_half_sums = acts.half_sums.add(2 * at);
         for g in 0..acts.k / 32 {
             next.ask();
-            let weights: [__m512i; 8] = std::array::from_fn(|i| {
-                _mm512_load_si512(panel.quants.add(g * 512 + 64 * i).cast())
-            });
             let load = |p: *const f32, i: usize| _mm512_load_ps(p.add(16 * i));
-            for t in 0..T {
-                let act = quants[t].add(32 * g).cast::<i32>();
-                let group = t * acts.group_stride + g;
-                let half = |i: usize| {
-                    let mut dot = _mm512_setzero_si512();
-                    for step in 4 * i..4 * i + 4 {
-                        let four = _mm512_set1_epi32(act.add(step).read_unaligned());
-                        dot = _mm512_dpbusd_epi32(dot, weights[step], four);
+            // Token after token in each step, so that no product waits for the one before it.
+            let products = |steps: Range<usize>| {
+                let mut dots = [_mm512_setzero_si512(); T];
+                for step in steps {
+                    let weights = _mm512_load_si512(panel.quants.add(512 * g + 64 * step).cast());
+                    for t in 0..T {
+                        let four = quants[t].add(32 * g + 4 * step).cast::<i32>();
+                        let four = _mm512_set1_epi32(four.read_unaligned());
+                        dots[t] = _mm512_dpbusd_epi32(dots[t], weights, four);
                     }
-                    dot
-                };
-                let (a, b) = (half(0), half(1));
-                let scale = _mm512_set1_ps(*act_scales.add(group));
-                if HALVES {
-                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(a), load(panel.scales, 2 * g));
-                    let dot =
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(b), load(panel.scales, 2 * g + 1), dot);
-                    sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
-                    for i in 0..2 {
+                }
+                dots
+            };
+            if HALVES {
+                let mut dots = [_mm512_setzero_ps(); T];
+                for i in 0..2 {
+                    let (scales, mins) = (load(panel.scales, 2 * g + i), load(panel.mins, 2 * g + i));
+                    for (t, dot) in products(4 * i..4 * i + 4).into_iter().enumerate() {
+                        let group = t * acts.group_stride + g;
+                        dots[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scales, dots[t]);
                         let sum = _mm512_set1_ps(*act_half_sums.add(2 * group + i));
-                        sums[t] = _mm512_fmadd_ps(load(panel.mins, 2 * g + i), sum, sums[t]);
+                        sums[t] = _mm512_fmadd_ps(mins, sum, sums[t]);
                     }
-                } else {
-                    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
-                    let dot = _mm512_mul_ps(dot, load(panel.scales, g));
+                }
+                for t in 0..T {
+                    let scale = _mm512_set1_ps(*act_scales.add(t * acts.group_stride + g));
+                    sums[t] = _mm512_fmadd_ps(dots[t], scale, sums[t]);
+                }
+            } else {
+                let (scales, mins) = (load(panel.scales, g), load(panel.mins, g));
+                for (t, dot) in products(0..8).into_iter().enumerate() {
+                    let group = t * acts.group_stride + g;
+                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scales);
+                    let scale = _mm512_set1_ps(*act_scales.add(group));
                     sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
                     let sum = _mm512_set1_ps(*act_sums.add(group));
-                    sums[t] = _mm512_fmadd_ps(load(panel.mins, g), sum, sums[t]);
+                    sums[t] = _mm512_fmadd_ps(mins, sum, sums[t]);
                 }
             }
         }

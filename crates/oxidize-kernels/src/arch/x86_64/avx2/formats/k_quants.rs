@@ -2,7 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::format::{Format, Scales, bytes32, half_at, low_and_high, transpose};
+use super::super::format::{
+    Format, Scales, bytes32, half_at, low_and_high, turned, turned16,
+};
 
 pub(crate) struct Q4K;
 
@@ -18,6 +20,16 @@ unsafe impl Format for Q4K {
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
         // SAFETY: the header of the caller's block.
         unsafe { scales_and_mins(chunk, out) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale_columns(
+        chunks: &[*const u8; 8],
+        _rows: &mut [Scales; 8],
+        put: impl FnMut(usize, __m256, __m256),
+    ) {
+        // SAFETY: the headers of the caller's blocks.
+        unsafe { scale_and_min_columns(chunks, put) }
     }
 
     #[inline]
@@ -58,6 +70,16 @@ unsafe impl Format for Q5K {
         unsafe { scales_and_mins(chunk, out) }
     }
 
+    #[inline(always)]
+    unsafe fn scale_columns(
+        chunks: &[*const u8; 8],
+        _rows: &mut [Scales; 8],
+        put: impl FnMut(usize, __m256, __m256),
+    ) {
+        // SAFETY: the headers of the caller's blocks.
+        unsafe { scale_and_min_columns(chunks, put) }
+    }
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
@@ -86,6 +108,30 @@ unsafe impl Format for Q6K {
         unsafe {
             let scales = _mm_loadu_si128(chunk.add(192).cast());
             signed_scales(scales, half_at(chunk.add(208)), -32.0, out);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale_columns(
+        chunks: &[*const u8; 8],
+        _rows: &mut [Scales; 8],
+        mut put: impl FnMut(usize, __m256, __m256),
+    ) {
+        // SAFETY: inside the caller's blocks.
+        unsafe {
+            let [a, b, c, d, e, f, g, h] =
+                chunks.map(|chunk| chunk.add(208).cast::<i16>().read_unaligned());
+            let d = _mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h));
+            for (quarter, bytes) in turned16(chunks, 192).into_iter().enumerate() {
+                for i in 0..4 {
+                    // The byte to the top, and down again with its sign.
+                    let scale = _mm256_sll_epi32(bytes, _mm_cvtsi32_si128(24 - 8 * i));
+                    let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(scale));
+                    let scale = _mm256_mul_ps(scale, d);
+                    let min = _mm256_mul_ps(scale, _mm256_set1_ps(-32.0));
+                    put(4 * quarter + i as usize, scale, min);
+                }
+            }
         }
     }
 
@@ -243,14 +289,51 @@ unsafe fn scales_and_mins(block: *const u8, out: &mut Scales) {
     out.set_min8(_mm256_mul_ps(widen(mins), _mm256_set1_ps(-dmin)));
 }
 
-/// 32 bytes of each of eight blocks, from `at` on, transposed.
+/// See [`Format::scale_columns`], for Q4_K and Q5_K; the words are those of [`scales_and_mins`].
 ///
 /// # Safety
-/// Needs AVX2, and so many readable bytes.
+/// Needs AVX2 and F16C, and the 16 bytes of each block's header.
 #[inline(always)]
-unsafe fn turned(blocks: &[*const u8; 8], at: usize) -> [__m256i; 8] {
-    // SAFETY: the caller's bytes.
-    unsafe { transpose(blocks.map(|block| bytes32(block.add(at)))) }
+unsafe fn scale_and_min_columns(
+    blocks: &[*const u8; 8],
+    mut put: impl FnMut(usize, __m256, __m256),
+) {
+    // SAFETY: the caller's headers.
+    unsafe {
+        let [d, a, b, c] = turned16(blocks, 0);
+        // Scales of eight blocks first, then minima.
+        let d = _mm256_packus_epi32(
+            _mm256_and_si256(d, _mm256_set1_epi32(0xffff)),
+            _mm256_srli_epi32::<16>(d),
+        );
+        let d = _mm256_permute4x64_epi64::<0b11_01_10_00>(d);
+        let dmin = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(d));
+        let dmin = _mm256_sub_ps(_mm256_set1_ps(-0.0), dmin);
+        let d = _mm256_cvtph_ps(_mm256_castsi256_si128(d));
+        let [six, four, top] = [0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030].map(|x| _mm256_set1_epi32(x));
+        let upper = |x: __m256i| _mm256_and_si256(_mm256_srli_epi32::<2>(x), top);
+        let scales = [
+            _mm256_and_si256(a, six),
+            _mm256_or_si256(_mm256_and_si256(c, four), upper(a)),
+        ];
+        let mins = [
+            _mm256_and_si256(b, six),
+            _mm256_or_si256(
+                _mm256_and_si256(_mm256_srli_epi32::<4>(c), four),
+                upper(b),
+            ),
+        ];
+        for (half, (scales, mins)) in scales.into_iter().zip(mins).enumerate() {
+            for i in 0..4 {
+                let byte = |x: __m256i| {
+                    let x = _mm256_srl_epi32(x, _mm_cvtsi32_si128(8 * i));
+                    _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xff)))
+                };
+                let (scale, min) = (_mm256_mul_ps(byte(scales), d), _mm256_mul_ps(byte(mins), dmin));
+                put(4 * half + i as usize, scale, min);
+            }
+        }
+    }
 }
 
 /// Sixteen signed bytes times `d` as scales, and those times `offset` as minima.
