@@ -3,7 +3,7 @@
 use super::slices::largest;
 use super::vector::{F32x4, I8x16};
 use super::words;
-use crate::ops::matmul::{ByteRow, GROUP, QuantizedRow};
+use crate::ops::matmul::{ByteRow, GROUP, MOVED, QuantizedRow};
 
 /// See [`crate::Kernels::quantize_rows`].
 pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
@@ -34,6 +34,7 @@ fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
             bytes.store(quants);
             let half_sum = bytes.sum();
             out.half_sums[2 * g + half] = scale * half_sum as f32;
+            out.moved[2 * g + half] = MOVED * half_sum;
             sum += half_sum;
         }
         out.scales[g] = scale;

@@ -9,7 +9,7 @@
 mod rows;
 
 pub(crate) use rows::{
-    ByteRow, GROUP, QuantizedRow, RawRows, WORD_GROUP, WORD_MAX, WordRow, quantize_row,
+    ByteRow, GROUP, MOVED, QuantizedRow, RawRows, WORD_GROUP, WORD_MAX, WordRow, quantize_row,
 };
 pub use rows::{Precision, QuantizedRows, QuantizedRowsMut, SharedRows};
 

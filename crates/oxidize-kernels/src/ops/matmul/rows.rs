@@ -15,6 +15,10 @@ pub(crate) const WORD_GROUP: usize = 64;
 /// The largest word: the sum of [`WORD_GROUP`] products of two such still fits into 32 bits.
 pub(crate) const WORD_MAX: f32 = 5792.0;
 
+/// What a product with weights that were moved up by 128, so that they have no sign, is too large by: so much
+/// for each of the activations, with the sign turned round.
+pub(crate) const MOVED: i32 = -128;
+
 /// How activations are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
@@ -54,7 +58,8 @@ impl Precision {
 /// Rows of activations quantised to integers: `x ≈ scale · q`, one scale for 32 bytes or 64 words.
 ///
 /// Beside bytes lie, for formats whose weights have an offset, the sums of each group already
-/// multiplied by its scale, and the sum of a row. Where a token has one scale, each group has it.
+/// multiplied by its scale; for kernels that multiply weights as `w + 128`, what takes the 128 back; and
+/// the sum of a row. Where a token has one scale, each group has it.
 /// Quantise with [`crate::Kernels::quantize_rows`].
 #[derive(Default)]
 pub struct QuantizedRows {
@@ -66,6 +71,7 @@ pub struct QuantizedRows {
     scales: Vec<f32>,
     sums: Vec<f32>,
     half_sums: Vec<f32>,
+    moved: Vec<i32>,
     totals: Vec<i32>,
 }
 
@@ -91,6 +97,7 @@ impl QuantizedRows {
                 super::grown(&mut self.quants, quants);
                 super::grown(&mut self.sums, groups);
                 super::grown(&mut self.half_sums, 2 * groups);
+                super::grown(&mut self.moved, 2 * groups);
             }
             Precision::Words => {
                 super::grown(&mut self.words, quants);
@@ -133,6 +140,7 @@ impl QuantizedRows {
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),
             half_sums: self.half_sums.as_mut_ptr(),
+            moved: self.moved.as_mut_ptr(),
             totals: self.totals.as_mut_ptr(),
             borrow: PhantomData,
         }
@@ -201,6 +209,7 @@ impl QuantizedRows {
             scales: self.scales.as_ptr(),
             sums: self.sums.as_ptr(),
             half_sums: self.half_sums.as_ptr(),
+            moved: self.moved.as_ptr(),
             totals: self.totals.as_ptr(),
             group_stride: self.group_stride(),
         }
@@ -232,9 +241,11 @@ pub(crate) struct RawRows {
     pub(crate) scales: *const f32,
     pub(crate) sums: *const f32,
     pub(crate) half_sums: *const f32,
+    /// −128 times the sum of each 16 quants: see [`MOVED`].
+    pub(crate) moved: *const i32,
     /// The sum of the quants of each row.
     pub(crate) totals: *const i32,
-    /// Scales, sums and pairs of half sums from one row to the next.
+    /// Scales, sums and pairs of half sums and of `moved` from one row to the next.
     pub(crate) group_stride: usize,
 }
 
@@ -276,6 +287,7 @@ pub(crate) struct ByteRow<'a> {
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [f32],
     pub(crate) half_sums: &'a mut [f32],
+    pub(crate) moved: &'a mut [i32],
     pub(crate) total: &'a mut i32,
     /// Whether all groups get the scale of the largest element.
     pub(crate) one_scale: bool,
@@ -314,6 +326,7 @@ impl QuantizedRowsMut<'_> {
             scales,
             sums,
             half_sums,
+            moved,
             totals,
             ..
         } = self.shared;
@@ -329,6 +342,7 @@ impl QuantizedRowsMut<'_> {
                     scales,
                     sums: slice(sums.add(row * group_stride), group_stride),
                     half_sums: slice(half_sums.add(2 * row * group_stride), 2 * group_stride),
+                    moved: slice(moved.add(2 * row * group_stride), 2 * group_stride),
                     total: &mut *totals.add(row),
                     one_scale: precision == Precision::Tokens,
                 }),
@@ -354,6 +368,7 @@ pub struct SharedRows<'a> {
     scales: *mut f32,
     sums: *mut f32,
     half_sums: *mut f32,
+    moved: *mut i32,
     totals: *mut i32,
     borrow: PhantomData<&'a mut QuantizedRows>,
 }
@@ -428,6 +443,7 @@ fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
         for (half, quants) in quants.chunks_exact(GROUP / 2).enumerate() {
             let half_sum: i32 = quants.iter().map(|&q| i32::from(q)).sum();
             out.half_sums[2 * g + half] = scale * half_sum as f32;
+            out.moved[2 * g + half] = MOVED * half_sum;
             sum += half_sum;
         }
         out.sums[g] = scale * sum as f32;

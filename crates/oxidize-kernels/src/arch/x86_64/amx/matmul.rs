@@ -9,7 +9,9 @@ use super::super::avx2::formats::with_format;
 use super::super::avx2::panel::{self, Next, Panel};
 use super::super::avx512::{Vnni, matmul as avx512};
 use super::tile::{self, TOKENS};
-use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
+use crate::ops::matmul::{
+    Activations, Epilogue, MOVED, QuantizedRows, RawRows, Scratch, WeightRows,
+};
 use crate::out::TileMut;
 
 /// Up to so many tokens, AVX-512 is as fast: a tile is loaded and stored whole, however few there are.
@@ -66,7 +68,8 @@ unsafe fn tiled<F: Format>(
             let panel = panel::unpack::<F, Vnni>(&weight, first_row, scratch);
             let multiply = match one_scale {
                 true => multiply_one_scale,
-                false => multiply,
+                false if F::CENTRED => multiply::<true>,
+                false => multiply::<false>,
             };
             each_tile(
                 &weight,
@@ -112,9 +115,10 @@ unsafe fn each_tile(
 /// The products of a panel with some tokens, a scale for each 32 elements.
 ///
 /// # Safety
-/// As [`matmul`]; the panel has rows of `acts.k`, unpacked without signs.
+/// As [`matmul`]; the panel has rows of `acts.k`, unpacked without signs; `CENTRED` if 128 stands for 0 and there
+/// are no minima.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply(
+unsafe fn multiply<const CENTRED: bool>(
     panel: &Panel,
     acts: &RawRows,
     tokens: Range<usize>,
@@ -128,6 +132,7 @@ unsafe fn multiply(
         let quants = acts.quants.add(first * acts.quant_stride);
         let at = first * acts.group_stride;
         let (act_scales, act_sums) = (acts.scales.add(at), acts.sums.add(at));
+        let act_moved = acts.moved.add(2 * at);
         tile::configure(tokens);
         let mut products = tile::Products::ZERO;
         // Two groups at a time, the last by itself where there is no other.
@@ -143,14 +148,21 @@ unsafe fn multiply(
                 next.ask();
                 let g = first_group + i;
                 let scales = _mm512_load_ps(panel.scales.add(16 * g));
-                let mins = _mm512_load_ps(panel.mins.add(16 * g));
                 for t in 0..tokens {
                     let group = t * acts.group_stride + g;
-                    let dot = _mm512_cvtepi32_ps(products.row(i, t));
+                    let mut dot = products.row(i, t);
+                    if CENTRED {
+                        let moved = act_moved.add(2 * group);
+                        let moved = _mm512_set1_epi32(*moved + *moved.add(1));
+                        dot = _mm512_add_epi32(dot, moved);
+                    } else {
+                        let mins = _mm512_load_ps(panel.mins.add(16 * g));
+                        let act_sum = _mm512_set1_ps(*act_sums.add(group));
+                        sums[t] = _mm512_fmadd_ps(mins, act_sum, sums[t]);
+                    }
+                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scales);
                     let scale = _mm512_set1_ps(*act_scales.add(group));
-                    let act_sum = _mm512_set1_ps(*act_sums.add(group));
-                    let sum = _mm512_fmadd_ps(_mm512_mul_ps(dot, scales), scale, sums[t]);
-                    sums[t] = _mm512_fmadd_ps(mins, act_sum, sum);
+                    sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
                 }
             }
         }
@@ -188,7 +200,7 @@ unsafe fn multiply_one_scale(
         for t in 0..tokens {
             let scale = _mm512_set1_ps(*acts.scales.add((first + t) * acts.group_stride));
             // What the weights were moved up by comes off.
-            let moved = _mm512_set1_epi32(-128 * *acts.totals.add(first + t));
+            let moved = _mm512_set1_epi32(MOVED * *acts.totals.add(first + t));
             let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(products.row(0, t), moved));
             sums[t] = _mm512_mul_ps(dot, _mm512_mul_ps(scales, scale));
         }

@@ -44,6 +44,11 @@ pub(crate) unsafe trait Format: Sized {
     const BITS: u32;
     /// Whether `min` is ever other than 0.
     const MIN: bool;
+    /// The level that stands for 0, a power of two, where `min` is always so many scales below 0; 0 where it
+    /// is not.
+    const LEVEL: u8 = 0;
+    /// Whether a weight is a scale times an integer.
+    const CENTRED: bool = Self::SIGNED || Self::LEVEL != 0;
 
     /// The scales and signs of the first `groups` × 32 elements; the rest are left as they are.
     ///
@@ -166,8 +171,7 @@ pub(crate) unsafe fn turned16(blocks: &[*const u8; 8], at: usize) -> [__m256i; 4
 #[inline(always)]
 pub(crate) unsafe fn turned(blocks: &[*const u8; 8], at: usize) -> [__m256i; 8] {
     // SAFETY: the caller's bytes.
-    let ([a, b, c, d], [e, f, g, h]) =
-        unsafe { (turned16(blocks, at), turned16(blocks, at + 16)) };
+    let ([a, b, c, d], [e, f, g, h]) = unsafe { (turned16(blocks, at), turned16(blocks, at + 16)) };
     [a, b, c, d, e, f, g, h]
 }
 

@@ -99,7 +99,7 @@ const fn multiplier<P: Products>(
             }
         };
     }
-    kinds!(0 4 5 7 8 13 15 16 18 19 24 25 26 27)
+    kinds!(4 5 7 13 15 16 18 19 24 26 27 75 99 130 169 224 232)
 }
 
 /// # Safety

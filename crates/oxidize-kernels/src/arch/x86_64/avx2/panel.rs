@@ -2,7 +2,7 @@
 //!
 //! Whatever the format was, a panel holds for each four elements of `k` the four bytes of row 0, of
 //! row 1, … of row 15, so that a lane of a vector is a row and no sum crosses lanes; and for each
-//! group 16 scales and 16 minima. It is unpacked once and serves every token.
+//! group 16 scales and, where there are such, 16 minima. It is unpacked once and serves every token.
 
 use std::arch::x86_64::*;
 
@@ -20,8 +20,11 @@ pub(crate) struct Panel {
     pub(crate) quants: *const u8,
     /// `[k / GROUP][ROWS]` scales.
     pub(crate) scales: *const f32,
-    /// As many minima.
+    /// As many minima, of formats that are not [`Format::CENTRED`].
     pub(crate) mins: *const f32,
+    /// In their place, for signed weights and without [`Products::FOURS`]: the sums of the magnitudes of those
+    /// below 0.
+    pub(crate) starts: *const i32,
 }
 
 /// The memory that the next panel is unpacked from, to be asked for while this one is multiplied: by the
@@ -72,7 +75,8 @@ pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *m
 
 /// Unpacks rows `first` to `first + 15`; past the last row, the last row again.
 ///
-/// With [`Products::FOURS`], signed weights become unsigned by adding 128, which the minima take back.
+/// With [`Products::FOURS`], weights of formats that are [`Format::CENTRED`] are moved up so that 128 stands for 0,
+/// which [`RawRows::moved`](crate::ops::matmul::RawRows::moved) takes back.
 ///
 /// # Safety
 /// Needs AVX2, FMA and F16C; the weight is of the format, with a row `first`.
@@ -84,14 +88,13 @@ pub(crate) unsafe fn unpack<F: Format, P: Products>(
 ) -> Panel {
     let (k, last) = (weight.k(), weight.rows() - 1);
     let (quants, scales, mins) = reserve(scratch, k);
-    let shifted = P::FOURS && F::SIGNED;
     let per_chunk = CHUNK / F::GROUP;
     let base = weight.data().as_ptr();
     let groups = k / 32;
     let mut row_scales = [const { Scales::ZERO }; 8];
-    let shift = |x: __m256i| match shifted {
+    let shift = |x: __m256i| match P::FOURS && F::CENTRED {
         // SAFETY: the caller has the instructions.
-        true => unsafe { _mm256_xor_si256(x, _mm256_set1_epi8(-128)) },
+        true => unsafe { _mm256_add_epi8(x, _mm256_set1_epi8((128 - F::LEVEL) as i8)) },
         false => x,
     };
     // SAFETY: rows are inside the weight, chunks inside the rows, and `reserve` made room for
@@ -108,10 +111,7 @@ pub(crate) unsafe fn unpack<F: Format, P: Products>(
                 let put_scales = |g: usize, scale: __m256, min: __m256| {
                     let at = (c * per_chunk + g) * ROWS + 8 * half;
                     _mm256_store_ps(scales.add(at), scale);
-                    if shifted {
-                        let min = _mm256_fnmadd_ps(scale, _mm256_set1_ps(128.0), min);
-                        _mm256_store_ps(mins.add(at), min);
-                    } else if F::MIN {
+                    if F::MIN && !F::CENTRED {
                         _mm256_store_ps(mins.add(at), min);
                     }
                 };
@@ -140,11 +140,41 @@ pub(crate) unsafe fn unpack<F: Format, P: Products>(
                     }
                 }
             }
+            if F::SIGNED && !P::FOURS {
+                for g in 0..in_chunk * 32 / F::GROUP {
+                    let group = c * per_chunk + g;
+                    let quants = quants.add(group * F::GROUP * ROWS);
+                    below_zero::<F>(quants, mins.add(group * ROWS).cast());
+                }
+            }
         }
     }
     Panel {
         quants,
         scales,
         mins,
+        starts: mins.cast(),
+    }
+}
+
+/// Writes for each row of a group the sum of the magnitudes of the bytes below 0.
+///
+/// # Safety
+/// Needs AVX2, a group of a panel, and room for 16 sums.
+#[inline(always)]
+unsafe fn below_zero<F: Format>(quants: *const u8, sums: *mut i32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let zero = _mm256_setzero_si256();
+        for half in 0..2 {
+            let mut pairs = zero;
+            for step in 0..F::GROUP / 4 {
+                let bytes = quants.add(4 * ROWS * step + 32 * half);
+                let below = _mm256_min_epi8(_mm256_load_si256(bytes.cast()), zero);
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_set1_epi8(1), below));
+            }
+            let sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-1));
+            _mm256_store_si256(sums.add(8 * half).cast(), sum);
+        }
     }
 }

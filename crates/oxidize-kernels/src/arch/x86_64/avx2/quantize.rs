@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::float::F32;
 use super::words::round_group;
-use crate::ops::matmul::{ByteRow, GROUP, QuantizedRow, WORD_GROUP, WordRow};
+use crate::ops::matmul::{ByteRow, GROUP, MOVED, QuantizedRow, WORD_GROUP, WordRow};
 
 /// See [`crate::Kernels::quantize_rows`].
 ///
@@ -86,6 +86,8 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
             *out.scales.get_unchecked_mut(g) = scale;
             *out.half_sums.get_unchecked_mut(2 * g) = scale * first as f32;
             *out.half_sums.get_unchecked_mut(2 * g + 1) = scale * second as f32;
+            *out.moved.get_unchecked_mut(2 * g) = MOVED * first;
+            *out.moved.get_unchecked_mut(2 * g + 1) = MOVED * second;
             *out.sums.get_unchecked_mut(g) = scale * (first + second) as f32;
             total += first + second;
         }

@@ -5,13 +5,14 @@
 //! there is an instruction for it ([`Products::FOURS`]), four products go straight into 32 bits.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::format::Format;
 use super::formats::Q8_0;
 use super::matmul::TileKernel;
 use super::panel::{Next, Panel};
 use super::products::{Products, Widening};
-use crate::ops::matmul::RawRows;
+use crate::ops::matmul::{MOVED, RawRows};
 
 /// What of a format the kernel must know, so that formats of a kind share its code.
 #[derive(Clone, Copy)]
@@ -22,6 +23,8 @@ pub(crate) struct Kind {
     /// Whether there is a scale for each 16 elements.
     halves: bool,
     min: bool,
+    /// The level that stands for 0, where bytes without a sign have one.
+    level: Option<u32>,
 }
 
 impl Kind {
@@ -34,11 +37,18 @@ impl Kind {
             6 => 1,
             _ => 0,
         };
-        let (signed, min) = match P::FOURS {
-            true => (false, F::MIN || F::SIGNED),
-            false => (F::SIGNED, F::MIN),
+        let level: u8 = match P::FOURS {
+            true if F::CENTRED => 128,
+            true => 0,
+            false => F::LEVEL,
         };
-        depth | (signed as u8) << 2 | ((F::GROUP == 16) as u8) << 3 | (min as u8) << 4
+        let signed = F::SIGNED && !P::FOURS;
+        let min = F::MIN && !F::CENTRED;
+        let level = match level {
+            0 => 0,
+            level => level.ilog2() as u8,
+        };
+        depth | (signed as u8) << 2 | ((F::GROUP == 16) as u8) << 3 | (min as u8) << 4 | level << 5
     }
 
     const fn decode(kind: u8) -> Kind {
@@ -47,6 +57,10 @@ impl Kind {
             signed: kind >> 2 & 1 == 1,
             halves: kind >> 3 & 1 == 1,
             min: kind >> 4 & 1 == 1,
+            level: match kind >> 5 {
+                0 => None,
+                bits => Some(1 << bits),
+            },
         }
     }
 }
@@ -83,8 +97,7 @@ unsafe fn tile<P: Products, const KIND: u8, const T: usize>(
     next: &mut Next,
 ) -> [[__m256; 2]; T] {
     let kind = const { Kind::decode(KIND) };
-    let zero = _mm256_setzero_ps();
-    let mut sums = [[zero; 2]; T];
+    let mut sums = [[_mm256_setzero_ps(); 2]; T];
     // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
     unsafe {
         let quants: [*const i8; T] =
@@ -92,54 +105,119 @@ unsafe fn tile<P: Products, const KIND: u8, const T: usize>(
         let at = first * acts.group_stride;
         for g in 0..acts.k / 32 {
             next.ask();
-            let weights = panel.quants.add(g * 32 * 16);
             if !kind.halves {
-                let dots = group::<P, KIND, T, 8>(weights, quants.map(|q| q.add(32 * g)));
-                let scales = halves(panel.scales.add(16 * g));
-                let mins = if kind.min {
-                    halves(panel.mins.add(16 * g))
-                } else {
-                    [zero; 2]
-                };
-                for t in 0..T {
-                    let group = at + t * acts.group_stride + g;
-                    let scale = _mm256_broadcast_ss(&*acts.scales.add(group));
-                    let sum = _mm256_broadcast_ss(&*acts.sums.add(group));
-                    for h in 0..2 {
-                        let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[t][h]), scales[h]);
-                        sums[t][h] = _mm256_fmadd_ps(dot, scale, sums[t][h]);
-                        if kind.min {
-                            sums[t][h] = _mm256_fmadd_ps(mins[h], sum, sums[t][h]);
-                        }
-                    }
-                }
-            } else {
-                for i in 0..2 {
-                    let q = quants.map(|q| q.add(32 * g + 16 * i));
-                    let dots = group::<P, KIND, T, 4>(weights.add(i * 16 * 16), q);
-                    let scales = halves(panel.scales.add(16 * (2 * g + i)));
-                    let mins = if kind.min {
-                        halves(panel.mins.add(16 * (2 * g + i)))
-                    } else {
-                        [zero; 2]
-                    };
-                    for t in 0..T {
-                        let group = at + t * acts.group_stride + g;
-                        let scale = _mm256_broadcast_ss(&*acts.scales.add(group));
-                        let sum = _mm256_broadcast_ss(&*acts.half_sums.add(2 * group + i));
-                        for h in 0..2 {
-                            let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[t][h]), scales[h]);
-                            sums[t][h] = _mm256_fmadd_ps(dot, scale, sums[t][h]);
-                            if kind.min {
-                                sums[t][h] = _mm256_fmadd_ps(mins[h], sum, sums[t][h]);
-                            }
-                        }
-                    }
-                }
+                let quants = quants.map(|q| q.add(32 * g));
+                let starts = starts::<KIND, T>(panel, acts, first, g, 2 * g..2 * g + 2);
+                let weights = panel.quants.add(g * 32 * 16);
+                let dots = group::<P, KIND, T, 8>(weights, quants, starts);
+                let act_sums = acts.sums.add(at + g);
+                scale::<KIND, T>(
+                    panel,
+                    g,
+                    dots,
+                    acts,
+                    at + g,
+                    act_sums,
+                    acts.group_stride,
+                    &mut sums,
+                );
+                continue;
+            }
+            for i in 2 * g..2 * g + 2 {
+                let quants = quants.map(|q| q.add(16 * i));
+                let starts = starts::<KIND, T>(panel, acts, first, i, i..i + 1);
+                let weights = panel.quants.add(i * 16 * 16);
+                let dots = group::<P, KIND, T, 4>(weights, quants, starts);
+                let act_sums = acts.half_sums.add(2 * at + i);
+                scale::<KIND, T>(
+                    panel,
+                    i,
+                    dots,
+                    acts,
+                    at + g,
+                    act_sums,
+                    2 * acts.group_stride,
+                    &mut sums,
+                );
             }
         }
     }
     sums
+}
+
+/// What the integer products of a group begin with: `halves` are its sixteens.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn starts<const KIND: u8, const T: usize>(
+    panel: &Panel,
+    acts: &RawRows,
+    first: usize,
+    group: usize,
+    halves: Range<usize>,
+) -> [[__m256i; 2]; T] {
+    let kind = const { Kind::decode(KIND) };
+    // SAFETY: as the caller says.
+    unsafe {
+        if kind.signed {
+            let starts = panel.starts.add(16 * group).cast::<__m256i>();
+            return [[_mm256_load_si256(starts), _mm256_load_si256(starts.add(1))]; T];
+        }
+        let Some(level) = kind.level else {
+            return [[_mm256_setzero_si256(); 2]; T];
+        };
+        std::array::from_fn(|t| {
+            let moved = acts.moved.add(2 * (first + t) * acts.group_stride);
+            let mut start = _mm256_set1_epi32(*moved.add(halves.start));
+            if halves.len() == 2 {
+                start = _mm256_add_epi32(start, _mm256_set1_epi32(*moved.add(halves.start + 1)));
+            }
+            // Divided by as many times as 128 is the level.
+            let bits = _mm_cvtsi32_si128((7 - level.ilog2()) as i32);
+            [_mm256_sra_epi32(start, bits); 2]
+        })
+    }
+}
+
+/// Adds the products of a group, with their scales and minima, to the sums.
+///
+/// # Safety
+/// As [`tile`]; `act_group` is the group of the first token's scales, and `act_sums` its sum, which
+/// those of other tokens follow in steps of `sum_stride`.
+#[inline(always)]
+unsafe fn scale<const KIND: u8, const T: usize>(
+    panel: &Panel,
+    group: usize,
+    dots: [[__m256i; 2]; T],
+    acts: &RawRows,
+    act_group: usize,
+    act_sums: *const f32,
+    sum_stride: usize,
+    sums: &mut [[__m256; 2]; T],
+) {
+    let kind = const { Kind::decode(KIND) };
+    // SAFETY: as the caller says.
+    unsafe {
+        let scales = halves(panel.scales.add(16 * group));
+        for t in 0..T {
+            let scale = _mm256_broadcast_ss(&*acts.scales.add(act_group + t * acts.group_stride));
+            for h in 0..2 {
+                let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[t][h]), scales[h]);
+                sums[t][h] = _mm256_fmadd_ps(dot, scale, sums[t][h]);
+            }
+        }
+        if !kind.min {
+            return;
+        }
+        let mins = halves(panel.mins.add(16 * group));
+        for t in 0..T {
+            let sum = _mm256_broadcast_ss(&*act_sums.add(t * sum_stride));
+            for h in 0..2 {
+                sums[t][h] = _mm256_fmadd_ps(mins[h], sum, sums[t][h]);
+            }
+        }
+    }
 }
 
 /// A panel of Q8_0 rows of one scale each, for tokens of one scale each.
@@ -163,13 +241,18 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
                 std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
             let mut sums: [[__m256i; 2]; T] = std::array::from_fn(|t| {
                 // What the weights are moved up by comes off first.
-                let moved = if P::FOURS { 128 } else { 0 };
-                [_mm256_set1_epi32(-moved * *acts.totals.add(first + t)); 2]
+                let moved = if P::FOURS { MOVED } else { 0 };
+                [_mm256_set1_epi32(moved * *acts.totals.add(first + t)); 2]
             });
             for g in 0..acts.k / 32 {
                 next.ask();
                 let weights = self.0.quants.add(g * 32 * 16);
-                let dots = group::<P, SIGNED, T, 8>(weights, quants.map(|q| q.add(32 * g)));
+                let starts = match P::FOURS {
+                    true => [[_mm256_setzero_si256(); 2]; T],
+                    false => starts::<SIGNED, T>(&self.0, acts, first, g, 2 * g..2 * g + 2),
+                };
+                let quants = quants.map(|q| q.add(32 * g));
+                let dots = group::<P, SIGNED, T, 8>(weights, quants, starts);
                 for (sums, dots) in sums.iter_mut().zip(dots) {
                     for h in 0..2 {
                         sums[h] = _mm256_add_epi32(sums[h], dots[h]);
@@ -188,7 +271,12 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
     }
 }
 
-/// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token.
+/// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token, added to `wide`.
+///
+/// `vpmaddubsw` wants one side without a sign. Of signed weights that is the magnitude; where one is below 0,
+/// the bits of the activation are turned round, which makes of `a` not `−a` but `−a − 1`, so that the products
+/// are too small by the magnitudes of all weights below 0 ([`Panel::starts`]). The instruction that negates
+/// exactly starts where multiplications do.
 ///
 /// # Safety
 /// Needs AVX2, and what the products need; reads `STEPS` × 64 bytes of weights and `STEPS` × 4 of each token.
@@ -196,17 +284,19 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
 unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>(
     weights: *const u8,
     quants: [*const i8; T],
+    mut wide: [[__m256i; 2]; T],
 ) -> [[__m256i; 2]; T] {
     // SAFETY: as the caller says.
     unsafe {
         let zero = _mm256_setzero_si256();
         let ones = _mm256_set1_epi16(1);
         let Kind { depth, signed, .. } = const { Kind::decode(KIND) };
-        let mut wide = [[zero; 2]; T];
         let mut narrow = [[zero; 2]; T];
         for step in 0..STEPS {
             let weight: [__m256i; 2] =
                 std::array::from_fn(|h| _mm256_load_si256(weights.add(64 * step + 32 * h).cast()));
+            let below = weight.map(|weight| _mm256_cmpgt_epi8(zero, weight));
+            let magnitude = weight.map(|weight| _mm256_abs_epi8(weight));
             for t in 0..T {
                 let act = _mm256_set1_epi32(quants[t].add(4 * step).cast::<i32>().read_unaligned());
                 for h in 0..2 {
@@ -215,8 +305,7 @@ unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>
                         continue;
                     }
                     let pairs = if signed {
-                        let act = _mm256_sign_epi8(act, weight[h]);
-                        _mm256_maddubs_epi16(_mm256_abs_epi8(weight[h]), act)
+                        _mm256_maddubs_epi16(magnitude[h], _mm256_xor_si256(act, below[h]))
                     } else {
                         _mm256_maddubs_epi16(weight[h], act)
                     };
@@ -227,11 +316,7 @@ unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>
                     };
                     if step % depth == depth - 1 || step == STEPS - 1 {
                         let widened = _mm256_madd_epi16(narrow[t][h], ones);
-                        wide[t][h] = if step < depth {
-                            widened
-                        } else {
-                            _mm256_add_epi32(wide[t][h], widened)
-                        };
+                        wide[t][h] = _mm256_add_epi32(wide[t][h], widened);
                     }
                 }
             }

@@ -88,12 +88,19 @@ unsafe fn tiled<F: Format>(
                     &epilogue,
                     &mut out,
                 );
-            } else if F::GROUP == 16 {
-                let panel = BytePanel::<true>(panel);
-                multiply_panel(&panel, &weight, acts, first_row, &epilogue, &mut out);
-            } else {
-                let panel = BytePanel::<false>(panel);
-                multiply_panel(&panel, &weight, acts, first_row, &epilogue, &mut out);
+                continue;
+            }
+            macro_rules! multiply {
+                ($halves:literal, $centred:literal) => {{
+                    let panel = BytePanel::<$halves, $centred>(panel);
+                    multiply_panel(&panel, &weight, acts, first_row, &epilogue, &mut out)
+                }};
+            }
+            match (F::GROUP == 16, F::CENTRED) {
+                (false, false) => multiply!(false, false),
+                (false, true) => multiply!(false, true),
+                (true, false) => multiply!(true, false),
+                (true, true) => multiply!(true, true),
             }
         }
     }

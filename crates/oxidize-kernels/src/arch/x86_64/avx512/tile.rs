@@ -8,14 +8,14 @@ use std::ops::Range;
 
 use super::super::avx2::panel::{Next, Panel};
 use super::matmul::TileKernel;
-use crate::ops::matmul::RawRows;
+use crate::ops::matmul::{MOVED, RawRows};
 
 /// A panel that was unpacked without signs. `HALVES` says that there is a scale for each 16
-/// elements, not 32.
-pub(crate) struct BytePanel<const HALVES: bool>(pub(crate) Panel);
+/// elements, not 32, and `CENTRED` that 128 stands for 0 and there are no minima.
+pub(crate) struct BytePanel<const HALVES: bool, const CENTRED: bool>(pub(crate) Panel);
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl<const HALVES: bool> TileKernel for BytePanel<HALVES> {
+unsafe impl<const HALVES: bool, const CENTRED: bool> TileKernel for BytePanel<HALVES, CENTRED> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn tile<const T: usize>(
@@ -25,7 +25,7 @@ unsafe impl<const HALVES: bool> TileKernel for BytePanel<HALVES> {
         next: &mut Next,
     ) -> [__m512; T] {
         // SAFETY: as the caller says.
-        unsafe { tile::<HALVES, T>(&self.0, acts, first, next) }
+        unsafe { tile::<HALVES, CENTRED, T>(&self.0, acts, first, next) }
     }
 }
 
@@ -48,7 +48,7 @@ unsafe impl TileKernel for RowPanel {
                 std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
             // What the weights are moved up by comes off first.
             let mut dots: [__m512i; T] =
-                std::array::from_fn(|t| _mm512_set1_epi32(-128 * *acts.totals.add(first + t)));
+                std::array::from_fn(|t| _mm512_set1_epi32(MOVED * *acts.totals.add(first + t)));
             for step in 0..acts.k / 4 {
                 if step % 8 == 0 {
                     next.ask();
@@ -74,7 +74,7 @@ unsafe impl TileKernel for RowPanel {
 /// Needs AVX-512 F and VNNI, a panel of rows of `acts.k`, and `acts` with the tokens.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile<const HALVES: bool, const T: usize>(
+unsafe fn tile<const HALVES: bool, const CENTRED: bool, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
@@ -87,13 +87,23 @@ unsafe fn tile<const HALVES: bool, const T: usize>(
             std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
         let at = first * acts.group_stride;
         let (act_scales, act_sums) = (acts.scales.add(at), acts.sums.add(at));
-        let act_half_sums = acts.half_sums.add(2 * at);
+        let (act_half_sums, act_moved) = (acts.half_sums.add(2 * at), acts.moved.add(2 * at));
         for g in 0..acts.k / 32 {
             next.ask();
             let load = |p: *const f32, i: usize| _mm512_load_ps(p.add(16 * i));
             // Token after token in each step, so that no product waits for the one before it.
             let products = |steps: Range<usize>| {
-                let mut dots = [_mm512_setzero_si512(); T];
+                let mut dots: [__m512i; T] = std::array::from_fn(|t| {
+                    let moved = act_moved.add(2 * (t * acts.group_stride + g));
+                    match (CENTRED, steps.len()) {
+                        (false, _) => _mm512_setzero_si512(),
+                        (true, 4) => _mm512_set1_epi32(*moved.add(steps.start / 4)),
+                        (true, _) => _mm512_add_epi32(
+                            _mm512_set1_epi32(*moved),
+                            _mm512_set1_epi32(*moved.add(1)),
+                        ),
+                    }
+                });
                 for step in steps {
                     let weights = _mm512_load_si512(panel.quants.add(512 * g + 64 * step).cast());
                     for t in 0..T {
@@ -107,27 +117,34 @@ unsafe fn tile<const HALVES: bool, const T: usize>(
             if HALVES {
                 let mut dots = [_mm512_setzero_ps(); T];
                 for i in 0..2 {
-                    let (scales, mins) = (load(panel.scales, 2 * g + i), load(panel.mins, 2 * g + i));
+                    let scales = load(panel.scales, 2 * g + i);
                     for (t, dot) in products(4 * i..4 * i + 4).into_iter().enumerate() {
-                        let group = t * acts.group_stride + g;
                         dots[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scales, dots[t]);
-                        let sum = _mm512_set1_ps(*act_half_sums.add(2 * group + i));
-                        sums[t] = _mm512_fmadd_ps(mins, sum, sums[t]);
+                    }
+                    if CENTRED {
+                        continue;
+                    }
+                    let mins = load(panel.mins, 2 * g + i);
+                    for t in 0..T {
+                        let sum = *act_half_sums.add(2 * (t * acts.group_stride + g) + i);
+                        sums[t] = _mm512_fmadd_ps(mins, _mm512_set1_ps(sum), sums[t]);
                     }
                 }
                 for t in 0..T {
                     let scale = _mm512_set1_ps(*act_scales.add(t * acts.group_stride + g));
                     sums[t] = _mm512_fmadd_ps(dots[t], scale, sums[t]);
                 }
-            } else {
-                let (scales, mins) = (load(panel.scales, g), load(panel.mins, g));
-                for (t, dot) in products(0..8).into_iter().enumerate() {
-                    let group = t * acts.group_stride + g;
-                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scales);
-                    let scale = _mm512_set1_ps(*act_scales.add(group));
-                    sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
+                continue;
+            }
+            let scales = load(panel.scales, g);
+            for (t, dot) in products(0..8).into_iter().enumerate() {
+                let group = t * acts.group_stride + g;
+                let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scales);
+                let scale = _mm512_set1_ps(*act_scales.add(group));
+                sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
+                if !CENTRED {
                     let sum = _mm512_set1_ps(*act_sums.add(group));
-                    sums[t] = _mm512_fmadd_ps(mins, sum, sums[t]);
+                    sums[t] = _mm512_fmadd_ps(load(panel.mins, g), sum, sums[t]);
                 }
             }
         }

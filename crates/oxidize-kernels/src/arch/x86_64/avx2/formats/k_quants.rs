@@ -2,9 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::format::{
-    Format, Scales, bytes32, half_at, low_and_high, turned, turned16,
-};
+use super::super::format::{Format, Scales, bytes32, half_at, low_and_high, turned, turned16};
 
 pub(crate) struct Q4K;
 
@@ -100,6 +98,7 @@ unsafe impl Format for Q6K {
     const GROUP: usize = 16;
     const BITS: u32 = 6;
     const MIN: bool = true;
+    const LEVEL: u8 = 32;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -230,6 +229,7 @@ unsafe impl Format for Q3K {
     const GROUP: usize = 16;
     const BITS: u32 = 3;
     const MIN: bool = true;
+    const LEVEL: u8 = 4;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -310,7 +310,8 @@ unsafe fn scale_and_min_columns(
         let dmin = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(d));
         let dmin = _mm256_sub_ps(_mm256_set1_ps(-0.0), dmin);
         let d = _mm256_cvtph_ps(_mm256_castsi256_si128(d));
-        let [six, four, top] = [0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030].map(|x| _mm256_set1_epi32(x));
+        let [six, four, top] =
+            [0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030].map(|x| _mm256_set1_epi32(x));
         let upper = |x: __m256i| _mm256_and_si256(_mm256_srli_epi32::<2>(x), top);
         let scales = [
             _mm256_and_si256(a, six),
@@ -318,10 +319,7 @@ unsafe fn scale_and_min_columns(
         ];
         let mins = [
             _mm256_and_si256(b, six),
-            _mm256_or_si256(
-                _mm256_and_si256(_mm256_srli_epi32::<4>(c), four),
-                upper(b),
-            ),
+            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32::<4>(c), four), upper(b)),
         ];
         for (half, (scales, mins)) in scales.into_iter().zip(mins).enumerate() {
             for i in 0..4 {
@@ -329,7 +327,10 @@ unsafe fn scale_and_min_columns(
                     let x = _mm256_srl_epi32(x, _mm_cvtsi32_si128(8 * i));
                     _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xff)))
                 };
-                let (scale, min) = (_mm256_mul_ps(byte(scales), d), _mm256_mul_ps(byte(mins), dmin));
+                let (scale, min) = (
+                    _mm256_mul_ps(byte(scales), d),
+                    _mm256_mul_ps(byte(mins), dmin),
+                );
                 put(4 * half + i as usize, scale, min);
             }
         }

@@ -27,6 +27,10 @@ macro_rules! legacy {
             const SIGNED: bool = $signed;
             const BITS: u32 = $bits;
             const MIN: bool = !$signed;
+            const LEVEL: u8 = match $min {
+                Min::Offset(level) => level,
+                Min::Stored => 0,
+            };
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
