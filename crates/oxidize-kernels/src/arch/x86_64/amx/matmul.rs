@@ -65,7 +65,7 @@ unsafe fn tiled<F: Format>(
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: as the caller says; the weight is of the format and has the row.
         unsafe {
-            let panel = panel::unpack::<F, Vnni>(&weight, first_row, scratch);
+            let panel = panel::unpack::<F, Vnni, false>(&weight, first_row, scratch);
             let multiply = match one_scale {
                 true => multiply_one_scale,
                 false if F::CENTRED => multiply::<true>,

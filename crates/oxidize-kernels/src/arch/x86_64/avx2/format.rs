@@ -50,6 +50,10 @@ pub(crate) unsafe trait Format: Sized {
     /// Whether a weight is a scale times an integer.
     const CENTRED: bool = Self::SIGNED || Self::LEVEL != 0;
 
+    /// Whether 32 bytes hold two neighbouring groups of 32, one in their low and one in their high nibbles:
+    /// see [`Format::nibble_columns`]. Rows are whole chunks then.
+    const NIBBLES: bool = false;
+
     /// The scales and signs of the first `groups` × 32 elements; the rest are left as they are.
     ///
     /// # Safety
@@ -100,6 +104,16 @@ pub(crate) unsafe trait Format: Sized {
                 put(group, step, x);
             }
         }
+    }
+
+    /// The same two groups at a time, for formats that are [`Format::NIBBLES`]: calls `put(pair, step, x)` with
+    /// the elements of group `2 · pair` in the low nibbles and of the next in the high ones.
+    ///
+    /// # Safety
+    /// As [`Format::columns`].
+    #[inline(always)]
+    unsafe fn nibble_columns(_chunks: &[*const u8; 8], _put: impl FnMut(usize, usize, __m256i)) {
+        unreachable!("the format has no pairs of groups")
     }
 }
 

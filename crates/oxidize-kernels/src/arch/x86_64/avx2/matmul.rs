@@ -81,7 +81,7 @@ unsafe fn tiled<F: Format, P: Products>(
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: the weight is of the format and has the row.
         unsafe {
-            let panel = panel::unpack::<F, P>(&weight, first_row, scratch);
+            let panel = panel::unpack::<F, P, false>(&weight, first_row, scratch);
             multiply(&panel, &weight, acts, first_row, &epilogue, &mut out);
         }
     }

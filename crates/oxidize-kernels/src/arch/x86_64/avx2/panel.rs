@@ -16,7 +16,8 @@ pub(crate) const ROWS: usize = 16;
 /// A panel in a thread's scratch memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
-    /// `[k / 4][ROWS][4]` bytes.
+    /// `[k / 4][ROWS][4]` bytes; or half as many, `[k / 64][8][ROWS][4]`, where the elements of a group are the low
+    /// nibbles and those of the next group the high ones, whose scales then are 1/16 of what they were.
     pub(crate) quants: *const u8,
     /// `[k / GROUP][ROWS]` scales.
     pub(crate) scales: *const f32,
@@ -76,12 +77,13 @@ pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *m
 /// Unpacks rows `first` to `first + 15`; past the last row, the last row again.
 ///
 /// With [`Products::FOURS`], weights of formats that are [`Format::CENTRED`] are moved up so that 128 stands for 0,
-/// which [`RawRows::moved`](crate::ops::matmul::RawRows::moved) takes back.
+/// which [`RawRows::moved`](crate::ops::matmul::RawRows::moved) takes back. `PACKED` leaves pairs of groups in
+/// nibbles, of formats that are [`Format::NIBBLES`]: the panel is written once, and read for every few tokens.
 ///
 /// # Safety
 /// Needs AVX2, FMA and F16C; the weight is of the format, with a row `first`.
 #[inline(always)]
-pub(crate) unsafe fn unpack<F: Format, P: Products>(
+pub(crate) unsafe fn unpack<F: Format, P: Products, const PACKED: bool>(
     weight: &WeightRows<'_>,
     first: usize,
     scratch: &mut Scratch,
@@ -110,6 +112,10 @@ pub(crate) unsafe fn unpack<F: Format, P: Products>(
                 // Past the end of a short chunk this writes too: into what is overwritten or not read.
                 let put_scales = |g: usize, scale: __m256, min: __m256| {
                     let at = (c * per_chunk + g) * ROWS + 8 * half;
+                    let scale = match PACKED && g % 2 == 1 {
+                        true => _mm256_mul_ps(scale, _mm256_set1_ps(1.0 / 16.0)),
+                        false => scale,
+                    };
                     _mm256_store_ps(scales.add(at), scale);
                     if F::MIN && !F::CENTRED {
                         _mm256_store_ps(mins.add(at), min);
@@ -121,7 +127,14 @@ pub(crate) unsafe fn unpack<F: Format, P: Products>(
                 };
                 if in_chunk == 8 && !F::SIGNS {
                     F::scale_columns(&chunks, &mut row_scales, put_scales);
-                    F::columns(&chunks, put);
+                    if PACKED {
+                        let out = quants.add(c * 128 * ROWS + 32 * half);
+                        F::nibble_columns(&chunks, |pair, step, x| {
+                            _mm256_store_si256(out.add((pair * 8 + step) * 4 * ROWS).cast(), x);
+                        });
+                    } else {
+                        F::columns(&chunks, put);
+                    }
                     continue;
                 }
                 for (&chunk, row) in chunks.iter().zip(&mut row_scales) {

@@ -78,7 +78,10 @@ unsafe fn tiled<F: Format>(
     // SAFETY: as the caller says; the weight is of the format and has the row.
     unsafe {
         for first_row in (0..weight.rows()).step_by(panel::ROWS) {
-            let panel = panel::unpack::<F, Vnni>(&weight, first_row, scratch);
+            let panel = match F::NIBBLES {
+                true => panel::unpack::<F, Vnni, true>(&weight, first_row, scratch),
+                false => panel::unpack::<F, Vnni, false>(&weight, first_row, scratch),
+            };
             if one_scale {
                 multiply_panel(
                     &RowPanel(panel),
@@ -91,16 +94,17 @@ unsafe fn tiled<F: Format>(
                 continue;
             }
             macro_rules! multiply {
-                ($halves:literal, $centred:literal) => {{
-                    let panel = BytePanel::<$halves, $centred>(panel);
+                ($halves:literal, $centred:literal, $packed:literal) => {{
+                    let panel = BytePanel::<$halves, $centred, $packed>(panel);
                     multiply_panel(&panel, &weight, acts, first_row, &epilogue, &mut out)
                 }};
             }
             match (F::GROUP == 16, F::CENTRED) {
-                (false, false) => multiply!(false, false),
-                (false, true) => multiply!(false, true),
-                (true, false) => multiply!(true, false),
-                (true, true) => multiply!(true, true),
+                (false, false) if F::NIBBLES => multiply!(false, false, true),
+                (false, false) => multiply!(false, false, false),
+                (false, true) => multiply!(false, true, false),
+                (true, false) => multiply!(true, false, false),
+                (true, true) => multiply!(true, true, false),
             }
         }
     }

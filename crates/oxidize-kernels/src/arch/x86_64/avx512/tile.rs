@@ -11,11 +11,16 @@ use super::matmul::TileKernel;
 use crate::ops::matmul::{MOVED, RawRows};
 
 /// A panel that was unpacked without signs. `HALVES` says that there is a scale for each 16
-/// elements, not 32, and `CENTRED` that 128 stands for 0 and there are no minima.
-pub(crate) struct BytePanel<const HALVES: bool, const CENTRED: bool>(pub(crate) Panel);
+/// elements, not 32, `CENTRED` that 128 stands for 0 and there are no minima, and `PACKED` that pairs of groups share
+/// their bytes.
+pub(crate) struct BytePanel<const HALVES: bool, const CENTRED: bool, const PACKED: bool>(
+    pub(crate) Panel,
+);
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl<const HALVES: bool, const CENTRED: bool> TileKernel for BytePanel<HALVES, CENTRED> {
+unsafe impl<const HALVES: bool, const CENTRED: bool, const PACKED: bool> TileKernel
+    for BytePanel<HALVES, CENTRED, PACKED>
+{
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn tile<const T: usize>(
@@ -25,7 +30,7 @@ unsafe impl<const HALVES: bool, const CENTRED: bool> TileKernel for BytePanel<HA
         next: &mut Next,
     ) -> [__m512; T] {
         // SAFETY: as the caller says.
-        unsafe { tile::<HALVES, CENTRED, T>(&self.0, acts, first, next) }
+        unsafe { tile::<HALVES, CENTRED, PACKED, T>(&self.0, acts, first, next) }
     }
 }
 
@@ -74,7 +79,7 @@ unsafe impl TileKernel for RowPanel {
 /// Needs AVX-512 F and VNNI, a panel of rows of `acts.k`, and `acts` with the tokens.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile<const HALVES: bool, const CENTRED: bool, const T: usize>(
+unsafe fn tile<const HALVES: bool, const CENTRED: bool, const PACKED: bool, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
@@ -91,6 +96,15 @@ unsafe fn tile<const HALVES: bool, const CENTRED: bool, const T: usize>(
         for g in 0..acts.k / 32 {
             next.ask();
             let load = |p: *const f32, i: usize| _mm512_load_ps(p.add(16 * i));
+            // High nibbles stay where they are, which makes them 16 times as large.
+            let nibble = _mm512_set1_epi8(if g % 2 == 0 { 0x0f } else { -0x10 });
+            let weights = |step: usize| {
+                if !PACKED {
+                    return _mm512_load_si512(panel.quants.add(512 * g + 64 * step).cast());
+                }
+                let both = _mm512_load_si512(panel.quants.add(512 * (g / 2) + 64 * step).cast());
+                _mm512_and_si512(both, nibble)
+            };
             // Token after token in each step, so that no product waits for the one before it.
             let products = |steps: Range<usize>| {
                 let mut dots: [__m512i; T] = std::array::from_fn(|t| {
@@ -105,7 +119,7 @@ unsafe fn tile<const HALVES: bool, const CENTRED: bool, const T: usize>(
                     }
                 });
                 for step in steps {
-                    let weights = _mm512_load_si512(panel.quants.add(512 * g + 64 * step).cast());
+                    let weights = weights(step);
                     for t in 0..T {
                         let four = quants[t].add(32 * g + 4 * step).cast::<i32>();
                         let four = _mm512_set1_epi32(four.read_unaligned());

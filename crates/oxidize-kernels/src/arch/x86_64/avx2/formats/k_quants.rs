@@ -12,6 +12,7 @@ unsafe impl Format for Q4K {
     const GROUP: usize = 32;
     const BITS: u32 = 4;
     const MIN: bool = true;
+    const NIBBLES: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -39,14 +40,23 @@ unsafe impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        // SAFETY: as the caller says.
+        unsafe {
+            Self::nibble_columns(chunks, |pair, step, x| {
+                let (low, high) = low_and_high(x);
+                put(2 * pair, step, low);
+                put(2 * pair + 1, step, high);
+            });
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
         for pair in 0..4 {
             // SAFETY: inside the caller's blocks.
             let columns = unsafe { turned(chunks, 16 + 32 * pair) };
             for (step, x) in columns.into_iter().enumerate() {
-                // SAFETY: the caller has the instructions.
-                let (low, high) = unsafe { low_and_high(x) };
-                put(2 * pair, step, low);
-                put(2 * pair + 1, step, high);
+                put(pair, step, x);
             }
         }
     }
