@@ -16,6 +16,7 @@ macro_rules! assert_layout {
 
 mod block_search;
 mod correlation;
+mod customary;
 pub mod fields;
 mod grid_search;
 pub mod grids;
