@@ -70,24 +70,24 @@ fn lines<const G: usize, const N: usize>(
         scale[g] = 1.0 / inverse[g];
     }
     let plain = low;
-    let levels = columns.levels(low, inverse, search.last);
-    let mut least = columns.error(&levels, scale, low, search.absolute);
+    let levels = Levels {
+        low,
+        inverse,
+        last: search.last,
+    };
+    let mut least = columns.error(levels, scale, low, search.absolute);
     for step in 0..=search.steps {
         for g in 0..G {
             let range = search.first + 0.1 * f32::from(step) + search.last;
             // What has been found so far is the range from here on.
             inverse[g] = range / (high[g] - low[g]);
         }
-        let levels = columns.levels(low, inverse, search.last);
-        let (mut q1, mut qq, mut xq) = ([0.0; G], [0.0; G], [0.0; G]);
-        for ((q, x), w) in levels.iter().zip(&columns.x).zip(&columns.w) {
-            for g in 0..G {
-                let wq = w[g] * q[g];
-                q1[g] += wq;
-                qq[g] += wq * q[g];
-                xq[g] += wq * x[g];
-            }
-        }
+        let levels = Levels {
+            low,
+            inverse,
+            last: search.last,
+        };
+        let [q1, qq, xq] = columns.line_sums(levels);
         // The regression line, through the origin if its minimum would be negative.
         let (mut slope, mut above, mut is_line) = ([0.0; G], [0.0; G], [false; G]);
         for g in 0..G {
@@ -102,7 +102,7 @@ fn lines<const G: usize, const N: usize>(
             above[g] = if above[g] > 0.0 { 0.0 } else { above[g] };
             is_line[g] = determinant > 0.0;
         }
-        let error = columns.error(&levels, slope, above, search.absolute);
+        let error = columns.error(levels, slope, above, search.absolute);
         for g in 0..G {
             let better = is_line[g] && error[g] < least[g];
             least[g] = if better { error[g] } else { least[g] };
@@ -118,32 +118,46 @@ fn lines<const G: usize, const N: usize>(
     (scale, min)
 }
 
-impl<const G: usize, const N: usize> Columns<G, N> {
-    /// The levels of `0..=last` nearest to `(x − low) · inverse`.
+/// Levels of `0..=last` nearest to `(x − low) · inverse`. They are computed wherever they are needed:
+/// loops that store them would be vectorised over elements, with groups far apart.
+#[derive(Clone, Copy)]
+struct Levels<const G: usize> {
+    low: Lane<G>,
+    inverse: Lane<G>,
+    last: f32,
+}
+
+impl<const G: usize> Levels<G> {
     #[inline(always)]
-    fn levels(&self, low: Lane<G>, inverse: Lane<G>, last: f32) -> [Lane<G>; N] {
-        let mut levels = [[0.0; G]; N];
-        for (q, x) in levels.iter_mut().zip(&self.x) {
+    fn of(&self, x: f32, g: usize) -> f32 {
+        whole(self.inverse[g] * (x - self.low[g]), 0.0, self.last)
+    }
+}
+
+impl<const G: usize, const N: usize> Columns<G, N> {
+    /// Σwq, Σwq² and Σwxq of each group.
+    #[inline(always)]
+    fn line_sums(&self, levels: Levels<G>) -> [Lane<G>; 3] {
+        let (mut q1, mut qq, mut xq) = ([0.0; G], [0.0; G], [0.0; G]);
+        for (x, w) in self.x.iter().zip(&self.w) {
             for g in 0..G {
-                q[g] = whole(inverse[g] * (x[g] - low[g]), 0.0, last);
+                let q = levels.of(x[g], g);
+                let wq = w[g] * q;
+                q1[g] += wq;
+                qq[g] += wq * q;
+                xq[g] += wq * x[g];
             }
         }
-        levels
+        [q1, qq, xq]
     }
 
     /// What the levels miss, at `scale · q + low`.
     #[inline(always)]
-    fn error(
-        &self,
-        levels: &[Lane<G>; N],
-        scale: Lane<G>,
-        low: Lane<G>,
-        absolute: bool,
-    ) -> Lane<G> {
+    fn error(&self, levels: Levels<G>, scale: Lane<G>, low: Lane<G>, absolute: bool) -> Lane<G> {
         let mut error = [0.0; G];
-        for ((q, x), w) in levels.iter().zip(&self.x).zip(&self.w) {
+        for (x, w) in self.x.iter().zip(&self.w) {
             for g in 0..G {
-                let miss = scale[g] * q[g] + low[g] - x[g];
+                let miss = scale[g] * levels.of(x[g], g) + low[g] - x[g];
                 let miss = if absolute { miss.abs() } else { miss * miss };
                 error[g] += w[g] * miss;
             }
@@ -172,7 +186,7 @@ pub(super) fn stepped_scales(x: &[f32], lowest: f32, low: f32) -> (F16Le, [i32; 
         for g in 0..16 {
             inverse[g] = -(-lowest + 0.1 * step as f32) / extremes[g];
         }
-        let (xq, qq) = columns.sums(&columns.signed_levels(inverse, lowest));
+        let (xq, qq) = columns.sums(inverse, lowest);
         for g in 0..16 {
             let better = step == 0 || qq[g] > 0.0 && xq[g] * xq[g] > best[g] * qq[g];
             let fitted = if qq[g] == 0.0 { 0.0 } else { xq[g] / qq[g] };
@@ -193,7 +207,7 @@ pub(super) fn refined_scales(x: &[f32], lowest: f32, low: f32) -> (F16Le, [i32; 
         inverse[g] = lowest / extremes[g];
     }
     let mut levels = columns.signed_levels(inverse, lowest);
-    let (mut xq, mut qq) = columns.sums(&levels);
+    let (mut xq, mut qq) = columns.sums(inverse, lowest);
     for _ in 0..5 {
         let mut changed = false;
         for ((q, x), w) in levels.iter_mut().zip(&columns.x).zip(&columns.w) {
@@ -246,14 +260,15 @@ impl Columns<16, 16> {
         levels
     }
 
-    /// Σwxq and Σwq² of each group.
+    /// Σwxq and Σwq² of each group at those levels.
     #[inline(always)]
-    fn sums(&self, levels: &[Lane<16>; 16]) -> (Lane<16>, Lane<16>) {
+    fn sums(&self, inverse: Lane<16>, lowest: f32) -> (Lane<16>, Lane<16>) {
         let (mut xq, mut qq) = ([0.0; 16], [0.0; 16]);
-        for ((q, x), w) in levels.iter().zip(&self.x).zip(&self.w) {
+        for (x, w) in self.x.iter().zip(&self.w) {
             for g in 0..16 {
-                xq[g] += w[g] * x[g] * q[g];
-                qq[g] += w[g] * q[g] * q[g];
+                let q = whole(inverse[g] * x[g], lowest, -lowest - 1.0);
+                xq[g] += w[g] * x[g] * q;
+                qq[g] += w[g] * q * q;
             }
         }
         (xq, qq)

@@ -116,6 +116,7 @@ impl Quantize for Q6_K {
 
 impl Levelled for Q6_K {
     const GROUP: usize = 16;
+    const SWEEPS: usize = 2;
 
     fn line(&self, group: usize) -> (f32, f32) {
         (self.unpacked().scale(group), 0.0)
