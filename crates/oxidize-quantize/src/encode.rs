@@ -86,7 +86,7 @@ impl Loss {
 /// Elements that are encoded before they are written.
 const WINDOW: u64 = 4 << 20;
 /// Elements that a thread takes at a time.
-const PIECE: u64 = 32 << 10;
+const PIECE: u64 = 16 << 10;
 
 impl Workers<'_> {
     /// Writes `tensor` as `ty`, so as to lose least with such inputs.
