@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Seconds that `make fuzz-smoke` gives each target.
 FUZZ_SECONDS ?= 60
 # What `make demo` asks.
-PROMPT ?= What is the capital of France?
+PROMPT ?= Explain in one sentence what a compiler does.
 
 CACHE := $(if $(OXIDIZE_TEST_CACHE),$(OXIDIZE_TEST_CACHE),$(HOME)/.cache/oxidize)
 DEMO_MODEL := $(CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf

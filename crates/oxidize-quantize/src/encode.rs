@@ -1,5 +1,5 @@
 //! Turns a tensor into blocks of another type on all threads, a window of rows at a time, and
-//! measures what is lost. While one window is computed, the one before it is written.
+//! measures what is lost.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -86,7 +86,7 @@ impl Loss {
 /// Elements that are encoded before they are written.
 const WINDOW: u64 = 4 << 20;
 /// Elements that a thread takes at a time.
-const PIECE: u64 = 32 << 10;
+const PIECE: u64 = 16 << 10;
 
 impl Workers<'_> {
     /// Writes `tensor` as `ty`, so as to lose least with such inputs.
@@ -109,36 +109,22 @@ impl Workers<'_> {
         let reader = tensor.open()?;
         let window = (WINDOW / columns.max(1)).max(1);
         let mut loss = Loss::default();
-        let (mut ready, mut next) = (Vec::new(), Vec::new());
+        let job = Job {
+            reader: &reader,
+            tensor,
+            ty,
+            inputs,
+            workers: *self,
+        };
+        let mut encoded = Vec::new();
         let mut start = 0;
         let rows = tensor.rows();
         while start < rows {
             let end = rows.min(start + window);
-            let (window_loss, written) = std::thread::scope(|scope| {
-                // The window before is written by this thread while the others compute.
-                let job = Job {
-                    reader: &reader,
-                    tensor,
-                    ty,
-                    inputs,
-                    workers: *self,
-                };
-                let computing = {
-                    let next = &mut next;
-                    scope.spawn(move || job.rows(start..end, next))
-                };
-                let written = out.write_all(&ready);
-                (computing.join(), written)
-            });
-            written.map_err(write_error)?;
-            match window_loss {
-                Ok(window_loss) => loss.add(window_loss?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-            std::mem::swap(&mut ready, &mut next);
+            loss.add(job.rows(start..end, &mut encoded)?);
+            out.write_all(&encoded).map_err(write_error)?;
             start = end;
         }
-        out.write_all(&ready).map_err(write_error)?;
         Ok(loss)
     }
 

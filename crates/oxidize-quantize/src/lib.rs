@@ -26,5 +26,6 @@ pub mod sketch;
 pub mod split;
 pub mod target;
 pub mod tensor;
+mod write_behind;
 
 pub use error::{Error, Result};

@@ -9,6 +9,7 @@ use oxidize_core::gguf::{INT8_KEY, Metadata, Planned, Value, ValueBuf, WriteErro
 use oxidize_core::io::{PendingFile, SavedFile, remove_abandoned};
 
 use crate::error::{Error, Result};
+use crate::write_behind::WriteBehind;
 
 /// How a model is spread over files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,10 +92,15 @@ impl Output {
             remove_abandoned(&part);
             let mut pending = PendingFile::create(&part)?;
             let mut next = range.start;
-            let written = writer.write(&mut pending.out, |tensor, out| {
-                let at = next;
-                next += 1;
-                data(at, tensor, out)
+            let written = std::thread::scope(|scope| {
+                let mut out = WriteBehind::new(scope, &mut pending.out);
+                writer.write(&mut out, |tensor, out| {
+                    let at = next;
+                    next += 1;
+                    data(at, tensor, out)
+                })?;
+                out.finish()
+                    .map_err(|error| Error::from(WriteError::Io(error)))
             });
             written.map_err(|error| name_file(error, &part))?;
             files.push((part, pending.finish()?));

@@ -5,21 +5,21 @@
 //! well, since the nearest is not always the best, and `d` is fitted once all are chosen.
 
 use super::fields::F16Le;
-use super::scale_search::{LANES, STEPS, best_scale, inverse_or_zero, level, step, whole};
+use super::scale_search::{LANES, STEPS, best_scale, inverse_or_zero, level_at, step, whole};
 
 /// One number a group.
-type Lane<const G: usize> = [f32; G];
+pub(super) type Lane<const G: usize> = [f32; G];
 
 /// A block with its groups side by side: `x[i][g]` is element `i` of group `g`.
 #[derive(Clone, Copy)]
-struct Columns<const G: usize, const N: usize> {
-    x: [Lane<G>; N],
-    w: [Lane<G>; N],
+pub(super) struct Columns<const G: usize, const N: usize> {
+    pub(super) x: [Lane<G>; N],
+    pub(super) w: [Lane<G>; N],
 }
 
 impl<const G: usize, const N: usize> Columns<G, N> {
     #[inline(always)]
-    fn new(x: &[f32], w: &[f32]) -> Self {
+    pub(super) fn new(x: &[f32], w: &[f32]) -> Self {
         let mut columns = Columns {
             x: [[0.0; G]; N],
             w: [[0.0; G]; N],
@@ -36,7 +36,7 @@ impl<const G: usize, const N: usize> Columns<G, N> {
 
     /// The element of largest magnitude of each group, with its sign.
     #[inline(always)]
-    fn largest(&self) -> Lane<G> {
+    pub(super) fn largest(&self) -> Lane<G> {
         let mut largest = [0.0f32; G];
         for x in &self.x {
             for g in 0..G {
@@ -308,10 +308,10 @@ impl<const G: usize> Lines<G> {
         let len = x.len() / G;
         let mut q = [0; 256];
         for (g, (x, q)) in x.chunks_exact(len).zip(q.chunks_exact_mut(len)).enumerate() {
-            let inverse = inverse_or_zero(self.d.to_f32() * f32::from(self.scales[g]));
+            let scale = self.d.to_f32() * f32::from(self.scales[g]);
             let min = self.dmin.to_f32() * f32::from(self.mins[g]);
             for (q, x) in q.iter_mut().zip(x) {
-                *q = level(x + min, inverse, 0, i32::from(last)) as u8;
+                *q = level_at(x + min, scale, 0, i32::from(last)) as u8;
             }
         }
         q

@@ -153,8 +153,6 @@ fn shares(directions: &[[f32; DIRECTIONS]], rest: &[f32]) -> [[f32; DIRECTIONS];
 
 /// Rows that are treated side by side, one to a lane.
 const LANES: usize = 32;
-/// How often each level of a row is chosen again.
-const SWEEPS: usize = 3;
 
 type Lane = [f32; LANES];
 
@@ -234,7 +232,7 @@ impl Lanes {
         let mut pull = [0.0; LANES];
         // At first no weight has an error: each makes up for those before it. Then, also for those
         // after it.
-        for sweep in 0..SWEEPS {
+        for sweep in 0..B::SWEEPS {
             for (column, u) in directions.iter().enumerate() {
                 let changes = self.choose::<B>(correlation, column, &pull, sweep == 0);
                 let next = directions.get(column + 1).unwrap_or(&directions[0]);

@@ -16,6 +16,7 @@ macro_rules! assert_layout {
 
 mod block_search;
 mod correlation;
+mod customary;
 pub mod fields;
 mod grid_search;
 pub mod grids;
@@ -110,6 +111,9 @@ pub trait QuantizeRow: Block {
 pub trait Levelled: Block {
     /// Weights that share a scale and an offset.
     const GROUP: usize;
+    /// How often the levels of a row are chosen again where errors are to cancel. With many levels the
+    /// first time does nearly all.
+    const SWEEPS: usize = 3;
 
     /// The scale and the offset of a group.
     fn line(&self, group: usize) -> (f32, f32);

@@ -5,6 +5,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::block_search::Lines;
+use super::customary::LineSearch;
 use super::fields::F16Le;
 use super::packing::{crumbs, pack_crumbs};
 use super::q8_k::Q8_K;
@@ -64,8 +65,13 @@ impl Dot for Q2_K {
 impl Quantize for Q2_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 256] = weights(src, importance);
-        let lines = Lines::<16>::new::<16>(src, &w, 3.0, 15.0);
+        let lines = match importance {
+            Some(_) => {
+                let w: [f32; 256] = weights(src, importance);
+                Lines::<16>::new::<16>(src, &w, 3.0, 15.0)
+            }
+            None => Lines::<16>::customary::<16>(src, &magnitudes(src), CUSTOM),
+        };
         Q2_K {
             scales: std::array::from_fn(|i| lines.scales[i] | lines.mins[i] << 4),
             qs: pack_crumbs(&lines.levels(src, 3)),
@@ -73,6 +79,25 @@ impl Quantize for Q2_K {
             dmin: lines.dmin,
         }
     }
+}
+
+/// How the groups' lines are looked for where no importance is known.
+const CUSTOM: LineSearch = LineSearch {
+    last: 3.0,
+    last_scale: 15.0,
+    first: -0.5,
+    steps: 15,
+    absolute: true,
+};
+
+/// What errors count then.
+#[inline(always)]
+fn magnitudes(x: &[f32]) -> [f32; 256] {
+    let mut w = [0.0; 256];
+    for (w, x) in w.iter_mut().zip(x) {
+        *w = x.abs();
+    }
+    w
 }
 
 impl Levelled for Q2_K {

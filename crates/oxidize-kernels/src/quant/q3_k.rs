@@ -5,11 +5,12 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::block_search::group_scales;
+use super::customary::refined_scales;
 use super::fields::F16Le;
 use super::levels::Levels;
 use super::packing::{bits, crumbs, pack_bits, pack_crumbs};
 use super::q8_k::Q8_K;
-use super::scale_search::{inverse_or_zero, level, whole};
+use super::scale_search::{level_at, whole};
 use super::weighting::weights;
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
@@ -84,17 +85,22 @@ impl Dot for Q3_K {
 impl Quantize for Q3_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 256] = weights(src, importance);
-        let nearest = |x: f32| whole(x, -4.0, 3.0);
-        let (d, scales) = group_scales::<16, 16>(src, &w, &[-4.0], (-32, 31), nearest);
+        let (d, scales) = match importance {
+            Some(_) => {
+                let w: [f32; 256] = weights(src, importance);
+                let nearest = |x: f32| whole(x, -4.0, 3.0);
+                group_scales::<16, 16>(src, &w, &[-4.0], (-32, 31), nearest)
+            }
+            None => refined_scales(src, -4.0, -32.0),
+        };
         let (mut packed_scales, mut q) = ([0; 12], [0; 256]);
         for (i, (src, q)) in src.chunks_exact(16).zip(q.chunks_exact_mut(16)).enumerate() {
             let stored = (scales[i] + 32) as u8;
             packed_scales[i % 8] |= (stored & 15) << (i / 8 * 4);
             packed_scales[8 + i % 4] |= (stored >> 4) << (i / 4 * 2);
-            let inverse = inverse_or_zero(d.to_f32() * scales[i] as f32);
+            let scale = d.to_f32() * scales[i] as f32;
             for (q, x) in q.iter_mut().zip(src) {
-                *q = (level(*x, inverse, -4, 3) + 4) as u8;
+                *q = (level_at(*x, scale, -4, 3) + 4) as u8;
             }
         }
         let hmask = pack_bits(&q.map(|q| q >> 2));

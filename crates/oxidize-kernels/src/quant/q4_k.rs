@@ -5,6 +5,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::block_search::Lines;
+use super::customary::LineSearch;
 use super::fields::F16Le;
 use super::packing::{nibbles_256, pack_nibbles_256};
 use super::q8_k::Q8_K;
@@ -132,10 +133,40 @@ pub(super) fn quantize_groups(
     importance: Option<&[f32]>,
     last: u8,
 ) -> (F16Le, F16Le, [u8; 12], [u8; 256]) {
-    let w: [f32; 256] = weights(src, importance);
-    let lines = Lines::<8>::new::<32>(src, &w, f32::from(last), 63.0);
+    let lines = match importance {
+        Some(_) => {
+            let w: [f32; 256] = weights(src, importance);
+            Lines::<8>::new::<32>(src, &w, f32::from(last), 63.0)
+        }
+        None => {
+            // Five bits need less of a search.
+            let (first, steps) = if last > 15 { (-0.5, 15) } else { (-1.0, 20) };
+            let search = LineSearch {
+                last: f32::from(last),
+                last_scale: 63.0,
+                first,
+                steps,
+                absolute: false,
+            };
+            Lines::<8>::customary::<32>(src, &group_weights(src), search)
+        }
+    };
     let scales = pack_scales_and_mins(&lines.scales, &lines.mins);
     (lines.d, lines.dmin, scales, lines.levels(src, last))
+}
+
+/// What errors count where no importance is known: the root mean square of the group, and as much as
+/// the element itself.
+#[inline(always)]
+fn group_weights(x: &[f32]) -> [f32; 256] {
+    let mut w = [0.0; 256];
+    for (w, x) in w.chunks_exact_mut(32).zip(x.chunks_exact(32)) {
+        let mean = x.iter().map(|x| x * x).sum::<f32>() / 32.0;
+        for (w, x) in w.iter_mut().zip(x) {
+            *w = mean.sqrt() + x.abs();
+        }
+    }
+    w
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::block_search::group_scales;
+use super::customary::stepped_scales;
 use super::fields::F16Le;
 use super::levels::Levels;
 use super::q8_k::Q8_K;
-use super::scale_search::{inverse_or_zero, level, whole};
+use super::scale_search::{level_at, whole};
 use super::weighting::weights;
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
@@ -89,18 +90,23 @@ impl Dot for Q6_K {
 impl Quantize for Q6_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 256] = weights(src, importance);
-        let nearest = |x: f32| whole(x, -32.0, 31.0);
-        let (d, scales) = group_scales::<16, 16>(src, &w, &[-32.0], (-128, 127), nearest);
+        let (d, scales) = match importance {
+            Some(_) => {
+                let w: [f32; 256] = weights(src, importance);
+                let nearest = |x: f32| whole(x, -32.0, 31.0);
+                group_scales::<16, 16>(src, &w, &[-32.0], (-128, 127), nearest)
+            }
+            None => stepped_scales(src, -32.0, -128.0),
+        };
         let mut block = Q6_K::zeroed();
         block.d = d;
         block.scales = scales.map(|s| s as i8);
         let mut levels = [0; 256];
         let groups = levels.chunks_exact_mut(16).zip(src.chunks_exact(16));
         for ((levels, src), scale) in groups.zip(scales) {
-            let inverse = inverse_or_zero(d.to_f32() * scale as f32);
+            let scale = d.to_f32() * scale as f32;
             for (q, x) in levels.iter_mut().zip(src) {
-                *q = level(*x, inverse, -32, 31) as i8;
+                *q = level_at(*x, scale, -32, 31) as i8;
             }
         }
         block.write_levels(&levels);
@@ -110,6 +116,7 @@ impl Quantize for Q6_K {
 
 impl Levelled for Q6_K {
     const GROUP: usize = 16;
+    const SWEEPS: usize = 2;
 
     fn line(&self, group: usize) -> (f32, f32) {
         (self.unpacked().scale(group), 0.0)

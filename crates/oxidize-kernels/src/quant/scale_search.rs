@@ -247,6 +247,13 @@ pub(super) fn level(x: f32, inverse_scale: f32, low: i32, high: i32) -> i32 {
     ((x * inverse_scale).round_ties_even() as i32).clamp(low, high)
 }
 
+/// The same with a division, which rounds once less; the lowest where the scale is 0, as any will do.
+#[inline(always)]
+pub(super) fn level_at(x: f32, scale: f32, low: i32, high: i32) -> i32 {
+    let level = ((x / scale).round_ties_even() as i32).clamp(low, high);
+    if scale == 0.0 { low } else { level }
+}
+
 /// The element of largest magnitude, with its sign.
 #[inline(always)]
 pub(super) fn largest(x: &[f32]) -> f32 {
