@@ -112,6 +112,7 @@ type Weights<'a> = Option<&'a [f32]>;
 pub(crate) struct Functions {
     pub(crate) encode: unsafe fn(TensorType, &[f32], Weights<'_>, &mut [u8]),
     pub(crate) settle: unsafe fn(TensorType, &[f32], &Correlation, &mut [u8]),
+    pub(crate) spell_out: unsafe fn(TensorType, &[u8], &mut [u8]),
     pub(crate) quantize_row: unsafe fn(&[f32], QuantizedRow<'_>),
     pub(crate) matmul:
         unsafe fn(WeightRows<'_>, &Activations<'_>, Epilogue<'_>, TileMut<'_>, &mut Scratch),
@@ -145,6 +146,7 @@ pub(crate) static SCALAR: Kernels = Kernels {
     functions: Functions {
         encode: quant::encode,
         settle: quant::settle,
+        spell_out: quant::spell_out,
         quantize_row: ops::matmul::quantize_row,
         matmul: ops::matmul::matmul,
         attention_part: ops::attention::attention_part,
@@ -251,6 +253,22 @@ impl Kernels {
         }
         // Plain types have no levels: their errors are too small to be worth it.
         call!(self.settle(ty, rows, correlation, out));
+        Ok(())
+    }
+
+    /// The form in which weights of a type are multiplied faster here than as files have them, if there is
+    /// one. Only where that form has kernels of its own.
+    pub fn spelled_type(&self, ty: TensorType) -> Option<TensorType> {
+        match self.isa {
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => quant::spelled_type(ty),
+            _ => None,
+        }
+    }
+
+    /// Writes whole blocks of type `ty` as blocks of its [`quant::spelled_type`], which have the same floats.
+    pub fn spell_out(&self, ty: TensorType, src: &[u8], out: &mut [u8]) -> Result<(), QuantError> {
+        quant::check_spelling(ty, src, out)?;
+        call!(self.spell_out(ty, src, out));
         Ok(())
     }
 

@@ -36,6 +36,12 @@ macro_rules! with_format_of {
             TensorType::TQ2_0 => arm!(Tq2_0),
             TensorType::MXFP4 => arm!(Mxfp4),
             TensorType::NVFP4 => arm!(Nvfp4),
+            TensorType::IQ1_S_SPELLED => arm!(Iq1SSpelled),
+            TensorType::IQ1_M_SPELLED => arm!(Iq1MSpelled),
+            TensorType::IQ2_XXS_SPELLED => arm!(Iq2XxsSpelled),
+            TensorType::IQ2_S_SPELLED => arm!(Iq2SSpelled),
+            TensorType::IQ3_XXS_SPELLED => arm!(Iq3XxsSpelled),
+            TensorType::IQ3_S_SPELLED => arm!(Iq3SSpelled),
             _ => $none,
         }
     }};

@@ -26,14 +26,20 @@ pub const fn even_signs(seven_bits: u8) -> u8 {
     bits | ((bits.count_ones() as u8 & 1) << 7)
 }
 
-/// `magnitudes`, negated where the bit of `signs` is set. No magnitude is above 127.
+/// The 256 levels of a block whose `vector` says, for each eight of them, their magnitudes and a bit for each
+/// that is negative. No magnitude is above 127.
 #[inline(always)]
-pub(super) fn signed<const N: usize>(magnitudes: [u8; N], signs: u8) -> [i8; N] {
-    std::array::from_fn(|i| {
-        // All ones for a minus: (x ^ -1) - -1 is -x.
-        let minus = -((signs >> i & 1) as i8);
-        (magnitudes[i] as i8 ^ minus) - minus
-    })
+pub(super) fn signed(vector: impl Fn(usize) -> (u64, u8)) -> [i8; 256] {
+    let mut levels = [0; 256];
+    for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
+        let (magnitudes, signs) = vector(i);
+        for (j, (level, magnitude)) in levels.iter_mut().zip(magnitudes.to_le_bytes()).enumerate() {
+            // All ones for a minus: (x ^ -1) - -1 is -x.
+            let minus = -((signs >> j & 1) as i8);
+            *level = (magnitude as i8 ^ minus) - minus;
+        }
+    }
+    levels
 }
 
 const MAGNITUDES_2: [u8; 3] = [0x08, 0x19, 0x2b];

@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
 use super::grid_search::Shift;
+use super::grids::IQ1_GRID;
 use super::iq1_s::{search, shifted};
 use super::levels::Levels;
 use super::q8_k::Q8_K;
@@ -29,14 +30,30 @@ assert_layout!(IQ1_M, 56);
 
 impl IQ1_M {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<16> {
+    pub(super) fn unpacked(&self) -> Levels<16> {
         Levels {
             unit: self.d() * 0.125,
-            multiples: std::array::from_fn(|i| {
-                2 * i32::from(self.scales[i / 4].get() >> (i % 4 * 3) & 7) + 1
-            }),
+            multiples: self.multiples(),
             levels: self.levels(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn multiples(&self) -> [i32; 16] {
+        std::array::from_fn(|i| 2 * i32::from(self.scales[i / 4].get() >> (i % 4 * 3) & 7) + 1)
+    }
+
+    /// Whether weights `8 i` to `8 i + 7` are moved down, not up.
+    #[inline(always)]
+    pub(super) fn is_down(&self, i: usize) -> bool {
+        self.qh[i / 2] >> (i % 2 * 4) & 8 != 0
+    }
+
+    /// These weights before they are moved: −1, 0 or 1.
+    #[inline(always)]
+    pub(super) fn ternary(&self, i: usize) -> u64 {
+        let high = usize::from(self.qh[i / 2] >> (i % 2 * 4) & 7);
+        IQ1_GRID[usize::from(self.qs[i]) | high << 8]
     }
 
     /// The weights in units of an eighth of their group's scale: −9 to 9.
@@ -44,12 +61,7 @@ impl IQ1_M {
     fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
-            let qh = self.qh[i / 2] >> (i % 2 * 4);
-            let delta = if qh & 8 == 0 { 1 } else { -1 };
-            levels.copy_from_slice(&shifted(
-                usize::from(self.qs[i]) | usize::from(qh & 7) << 8,
-                delta,
-            ));
+            levels.copy_from_slice(&shifted(self.ternary(i), self.is_down(i)));
         }
         levels
     }
@@ -57,8 +69,14 @@ impl IQ1_M {
     /// The scale of the scales.
     #[inline(always)]
     pub fn d(&self) -> f32 {
+        self.half().to_f32()
+    }
+
+    /// The same as it is stored.
+    #[inline(always)]
+    pub(super) fn half(&self) -> F16Le {
         let [a, b, c, d] = self.scales.map(|s| s.get() >> 12);
-        F16Le((a | b << 4 | c << 8 | d << 12).to_le_bytes()).to_f32()
+        F16Le((a | b << 4 | c << 8 | d << 12).to_le_bytes())
     }
 }
 

@@ -30,12 +30,30 @@ assert_layout!(IQ1_S, 50);
 
 impl IQ1_S {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<8> {
+    pub(super) fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32() * 0.125,
-            multiples: self.qh.map(|qh| 2 * i32::from(qh.get() >> 12 & 7) + 1),
+            multiples: self.multiples(),
             levels: self.levels(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn multiples(&self) -> [i32; 8] {
+        self.qh.map(|qh| 2 * i32::from(qh.get() >> 12 & 7) + 1)
+    }
+
+    /// Whether the weights of a group are moved down, not up.
+    #[inline(always)]
+    pub(super) fn is_down(&self, group: usize) -> bool {
+        self.qh[group].get() & 0x8000 != 0
+    }
+
+    /// Weights `8 i` to `8 i + 7` before they are moved: −1, 0 or 1.
+    #[inline(always)]
+    pub(super) fn ternary(&self, i: usize) -> u64 {
+        let high = usize::from(self.qh[i / 4].get() >> (i % 4 * 3) & 7);
+        IQ1_GRID[usize::from(self.qs[i]) | high << 8]
     }
 
     /// The weights in units of an eighth of their group's scale: −9 to 9.
@@ -43,21 +61,17 @@ impl IQ1_S {
     fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
         for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
-            let qh = self.qh[i / 4].get();
-            let high = usize::from(qh >> (i % 4 * 3) & 7);
-            let delta = if qh & 0x8000 == 0 { 1 } else { -1 };
-            levels.copy_from_slice(&shifted(usize::from(self.qs[i]) | high << 8, delta));
+            levels.copy_from_slice(&shifted(self.ternary(i), self.is_down(i / 4)));
         }
         levels
     }
 }
 
-/// Entry `index` of the table in eighths, plus `delta` eighths.
+/// An entry of the table in eighths, moved by one of them.
 #[inline(always)]
-pub(super) fn shifted(index: usize, delta: i8) -> [i8; 8] {
-    IQ1_GRID[index & 2047]
-        .to_le_bytes()
-        .map(|level| 8 * level as i8 + delta)
+pub(super) fn shifted(ternary: u64, is_down: bool) -> [i8; 8] {
+    let delta = if is_down { -1 } else { 1 };
+    ternary.to_le_bytes().map(|level| 8 * level as i8 + delta)
 }
 
 impl Block for IQ1_S {

@@ -35,24 +35,31 @@ assert_layout!(IQ2_S, 82);
 
 impl IQ2_S {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<16> {
+    pub(super) fn unpacked(&self) -> Levels<16> {
         Levels {
             unit: self.d.to_f32() * 0.125,
-            multiples: odd_nibbles(&self.scales),
+            multiples: self.multiples(),
             levels: self.levels(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn multiples(&self) -> [i32; 16] {
+        odd_nibbles(&self.scales)
+    }
+
+    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    #[inline(always)]
+    pub(super) fn vector(&self, i: usize) -> (u64, u8) {
+        let high = usize::from(self.qh[i / 4] >> (i % 4 * 2) & 3);
+        let magnitudes = IQ2_S_GRID[usize::from(self.qs[i]) | high << 8];
+        (magnitudes, self.signs[i])
     }
 
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
-        let mut levels = [0; 256];
-        for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
-            let high = usize::from(self.qh[i / 4] >> (i % 4 * 2) & 3);
-            let magnitudes = IQ2_S_GRID[usize::from(self.qs[i]) | high << 8].to_le_bytes();
-            levels.copy_from_slice(&signed(magnitudes, self.signs[i]));
-        }
-        levels
+        signed(|i| self.vector(i))
     }
 }
 

@@ -32,24 +32,33 @@ assert_layout!(IQ2_XS, 74);
 
 impl IQ2_XS {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<16> {
+    pub(super) fn unpacked(&self) -> Levels<16> {
         Levels {
             unit: self.d.to_f32() * 0.125,
-            multiples: odd_nibbles(&self.scales),
+            multiples: self.multiples(),
             levels: self.levels(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn multiples(&self) -> [i32; 16] {
+        odd_nibbles(&self.scales)
+    }
+
+    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    #[inline(always)]
+    pub(super) fn vector(&self, i: usize) -> (u64, u8) {
+        let q = self.qs[i].get();
+        (
+            IQ2_XS_GRID[usize::from(q & 511)],
+            even_signs((q >> 9) as u8),
+        )
     }
 
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
-        let mut levels = [0; 256];
-        for (levels, q) in levels.chunks_exact_mut(8).zip(self.qs) {
-            let q = q.get();
-            let magnitudes = IQ2_XS_GRID[usize::from(q & 511)].to_le_bytes();
-            levels.copy_from_slice(&signed(magnitudes, even_signs((q >> 9) as u8)));
-        }
-        levels
+        signed(|i| self.vector(i))
     }
 }
 

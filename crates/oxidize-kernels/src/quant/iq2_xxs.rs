@@ -29,26 +29,31 @@ assert_layout!(IQ2_XXS, 66);
 
 impl IQ2_XXS {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<8> {
+    pub(super) fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32() * 0.125,
-            multiples: self.qs.map(|qs| odd(signs_and_scale(&qs) >> 28)),
+            multiples: self.multiples(),
             levels: self.levels(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn multiples(&self) -> [i32; 8] {
+        self.qs.map(|qs| odd(signs_and_scale(&qs) >> 28))
+    }
+
+    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    #[inline(always)]
+    pub(super) fn vector(&self, i: usize) -> (u64, u8) {
+        let qs = &self.qs[i / 4];
+        let signs = even_signs((signs_and_scale(qs) >> (i % 4 * 7)) as u8);
+        (IQ2_XXS_GRID[usize::from(qs[i % 4])], signs)
     }
 
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
-        let mut levels = [0; 256];
-        for (levels, qs) in levels.chunks_exact_mut(32).zip(&self.qs) {
-            let signs = signs_and_scale(qs);
-            for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
-                let magnitudes = IQ2_XXS_GRID[usize::from(qs[i])].to_le_bytes();
-                levels.copy_from_slice(&signed(magnitudes, even_signs((signs >> (7 * i)) as u8)));
-            }
-        }
-        levels
+        signed(|i| self.vector(i))
     }
 }
 

@@ -35,24 +35,33 @@ assert_layout!(IQ3_S, 110);
 
 impl IQ3_S {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<8> {
+    pub(super) fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32(),
-            multiples: odd_nibbles(&self.scales),
+            multiples: self.multiples(),
             levels: self.levels(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn multiples(&self) -> [i32; 8] {
+        odd_nibbles(&self.scales)
+    }
+
+    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    #[inline(always)]
+    pub(super) fn vector(&self, i: usize) -> (u64, u8) {
+        let [low, high] = [2 * i, 2 * i + 1].map(|q| {
+            let high = usize::from(self.qh[q / 8] >> (q % 8) & 1);
+            IQ3_S_GRID[usize::from(self.qs[q]) | high << 8]
+        });
+        (u64::from(low) | u64::from(high) << 32, self.signs[i])
     }
 
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
-        let mut levels = [0; 256];
-        for (i, levels) in levels.chunks_exact_mut(4).enumerate() {
-            let high = usize::from(self.qh[i / 8] >> (i % 8) & 1);
-            let magnitudes = IQ3_S_GRID[usize::from(self.qs[i]) | high << 8].to_le_bytes();
-            levels.copy_from_slice(&signed(magnitudes, self.signs[i / 2] >> (i % 2 * 4)));
-        }
-        levels
+        signed(|i| self.vector(i))
     }
 }
 

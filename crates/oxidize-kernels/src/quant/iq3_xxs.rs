@@ -31,26 +31,31 @@ assert_layout!(IQ3_XXS, 98);
 
 impl IQ3_XXS {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<8> {
+    pub(super) fn unpacked(&self) -> Levels<8> {
         Levels {
             unit: self.d.to_f32() * 0.25,
-            multiples: self.scales.map(|s| odd(s.get() >> 28)),
+            multiples: self.multiples(),
             levels: self.levels(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn multiples(&self) -> [i32; 8] {
+        self.scales.map(|s| odd(s.get() >> 28))
+    }
+
+    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    #[inline(always)]
+    pub(super) fn vector(&self, i: usize) -> (u64, u8) {
+        let signs = even_signs((self.scales[i / 4].get() >> (i % 4 * 7)) as u8);
+        let [low, high] = [2 * i, 2 * i + 1].map(|q| IQ3_XXS_GRID[usize::from(self.qs[q])]);
+        (u64::from(low) | u64::from(high) << 32, signs)
     }
 
     /// The weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
-        let mut levels = [0; 256];
-        let (pairs, _) = self.qs.as_chunks::<2>();
-        for (i, (levels, q)) in levels.chunks_exact_mut(8).zip(pairs).enumerate() {
-            let signs = even_signs((self.scales[i / 4].get() >> (i % 4 * 7)) as u8);
-            let [first, second] = q.map(|q| IQ3_XXS_GRID[usize::from(q)].to_le_bytes());
-            levels[..4].copy_from_slice(&signed(first, signs));
-            levels[4..].copy_from_slice(&signed(second, signs >> 4));
-        }
-        levels
+        signed(|i| self.vector(i))
     }
 }
 

@@ -48,6 +48,7 @@ pub mod q8_0;
 pub mod q8_1;
 pub mod q8_k;
 mod scale_search;
+pub mod spelled;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -61,6 +62,8 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 pub use correlation::{Correlation, DIRECTIONS};
+pub use spelled::spelled_type;
+pub(crate) use spelled::{check_spelling, spell_out};
 pub use types::TensorType;
 pub(crate) use types::{encode, settle};
 

@@ -12,6 +12,7 @@ macro_rules! registry {
         ///
         /// Plain types have one element a block. The types that only safetensors files use
         /// (`U8` … `F8E5M2`) have no GGUF id. That of `INT8` is that of `Q8_0`, as which files store it.
+        /// No file has the spelled-out ones ([`spelled`](super::spelled)).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs, reason = "the variants are the names of the formats")]
         pub enum TensorType {
@@ -113,6 +114,13 @@ registry! {
     F8E4M3   "F8_E4M3"  -         plain::F8E4M3;
     F8E5M2   "F8_E5M2"  -         plain::F8E5M2;
     INT8     "INT8"     8         int8::INT8,        quantizes_row levelled;
+    // In memory only.
+    IQ1_S_SPELLED    "IQ1_S_SPELLED"    -  spelled::IQ1_S_SPELLED;
+    IQ1_M_SPELLED    "IQ1_M_SPELLED"    -  spelled::IQ1_M_SPELLED;
+    IQ2_XXS_SPELLED  "IQ2_XXS_SPELLED"  -  spelled::IQ2_XXS_SPELLED;
+    IQ2_S_SPELLED    "IQ2_S_SPELLED"    -  spelled::IQ2_S_SPELLED;
+    IQ3_XXS_SPELLED  "IQ3_XXS_SPELLED"  -  spelled::IQ3_XXS_SPELLED;
+    IQ3_S_SPELLED    "IQ3_S_SPELLED"    -  spelled::IQ3_S_SPELLED;
 }
 
 /// What the registry knows of a type. The functions take whole blocks of equal element counts.
@@ -242,7 +250,7 @@ impl TensorType {
             .map(|format| format.ty)
     }
 
-    /// The type's id in GGUF files; `None` for the types that only safetensors has.
+    /// The type's id in GGUF files; `None` for the types that only safetensors has, or no file.
     pub fn gguf_id(self) -> Option<u32> {
         self.format().gguf_id
     }

@@ -106,6 +106,7 @@ pub(crate) const fn functions<P: Products>() -> Functions {
     Functions {
         encode: quant::encode,
         settle: quant::settle,
+        spell_out: quant::spell_out,
         quantize_row: quantize::quantize_row,
         matmul: matmul::matmul::<P>,
         attention_part: attention::attention_part,

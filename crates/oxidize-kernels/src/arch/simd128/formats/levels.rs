@@ -1,8 +1,10 @@
-//! The formats that are unpacked by their scalar code: TQ1_0, which counts in base 3, and NVFP4.
+//! The formats that are unpacked by their scalar code: TQ1_0, which counts in base 3, NVFP4, and the
+//! spelled-out ones, which nobody asks for here.
 
 use super::super::format::{Format, Scales, bytes32};
 use super::super::vector::I8x16;
 use crate::quant::nvfp4::{self, NVFP4};
+use crate::quant::spelled::*;
 use crate::quant::tq1_0::TQ1_0;
 
 /// Formats of `$group` weights a scale; `$scales` are those of a block.
@@ -34,4 +36,10 @@ macro_rules! by_levels {
 by_levels! {
     Tq1_0 of TQ1_0, groups of 32, scales |block| [block.d.to_f32(); 8];
     Nvfp4 of NVFP4, groups of 16, scales |block| block.d.map(nvfp4::half_scale);
+    Iq1SSpelled of IQ1_S_SPELLED, groups of 32, scales |block| block.group_scales();
+    Iq1MSpelled of IQ1_M_SPELLED, groups of 16, scales |block| block.group_scales();
+    Iq2XxsSpelled of IQ2_XXS_SPELLED, groups of 32, scales |block| block.group_scales();
+    Iq2SSpelled of IQ2_S_SPELLED, groups of 16, scales |block| block.group_scales();
+    Iq3XxsSpelled of IQ3_XXS_SPELLED, groups of 32, scales |block| block.group_scales();
+    Iq3SSpelled of IQ3_S_SPELLED, groups of 32, scales |block| block.group_scales();
 }

@@ -29,3 +29,12 @@ pub(crate) unsafe fn settle(
 ) {
     quant::settle(ty, rows, correlation, out);
 }
+
+/// See [`crate::Kernels::spell_out`].
+///
+/// # Safety
+/// Needs AVX2; the lengths fit together.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn spell_out(ty: TensorType, src: &[u8], out: &mut [u8]) {
+    quant::spell_out(ty, src, out);
+}

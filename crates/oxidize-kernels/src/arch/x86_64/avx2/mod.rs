@@ -37,6 +37,7 @@ pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
 pub(crate) const FUNCTIONS: Functions = Functions {
     encode: encode::encode,
     settle: encode::settle,
+    spell_out: encode::spell_out,
     quantize_row: quantize::quantize_row,
     matmul: matmul::matmul::<Widening>,
     attention_part: attention::attention_part,

@@ -210,18 +210,11 @@ unsafe impl Format for Iq1S {
             // Three bits of scale, then one that says that the shift is −⅛, not ⅛.
             let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(chunk.add(34).cast()));
             let three = _mm256_and_si256(_mm256_srli_epi32::<12>(words), _mm256_set1_epi32(7));
-            let scale = odd(three, half_at(chunk));
-            let top = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words));
-            let shift = _mm256_or_ps(
-                _mm256_set1_ps(0.125),
-                _mm256_and_ps(top, _mm256_set1_ps(-0.0)),
+            set_shifted(
+                odd(three, half_at(chunk)),
+                _mm256_slli_epi32::<16>(words),
+                out,
             );
-            out.set_scale8(scale);
-            // The bytes are one more than the table's −1, 0, 1.
-            out.set_min8(_mm256_mul_ps(
-                scale,
-                _mm256_sub_ps(shift, _mm256_set1_ps(1.0)),
-            ));
         }
     }
 
@@ -304,6 +297,18 @@ unsafe impl Format for Iq1M {
     }
 }
 
+/// Sets the scales of IQ1_S, and minima for bytes that are one more than its −1, 0, 1: the top bit of each word of
+/// `down` says that the weights are shifted by −⅛, not ⅛.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn set_shifted(scale: __m256, down: __m256i, out: &mut Scales) {
+    let sign = _mm256_and_ps(_mm256_castsi256_ps(down), _mm256_set1_ps(-0.0));
+    let shift = _mm256_or_ps(_mm256_set1_ps(0.125), sign);
+    let min = _mm256_mul_ps(scale, _mm256_sub_ps(shift, _mm256_set1_ps(1.0)));
+    out.set_scale8(scale);
+    out.set_min8(min);
+}
+
 /// The scales of IQ2_XS and IQ2_S: `d · (½ + scale) / 4`, two of 4 bits a byte.
 ///
 /// # Safety
@@ -342,7 +347,7 @@ fn odd_scales(words: __m256i, d: f32) -> __m256 {
 /// `d · (2 · scale + 1)`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn odd(scales: __m256i, d: f32) -> __m256 {
+pub(super) fn odd(scales: __m256i, d: f32) -> __m256 {
     let scales = _mm256_cvtepi32_ps(scales);
     _mm256_fmadd_ps(scales, _mm256_set1_ps(2.0 * d), _mm256_set1_ps(d))
 }

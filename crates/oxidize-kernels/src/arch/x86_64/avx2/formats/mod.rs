@@ -4,12 +4,17 @@ mod codebook;
 mod grid;
 mod k_quants;
 mod legacy;
+mod spelled;
 mod ternary;
 
 pub(crate) use codebook::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4};
 pub(crate) use grid::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use spelled::{
+    IQ2_LEVELS, IQ3_XXS_SHIFTED, Iq1MSpelled, Iq1SSpelled, Iq2SSpelled, Iq2XxsSpelled, Iq3SSpelled,
+    Iq3XxsSpelled, SPELLED_OFFSET,
+};
 pub(crate) use ternary::{Tq1_0, Tq2_0};
 
 /// Runs `$body` with `$F` being the [`super::format::Format`] of a tensor type, or `$none` for a type

@@ -3,9 +3,13 @@
 
 mod grid;
 mod linear;
+mod spelled;
 
 pub(crate) use grid::{Iq2Xxs, Iq3Xxs};
 pub(crate) use linear::{Q4_0, Q4_1, Q4K, Q6K, Q8_0};
+pub(crate) use spelled::{
+    Iq1MSpelled, Iq1SSpelled, Iq2SSpelled, Iq2XxsSpelled, Iq3SSpelled, Iq3XxsSpelled,
+};
 
 /// Runs `$body` with `$P` being the [`RowProduct`](crate::arch::x86_64::avx2::dot::RowProduct) of a
 /// tensor type, or `$none` for a type that has none.
@@ -47,6 +51,12 @@ macro_rules! with_product {
             TensorType::TQ2_0 => arm!(Narrow<narrow::Tq2_0, Vnni>),
             TensorType::MXFP4 => arm!(Narrow<narrow::Mxfp4, Vnni>),
             TensorType::NVFP4 => arm!(Narrow<narrow::Nvfp4, Vnni>),
+            TensorType::IQ1_S_SPELLED => arm!(Wide<wide::Iq1SSpelled>),
+            TensorType::IQ1_M_SPELLED => arm!(Wide<wide::Iq1MSpelled>),
+            TensorType::IQ2_XXS_SPELLED => arm!(Wide<wide::Iq2XxsSpelled>),
+            TensorType::IQ2_S_SPELLED => arm!(Wide<wide::Iq2SSpelled>),
+            TensorType::IQ3_XXS_SPELLED => arm!(Wide<wide::Iq3XxsSpelled>),
+            TensorType::IQ3_S_SPELLED => arm!(Wide<wide::Iq3SSpelled>),
             _ => $none,
         }
     }};
