@@ -9,7 +9,7 @@ use clap::Args;
 use oxidize_core::backend::KvType;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::engine::{Engine, EngineConfig, EngineHandle};
-use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::file::{ModelFile, OpenOptions, SpellOut};
 use oxidize_core::lora::Adapter;
 use oxidize_core::mix::{self, Mix};
 use oxidize_core::model::Model;
@@ -50,6 +50,14 @@ pub(crate) struct ModelArgs {
     /// Do not move the mapped file to huge pages, which are read faster but not shared with others
     #[arg(long, env = "OXIDIZE_NO_HUGE_PAGES")]
     pub(crate) no_huge_pages: bool,
+    /// MiB that weights of IQ1, IQ2 and IQ3 types may grow by when they are rewritten in memory to be faster, all or off
+    #[arg(
+        long,
+        value_name = "MIB|all|off",
+        default_value_t,
+        env = "OXIDIZE_SPELL_OUT"
+    )]
+    pub(crate) spell_out: SpellOut,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
     /// Quantises the weights on the way in, to a type or a mix such as Q4_K_M
@@ -103,6 +111,7 @@ impl ModelArgs {
         let options = OpenOptions {
             mmap: !self.no_mmap,
             huge_pages: !self.no_huge_pages,
+            spell_out: self.spell_out,
             progress: shown.map(|bar| -> oxidize_core::file::Progress {
                 Arc::new(move |done, total| {
                     bar.set_length(total);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use oxidize_core::backend::KvType;
+use oxidize_core::file::SpellOut;
 
 use crate::auth::{KeyError, Keys};
 
@@ -164,6 +165,14 @@ pub struct EngineArgs {
     /// Do not move mapped files to huge pages, which are read faster but not shared with others
     #[arg(long, env = "OXIDIZE_NO_HUGE_PAGES")]
     pub no_huge_pages: bool,
+    /// MiB that weights of IQ1, IQ2 and IQ3 types may grow by when they are rewritten in memory to be faster, all or off
+    #[arg(
+        long,
+        value_name = "MIB|all|off",
+        default_value_t,
+        env = "OXIDIZE_SPELL_OUT"
+    )]
+    pub spell_out: SpellOut,
     /// Run models even if they seem not to fit in memory
     #[arg(long)]
     pub no_memory_check: bool,

@@ -354,6 +354,7 @@ impl Loader {
         let options = OpenOptions {
             mmap: !args.no_mmap,
             huge_pages: !args.no_huge_pages,
+            spell_out: args.spell_out,
             ..OpenOptions::default()
         };
         let mut model = Model::load(&spec.path, &options)?;

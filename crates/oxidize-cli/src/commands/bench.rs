@@ -69,6 +69,14 @@ pub(crate) struct Bench {
     /// How the cache keeps values
     #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = crate::model_args::kv_type)]
     cache_type_v: oxidize_core::backend::KvType,
+    /// MiB that weights of IQ1, IQ2 and IQ3 types may grow by when they are rewritten in memory to be faster, all or off
+    #[arg(
+        long,
+        value_name = "MIB|all|off",
+        default_value_t,
+        env = "OXIDIZE_SPELL_OUT"
+    )]
+    spell_out: oxidize_core::file::SpellOut,
     #[command(flatten)]
     adapters: AdapterArgs,
     /// How the result is printed
@@ -187,6 +195,7 @@ impl Bench {
             quantize: None,
             no_mmap: false,
             no_huge_pages: false,
+            spell_out: self.spell_out,
             no_memory_check: false,
         }
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use options::{OpenOptions, Progress};
+pub use options::{OpenOptions, Progress, SpellOut};
 pub use oxidize_kernels::quant::TensorType;
 pub use summary::{Summary, TypeCount};
 pub use tensor::{DimOrder, TensorInfo};
@@ -89,6 +89,7 @@ struct Inner {
     /// Indices of the tensors, sorted by name.
     by_name: Vec<u32>,
     progress: Option<Progress>,
+    spell_out: SpellOut,
     /// Bytes of tensors handed out so far, and of all tensors.
     loaded: AtomicU64,
     total: u64,
@@ -192,6 +193,7 @@ impl ModelFile {
             contents,
             by_name,
             progress,
+            spell_out: options.spell_out,
             loaded: 0.into(),
             total,
         })))
@@ -326,6 +328,18 @@ impl ModelFile {
             .packed
             .get(&tensor.name)
             .map_or(tensor.bytes, PackedTensor::stored_bytes)
+    }
+
+    /// How much its weights may grow where it is run.
+    pub(crate) fn spell_out(&self) -> SpellOut {
+        self.0.spell_out
+    }
+
+    /// Whether each tensor that is asked for is read into memory of its own.
+    pub(crate) fn is_read(&self) -> bool {
+        let files = &self.0.contents.files;
+        let is_read = |(_, source): &(PathBuf, Source)| matches!(source, Source::File { .. });
+        !files.is_empty() && files.iter().all(is_read)
     }
 
     /// Asks the system to read the model into memory, in the background where it can.

@@ -6,6 +6,7 @@
 //! of our own in the place of a map's pages: same addresses, same bytes.
 
 use std::fs::File;
+use std::ops::Range;
 
 /// What is copied at once; each piece is an entry in the process's table of maps, of which Linux
 /// allows 65530.
@@ -31,18 +32,19 @@ pub(super) fn is_worth_it(bytes: usize) -> bool {
     return bytes == usize::MAX;
 }
 
-/// Replaces the pages of a map by huge pages with the same bytes, read from its `file`. Whether all
-/// were replaced; those that were not stay as they are.
+/// Replaces the pages of a map that hold `wanted` bytes by huge pages with the same bytes, read from its `file`.
+/// Whether all were replaced; those that were not stay as they are. So do the ends of a range in a huge page
+/// most of which nobody wants.
 ///
 /// # Safety
 /// `memory` must be a private or read-only map of `file` from its start that nobody writes to.
-pub(super) unsafe fn settle(memory: &[u8], file: &File) -> bool {
+pub(super) unsafe fn settle(memory: &[u8], file: &File, wanted: &[Range<usize>]) -> bool {
     #[cfg(target_os = "linux")]
     // SAFETY: as the caller says.
-    return unsafe { linux::settle(memory, file) };
+    return unsafe { linux::settle(memory, file, wanted) };
     #[cfg(not(target_os = "linux"))]
     {
-        let _ = (memory, file);
+        let _ = (memory, file, wanted);
         false
     }
 }
@@ -56,6 +58,7 @@ mod linux {
     };
     use std::fs::File;
     use std::io;
+    use std::ops::Range;
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -80,21 +83,19 @@ mod linux {
 
     /// # Safety
     /// As for [`super::settle`].
-    pub(super) unsafe fn settle(memory: &[u8], file: &File) -> bool {
-        let start = memory.as_ptr().align_offset(HUGE).min(memory.len());
-        let end = start + (memory.len() - start) / HUGE * HUGE;
-        let (next, failed) = (AtomicUsize::new(start), AtomicBool::new(false));
+    pub(super) unsafe fn settle(memory: &[u8], file: &File, wanted: &[Range<usize>]) -> bool {
+        let pieces = pieces(memory, wanted);
+        let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let copy = || {
             while !failed.load(Ordering::Relaxed) {
-                let at = next.fetch_add(PIECE, Ordering::Relaxed);
-                if at >= end {
+                let Some(range) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else {
                     return;
-                }
-                let Some(piece) = memory.get(at..end.min(at + PIECE)) else {
+                };
+                let Some(piece) = memory.get(range.clone()) else {
                     return;
                 };
                 // SAFETY: whole huge pages of the caller's map, each taken by one thread.
-                if unsafe { replace(piece, file, at as u64) }.is_err() {
+                if unsafe { replace(piece, file, range.start as u64) }.is_err() {
                     failed.store(true, Ordering::Relaxed);
                 }
             }
@@ -107,6 +108,30 @@ mod linux {
             copy();
         });
         !failed.into_inner()
+    }
+
+    /// The huge pages at least half of which is wanted, in runs of up to [`PIECE`].
+    fn pieces(memory: &[u8], wanted: &[Range<usize>]) -> Vec<Range<usize>> {
+        let start = memory.as_ptr().align_offset(HUGE).min(memory.len());
+        let mut wanted_bytes = vec![0; (memory.len() - start) / HUGE];
+        for range in wanted {
+            let (from, to) = (range.start.max(start) - start, range.end.max(start) - start);
+            let first = from / HUGE;
+            let pages = wanted_bytes.iter_mut().enumerate();
+            for (page, bytes) in pages.take(to.div_ceil(HUGE)).skip(first) {
+                *bytes += to.min((page + 1) * HUGE) - from.max(page * HUGE);
+            }
+        }
+        let mut pieces: Vec<Range<usize>> = Vec::new();
+        for (page, bytes) in wanted_bytes.into_iter().enumerate() {
+            let at = start + page * HUGE;
+            match pieces.last_mut() {
+                _ if bytes < HUGE / 2 => {}
+                Some(last) if last.end == at && last.len() < PIECE => last.end += HUGE,
+                _ => pieces.push(at..at + HUGE),
+            }
+        }
+        pieces
     }
 
     /// Puts huge pages in the place of `piece`, which is at `offset` of the file.
@@ -174,6 +199,7 @@ mod linux {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::slice::from_ref;
 
     /// The bytes stay, at their addresses, and those of a page that is shared with others too.
     #[test]
@@ -187,10 +213,30 @@ mod tests {
         let address = map.as_ptr();
         let one = map[PIECE];
         // SAFETY: a read-only map of the whole file.
-        assert!(unsafe { settle(&map, file.as_file()) });
+        assert!(unsafe { settle(&map, file.as_file(), from_ref(&(0..map.len()))) });
         assert_eq!(map.as_ptr(), address);
         assert_eq!(map[PIECE], one);
         assert!(*map == *content);
+    }
+
+    /// Some of a file: the rest is not read, and no page is taken twice.
+    #[test]
+    fn only_what_is_wanted_is_settled() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let content: Vec<u32> = (0..3 * PIECE as u32 / 4).collect();
+        let content: &[u8] = bytemuck::cast_slice(&content);
+        file.write_all(content).unwrap();
+        // SAFETY: nobody writes to the file, and what is cut off below is not read.
+        let map = unsafe { memmap2::Mmap::map(file.as_file()) }.unwrap();
+        let wanted = [7..100, 9 << 20..20 << 20, 15 << 20..PIECE + 12345];
+        file.as_file().set_len(PIECE as u64 + (4 << 20)).unwrap();
+        // SAFETY: a read-only map.
+        assert!(unsafe { settle(&map, file.as_file(), &wanted) });
+        for range in wanted {
+            assert!(map[range.clone()] == content[range]);
+        }
+        // SAFETY: the same.
+        assert!(!unsafe { settle(&map, file.as_file(), from_ref(&(0..map.len()))) });
     }
 
     /// A file that has become shorter is left mapped: reading it fails, and nothing else does.
@@ -202,7 +248,7 @@ mod tests {
         let map = unsafe { memmap2::Mmap::map(file.as_file()) }.unwrap();
         file.as_file().set_len(PIECE as u64).unwrap();
         // SAFETY: a read-only map of the whole file.
-        assert!(!unsafe { settle(&map, file.as_file()) });
+        assert!(!unsafe { settle(&map, file.as_file(), from_ref(&(0..map.len()))) });
         assert_eq!(map[100], 7);
     }
 }

@@ -172,13 +172,54 @@ impl SharedBytes {
 
 /// Where the bytes live.
 impl SharedBytes {
-    /// Moves a mapped file to huge pages, whole: to be called before its bytes are read again and
-    /// again. Changes neither them nor their address, and does nothing where memory is short.
-    pub fn settle(&self) {
+    /// Moves bytes of mapped files to huge pages: to be called before they are read again and again, with
+    /// all that will be. Changes neither them nor their address, and does nothing where memory is short.
+    pub fn settle<'a>(all: impl IntoIterator<Item = &'a SharedBytes>) {
         #[cfg(not(target_arch = "wasm32"))]
-        if let Owner::Map(map) = &self.owner {
-            map.settle();
+        {
+            let mut maps: Vec<(&Arc<Map>, Vec<Range<usize>>)> = Vec::new();
+            for bytes in all {
+                let Owner::Map(map) = &bytes.owner else {
+                    continue;
+                };
+                match maps.iter_mut().find(|(known, _)| Arc::ptr_eq(known, map)) {
+                    Some((_, wanted)) => wanted.push(bytes.range.clone()),
+                    None => maps.push((map, vec![bytes.range.clone()])),
+                }
+            }
+            maps.iter().for_each(|(map, wanted)| map.settle(wanted));
         }
+        #[cfg(target_arch = "wasm32")]
+        let _ = all.into_iter();
+    }
+
+    /// Whether the bytes are a part of a mapped file.
+    pub fn is_mapped(&self) -> bool {
+        match &self.owner {
+            #[cfg(not(target_arch = "wasm32"))]
+            Owner::Map(_) => true,
+            Owner::Vec(_) | Owner::Aligned(_) => false,
+        }
+    }
+
+    /// Whether the memory that the bytes are in is gone when they are.
+    pub(crate) fn is_alone(&self) -> bool {
+        match &self.owner {
+            #[cfg(not(target_arch = "wasm32"))]
+            Owner::Map(_) => false,
+            Owner::Vec(bytes) => Arc::strong_count(bytes) == 1,
+            Owner::Aligned(buffer) => Arc::strong_count(buffer) == 1,
+        }
+    }
+
+    /// Gives back the memory that some bytes of a mapped file are in, until they are read again.
+    pub(crate) fn release(&self, part: Range<usize>) {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let (Owner::Map(map), Some(part)) = (&self.owner, self.slice(part)) {
+            map.release(part.range);
+        }
+        #[cfg(target_arch = "wasm32")]
+        let _ = part;
     }
 
     /// Whether the bytes are in memory of this process's own, rather than in a mapped file.
@@ -228,33 +269,35 @@ impl std::fmt::Debug for SharedBytes {
 
 /// Heap memory that starts on a cache line, so that blocks and vectors can be read in place.
 struct AlignedBuffer {
-    lines: Vec<Line>,
+    bytes: Vec<u8>,
+    /// Where the first line starts.
+    start: usize,
     len: usize,
 }
 
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 impl AlignedBuffer {
+    /// Zeros that the system makes when they are first touched, by whichever thread that is.
     fn zeroed(len: usize) -> io::Result<AlignedBuffer> {
-        let n_lines = len.div_ceil(size_of::<Line>());
-        let mut lines = Vec::new();
-        lines
-            .try_reserve_exact(n_lines)
-            .map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let with_line = len.checked_add(LINE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let bytes = bytemuck::allocation::try_zeroed_vec::<u8>(with_line);
+        #[cfg_attr(target_arch = "wasm32", allow(unused_mut))]
+        let mut bytes = bytes.map_err(|()| io::ErrorKind::OutOfMemory)?;
         #[cfg(not(target_arch = "wasm32"))]
-        super::huge::advise(lines.spare_capacity_mut());
-        lines.resize(n_lines, Line([0; 64]));
-        Ok(AlignedBuffer { lines, len })
+        super::huge::advise(&mut bytes);
+        // At most a line, whatever the address.
+        let start = bytes.as_ptr().align_offset(LINE).min(LINE);
+        Ok(AlignedBuffer { bytes, start, len })
     }
 
     fn as_slice(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        &self.bytes[self.start..][..self.len]
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+        &mut self.bytes[self.start..][..self.len]
     }
 }
 

@@ -9,7 +9,7 @@ use crate::graph::Rows;
 /// Bytes that a session of a model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Weights, as they lie in the file.
+    /// Weights, as they lie in the file, and what spelling some of them out adds.
     pub weights: u64,
     /// KV cache and recurrent state.
     pub cache: u64,
@@ -51,7 +51,7 @@ impl MemoryPlan {
         let buffers = 4 * config.max_tokens as u64 * widest.max().unwrap_or(0)
             + 4 * config.max_outputs as u64 * outputs.unwrap_or(0);
         MemoryPlan {
-            weights: model.weights().size(),
+            weights: model.weights().size() + model.weights().growth(),
             cache: cache.sum::<u64>() + states.sum::<u64>(),
             buffers,
         }

@@ -9,6 +9,7 @@ mod loader;
 mod memory;
 mod mxfp4;
 mod recurrent;
+mod spell;
 mod stored;
 mod text;
 mod weights;
@@ -66,7 +67,8 @@ impl Model {
         let hparams = Hparams::read(&file, arch)?;
         let mut loader = WeightLoader::new(&file, arch);
         let plan = decoder::build(arch, &hparams, &mut loader)?;
-        let (weights, unused) = loader.finish();
+        let (mut weights, unused) = loader.finish();
+        weights.plan_spelling(&plan, file.spell_out(), file.is_read());
         check_unused(&file, &hparams, &unused)?;
         check_lost(&file, &unused)?;
         if let Some(first) = unused.first() {

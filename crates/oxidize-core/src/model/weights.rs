@@ -1,10 +1,12 @@
 //! The weights of a model, kept where they are in the file; [`super::loader`] finds them.
 
+use super::spell::Spelling;
 use crate::error::Result;
 use crate::file::TensorBytes;
 use crate::graph::{NormKind, WeightId};
 use crate::model::Part;
 use oxidize_kernels::quant::{self, TensorType};
+use std::sync::Arc;
 
 /// One matrix, vector or stack of expert matrices.
 #[derive(Clone, Debug)]
@@ -100,10 +102,20 @@ impl Weight {
         }
     }
 
-    /// Moves the file that it is in to huge pages, if that is mapped ([`TensorBytes::settle`]).
-    pub fn settle(&self) {
-        if let Storage::Pieces(pieces) = &self.storage {
-            pieces.iter().for_each(TensorBytes::settle);
+    /// Where it is in the file, in one piece or one for each expert; nowhere if no file stands behind it.
+    pub(super) fn pieces(&self) -> &[TensorBytes] {
+        match &self.storage {
+            Storage::Pieces(pieces) => pieces,
+            Storage::Floats(_) => &[],
+        }
+    }
+
+    /// The same weight in another form: as many pieces as before.
+    pub(super) fn with_pieces(&self, ty: TensorType, pieces: Vec<TensorBytes>) -> Weight {
+        Weight {
+            ty,
+            storage: Storage::Pieces(pieces),
+            ..self.clone()
         }
     }
 }
@@ -112,6 +124,8 @@ impl Weight {
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
     list: Vec<Weight>,
+    /// Those that change their form where they are run; adapters only add to the list.
+    pub(super) spelling: Arc<Spelling>,
 }
 
 impl Weights {
@@ -138,6 +152,22 @@ impl Weights {
     /// Bytes of those in memory of this process's own.
     pub fn own_size(&self) -> u64 {
         self.list.iter().map(Weight::own_size).sum()
+    }
+
+    /// Moves what is in mapped files to huge pages ([`TensorBytes::settle`]).
+    pub fn settle(&self) {
+        TensorBytes::settle(self.list.iter().flat_map(Weight::pieces));
+    }
+
+    /// The same weights with others in the place of some.
+    pub(super) fn replaced(&self, others: impl IntoIterator<Item = (WeightId, Weight)>) -> Weights {
+        let mut weights = self.clone();
+        for (id, other) in others {
+            if let Some(weight) = weights.list.get_mut(id.0 as usize) {
+                *weight = other;
+            }
+        }
+        weights
     }
 
     /// Adds a vector.

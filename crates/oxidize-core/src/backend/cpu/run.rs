@@ -61,18 +61,20 @@ impl CpuSession {
         weights: &Weights,
         config: &SessionConfig,
     ) -> Result<CpuSession, BackendError> {
-        weights.numbered().for_each(|(_, weight)| weight.settle());
+        let n_threads = config.n_threads.unwrap_or_else(super::default_threads);
+        let weights = weights.spelled_out(kernels, n_threads);
+        weights.settle();
         let (steps, n_encoder_steps) = lower(plan, config.max_context);
         let encoder_slots = match n_encoder_steps {
             0 => 0,
             _ => config.state_slots,
         };
         let caches = plan.caches.iter().map(|info| KvCache::new(info, config));
-        let pool = Pool::new(config.n_threads.unwrap_or_else(super::default_threads));
+        let pool = Pool::new(n_threads);
         Ok(CpuSession {
             kernels,
             config: config.clone(),
-            weights: Arc::new(weights.clone()),
+            weights: Arc::new(weights),
             buffers: Buffers::new(plan, &steps, config),
             caches: caches.collect::<Result<_, _>>()?,
             states: States::new(plan, config)?,
