@@ -98,8 +98,11 @@ pub(crate) fn multiply_panel<P: Products, const GROUP: usize, const MIN: bool>(
                     .into_iter()
                     .enumerate()
                 {
-                    let rows = sums.map(F32x4::lanes);
-                    epilogue.write_rows(out.row(token + t), first_row, rows.as_flattened());
+                    let mut rows = [0.0; ROWS];
+                    for (rows, sums) in rows.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
+                        *rows = sums.lanes();
+                    }
+                    epilogue.write_rows(out.row(token + t), first_row, &rows);
                 }
             };
         }
