@@ -64,7 +64,7 @@ impl<const G: usize, const N: usize> Columns<G, N> {
 
     /// Σwq, Σwq² and Σwxq of each group, at the levels nearest to `(x + min) · inverse`.
     #[inline(always)]
-    fn line_moments(&self, min: Lane<G>, inverse: Lane<G>, last: f32) -> [Lane<G>; 3] {
+    pub(super) fn line_moments(&self, min: Lane<G>, inverse: Lane<G>, last: f32) -> [Lane<G>; 3] {
         let (mut q1, mut qq, mut xq) = ([0.0; G], [0.0; G], [0.0; G]);
         for (x, w) in self.x.iter().zip(&self.w) {
             for g in 0..G {

@@ -62,103 +62,67 @@ fn lines<const G: usize, const N: usize>(
             sum_x[g] += w[g] * x[g];
         }
     }
-    let (mut scale, mut inverse, mut flat) = ([0.0; G], [0.0; G], [false; G]);
+    let (mut min, mut scale, mut inverse) = ([0.0; G], [0.0; G], [0.0; G]);
     for g in 0..G {
-        low[g] = if low[g] > 0.0 { 0.0 } else { low[g] };
-        flat[g] = high[g] == low[g];
-        inverse[g] = search.last / (high[g] - low[g]);
+        min[g] = if low[g] > 0.0 { 0.0 } else { -low[g] };
+        inverse[g] = search.last / (high[g] + min[g]);
         scale[g] = 1.0 / inverse[g];
     }
-    let plain = low;
-    let levels = Levels {
-        low,
-        inverse,
-        last: search.last,
-    };
-    let mut least = columns.error(levels, scale, low, search.absolute);
+    let plain = min;
+    let mut least = columns.error((min, inverse), (scale, min), search);
     for step in 0..=search.steps {
         for g in 0..G {
             let range = search.first + 0.1 * f32::from(step) + search.last;
             // What has been found so far is the range from here on.
-            inverse[g] = range / (high[g] - low[g]);
+            inverse[g] = range / (high[g] + min[g]);
         }
-        let levels = Levels {
-            low,
-            inverse,
-            last: search.last,
-        };
-        let [q1, qq, xq] = columns.line_sums(levels);
+        let [q, qq, xq] = columns.line_moments(min, inverse, search.last);
         // The regression line, through the origin if its minimum would be negative.
-        let (mut slope, mut above, mut is_line) = ([0.0; G], [0.0; G], [false; G]);
+        let (mut slope, mut below, mut is_line) = ([0.0; G], [0.0; G], [false; G]);
         for g in 0..G {
-            let determinant = sum_w[g] * qq[g] - q1[g] * q1[g];
-            slope[g] = (sum_w[g] * xq[g] - sum_x[g] * q1[g]) / determinant;
-            above[g] = (qq[g] * sum_x[g] - q1[g] * xq[g]) / determinant;
-            slope[g] = if above[g] > 0.0 {
-                xq[g] / qq[g]
-            } else {
-                slope[g]
-            };
-            above[g] = if above[g] > 0.0 { 0.0 } else { above[g] };
+            let determinant = sum_w[g] * qq[g] - q[g] * q[g];
+            let line = (sum_w[g] * xq[g] - sum_x[g] * q[g]) / determinant;
+            below[g] = (q[g] * xq[g] - qq[g] * sum_x[g]) / determinant;
+            slope[g] = if below[g] < 0.0 { xq[g] / qq[g] } else { line };
+            below[g] = if below[g] < 0.0 { 0.0 } else { below[g] };
             is_line[g] = determinant > 0.0;
         }
-        let error = columns.error(levels, slope, above, search.absolute);
+        let error = columns.error((min, inverse), (slope, below), search);
         for g in 0..G {
             let better = is_line[g] && error[g] < least[g];
             least[g] = if better { error[g] } else { least[g] };
             scale[g] = if better { slope[g] } else { scale[g] };
-            low[g] = if better { above[g] } else { low[g] };
+            min[g] = if better { below[g] } else { min[g] };
         }
     }
-    let mut min = [0.0; G];
     for g in 0..G {
-        scale[g] = if flat[g] { 0.0 } else { scale[g] };
-        min[g] = if flat[g] { -plain[g] } else { -low[g] };
+        let flat = high[g] == -plain[g];
+        scale[g] = if flat { 0.0 } else { scale[g] };
+        min[g] = if flat { plain[g] } else { min[g] };
     }
     (scale, min)
 }
 
-/// Levels of `0..=last` nearest to `(x − low) · inverse`. They are computed wherever they are needed:
-/// loops that store them would be vectorised over elements, with groups far apart.
-#[derive(Clone, Copy)]
-struct Levels<const G: usize> {
-    low: Lane<G>,
-    inverse: Lane<G>,
-    last: f32,
-}
-
-impl<const G: usize> Levels<G> {
-    #[inline(always)]
-    fn of(&self, x: f32, g: usize) -> f32 {
-        whole(self.inverse[g] * (x - self.low[g]), 0.0, self.last)
-    }
-}
-
 impl<const G: usize, const N: usize> Columns<G, N> {
-    /// Σwq, Σwq² and Σwxq of each group.
+    /// What the levels nearest to `(x + min) · inverse` miss at the line `(scale, below)`. They are computed
+    /// again: loops that store them would be vectorised over elements, with groups far apart.
     #[inline(always)]
-    fn line_sums(&self, levels: Levels<G>) -> [Lane<G>; 3] {
-        let (mut q1, mut qq, mut xq) = ([0.0; G], [0.0; G], [0.0; G]);
-        for (x, w) in self.x.iter().zip(&self.w) {
-            for g in 0..G {
-                let q = levels.of(x[g], g);
-                let wq = w[g] * q;
-                q1[g] += wq;
-                qq[g] += wq * q;
-                xq[g] += wq * x[g];
-            }
-        }
-        [q1, qq, xq]
-    }
-
-    /// What the levels miss, at `scale · q + low`.
-    #[inline(always)]
-    fn error(&self, levels: Levels<G>, scale: Lane<G>, low: Lane<G>, absolute: bool) -> Lane<G> {
+    fn error(
+        &self,
+        (min, inverse): (Lane<G>, Lane<G>),
+        (scale, below): (Lane<G>, Lane<G>),
+        search: LineSearch,
+    ) -> Lane<G> {
         let mut error = [0.0; G];
         for (x, w) in self.x.iter().zip(&self.w) {
             for g in 0..G {
-                let miss = scale[g] * levels.of(x[g], g) + low[g] - x[g];
-                let miss = if absolute { miss.abs() } else { miss * miss };
+                let q = whole((x[g] + min[g]) * inverse[g], 0.0, search.last);
+                let miss = scale[g] * q - below[g] - x[g];
+                let miss = if search.absolute {
+                    miss.abs()
+                } else {
+                    miss * miss
+                };
                 error[g] += w[g] * miss;
             }
         }
