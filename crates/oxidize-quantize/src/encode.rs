@@ -145,7 +145,9 @@ impl Workers<'_> {
 
     pub(crate) fn check(&self) -> Result<()> {
         match self.stop {
-            Some(stop) if stop.load(Ordering::Relaxed) => Err(Error::Interrupted),
+            Some(stop) if stop.load(Ordering::Relaxed) => Err(Error::Interrupted {
+                left: "nothing was written".into(),
+            }),
             _ => Ok(()),
         }
     }

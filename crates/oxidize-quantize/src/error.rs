@@ -124,8 +124,11 @@ pub enum Error {
         least: u64,
     },
     /// Someone asked to stop.
-    #[error("interrupted; nothing was written")]
-    Interrupted,
+    #[error("interrupted; {left}")]
+    Interrupted {
+        /// What there is now.
+        left: String,
+    },
 }
 
 impl From<oxidize_core::gguf::WriteError> for Error {

@@ -1,9 +1,13 @@
 //! `oxidize imatrix`: how strongly the inputs of each matrix are driven, for quantising.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use anyhow::Context;
 use clap::Args;
+use oxidize_core::io::remove_abandoned;
+use oxidize_quantize::Error;
+use oxidize_quantize::commands::interrupted;
 use oxidize_quantize::imatrix::{Options, collect};
 use oxidize_quantize::importance::Importance;
 
@@ -98,12 +102,20 @@ impl Imatrix {
             let mut total = known.cloned().unwrap_or_default();
             total.merge(&new).map(|()| total)
         };
+        remove_abandoned(&self.output);
+        let stop = interrupted();
         let mut counter = None;
         let new = collect(&model, &text, &options, |done, total, so_far| {
             let counter = counter.get_or_insert_with(|| progress::counter("chunks", total as u64));
             counter.advance("");
-            if done.is_multiple_of(self.save_every.max(1)) && done < total {
+            let stopped = stop.load(Ordering::Relaxed);
+            if stopped || done.is_multiple_of(self.save_every.max(1)) && done < total {
                 with_known(so_far())?.save(&self.output)?;
+            }
+            if stopped {
+                let output = self.output.display();
+                let left = format!("{output} has what came before, and --resume goes on from it");
+                return Err(Error::Interrupted { left });
             }
             Ok(())
         })?;

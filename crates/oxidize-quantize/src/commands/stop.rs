@@ -19,7 +19,7 @@ pub fn interrupted() -> &'static AtomicBool {
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     let stopped = error
         .chain()
-        .any(|cause| matches!(cause.downcast_ref(), Some(Error::Interrupted)));
+        .any(|cause| matches!(cause.downcast_ref(), Some(Error::Interrupted { .. })));
     let signal = asked().signal.load(Ordering::Relaxed);
     match u8::try_from(128 + signal) {
         Ok(code) if stopped && signal != 0 => code.into(),
