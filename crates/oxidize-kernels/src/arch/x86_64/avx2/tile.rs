@@ -100,43 +100,49 @@ unsafe fn tile<P: Products, const KIND: u8, const T: usize>(
     let mut sums = [[_mm256_setzero_ps(); 2]; T];
     // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
     unsafe {
+        let quants: [*const i8; T] =
+            std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
+        let at = first * acts.group_stride;
         for g in 0..acts.k / 32 {
             next.ask();
-            if kind.halves {
-                add_group::<P, KIND, T, 4>(panel, acts, first, 2 * g, &mut sums);
-                add_group::<P, KIND, T, 4>(panel, acts, first, 2 * g + 1, &mut sums);
-            } else {
-                add_group::<P, KIND, T, 8>(panel, acts, first, g, &mut sums);
+            if !kind.halves {
+                let quants = quants.map(|q| q.add(32 * g));
+                let starts = starts::<KIND, T>(panel, acts, first, g, 2 * g..2 * g + 2);
+                let weights = panel.quants.add(g * 32 * 16);
+                let dots = group::<P, KIND, T, 8>(weights, quants, starts);
+                let act_sums = acts.sums.add(at + g);
+                scale::<KIND, T>(
+                    panel,
+                    g,
+                    dots,
+                    acts,
+                    at + g,
+                    act_sums,
+                    acts.group_stride,
+                    &mut sums,
+                );
+                continue;
+            }
+            for i in 2 * g..2 * g + 2 {
+                let quants = quants.map(|q| q.add(16 * i));
+                let starts = starts::<KIND, T>(panel, acts, first, i, i..i + 1);
+                let weights = panel.quants.add(i * 16 * 16);
+                let dots = group::<P, KIND, T, 4>(weights, quants, starts);
+                let act_sums = acts.half_sums.add(2 * at + i);
+                scale::<KIND, T>(
+                    panel,
+                    i,
+                    dots,
+                    acts,
+                    at + g,
+                    act_sums,
+                    2 * acts.group_stride,
+                    &mut sums,
+                );
             }
         }
     }
     sums
-}
-
-/// Adds the products of a group of `4 · STEPS` elements that has a scale of its own.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-unsafe fn add_group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>(
-    panel: &Panel,
-    acts: &RawRows,
-    first: usize,
-    group: usize,
-    sums: &mut [[__m256; 2]; T],
-) {
-    // SAFETY: as the caller says.
-    unsafe {
-        let quants: [*const i8; T] = std::array::from_fn(|t| {
-            let row = acts.quants.add((first + t) * acts.quant_stride);
-            row.add(4 * STEPS * group)
-        });
-        let halves = group * STEPS / 4..(group + 1) * STEPS / 4;
-        let starts = starts::<KIND, T>(panel, acts, first, group, halves);
-        let weights = panel.quants.add(64 * STEPS * group);
-        let dots = products::<P, KIND, T, STEPS>(weights, quants, starts);
-        scale::<KIND, T, STEPS>(panel, group, dots, acts, first, sums);
-    }
 }
 
 /// What the integer products of a group begin with: `halves` are its sixteens.
@@ -174,17 +180,20 @@ unsafe fn starts<const KIND: u8, const T: usize>(
     }
 }
 
-/// Adds the integer products of a group, with their scales and minima, to the sums.
+/// Adds the products of a group, with their scales and minima, to the sums.
 ///
 /// # Safety
-/// As [`tile`].
+/// As [`tile`]; `act_group` is the group of the first token's scales, and `act_sums` its sum, which
+/// those of other tokens follow in steps of `sum_stride`.
 #[inline(always)]
-unsafe fn scale<const KIND: u8, const T: usize, const STEPS: usize>(
+unsafe fn scale<const KIND: u8, const T: usize>(
     panel: &Panel,
     group: usize,
     dots: [[__m256i; 2]; T],
     acts: &RawRows,
-    first: usize,
+    act_group: usize,
+    act_sums: *const f32,
+    sum_stride: usize,
     sums: &mut [[__m256; 2]; T],
 ) {
     let kind = const { Kind::decode(KIND) };
@@ -192,8 +201,7 @@ unsafe fn scale<const KIND: u8, const T: usize, const STEPS: usize>(
     unsafe {
         let scales = halves(panel.scales.add(16 * group));
         for t in 0..T {
-            let at = (first + t) * acts.group_stride + group * STEPS / 8;
-            let scale = _mm256_broadcast_ss(&*acts.scales.add(at));
+            let scale = _mm256_broadcast_ss(&*acts.scales.add(act_group + t * acts.group_stride));
             for h in 0..2 {
                 let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[t][h]), scales[h]);
                 sums[t][h] = _mm256_fmadd_ps(dot, scale, sums[t][h]);
@@ -204,12 +212,7 @@ unsafe fn scale<const KIND: u8, const T: usize, const STEPS: usize>(
         }
         let mins = halves(panel.mins.add(16 * group));
         for t in 0..T {
-            let at = (first + t) * acts.group_stride;
-            let sum = match STEPS {
-                8 => acts.sums.add(at + group),
-                _ => acts.half_sums.add(2 * at + group),
-            };
-            let sum = _mm256_broadcast_ss(&*sum);
+            let sum = _mm256_broadcast_ss(&*act_sums.add(t * sum_stride));
             for h in 0..2 {
                 sums[t][h] = _mm256_fmadd_ps(mins[h], sum, sums[t][h]);
             }
@@ -249,7 +252,7 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
                     false => starts::<SIGNED, T>(&self.0, acts, first, g, 2 * g..2 * g + 2),
                 };
                 let quants = quants.map(|q| q.add(32 * g));
-                let dots = products::<P, SIGNED, T, 8>(weights, quants, starts);
+                let dots = group::<P, SIGNED, T, 8>(weights, quants, starts);
                 for (sums, dots) in sums.iter_mut().zip(dots) {
                     for h in 0..2 {
                         sums[h] = _mm256_add_epi32(sums[h], dots[h]);
@@ -278,7 +281,7 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
 /// # Safety
 /// Needs AVX2, and what the products need; reads `STEPS` × 64 bytes of weights and `STEPS` × 4 of each token.
 #[inline(always)]
-unsafe fn products<P: Products, const KIND: u8, const T: usize, const STEPS: usize>(
+unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>(
     weights: *const u8,
     quants: [*const i8; T],
     mut wide: [[__m256i; 2]; T],
