@@ -145,8 +145,8 @@ unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
         for t in 0..M {
             let at = (first + t) * acts.group_stride + first_group;
             let products = &mut products[t];
-            let act_scale = _mm256_loadu_ps(acts.scales.add(at));
             if F::GROUP == 32 {
+                let act_scale = _mm256_loadu_ps(acts.scales.add(at));
                 let scale = _mm256_load_ps(scales.scale.as_ptr());
                 _mm256_storeu_ps(products.as_mut_ptr(), _mm256_mul_ps(scale, act_scale));
                 if F::MIN || shifted {
@@ -156,10 +156,11 @@ unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
                 }
             } else {
                 for half in 0..2 {
-                    let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-                    let twice = _mm256_add_epi32(twice, _mm256_set1_epi32(4 * half as i32));
-                    let act_scale = _mm256_permutevar8x32_ps(act_scale, twice);
+                    let act_scale = _mm256_broadcast_ps(&*acts.scales.add(at + 4 * half).cast());
                     let scale = _mm256_load_ps(scales.scale.as_ptr().add(8 * half));
+                    // The first sixteens of four groups, and then their second ones.
+                    let by_side = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+                    let scale = _mm256_permutevar8x32_ps(scale, by_side);
                     let product = _mm256_mul_ps(scale, act_scale);
                     _mm256_storeu_ps(products.as_mut_ptr().add(8 * half), product);
                     if F::MIN || shifted {
@@ -215,9 +216,13 @@ unsafe fn dot_group<F: Format, P: Products, const M: usize, const CHAIN: usize>(
             let scale = if F::GROUP == 32 {
                 _mm256_set1_ps(products[t][g])
             } else {
-                let pair = _mm256_broadcast_sd(&*products[t].as_ptr().add(2 * g).cast());
-                let spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-                _mm256_permutevar8x32_ps(_mm256_castpd_ps(pair), spread)
+                let four = _mm256_loadu_ps(products[t].as_ptr().add(g / 4 * 8));
+                match g % 4 {
+                    0 => _mm256_permute_ps::<0x00>(four),
+                    1 => _mm256_permute_ps::<0x55>(four),
+                    2 => _mm256_permute_ps::<0xaa>(four),
+                    _ => _mm256_permute_ps::<0xff>(four),
+                }
             };
             let sum = &mut sums.products[t][CHAIN];
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), scale, *sum);

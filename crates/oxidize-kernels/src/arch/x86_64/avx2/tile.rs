@@ -4,6 +4,7 @@
 //! must be widened depends on the bits of the weights: eight for 4 bits, which is a whole group. Where
 //! there is an instruction for it ([`Products::FOURS`]), four products go straight into 32 bits.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -314,6 +315,9 @@ unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>
                     } else {
                         _mm256_add_epi16(narrow[t][h], pairs)
                     };
+                    if depth == 8 {
+                        narrow[t][h] = in_order(narrow[t][h]);
+                    }
                     if step % depth == depth - 1 || step == STEPS - 1 {
                         let widened = _mm256_madd_epi16(narrow[t][h], ones);
                         wide[t][h] = _mm256_add_epi32(wide[t][h], widened);
@@ -323,6 +327,21 @@ unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>
         }
         wide
     }
+}
+
+/// The same vector, in a register at this point of the program. Left to itself the compiler adds up a whole group
+/// token by token, which has more in registers than there are, and reads weights again for each token.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn in_order(mut vector: __m256i) -> __m256i {
+    // SAFETY: there is no instruction.
+    unsafe {
+        asm!("/* {0} */", inout(ymm_reg) vector, options(nomem, nostack, preserves_flags));
+    }
+    vector
 }
 
 /// Sixteen floats in two vectors.

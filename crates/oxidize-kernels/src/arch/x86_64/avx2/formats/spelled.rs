@@ -68,14 +68,14 @@ unsafe impl Format for Iq1MSpelled {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
+        // A bit of `up` for each eight weights; 64 bits have all of them, whatever lies above.
         let (codes, up) = unsafe {
-            (
-                bytes32(chunk.add(14 + 32 * (group % 2))),
-                chunk.add(10 + group / 2).read() >> (group % 2 * 4),
-            )
+            let up = chunk.add(10).cast::<i64>().read_unaligned();
+            (bytes32(chunk.add(14 + 32 * (group % 2))), up)
         };
-        let bits = _mm256_setr_epi64x(1, 2, 4, 8);
-        let up = _mm256_and_si256(_mm256_set1_epi64x(i64::from(up)), bits);
+        let bits = [1, 2, 4, 8].map(|bit| bit << (4 * group));
+        let bits = _mm256_setr_epi64x(bits[0], bits[1], bits[2], bits[3]);
+        let up = _mm256_and_si256(_mm256_set1_epi64x(up), bits);
         let up = _mm256_cmpeq_epi64(up, bits);
         let eights = _mm256_slli_epi16::<3>(crumbs(codes, group));
         _mm256_or_si256(eights, _mm256_and_si256(up, _mm256_set1_epi8(2)))
