@@ -50,6 +50,10 @@ pub(crate) unsafe trait Format: Sized {
     /// Whether a weight is a scale times an integer.
     const CENTRED: bool = Self::SIGNED || Self::LEVEL != 0;
 
+    /// Where the number, of 16 bits, lies in a chunk that the scales of all its groups are integers of a byte of,
+    /// for formats of groups of 16 whose `LEVEL` is not 0.
+    const UNIT: Option<usize> = None;
+
     /// Whether 32 bytes hold two neighbouring groups of 32, one in their low and one in their high nibbles:
     /// see [`Format::nibble_columns`]. Rows are whole chunks then.
     const NIBBLES: bool = false;
@@ -114,6 +118,20 @@ pub(crate) unsafe trait Format: Sized {
     #[inline(always)]
     unsafe fn nibble_columns(_chunks: &[*const u8; 8], _put: impl FnMut(usize, usize, __m256i)) {
         unreachable!("the format has no pairs of groups")
+    }
+}
+
+/// The halves that lie in eight chunks at an offset, as floats.
+///
+/// # Safety
+/// Needs F16C; inside the chunks.
+#[inline(always)]
+pub(crate) unsafe fn halves_of(chunks: &[*const u8; 8], at: usize) -> __m256 {
+    // SAFETY: as the caller says.
+    unsafe {
+        let [a, b, c, d, e, f, g, h] =
+            chunks.map(|chunk| chunk.add(at).cast::<i16>().read_unaligned());
+        _mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h))
     }
 }
 

@@ -89,7 +89,7 @@ unsafe fn tiled<F: Format, P: Products>(
 
 /// The function that multiplies a panel of a kind with all tokens.
 const fn multiplier<P: Products>(
-    kind: u8,
+    kind: u16,
 ) -> unsafe fn(&Panel, &WeightRows<'_>, &QuantizedRows, usize, &Epilogue<'_>, &mut TileMut<'_>) {
     macro_rules! kinds {
         ($($kind:literal)*) => {
@@ -99,13 +99,13 @@ const fn multiplier<P: Products>(
             }
         };
     }
-    kinds!(4 5 7 13 15 16 18 19 24 26 27 75 99 130 169 192 200 224 232)
+    kinds!(4 5 7 13 15 16 18 19 24 26 27 99 130 192 200 224 232 281 283)
 }
 
 /// # Safety
 /// As [`TileKernel`]; the panel is of the kind.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_kind<P: Products, const KIND: u8>(
+unsafe fn multiply_kind<P: Products, const KIND: u16>(
     panel: &Panel,
     weight: &WeightRows<'_>,
     acts: &QuantizedRows,

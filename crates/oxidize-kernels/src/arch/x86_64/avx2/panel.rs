@@ -6,7 +6,9 @@
 
 use std::arch::x86_64::*;
 
-use super::format::{CHUNK, Format, Scales, negate_where, spread_bits, transpose, turn_scales};
+use super::format::{
+    CHUNK, Format, Scales, halves_of, negate_where, spread_bits, transpose, turn_scales,
+};
 use super::products::Products;
 use crate::ops::matmul::{Scratch, WeightRows, grown};
 
@@ -19,10 +21,12 @@ pub(crate) struct Panel {
     /// `[k / 4][ROWS][4]` bytes; or half as many, `[k / 64][8][ROWS][4]`, where the elements of a group are the low
     /// nibbles and those of the next group the high ones, whose scales then are 1/16 of what they were.
     pub(crate) quants: *const u8,
-    /// `[k / GROUP][ROWS]` scales.
+    /// `[k / GROUP][ROWS]` scales; where they are integers ([`has_unit`]), as words, each twice.
     pub(crate) scales: *const f32,
-    /// As many minima, of formats that are not [`Format::CENTRED`].
+    /// As many minima, where there are such ([`has_mins`]).
     pub(crate) mins: *const f32,
+    /// `[k / 256][ROWS]` numbers that scales are integers of.
+    pub(crate) units: *const f32,
     /// In their place, for signed weights and without [`Products::FOURS`]: the sums of the magnitudes of those
     /// below 0.
     pub(crate) starts: *const i32,
@@ -62,16 +66,33 @@ impl Next {
     }
 }
 
-/// Makes room for a panel of rows of `k`: its quants, scales and minima.
-pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *mut f32) {
+/// Whether the scales of a panel are integers: then two sixteens are one sum, for a multiplication that would be by
+/// one otherwise multiplies by them. Instructions that add up [four products](Products::FOURS) have no such
+/// multiplication.
+pub(crate) const fn has_unit<F: Format, P: Products>() -> bool {
+    F::UNIT.is_some() && !P::FOURS
+}
+
+/// Whether a panel has minima.
+pub(crate) const fn has_mins<F: Format, P: Products>() -> bool {
+    F::MIN && !F::CENTRED || has_unit::<F, P>()
+}
+
+/// Makes room for a panel of rows of `k`: its quants, scales, minima and units.
+pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *mut f32, *mut f32) {
     // One cache line more, so that the panel can begin on one.
     let quants = grown(&mut scratch.bytes, k * ROWS + 64).as_mut_ptr();
     let quants = quants.wrapping_add(quants.align_offset(64));
     // Scales of whole chunks.
     let n = k.next_multiple_of(CHUNK) / 16 * ROWS;
-    let scales = grown(&mut scratch.scales, 2 * n + 16).as_mut_ptr();
+    let scales = grown(&mut scratch.scales, 2 * n + n / 16 + 16).as_mut_ptr();
     let scales = scales.wrapping_add(scales.align_offset(64));
-    (quants, scales, scales.wrapping_add(n))
+    (
+        quants,
+        scales,
+        scales.wrapping_add(n),
+        scales.wrapping_add(2 * n),
+    )
 }
 
 /// Unpacks rows `first` to `first + 15`; past the last row, the last row again.
@@ -89,7 +110,7 @@ pub(crate) unsafe fn unpack<F: Format, P: Products, const PACKED: bool>(
     scratch: &mut Scratch,
 ) -> Panel {
     let (k, last) = (weight.k(), weight.rows() - 1);
-    let (quants, scales, mins) = reserve(scratch, k);
+    let (quants, scales, mins, units) = reserve(scratch, k);
     let per_chunk = CHUNK / F::GROUP;
     let base = weight.data().as_ptr();
     let groups = k / 32;
@@ -109,6 +130,14 @@ pub(crate) unsafe fn unpack<F: Format, P: Products, const PACKED: bool>(
             for half in 0..2 {
                 let chunks: [*const u8; 8] =
                     std::array::from_fn(|r| rows[8 * half + r].add(c * F::CHUNK_BYTES));
+                let mut inverse = _mm256_setzero_ps();
+                if let (Some(at), true) = (F::UNIT, has_unit::<F, P>()) {
+                    let unit = halves_of(&chunks, at);
+                    _mm256_store_ps(units.add(c * ROWS + 8 * half), unit);
+                    let known = _mm256_cmp_ps::<_CMP_NEQ_OQ>(unit, inverse);
+                    let one = _mm256_set1_ps(1.0);
+                    inverse = _mm256_and_ps(_mm256_div_ps(one, unit), known);
+                }
                 // Past the end of a short chunk this writes too: into what is overwritten or not read.
                 let put_scales = |g: usize, scale: __m256, min: __m256| {
                     let at = (c * per_chunk + g) * ROWS + 8 * half;
@@ -116,8 +145,17 @@ pub(crate) unsafe fn unpack<F: Format, P: Products, const PACKED: bool>(
                         true => _mm256_mul_ps(scale, _mm256_set1_ps(1.0 / 16.0)),
                         false => scale,
                     };
+                    let scale = match has_unit::<F, P>() {
+                        true => {
+                            let whole = _mm256_cvtps_epi32(_mm256_mul_ps(scale, inverse));
+                            let low = _mm256_and_si256(whole, _mm256_set1_epi32(0xffff));
+                            let twice = _mm256_or_si256(low, _mm256_slli_epi32::<16>(whole));
+                            _mm256_castsi256_ps(twice)
+                        }
+                        false => scale,
+                    };
                     _mm256_store_ps(scales.add(at), scale);
-                    if F::MIN && !F::CENTRED {
+                    if has_mins::<F, P>() {
                         _mm256_store_ps(mins.add(at), min);
                     }
                 };
@@ -166,6 +204,7 @@ pub(crate) unsafe fn unpack<F: Format, P: Products, const PACKED: bool>(
         quants,
         scales,
         mins,
+        units,
         starts: mins.cast(),
     }
 }

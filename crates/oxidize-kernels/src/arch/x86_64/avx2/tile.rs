@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::format::Format;
 use super::formats::Q8_0;
 use super::matmul::TileKernel;
-use super::panel::{Next, Panel};
+use super::panel::{Next, Panel, has_mins, has_unit};
 use super::products::{Products, Widening};
 use crate::ops::matmul::{MOVED, RawRows};
 
@@ -24,13 +24,15 @@ pub(crate) struct Kind {
     /// Whether there is a scale for each 16 elements.
     halves: bool,
     min: bool,
+    /// Whether the scales of sixteens are integers.
+    unit: bool,
     /// The level that stands for 0, where bytes without a sign have one.
     level: Option<u32>,
 }
 
 impl Kind {
     /// The kind of a format, as a number that can be a parameter of [`BytePanel`].
-    pub(crate) const fn of<F: Format, P: Products>() -> u8 {
+    pub(crate) const fn of<F: Format, P: Products>() -> u16 {
         let depth = match F::BITS {
             _ if P::FOURS => 0,
             0..=4 => 3,
@@ -44,21 +46,26 @@ impl Kind {
             false => F::LEVEL,
         };
         let signed = F::SIGNED && !P::FOURS;
-        let min = F::MIN && !F::CENTRED;
+        let unit = has_unit::<F, P>();
+        let min = has_mins::<F, P>();
+        let halves = F::GROUP == 16;
         let level = match level {
             0 => 0,
-            level => level.ilog2() as u8,
+            _ if unit => 0,
+            level => level.ilog2() as u16,
         };
-        depth | (signed as u8) << 2 | ((F::GROUP == 16) as u8) << 3 | (min as u8) << 4 | level << 5
+        let flags = (signed as u16) << 2 | (halves as u16) << 3 | (min as u16) << 4;
+        depth | flags | level << 5 | (unit as u16) << 8
     }
 
-    const fn decode(kind: u8) -> Kind {
+    const fn decode(kind: u16) -> Kind {
         Kind {
             depth: 1 << (kind & 3),
             signed: kind >> 2 & 1 == 1,
             halves: kind >> 3 & 1 == 1,
             min: kind >> 4 & 1 == 1,
-            level: match kind >> 5 {
+            unit: kind >> 8 == 1,
+            level: match kind >> 5 & 7 {
                 0 => None,
                 bits => Some(1 << bits),
             },
@@ -67,10 +74,10 @@ impl Kind {
 }
 
 /// A panel that was unpacked from a format of the kind.
-pub(crate) struct BytePanel<const KIND: u8>(pub(crate) Panel);
+pub(crate) struct BytePanel<const KIND: u16>(pub(crate) Panel);
 
 // SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl<P: Products, const KIND: u8> TileKernel<P> for BytePanel<KIND> {
+unsafe impl<P: Products, const KIND: u16> TileKernel<P> for BytePanel<KIND> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tile<const T: usize>(
@@ -91,7 +98,7 @@ unsafe impl<P: Products, const KIND: u8> TileKernel<P> for BytePanel<KIND> {
 /// has the tokens.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<P: Products, const KIND: u8, const T: usize>(
+unsafe fn tile<P: Products, const KIND: u16, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
@@ -104,42 +111,48 @@ unsafe fn tile<P: Products, const KIND: u8, const T: usize>(
         let quants: [*const i8; T] =
             std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
         let at = first * acts.group_stride;
+        let ones = [_mm256_set1_epi16(1); 2];
         for g in 0..acts.k / 32 {
             next.ask();
             if !kind.halves {
                 let quants = quants.map(|q| q.add(32 * g));
                 let starts = starts::<KIND, T>(panel, acts, first, g, 2 * g..2 * g + 2);
                 let weights = panel.quants.add(g * 32 * 16);
-                let dots = group::<P, KIND, T, 8>(weights, quants, starts);
-                let act_sums = acts.sums.add(at + g);
-                scale::<KIND, T>(
-                    panel,
-                    g,
-                    dots,
-                    acts,
-                    at + g,
-                    act_sums,
-                    acts.group_stride,
-                    &mut sums,
-                );
+                let dots = group::<P, KIND, T, 8>(weights, quants, starts, ones);
+                let scales = halves(panel.scales.add(16 * g));
+                add_scaled::<T>(scales, dots, acts, at + g, &mut sums);
+                if kind.min {
+                    let mins = halves(panel.mins.add(16 * g));
+                    add_mins::<T>(mins, acts.sums.add(at + g), acts.group_stride, &mut sums);
+                }
                 continue;
             }
+            if kind.unit {
+                let mut dots = [[_mm256_setzero_si256(); 2]; T];
+                for i in 2 * g..2 * g + 2 {
+                    let quants = quants.map(|q| q.add(16 * i));
+                    let weights = panel.quants.add(i * 16 * 16);
+                    let scales = panel.scales.add(16 * i).cast::<__m256i>();
+                    let scales = [_mm256_load_si256(scales), _mm256_load_si256(scales.add(1))];
+                    dots = group::<P, KIND, T, 4>(weights, quants, dots, scales);
+                }
+                let units = halves(panel.units.add(16 * (g / 8)));
+                add_scaled::<T>(units, dots, acts, at + g, &mut sums);
+            }
             for i in 2 * g..2 * g + 2 {
-                let quants = quants.map(|q| q.add(16 * i));
-                let starts = starts::<KIND, T>(panel, acts, first, i, i..i + 1);
-                let weights = panel.quants.add(i * 16 * 16);
-                let dots = group::<P, KIND, T, 4>(weights, quants, starts);
-                let act_sums = acts.half_sums.add(2 * at + i);
-                scale::<KIND, T>(
-                    panel,
-                    i,
-                    dots,
-                    acts,
-                    at + g,
-                    act_sums,
-                    2 * acts.group_stride,
-                    &mut sums,
-                );
+                if !kind.unit {
+                    let quants = quants.map(|q| q.add(16 * i));
+                    let starts = starts::<KIND, T>(panel, acts, first, i, i..i + 1);
+                    let weights = panel.quants.add(i * 16 * 16);
+                    let dots = group::<P, KIND, T, 4>(weights, quants, starts, ones);
+                    let scales = halves(panel.scales.add(16 * i));
+                    add_scaled::<T>(scales, dots, acts, at + g, &mut sums);
+                }
+                if kind.min {
+                    let mins = halves(panel.mins.add(16 * i));
+                    let act_sums = acts.half_sums.add(2 * at + i);
+                    add_mins::<T>(mins, act_sums, 2 * acts.group_stride, &mut sums);
+                }
             }
         }
     }
@@ -151,7 +164,7 @@ unsafe fn tile<P: Products, const KIND: u8, const T: usize>(
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-unsafe fn starts<const KIND: u8, const T: usize>(
+unsafe fn starts<const KIND: u16, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
@@ -181,26 +194,20 @@ unsafe fn starts<const KIND: u8, const T: usize>(
     }
 }
 
-/// Adds the products of a group, with their scales and minima, to the sums.
+/// Adds the products of a group, with its scales and those of the activations, to the sums.
 ///
 /// # Safety
-/// As [`tile`]; `act_group` is the group of the first token's scales, and `act_sums` its sum, which
-/// those of other tokens follow in steps of `sum_stride`.
+/// Needs AVX2 and FMA; `act_group` is the group of the first token's scales.
 #[inline(always)]
-unsafe fn scale<const KIND: u8, const T: usize>(
-    panel: &Panel,
-    group: usize,
+unsafe fn add_scaled<const T: usize>(
+    scales: [__m256; 2],
     dots: [[__m256i; 2]; T],
     acts: &RawRows,
     act_group: usize,
-    act_sums: *const f32,
-    sum_stride: usize,
     sums: &mut [[__m256; 2]; T],
 ) {
-    let kind = const { Kind::decode(KIND) };
     // SAFETY: as the caller says.
     unsafe {
-        let scales = halves(panel.scales.add(16 * group));
         for t in 0..T {
             let scale = _mm256_broadcast_ss(&*acts.scales.add(act_group + t * acts.group_stride));
             for h in 0..2 {
@@ -208,12 +215,25 @@ unsafe fn scale<const KIND: u8, const T: usize>(
                 sums[t][h] = _mm256_fmadd_ps(dot, scale, sums[t][h]);
             }
         }
-        if !kind.min {
-            return;
-        }
-        let mins = halves(panel.mins.add(16 * group));
+    }
+}
+
+/// Adds the minima of a group, with the sums of the activations, to the sums.
+///
+/// # Safety
+/// Needs AVX2 and FMA; `act_sums` is the group's sum of the first token, which those of other tokens follow in
+/// steps of `stride`.
+#[inline(always)]
+unsafe fn add_mins<const T: usize>(
+    mins: [__m256; 2],
+    act_sums: *const f32,
+    stride: usize,
+    sums: &mut [[__m256; 2]; T],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
         for t in 0..T {
-            let sum = _mm256_broadcast_ss(&*act_sums.add(t * sum_stride));
+            let sum = _mm256_broadcast_ss(&*act_sums.add(t * stride));
             for h in 0..2 {
                 sums[t][h] = _mm256_fmadd_ps(mins[h], sum, sums[t][h]);
             }
@@ -235,11 +255,12 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
         next: &mut Next,
     ) -> [[__m256; 2]; T] {
         // What the kind says of signs is of no account to products that want none.
-        const SIGNED: u8 = Kind::of::<Q8_0, Widening>();
+        const SIGNED: u16 = Kind::of::<Q8_0, Widening>();
         // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
         unsafe {
             let quants: [*const i8; T] =
                 std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
+            let ones = [_mm256_set1_epi16(1); 2];
             let mut sums: [[__m256i; 2]; T] = std::array::from_fn(|t| {
                 // What the weights are moved up by comes off first.
                 let moved = if P::FOURS { MOVED } else { 0 };
@@ -253,7 +274,7 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
                     false => starts::<SIGNED, T>(&self.0, acts, first, g, 2 * g..2 * g + 2),
                 };
                 let quants = quants.map(|q| q.add(32 * g));
-                let dots = group::<P, SIGNED, T, 8>(weights, quants, starts);
+                let dots = group::<P, SIGNED, T, 8>(weights, quants, starts, ones);
                 for (sums, dots) in sums.iter_mut().zip(dots) {
                     for h in 0..2 {
                         sums[h] = _mm256_add_epi32(sums[h], dots[h]);
@@ -272,7 +293,8 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
     }
 }
 
-/// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token, added to `wide`.
+/// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token, times the `factors` of the rows (a
+/// word twice for each), added to `wide`.
 ///
 /// `vpmaddubsw` wants one side without a sign. Of signed weights that is the magnitude; where one is below 0,
 /// the bits of the activation are turned round, which makes of `a` not `−a` but `−a − 1`, so that the products
@@ -282,16 +304,41 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
 /// # Safety
 /// Needs AVX2, and what the products need; reads `STEPS` × 64 bytes of weights and `STEPS` × 4 of each token.
 #[inline(always)]
-unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>(
+unsafe fn group<P: Products, const KIND: u16, const T: usize, const STEPS: usize>(
     weights: *const u8,
     quants: [*const i8; T],
     mut wide: [[__m256i; 2]; T],
+    factors: [__m256i; 2],
 ) -> [[__m256i; 2]; T] {
     // SAFETY: as the caller says.
     unsafe {
         let zero = _mm256_setzero_si256();
-        let ones = _mm256_set1_epi16(1);
         let Kind { depth, signed, .. } = const { Kind::decode(KIND) };
+        if depth == 2 && !signed {
+            // Sums of 16 bits last for two steps, which are taken together.
+            for step in (0..STEPS).step_by(2) {
+                let weight = weights.add(64 * step).cast::<__m256i>();
+                let a = [_mm256_load_si256(weight), _mm256_load_si256(weight.add(1))];
+                let b = [
+                    _mm256_load_si256(weight.add(2)),
+                    _mm256_load_si256(weight.add(3)),
+                ];
+                for t in 0..T {
+                    let act = quants[t].add(4 * step).cast::<i32>();
+                    let act_a = _mm256_set1_epi32(act.read_unaligned());
+                    let act_b = _mm256_set1_epi32(act.add(1).read_unaligned());
+                    for h in 0..2 {
+                        let pairs = _mm256_add_epi16(
+                            _mm256_maddubs_epi16(a[h], act_a),
+                            _mm256_maddubs_epi16(b[h], act_b),
+                        );
+                        let widened = _mm256_madd_epi16(pairs, factors[h]);
+                        wide[t][h] = in_order(_mm256_add_epi32(wide[t][h], widened));
+                    }
+                }
+            }
+            return wide;
+        }
         let mut narrow = [[zero; 2]; T];
         for step in 0..STEPS {
             let weight: [__m256i; 2] =
@@ -319,7 +366,7 @@ unsafe fn group<P: Products, const KIND: u8, const T: usize, const STEPS: usize>
                         narrow[t][h] = in_order(narrow[t][h]);
                     }
                     if step % depth == depth - 1 || step == STEPS - 1 {
-                        let widened = _mm256_madd_epi16(narrow[t][h], ones);
+                        let widened = _mm256_madd_epi16(narrow[t][h], factors[h]);
                         wide[t][h] = _mm256_add_epi32(wide[t][h], widened);
                     }
                 }

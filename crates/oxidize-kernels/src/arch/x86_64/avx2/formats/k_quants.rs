@@ -2,7 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::format::{Format, Scales, bytes32, half_at, low_and_high, turned, turned16};
+use super::super::format::{
+    Format, Scales, bytes32, half_at, halves_of, low_and_high, turned, turned16,
+};
 
 pub(crate) struct Q4K;
 
@@ -109,6 +111,7 @@ unsafe impl Format for Q6K {
     const BITS: u32 = 6;
     const MIN: bool = true;
     const LEVEL: u8 = 32;
+    const UNIT: Option<usize> = Some(208);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -128,9 +131,7 @@ unsafe impl Format for Q6K {
     ) {
         // SAFETY: inside the caller's blocks.
         unsafe {
-            let [a, b, c, d, e, f, g, h] =
-                chunks.map(|chunk| chunk.add(208).cast::<i16>().read_unaligned());
-            let d = _mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h));
+            let d = halves_of(chunks, 208);
             for (quarter, bytes) in turned16(chunks, 192).into_iter().enumerate() {
                 for i in 0..4 {
                     // The byte to the top, and down again with its sign.
@@ -240,6 +241,7 @@ unsafe impl Format for Q3K {
     const BITS: u32 = 3;
     const MIN: bool = true;
     const LEVEL: u8 = 4;
+    const UNIT: Option<usize> = Some(108);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
