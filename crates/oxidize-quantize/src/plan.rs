@@ -157,14 +157,11 @@ fn choose_for_columns(
     if let Some(ty) = wished {
         return ty;
     }
-    if !wishes.mix.base.is_quantized() {
-        return wishes.mix.base;
-    }
     let pattern = |(pattern, _): &&(Regex, TensorType)| pattern.is_match(&tensor.name);
     if let Some((_, ty)) = wishes.patterns.iter().find(pattern) {
         return *ty;
     }
-    if wishes.pure {
+    if wishes.pure || !wishes.mix.base.is_quantized() {
         return wishes.mix.base;
     }
     if tensor.matrices() > 1 && wishes.mix.name == "MXFP4_MOE" {

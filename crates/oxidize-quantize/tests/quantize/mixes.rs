@@ -104,6 +104,10 @@ fn wishes_come_before_the_mix() {
     assert_eq!(type_of(&asked, "token_embd.weight"), "Q6_K");
     asked.embedding = Some(oxidize_kernels::quant::TensorType::Q5_K);
     assert_eq!(type_of(&asked, "token_embd.weight"), "Q5_K");
+    let mut floats = wishes("F16");
+    floats.pattern("ffn_down=Q8_0").unwrap();
+    assert_eq!(type_of(&floats, "blk.2.ffn_down.weight"), "Q8_0");
+    assert_eq!(type_of(&floats, "blk.2.ffn_up.weight"), "F16");
     let pure = Wishes {
         pure: true,
         ..wishes("Q4_K_M")
