@@ -19,8 +19,6 @@ use crate::ops::matmul::RawRows;
 pub(crate) unsafe trait WideFormat {
     /// The same format for what is left of a row, and for what is unpacked once a chunk.
     type Narrow: Format;
-    /// What is added to each byte so that it is not negative.
-    const OFFSET: f32 = 0.0;
 
     /// Elements `128 · part` to `128 · part + 127` of the span, one a byte, in order, none negative.
     ///
@@ -37,15 +35,7 @@ pub(crate) unsafe trait WideFormat {
         // SAFETY: as the trait says.
         unsafe {
             let scale = unpacked.load::<Self>(|scales| &scales.scale);
-            let mut min = unpacked.load::<Self>(|scales| &scales.min);
-            if Self::OFFSET != 0.0 {
-                let zero = if Self::Narrow::MIN {
-                    min
-                } else {
-                    _mm512_setzero_ps()
-                };
-                min = _mm512_fnmadd_ps(scale, _mm512_set1_ps(Self::OFFSET), zero);
-            }
+            let min = unpacked.load::<Self>(|scales| &scales.min);
             (scale, min)
         }
     }
@@ -118,7 +108,7 @@ unsafe impl<W: WideFormat> RowProduct for Wide<W> {
                         (twice, acts.half_sums.add(2 * at))
                     };
                     factors[t] = _mm512_mul_ps(scale, act_scale);
-                    if W::Narrow::MIN || W::OFFSET != 0.0 {
+                    if W::Narrow::MIN {
                         mins[t] = _mm512_fmadd_ps(min, _mm512_loadu_ps(act_sum), mins[t]);
                     }
                 }

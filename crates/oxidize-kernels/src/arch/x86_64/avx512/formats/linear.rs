@@ -1,4 +1,4 @@
-//! The formats of evenly spaced levels: Q4_0, Q4_1, Q8_0, Q4_K and Q6_K.
+//! The formats of evenly spaced levels: Q4_0, Q4_1, Q4_K and Q6_K.
 
 use std::arch::x86_64::*;
 
@@ -8,13 +8,12 @@ use super::super::dot::{Unpacked, WideFormat};
 
 /// A format with blocks of 32.
 macro_rules! blocks {
-    ($name:ident, offset $offset:literal, quants |$a:ident, $b:ident| $quants:expr) => {
+    ($name:ident, quants |$a:ident, $b:ident| $quants:expr) => {
         pub(crate) struct $name;
 
         // SAFETY: reads only inside the span that the caller answers for.
         unsafe impl WideFormat for $name {
             type Narrow = narrow::$name;
-            const OFFSET: f32 = $offset;
 
             #[inline(always)]
             unsafe fn quants(span: *const u8, part: usize) -> [__m512i; 2] {
@@ -30,13 +29,8 @@ macro_rules! blocks {
     };
 }
 
-blocks!(Q4_0, offset 0.0, quants |a, b| nibbles(a.add(2), b.add(2)));
-blocks!(Q4_1, offset 0.0, quants |a, b| nibbles(a.add(4), b.add(4)));
-blocks!(Q8_0, offset 128.0, quants |a, b| {
-    let first = _mm512_castsi256_si512(_mm256_loadu_si256(a.add(2).cast()));
-    let both = _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(b.add(2).cast()));
-    _mm512_xor_si512(both, _mm512_set1_epi8(-128))
-});
+blocks!(Q4_0, quants | a, b | nibbles(a.add(2), b.add(2)));
+blocks!(Q4_1, quants | a, b | nibbles(a.add(4), b.add(4)));
 
 pub(crate) struct Q4K;
 

@@ -6,7 +6,7 @@ mod linear;
 mod spelled;
 
 pub(crate) use grid::{Iq2Xxs, Iq3Xxs};
-pub(crate) use linear::{Q4_0, Q4_1, Q4K, Q6K, Q8_0};
+pub(crate) use linear::{Q4_0, Q4_1, Q4K, Q6K};
 pub(crate) use spelled::{
     Iq1MSpelled, Iq1SSpelled, Iq2SSpelled, Iq2XxsSpelled, Iq3SSpelled, Iq3XxsSpelled,
 };
@@ -32,7 +32,7 @@ macro_rules! with_product {
             TensorType::Q4_1 => arm!(Wide<wide::Q4_1>),
             TensorType::Q5_0 => arm!(Narrow<narrow::Q5_0, Vnni>),
             TensorType::Q5_1 => arm!(Narrow<narrow::Q5_1, Vnni>),
-            TensorType::Q8_0 | TensorType::INT8 => arm!(Wide<wide::Q8_0>),
+            TensorType::Q8_0 | TensorType::INT8 => arm!(Narrow<narrow::Q8_0, Vnni>),
             TensorType::Q2_K => arm!(Narrow<narrow::Q2K, Vnni>),
             TensorType::Q3_K => arm!(Narrow<narrow::Q3K, Vnni>),
             TensorType::Q4_K => arm!(Wide<wide::Q4K>),
