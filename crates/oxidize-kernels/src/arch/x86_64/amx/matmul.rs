@@ -7,11 +7,10 @@ use super::super::avx2::dot;
 use super::super::avx2::format::Format;
 use super::super::avx2::formats::with_format;
 use super::super::avx2::panel::{self, Next, Panel};
-use super::super::avx512::{Vnni, matmul as avx512};
+use super::super::avx512::matmul as avx512;
+use super::Tiles;
 use super::tile::{self, TOKENS};
-use crate::ops::matmul::{
-    Activations, Epilogue, MOVED, QuantizedRows, RawRows, Scratch, WeightRows,
-};
+use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, RawRows, Scratch, WeightRows};
 use crate::out::TileMut;
 
 /// Up to so many tokens, AVX-512 is as fast: a tile is loaded and stored whole, however few there are.
@@ -36,13 +35,7 @@ pub(crate) unsafe fn matmul(
             Some(bytes) if bytes.rows() > FEW_TOKENS && !acts.is_direct(dot::TOKENS) => {
                 with_format!(
                     weight.ty(),
-                    F => {
-                        // Tiles of 16 elements would do too little between loading and storing.
-                        if F::GROUP == 32 {
-                            return tiled::<F>(weight, bytes, epilogue, out, scratch);
-                        }
-                        avx512::matmul(weight, acts, epilogue, out, scratch)
-                    },
+                    F => tiled::<F>(weight, bytes, epilogue, out, scratch),
                     avx512::matmul(weight, acts, epilogue, out, scratch)
                 )
             }
@@ -65,11 +58,13 @@ unsafe fn tiled<F: Format>(
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: as the caller says; the weight is of the format and has the row.
         unsafe {
-            let panel = panel::unpack::<F, Vnni, false>(&weight, first_row, scratch);
-            let multiply = match one_scale {
-                true => multiply_one_scale,
-                false if F::CENTRED => multiply::<true>,
-                false => multiply::<false>,
+            let panel = panel::unpack::<F, Tiles, false>(&weight, first_row, scratch);
+            let multiply = match (one_scale, F::GROUP, F::CENTRED) {
+                (true, ..) => multiply_one_scale,
+                (_, 16, true) => multiply::<16, true>,
+                (_, 16, false) => multiply::<16, false>,
+                (_, _, true) => multiply::<32, true>,
+                (_, _, false) => multiply::<32, false>,
             };
             each_tile(
                 &weight,
@@ -112,61 +107,107 @@ unsafe fn each_tile(
     }
 }
 
-/// The products of a panel with some tokens, a scale for each 32 elements.
+/// The products of a panel with some tokens, a scale for each `GROUP` elements.
 ///
 /// # Safety
-/// As [`matmul`]; the panel has rows of `acts.k`, unpacked without signs; `CENTRED` if 128 stands for 0 and there
-/// are no minima.
+/// As [`matmul`]; the panel has rows of `acts.k`, as [`Tiles`] want them; `CENTRED` if there are no minima.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply<const CENTRED: bool>(
+unsafe fn multiply<const GROUP: usize, const CENTRED: bool>(
     panel: &Panel,
     acts: &RawRows,
     tokens: Range<usize>,
     next: &mut Next,
 ) -> [[f32; panel::ROWS]; TOKENS] {
-    let (first, tokens) = (tokens.start, tokens.len());
+    let groups = acts.k / GROUP;
+    let pairs = groups.div_ceil(2);
     let mut sums = [_mm512_setzero_ps(); TOKENS];
-    let groups = acts.k / 32;
     // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
     unsafe {
-        let quants = acts.quants.add(first * acts.quant_stride);
-        let at = first * acts.group_stride;
-        let (act_scales, act_sums) = (acts.scales.add(at), acts.sums.add(at));
-        let act_moved = acts.moved.add(2 * at);
-        tile::configure(tokens);
-        let mut products = tile::Products::ZERO;
-        // Two groups at a time, the last by itself where there is no other.
-        for first_group in (0..groups).step_by(2) {
-            let pair = 2.min(groups - first_group);
-            let element = 32 * first_group;
-            let (a, b) = (quants.add(element), panel.quants.add(16 * element));
-            match pair {
-                2 => tile::multiply_two(a, acts.quant_stride, b, &mut products),
-                _ => tile::multiply_one(a, acts.quant_stride, b, &mut products),
+        let quants = acts.quants.add(tokens.start * acts.quant_stride);
+        tile::configure::<GROUP>(tokens.len());
+        // Tiles are slow to answer: the products of a pair of groups are asked for before those of the pair before it
+        // are used.
+        let mut products = [const { tile::Products::ZERO }; 2];
+        for pair in 0..=pairs {
+            if pair < pairs {
+                let element = 2 * pair * GROUP;
+                let (a, b) = (quants.add(element), panel.quants.add(16 * element));
+                let out = &mut products[pair % 2];
+                match groups - 2 * pair {
+                    1 => tile::multiply_one(a, acts.quant_stride, b, out),
+                    _ => tile::multiply_two::<GROUP>(a, acts.quant_stride, b, out),
+                }
             }
-            for i in 0..pair {
+            let Some(last) = pair.checked_sub(1) else {
+                continue;
+            };
+            for _ in 0..GROUP / 16 {
                 next.ask();
-                let g = first_group + i;
-                let scales = _mm512_load_ps(panel.scales.add(16 * g));
-                for t in 0..tokens {
-                    let group = t * acts.group_stride + g;
-                    let mut dot = products.row(i, t);
-                    if CENTRED {
-                        let moved = act_moved.add(2 * group);
-                        let moved = _mm512_set1_epi32(*moved + *moved.add(1));
-                        dot = _mm512_add_epi32(dot, moved);
-                    } else {
-                        let mins = _mm512_load_ps(panel.mins.add(16 * g));
-                        let act_sum = _mm512_set1_ps(*act_sums.add(group));
-                        sums[t] = _mm512_fmadd_ps(mins, act_sum, sums[t]);
-                    }
-                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scales);
-                    let scale = _mm512_set1_ps(*act_scales.add(group));
-                    sums[t] = _mm512_fmadd_ps(dot, scale, sums[t]);
+            }
+            let products = &products[last % 2];
+            match groups - 2 * last {
+                1 => {
+                    add::<1, GROUP, CENTRED>(panel, acts, &tokens, 2 * last, products, &mut sums);
+                }
+                _ => {
+                    add::<2, GROUP, CENTRED>(panel, acts, &tokens, 2 * last, products, &mut sums);
                 }
             }
         }
         floats(&sums)
+    }
+}
+
+/// Adds the products of `N` groups from `first` on, times their scales, to the sums of the tokens.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn add<const N: usize, const GROUP: usize, const CENTRED: bool>(
+    panel: &Panel,
+    acts: &RawRows,
+    tokens: &Range<usize>,
+    first: usize,
+    products: &tile::Products,
+    sums: &mut [__m512; TOKENS],
+) {
+    let zero = _mm512_setzero_ps();
+    let (mut scales, mut mins) = ([zero; N], [zero; N]);
+    // SAFETY: as the caller says.
+    unsafe {
+        for i in 0..N {
+            scales[i] = _mm512_load_ps(panel.scales.add(16 * (first + i)));
+            if !CENTRED {
+                mins[i] = _mm512_load_ps(panel.mins.add(16 * (first + i)));
+            }
+        }
+        // Activations have a scale for each 32, and sums for each 32 and each 16.
+        let (first, act_sums) = match GROUP {
+            16 => (first / 2, acts.half_sums),
+            _ => (first, acts.sums),
+        };
+        let per_group = 32 / GROUP;
+        let at = tokens.start * acts.group_stride + first;
+        for (t, sum) in sums[..tokens.len()].iter_mut().enumerate() {
+            let group = at + t * acts.group_stride;
+            let mut dot = zero;
+            for i in 0..N {
+                let product = _mm512_cvtepi32_ps(products.row(i, t));
+                dot = match i % per_group {
+                    0 => _mm512_mul_ps(product, scales[i]),
+                    _ => _mm512_fmadd_ps(product, scales[i], dot),
+                };
+                if i % per_group == per_group - 1 {
+                    let scale = _mm512_set1_ps(*acts.scales.add(group + i / per_group));
+                    *sum = _mm512_fmadd_ps(dot, scale, *sum);
+                }
+                if !CENTRED {
+                    let act_sum = _mm512_set1_ps(*act_sums.add(per_group * group + i));
+                    *sum = _mm512_fmadd_ps(mins[i], act_sum, *sum);
+                }
+            }
+        }
     }
 }
 
@@ -187,7 +228,7 @@ unsafe fn multiply_one_scale(
     // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
     unsafe {
         let quants = acts.quants.add(first * acts.quant_stride);
-        tile::configure(tokens);
+        tile::configure::<32>(tokens);
         tile::clear();
         for g in 0..acts.k / 32 {
             next.ask();
@@ -199,9 +240,7 @@ unsafe fn multiply_one_scale(
         let scales = _mm512_load_ps(panel.scales);
         for t in 0..tokens {
             let scale = _mm512_set1_ps(*acts.scales.add((first + t) * acts.group_stride));
-            // What the weights were moved up by comes off.
-            let moved = _mm512_set1_epi32(MOVED * *acts.totals.add(first + t));
-            let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(products.row(0, t), moved));
+            let dot = _mm512_cvtepi32_ps(products.row(0, t));
             sums[t] = _mm512_mul_ps(dot, _mm512_mul_ps(scales, scale));
         }
         floats(&sums)

@@ -28,14 +28,11 @@ impl Products {
     }
 }
 
-/// Elements of `k` that are multiplied at once.
-const ELEMENTS: usize = 32;
-
-/// Sets the sizes of all registers, for up to [`TOKENS`] tokens.
+/// Sets the sizes of all registers, for up to [`TOKENS`] tokens and groups of `ELEMENTS` that are multiplied at once.
 ///
 /// # Safety
 /// Needs AMX.
-pub(super) unsafe fn configure(tokens: usize) {
+pub(super) unsafe fn configure<const ELEMENTS: usize>(tokens: usize) {
     /// The layout that `ldtilecfg` reads.
     #[repr(C, align(64))]
     struct Config {
@@ -78,23 +75,29 @@ pub(super) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// Two products, of neighbouring groups of 32 elements.
+/// Two products, of neighbouring groups of elements.
 ///
 /// # Safety
-/// Needs AMX, configured; `a` has both groups of each token, tokens `stride` bytes apart, and `b` of the panel.
+/// Needs AMX, configured for such groups; `a` has both groups of each token, tokens `stride` bytes apart, and `b` of
+/// the panel.
 #[inline(always)]
-pub(super) unsafe fn multiply_two(a: *const i8, stride: usize, b: *const u8, out: &mut Products) {
+pub(super) unsafe fn multiply_two<const ELEMENTS: usize>(
+    a: *const i8,
+    stride: usize,
+    b: *const u8,
+    out: &mut Products,
+) {
     // SAFETY: as the caller says; each product is 16 rows of 64 bytes at most.
     unsafe {
         asm!(
             "tileloadd tmm2, [{a0} + {stride}*1]",
             "tileloadd tmm3, [{b0} + {line}*1]",
             "tilezero tmm0",
-            "tdpbsud tmm0, tmm2, tmm3",
+            "tdpbssd tmm0, tmm2, tmm3",
             "tileloadd tmm4, [{a1} + {stride}*1]",
             "tileloadd tmm5, [{b1} + {line}*1]",
             "tilezero tmm1",
-            "tdpbsud tmm1, tmm4, tmm5",
+            "tdpbssd tmm1, tmm4, tmm5",
             "tilestored [{c} + {line}*1], tmm0",
             "tilestored [{c} + {line}*1 + 1024], tmm1",
             a0 = in(reg) a,
@@ -144,7 +147,7 @@ pub(super) unsafe fn add_one(a: *const i8, stride: usize, b: *const u8) {
         asm!(
             "tileloadd tmm2, [{a} + {stride}*1]",
             "tileloadd tmm3, [{b} + {line}*1]",
-            "tdpbsud tmm0, tmm2, tmm3",
+            "tdpbssd tmm0, tmm2, tmm3",
             a = in(reg) a,
             b = in(reg) b,
             stride = in(reg) stride,

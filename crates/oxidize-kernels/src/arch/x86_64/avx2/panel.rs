@@ -97,8 +97,8 @@ pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *m
 
 /// Unpacks rows `first` to `first + 15`; past the last row, the last row again.
 ///
-/// With [`Products::FOURS`], weights of formats that are [`Format::CENTRED`] are moved up so that 128 stands for 0,
-/// which [`RawRows::moved`](crate::ops::matmul::RawRows::moved) takes back. `PACKED` leaves pairs of groups in
+/// With [`Products::FOURS`], weights of formats that are [`Format::CENTRED`] are moved so that [`Products::CENTRE`] stands
+/// for 0; if that is 128, [`RawRows::moved`](crate::ops::matmul::RawRows::moved) takes it back. `PACKED` leaves pairs of groups in
 /// nibbles, of formats that are [`Format::NIBBLES`]: the panel is written once, and read for every few tokens.
 ///
 /// # Safety
@@ -117,7 +117,9 @@ pub(crate) unsafe fn unpack<F: Format, P: Products, const PACKED: bool>(
     let mut row_scales = [const { Scales::ZERO }; 8];
     let shift = |x: __m256i| match P::FOURS && F::CENTRED {
         // SAFETY: the caller has the instructions.
-        true => unsafe { _mm256_add_epi8(x, _mm256_set1_epi8((128 - F::LEVEL) as i8)) },
+        true => unsafe {
+            _mm256_add_epi8(x, _mm256_set1_epi8(P::CENTRE.wrapping_sub(F::LEVEL) as i8))
+        },
         false => x,
     };
     // SAFETY: rows are inside the weight, chunks inside the rows, and `reserve` made room for

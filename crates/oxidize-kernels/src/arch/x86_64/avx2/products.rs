@@ -7,9 +7,12 @@ use std::arch::x86_64::*;
 /// # Safety
 /// The methods need AVX2, and what else the implementation says.
 pub(crate) unsafe trait Products {
-    /// Whether one instruction adds up four products of bytes. It wants weights without a sign, so that
-    /// signed ones are multiplied as `q + 128`, which the minima take back.
+    /// Whether one instruction adds up four products of bytes.
     const FOURS: bool;
+
+    /// With [`Products::FOURS`], the byte that stands for 0 in panels of weights that are a scale times an integer. Most
+    /// instructions want weights without a sign, so that those are multiplied as `q + 128`.
+    const CENTRE: u8 = 128;
 
     /// Adds to each of eight lanes the products of four weights without a sign with four activations. Without
     /// [`Products::FOURS`], those of two must fit into 16 bits.
