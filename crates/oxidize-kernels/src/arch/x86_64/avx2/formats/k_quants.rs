@@ -95,10 +95,23 @@ unsafe impl Format for Q5K {
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
         let (low, high) = unsafe { (nibble_half(chunk.add(48), group), bytes32(chunk.add(16))) };
-        // Bit `group` of each byte, moved to bit 4.
-        let bit = _mm256_set1_epi8((1u8 << group) as i8);
-        let fifth = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
-        _mm256_or_si256(low, _mm256_and_si256(fifth, _mm256_set1_epi8(0x10)))
+        with_bit::<0x10>(low, high, group)
+    }
+
+    #[inline(always)]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        // SAFETY: inside the caller's blocks.
+        unsafe {
+            let highs = turned(chunks, 16);
+            for pair in 0..4 {
+                let columns = turned(chunks, 48 + 32 * pair);
+                for (step, (x, high)) in columns.into_iter().zip(highs).enumerate() {
+                    let (a, b) = low_and_high(x);
+                    put(2 * pair, step, with_bit::<0x10>(a, high, 2 * pair));
+                    put(2 * pair + 1, step, with_bit::<0x10>(b, high, 2 * pair + 1));
+                }
+            }
+        }
     }
 }
 
@@ -127,21 +140,12 @@ unsafe impl Format for Q6K {
     unsafe fn scale_columns(
         chunks: &[*const u8; 8],
         _rows: &mut [Scales; 8],
-        mut put: impl FnMut(usize, __m256, __m256),
+        put: impl FnMut(usize, __m256, __m256),
     ) {
         // SAFETY: inside the caller's blocks.
         unsafe {
             let d = halves_of(chunks, 208);
-            for (quarter, bytes) in turned16(chunks, 192).into_iter().enumerate() {
-                for i in 0..4 {
-                    // The byte to the top, and down again with its sign.
-                    let scale = _mm256_sll_epi32(bytes, _mm_cvtsi32_si128(24 - 8 * i));
-                    let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(scale));
-                    let scale = _mm256_mul_ps(scale, d);
-                    let min = _mm256_mul_ps(scale, _mm256_set1_ps(-32.0));
-                    put(4 * quarter + i as usize, scale, min);
-                }
-            }
+            signed_scale_columns(turned16(chunks, 192), d, -32.0, put);
         }
     }
 
@@ -224,11 +228,49 @@ unsafe impl Format for Q2K {
         }
     }
 
+    #[inline(always)]
+    unsafe fn scale_columns(
+        chunks: &[*const u8; 8],
+        _rows: &mut [Scales; 8],
+        mut put: impl FnMut(usize, __m256, __m256),
+    ) {
+        // SAFETY: inside the caller's blocks.
+        unsafe {
+            let d = halves_of(chunks, 80);
+            let dmin = _mm256_sub_ps(_mm256_set1_ps(-0.0), halves_of(chunks, 82));
+            for (quarter, bytes) in turned16(chunks, 0).into_iter().enumerate() {
+                for i in 0..4 {
+                    let nibble = |shift: i32| {
+                        let x = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(shift));
+                        _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(0x0f)))
+                    };
+                    let scale = _mm256_mul_ps(nibble(8 * i), d);
+                    let min = _mm256_mul_ps(nibble(8 * i + 4), dmin);
+                    put(4 * quarter + i as usize, scale, min);
+                }
+            }
+        }
+    }
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
         unsafe { bit_pairs(chunk.add(16), group) }
+    }
+
+    #[inline(always)]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        for half in 0..2 {
+            // SAFETY: inside the caller's blocks.
+            let columns = unsafe { turned(chunks, 16 + 32 * half) };
+            for (step, x) in columns.into_iter().enumerate() {
+                for quarter in 0..4 {
+                    // SAFETY: the caller has the instructions.
+                    put(4 * half + quarter, step, unsafe { pairs_of(x, quarter) });
+                }
+            }
+        }
     }
 }
 
@@ -267,14 +309,60 @@ unsafe impl Format for Q3K {
         signed_scales(_mm_sub_epi8(scales, _mm_set1_epi8(32)), d, -4.0, out);
     }
 
+    #[inline(always)]
+    unsafe fn scale_columns(
+        chunks: &[*const u8; 8],
+        _rows: &mut [Scales; 8],
+        put: impl FnMut(usize, __m256, __m256),
+    ) {
+        // SAFETY: inside the caller's blocks.
+        unsafe {
+            let d = halves_of(chunks, 108);
+            // The words are those of `scales`, with four bytes of weights before them.
+            let [_, a, b, high] = turned16(chunks, 92);
+            let [low, two, middle] =
+                [0x0f0f_0f0f, 0x0303_0303, 0x2020_2020].map(|x| _mm256_set1_epi32(x));
+            let word = |nibbles: __m256i, quarter: i32| {
+                let high = _mm256_srl_epi32(high, _mm_cvtsi32_si128(2 * quarter));
+                let high = _mm256_slli_epi32::<4>(_mm256_and_si256(high, two));
+                _mm256_sub_epi8(
+                    _mm256_or_si256(_mm256_and_si256(nibbles, low), high),
+                    middle,
+                )
+            };
+            let upper = |x: __m256i| _mm256_srli_epi32::<4>(x);
+            let words = [word(a, 0), word(b, 1), word(upper(a), 2), word(upper(b), 3)];
+            signed_scale_columns(words, d, -4.0, put);
+        }
+    }
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         // SAFETY: inside the caller's block.
         let (low, high) = unsafe { (bit_pairs(chunk.add(32), group), bytes32(chunk)) };
-        let bit = _mm256_set1_epi8((1u8 << group) as i8);
-        let third = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
-        _mm256_or_si256(low, _mm256_and_si256(third, _mm256_set1_epi8(4)))
+        with_bit::<4>(low, high, group)
+    }
+
+    #[inline(always)]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        // SAFETY: inside the caller's blocks.
+        unsafe {
+            let highs = turned(chunks, 0);
+            for half in 0..2 {
+                let columns = turned(chunks, 32 + 32 * half);
+                for (step, (x, high)) in columns.into_iter().zip(highs).enumerate() {
+                    for quarter in 0..4 {
+                        let group = 4 * half + quarter;
+                        put(
+                            group,
+                            step,
+                            with_bit::<4>(pairs_of(x, quarter), high, group),
+                        );
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -370,6 +458,32 @@ fn signed_scales(scales: __m128i, d: f32, offset: f32, out: &mut Scales) {
     }
 }
 
+/// The same of eight blocks, whose bytes are turned round.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+unsafe fn signed_scale_columns(
+    words: [__m256i; 4],
+    d: __m256,
+    offset: f32,
+    mut put: impl FnMut(usize, __m256, __m256),
+) {
+    for (quarter, bytes) in words.into_iter().enumerate() {
+        for i in 0..4 {
+            // SAFETY: the caller has the instructions.
+            unsafe {
+                // The byte to the top, and down again with its sign.
+                let scale = _mm256_sll_epi32(bytes, _mm_cvtsi32_si128(24 - 8 * i));
+                let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(scale));
+                let scale = _mm256_mul_ps(scale, d);
+                let min = _mm256_mul_ps(scale, _mm256_set1_ps(offset));
+                put(4 * quarter + i as usize, scale, min);
+            }
+        }
+    }
+}
+
 /// Sixteen unsigned bytes times `d`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -407,12 +521,27 @@ unsafe fn nibble_half(qs: *const u8, group: usize) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn bit_pairs(qs: *const u8, group: usize) -> __m256i {
     // SAFETY: `group` is below 8.
-    let x = unsafe { bytes32(qs.add(32 * (group / 4))) };
-    let x = match group % 4 {
+    pairs_of(unsafe { bytes32(qs.add(32 * (group / 4))) }, group % 4)
+}
+
+/// The bits `2 · quarter` and the next of each byte.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn pairs_of(x: __m256i, quarter: usize) -> __m256i {
+    let x = match quarter {
         0 => x,
         1 => _mm256_srli_epi16::<2>(x),
         2 => _mm256_srli_epi16::<4>(x),
         _ => _mm256_srli_epi16::<6>(x),
     };
     _mm256_and_si256(x, _mm256_set1_epi8(3))
+}
+
+/// `low`, with the bits of `BIT` where bit `group` of `high` is set.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_bit<const BIT: i8>(low: __m256i, high: __m256i, group: usize) -> __m256i {
+    let bit = _mm256_set1_epi8((1u8 << group) as i8);
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
+    _mm256_or_si256(low, _mm256_and_si256(set, _mm256_set1_epi8(BIT)))
 }

@@ -55,15 +55,15 @@ unsafe impl Format for Iq1MSpelled {
     const GROUP: usize = 16;
     const BITS: u32 = 5;
     const MIN: bool = true;
+    const LEVEL: u8 = 16;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
         // SAFETY: the header of the caller's block.
-        unsafe { scales::<16>(chunk, 0.125, 9.0, out) }
+        unsafe { scales::<16>(chunk, 0.125, f32::from(Self::LEVEL), out) }
     }
 
-    /// Eight times the code, and two more where the shift is up: nine more than the level.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
@@ -76,9 +76,27 @@ unsafe impl Format for Iq1MSpelled {
         let bits = [1, 2, 4, 8].map(|bit| bit << (4 * group));
         let bits = _mm256_setr_epi64x(bits[0], bits[1], bits[2], bits[3]);
         let up = _mm256_and_si256(_mm256_set1_epi64x(up), bits);
-        let up = _mm256_cmpeq_epi64(up, bits);
-        let eights = _mm256_slli_epi16::<3>(crumbs(codes, group));
-        _mm256_or_si256(eights, _mm256_and_si256(up, _mm256_set1_epi8(2)))
+        iq1_m_levels(codes, _mm256_cmpeq_epi64(up, bits), group)
+    }
+
+    #[inline(always)]
+    unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
+        // SAFETY: inside the caller's blocks.
+        unsafe {
+            let [a, b, c, d, e, f, g, h] =
+                chunks.map(|chunk| chunk.add(10).cast::<i32>().read_unaligned());
+            let up = _mm256_setr_epi32(a, b, c, d, e, f, g, h);
+            for side in 0..2 {
+                let columns = turned(chunks, 14 + 32 * side);
+                for (step, x) in columns.into_iter().enumerate() {
+                    for group in (side..8).step_by(2) {
+                        let bit = _mm256_set1_epi32(1 << (4 * group + step / 2));
+                        let up = _mm256_cmpeq_epi32(_mm256_and_si256(up, bit), bit);
+                        put(group, step, iq1_m_levels(x, up, group));
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -228,6 +246,22 @@ fn iq3_xxs_levels(nibbles: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn iq3_s_levels(nibbles: __m256i) -> __m256i {
     nibbles
+}
+
+/// The levels of IQ1_M, 16 more than they are, from the bytes that a group's codes are in and where the shift is up: eight
+/// times a code is 8 more than the weight without its shift.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn iq1_m_levels(codes: __m256i, up: __m256i, group: usize) -> __m256i {
+    let eights = match group / 2 {
+        0 => _mm256_slli_epi16::<3>(codes),
+        1 => _mm256_slli_epi16::<1>(codes),
+        2 => _mm256_srli_epi16::<1>(codes),
+        _ => _mm256_srli_epi16::<3>(codes),
+    };
+    let eights = _mm256_and_si256(eights, _mm256_set1_epi8(0x18));
+    let down = _mm256_or_si256(eights, _mm256_set1_epi8(7));
+    _mm256_add_epi8(down, _mm256_and_si256(up, _mm256_set1_epi8(2)))
 }
 
 /// The shifted levels of a group of 32, from the bytes that its codes and all signs are in.
