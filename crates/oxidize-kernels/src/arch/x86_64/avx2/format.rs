@@ -3,6 +3,7 @@
 //! A format says how 32 weights become 32 bytes in a register and what their scales are; the
 //! dot product (`dot.rs`), the panels (`panel.rs`) and so every batch size follow from that.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Elements that a format unpacks the scales of together.
@@ -246,9 +247,15 @@ pub(crate) unsafe fn transpose(x: [__m256i; 8]) -> [__m256i; 8] {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn half_at(p: *const u8) -> f32 {
+    let bits: __m128i;
+    // In every lane: the instruction that the compiler would take puts it into the first and waits for what is in the
+    // others.
     // SAFETY: the caller's two bytes.
-    let bits = unsafe { p.cast::<u16>().read_unaligned() };
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+    unsafe {
+        asm!("vpbroadcastw {}, word ptr [{}]", out(xmm_reg) bits, in(reg) p,
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    _mm_cvtss_f32(_mm_cvtph_ps(bits))
 }
 
 /// How far ahead of what it multiplies a kernel asks for memory. Left to itself the processor looks
