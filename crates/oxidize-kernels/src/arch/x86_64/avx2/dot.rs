@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::format::{Format, Scales, ask_ahead, negate_where, spread_bits};
 use super::products::Products;
@@ -27,6 +28,9 @@ pub(crate) unsafe trait RowProduct {
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M];
 }
 
+/// Rows that meet all tokens, a few at a time, before the next rows are read.
+const ROWS: usize = 16;
+
 /// A few tokens at a time, each as if it were alone.
 ///
 /// # Safety
@@ -39,23 +43,42 @@ pub(crate) unsafe fn direct<P: RowProduct>(
     mut out: TileMut<'_>,
 ) {
     let (m, acts) = (acts.rows(), acts.raw());
-    for r in 0..weight.rows() {
-        let row = weight.row(r).as_ptr();
-        let mut write = |token: usize, dots: &[f32]| {
-            for (t, &dot) in dots.iter().enumerate() {
-                epilogue.write(&mut out.row(token + t)[r], r, dot);
-            }
-        };
+    let at_once = if m > TOKENS { ROWS } else { weight.rows() };
+    for first in (0..weight.rows()).step_by(at_once.max(1)) {
+        let rows = first..weight.rows().min(first + at_once);
         for token in (0..m).step_by(TOKENS) {
-            // SAFETY: the row is one of the weight's, of as many elements as `acts` has; so many
-            // tokens are left.
+            // SAFETY: the rows are the weight's, of as many elements as `acts` has; so many tokens are left.
             unsafe {
+                let (rows, out) = (rows.clone(), &mut out);
                 match m - token {
-                    1 => write(token, &P::dot::<1>(row, &acts, token)),
-                    2 => write(token, &P::dot::<2>(row, &acts, token)),
-                    _ => write(token, &P::dot::<TOKENS>(row, &acts, token)),
+                    1 => each_row::<P, 1>(weight, rows, &acts, token, &epilogue, out),
+                    2 => each_row::<P, 2>(weight, rows, &acts, token, &epilogue, out),
+                    _ => each_row::<P, TOKENS>(weight, rows, &acts, token, &epilogue, out),
                 }
             }
+        }
+    }
+}
+
+/// Some rows with tokens `first` to `first + M − 1`.
+///
+/// # Safety
+/// As [`direct`].
+#[inline(always)]
+unsafe fn each_row<P: RowProduct, const M: usize>(
+    weight: WeightRows<'_>,
+    rows: Range<usize>,
+    acts: &RawRows,
+    first: usize,
+    epilogue: &Epilogue<'_>,
+    out: &mut TileMut<'_>,
+) {
+    for r in rows {
+        let row = weight.row(r).as_ptr();
+        // SAFETY: as the caller says.
+        let dots = unsafe { P::dot::<M>(row, acts, first) };
+        for (t, dot) in dots.into_iter().enumerate() {
+            epilogue.write(&mut out.row(first + t)[r], r, dot);
         }
     }
 }
