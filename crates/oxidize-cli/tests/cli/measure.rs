@@ -199,6 +199,7 @@ fn perplexity_is_what_the_logits_say() {
 #[cfg(unix)]
 #[test]
 fn an_importance_matrix_is_whole_whatever_ends_the_run() {
+    use oxidize_quantize::commands::is_ignored;
     use oxidize_quantize::importance::Importance;
     let dir = tempfile::tempdir().unwrap();
     let (text, out) = (dir.path().join("text"), dir.path().join("out.gguf"));
@@ -219,6 +220,10 @@ fn an_importance_matrix_is_whole_whatever_ends_the_run() {
         "1",
     ];
     for (signal, status) in [("-KILL", None), ("-INT", Some(130)), ("-TERM", Some(143))] {
+        if status.is_some_and(|status| is_ignored(status - 128)) {
+            eprintln!("SKIPPED: whoever started the tests has them ignore {signal}");
+            continue;
+        }
         let _ = std::fs::remove_file(&out);
         let mut child = super::command(&args)
             .stderr(std::process::Stdio::null())

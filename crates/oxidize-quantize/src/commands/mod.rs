@@ -10,7 +10,7 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-pub use stop::{exit_code, interrupted};
+pub use stop::{exit_code, interrupted, is_ignored};
 
 /// Bytes written so far: a bar on a terminal, and a line a tensor elsewhere if `verbose`.
 pub struct ByteBar(Option<ProgressBar>);

@@ -57,7 +57,7 @@ const SIGNALS: &[i32] = &[SIGINT, SIGTERM, signal_hook::consts::SIGHUP];
 const SIGNALS: &[i32] = &[SIGINT, SIGTERM];
 
 /// Whether whoever started the program wanted it deaf to a signal, as `nohup` does.
-fn is_ignored(signal: i32) -> bool {
+pub fn is_ignored(signal: i32) -> bool {
     // Elsewhere there is no such file, and nothing is ignored.
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else {
         return false;

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use oxidize_quantize::commands::is_ignored;
+
 use super::bad_input::{files, path};
 use super::synthetic;
 
@@ -26,6 +28,10 @@ fn a_run_that_is_asked_to_stop_leaves_nothing() {
     synthetic(&dir.path().join("in.gguf"), "F16", 24);
     for verb in VERBS {
         for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
+            if is_ignored(number) {
+                eprintln!("SKIPPED: whoever started the tests has them ignore {signal}");
+                continue;
+            }
             let status = stopped(verb, dir.path(), signal);
             assert_eq!(status.code(), Some(128 + number), "{verb:?} {signal}");
             assert_eq!(files(dir.path()), ["in.gguf"], "{verb:?} {signal}");
