@@ -36,7 +36,6 @@ pub(crate) struct Panel {
 /// time that it is unpacked it is in the second cache.
 pub(crate) struct Next {
     at: *const u8,
-    end: *const u8,
     lines: usize,
 }
 
@@ -45,23 +44,20 @@ impl Next {
     pub(crate) fn new(weight: &WeightRows<'_>, first: usize, times: usize) -> Next {
         let bytes = ROWS * weight.row_bytes();
         let at = weight.data().as_ptr();
-        let at = at.wrapping_add(first * weight.row_bytes() + bytes);
         Next {
-            at,
-            end: at.wrapping_add(bytes),
+            at: at.wrapping_add(first * weight.row_bytes() + bytes),
             lines: bytes.div_ceil(64 * times.max(1)),
         }
     }
 
-    /// Asks for the next few lines; they need not exist.
+    /// Asks for the next few lines; they need not exist. What is asked for too much is of the panel after that, and
+    /// cheaper than to look where the end is.
     #[inline(always)]
     pub(crate) fn ask(&mut self) {
         for _ in 0..self.lines {
-            if self.at < self.end {
-                // SAFETY: every x86-64 processor has the instruction, and it ignores what it cannot read.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.at.cast()) };
-                self.at = self.at.wrapping_add(64);
-            }
+            // SAFETY: every x86-64 processor has the instruction, and it ignores what it cannot read.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.at.cast()) };
+            self.at = self.at.wrapping_add(64);
         }
     }
 }
