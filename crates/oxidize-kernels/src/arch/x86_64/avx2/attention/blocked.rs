@@ -4,11 +4,14 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::float::Multiply;
+use super::chunks;
 use super::rows::convert;
 use super::softmax::weigh;
-use super::{CHUNK, chunks};
 use crate::ops::attention::AttentionArgs;
 use crate::ops::matmul::{Scratch, grown};
+
+/// Keys of a chunk.
+const CHUNK: usize = 64;
 
 /// # Safety
 /// Needs AVX2, FMA and F16C, and what `multiply` needs; the arguments have been checked.
@@ -27,7 +30,7 @@ pub(super) unsafe fn run<const R: usize, const T: usize>(
     let start = buffer.as_ptr().align_offset(64);
     let (k_panels, v_panels) = buffer[start..][..k_len + v_len].split_at_mut(k_len);
     let queries = args.tokens() * args.heads;
-    for chunk in chunks(args, keys) {
+    for chunk in chunks(args, keys, CHUNK) {
         let visible = |token: usize| {
             let visible = &args.visible[token];
             (visible.start as usize) < chunk.end && (visible.end as usize) > chunk.start

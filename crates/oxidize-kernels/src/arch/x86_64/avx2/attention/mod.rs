@@ -18,9 +18,6 @@ use crate::ops::attention::{AttentionArgs, KvType};
 use crate::ops::matmul::Scratch;
 use stream::StreamVector;
 
-/// Keys of a chunk.
-const CHUNK: usize = 64;
-
 /// From so many queries on, converting a chunk first is faster.
 const BLOCKED_QUERIES: usize = 24;
 
@@ -96,14 +93,18 @@ unsafe fn few<V: StreamVector>(
     }
 }
 
-/// Ranges of at most [`CHUNK`] of the keys that some token sees.
-fn chunks(args: &AttentionArgs<'_>, keys: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+/// Ranges of at most `size` of the keys that some token sees.
+fn chunks(
+    args: &AttentionArgs<'_>,
+    keys: Range<usize>,
+    size: usize,
+) -> impl Iterator<Item = Range<usize>> {
     let seen = args.visible.iter().filter(|visible| !visible.is_empty());
     let start = seen
         .map(|visible| visible.start as usize)
         .min()
         .unwrap_or(0)
         .max(keys.start);
-    let starts = (start..keys.end).step_by(CHUNK);
-    starts.map(move |first| first..keys.end.min(first + CHUNK))
+    let starts = (start..keys.end).step_by(size);
+    starts.map(move |first| first..keys.end.min(first + size))
 }

@@ -6,7 +6,6 @@ use std::ops::Range;
 use super::super::dot::horizontal_sum;
 use super::super::math::{exp, tanh};
 use super::super::slices::horizontal_max;
-use super::CHUNK;
 use crate::ops::attention::AttentionArgs;
 
 /// Turns the products of a query with the keys from `first_key` on into weights, and the record's
@@ -19,7 +18,7 @@ use crate::ops::attention::AttentionArgs;
 /// Needs AVX2 and FMA.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn weigh(
+pub(super) unsafe fn weigh<const CHUNK: usize>(
     args: &AttentionArgs<'_>,
     (token, head): (usize, usize),
     keys: Range<usize>,

@@ -6,9 +6,9 @@ use std::ops::Range;
 use super::super::float::{F32, FloatFormat};
 use super::super::format::ask;
 use super::super::vector::Vector;
+use super::chunks;
 use super::rows::convert;
 use super::softmax::weigh;
-use super::{CHUNK, chunks};
 use crate::ops::attention::{AttentionArgs, KvType, row_bytes};
 use crate::ops::matmul::{Scratch, grown};
 
@@ -29,6 +29,8 @@ pub(crate) unsafe trait StreamVector: Vector {
     unsafe fn lane_sums(x: [[Self; QUERIES]; MOST]) -> [[f32; MOST]; QUERIES];
 }
 
+/// Keys of a chunk: these, their values, and the next ones that were asked for meanwhile leave room in the first cache.
+const CHUNK: usize = 32;
 /// Queries that share the reading of keys and values.
 const QUERIES: usize = 4;
 /// No vector has more [`StreamVector::KEYS`] or more [`StreamVector::WIDTH`].
@@ -46,7 +48,7 @@ pub(super) unsafe fn run<F: FloatFormat, V: StreamVector>(
 ) {
     let weights = scores_buffer(args, scratch);
     let mut rows = Rows::new();
-    for chunk in chunks(args, keys.clone()) {
+    for chunk in chunks(args, keys.clone(), CHUNK) {
         rows.go_to(args, &chunk, keys.end);
         // SAFETY: the rows are the cache's, of the dimensions it has.
         unsafe { step::<F, V>(args, chunk, rows.here(), rows.next(), part, weights) };
@@ -113,7 +115,7 @@ pub(super) unsafe fn run_converted<V: StreamVector>(
     let (k_bytes, v_bytes) = (row_bytes(k_ty, k_dim), row_bytes(v_ty, v_dim));
     let mut rows = Rows::new();
     let mut floats = [(std::ptr::null(), std::ptr::null()); CHUNK];
-    for chunk in chunks(args, keys.clone()) {
+    for chunk in chunks(args, keys.clone(), CHUNK) {
         rows.go_to(args, &chunk, keys.end);
         let buffers = k_rows
             .chunks_exact_mut(k_dim)
