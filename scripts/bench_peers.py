@@ -396,9 +396,13 @@ def measure_row(
                 print(f"  {error}", file=sys.stderr)
                 continue
             row.engines.setdefault(engine.name, Measured()).improve(more)
-    answers = [oxidize.answer(row.file, settings) for _ in range(3)]
-    row.startup_seconds = min(answer.seconds for answer in answers)
-    row.run_peak_bytes = max(answer.peak_bytes for answer in answers)
+    try:
+        answers = [oxidize.answer(row.file, settings) for _ in range(3)]
+        row.startup_seconds = min(answer.seconds for answer in answers)
+        row.run_peak_bytes = max(answer.peak_bytes for answer in answers)
+    except BenchError as error:
+        # A model for embeddings answers nothing.
+        print(f"  {error}", file=sys.stderr)
     if options.contention:
         # Few tokens: an engine whose threads wait for one another takes seconds for each.
         n_tokens = min(settings.generate, 16)

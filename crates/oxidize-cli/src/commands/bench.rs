@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use oxidize_core::backend::cpu::{Cpu, default_threads};
+use oxidize_core::engine::EngineError;
+use oxidize_core::graph::Gives;
 use oxidize_core::model::Model;
 use oxidize_quantize::evaluate::Evaluator;
 use serde::Serialize;
@@ -142,12 +144,14 @@ impl Bench {
             for &threads in &threads {
                 let args = self.model_args(threads);
                 let model = args.load(path)?;
+                let writes = model.plan().gives == Gives::Logits;
+                self.check(&model, writes)?;
                 for &depth in &self.n_depth {
                     for &n in self.n_prompt.iter().filter(|&&n| n > 0) {
                         let test = Test::prompt(n, depth);
                         printer.print(self.measure(&model, &args, threads, test)?)?;
                     }
-                    for &n in self.n_gen.iter().filter(|&&n| n > 0) {
+                    for &n in self.n_gen.iter().filter(|&&n| n > 0 && writes) {
                         for &n_parallel in &self.parallel {
                             let test = Test::generation(n, depth, n_parallel);
                             printer.print(self.measure(&model, &args, threads, test)?)?;
@@ -157,6 +161,17 @@ impl Bench {
             }
         }
         printer.finish()
+    }
+
+    /// A model that `writes` nothing reads texts whole, and that is all there is to measure of it.
+    fn check(&self, model: &Model, writes: bool) -> anyhow::Result<()> {
+        let name = model.arch().name;
+        if !writes && self.n_prompt.iter().all(|&n| n == 0) {
+            return Err(EngineError::NoText(name).into());
+        }
+        let whole = !writes && self.n_depth.iter().any(|&n| n > 0);
+        anyhow::ensure!(!whole, "{name} reads a text whole: --n-depth must be 0");
+        Ok(())
     }
 
     fn threads(&self) -> Vec<usize> {

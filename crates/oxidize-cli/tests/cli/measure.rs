@@ -143,6 +143,20 @@ fn encoders_give_hidden_states_and_classifiers_scores() {
     assert_near(&got, &want, "hidden states of a classifier");
 }
 
+/// Of a model that writes nothing only prompts are measured.
+#[test]
+fn bench_of_an_encoder() {
+    let path = fixture("").join("../encoders/jina-bert-v2/model.gguf");
+    let path = path.to_str().unwrap();
+    let args = ["bench", "-m", path, "-p", "16", "-r", "1"];
+    let text = oxidize(&args).ok();
+    assert!(text.contains("pp16") && !text.contains("tg"), "{text}");
+    let error = oxidize(&["bench", "-m", path, "-p", "0"]).error();
+    assert!(error.contains("makes no text"), "{error}");
+    let error = oxidize(&[args.as_slice(), &["-d", "8"]].concat()).error();
+    assert!(error.contains("reads a text whole"), "{error}");
+}
+
 /// The second half of each chunk is scored, from logits that see the whole chunk.
 #[test]
 fn perplexity_is_what_the_logits_say() {
