@@ -16,6 +16,7 @@ made by `oxidize synth`, and whatever models the test cache has are measured, to
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -378,24 +379,18 @@ def measure_row(
 ) -> None:
     """Fills in a row, the engines taking turns."""
     engines = [oxidize, *peers]
-    for turn in range(options.rounds):
+    kinds = [("", "measure")]
+    if any(name in row.file.name for name in options.more):
+        kinds.append((", long and together", "measure_more"))
+    for (kind, measure), turn in itertools.product(kinds, range(options.rounds)):
         for engine in engines:
-            print(f"{row.file.name}: {engine.name}, round {turn + 1}", file=sys.stderr)
+            print(f"{row.file.name}: {engine.name}{kind}, round {turn + 1}", file=sys.stderr)
             try:
-                measured = engine.measure(row.file, settings)
+                measured = getattr(engine, measure)(row.file, settings)
             except BenchError as error:
                 print(f"  {error}", file=sys.stderr)
                 continue
             row.engines.setdefault(engine.name, Measured()).improve(measured)
-    if any(name in row.file.name for name in options.more):
-        for engine in engines:
-            print(f"{row.file.name}: {engine.name}, long and together", file=sys.stderr)
-            try:
-                more = engine.measure_more(row.file, settings)
-            except BenchError as error:
-                print(f"  {error}", file=sys.stderr)
-                continue
-            row.engines.setdefault(engine.name, Measured()).improve(more)
     try:
         answers = [oxidize.answer(row.file, settings) for _ in range(3)]
         row.startup_seconds = min(answer.seconds for answer in answers)
