@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::arch::x86_64::__m256i;
 
 use super::AvxVnni;
-use super::avx2::products::Products;
+use super::avx2::products::{Bytes, Products};
 use super::avx2::{self, matmul};
 use crate::table::{Functions, Isa, Kernels};
 
@@ -27,10 +27,12 @@ pub(crate) fn kernels(_witness: AvxVnni) -> &'static Kernels {
 /// have to be as many as there are for AVX2.
 struct Vex;
 
+impl Bytes for Vex {
+    const FOURS: bool = true;
+}
+
 // SAFETY: needs AVX-VNNI.
 unsafe impl Products for Vex {
-    const FOURS: bool = true;
-
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn add_fours(mut sum: __m256i, weights: __m256i, acts: __m256i) -> __m256i {

@@ -54,6 +54,8 @@ unsafe fn tiled<F: Format>(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
+    // Where 0 is no byte of its own, none may look negative.
+    const { assert!(F::CENTRED || F::BITS < 8) };
     let one_scale = acts.is_one_scale_with(&weight);
     for first_row in (0..weight.rows()).step_by(panel::ROWS) {
         // SAFETY: as the caller says; the weight is of the format and has the row.

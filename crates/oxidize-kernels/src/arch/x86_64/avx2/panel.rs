@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use super::format::{
     CHUNK, Format, Scales, halves_of, negate_where, spread_bits, transpose, turn_scales,
 };
-use super::products::Products;
+use super::products::Bytes;
 use crate::ops::matmul::{Scratch, WeightRows, grown};
 
 /// Rows of a panel.
@@ -27,7 +27,7 @@ pub(crate) struct Panel {
     pub(crate) mins: *const f32,
     /// `[k / 256][ROWS]` numbers that scales are integers of.
     pub(crate) units: *const f32,
-    /// In their place, for signed weights and without [`Products::FOURS`]: the sums of the magnitudes of those
+    /// In their place, for signed weights and without [`Bytes::FOURS`]: the sums of the magnitudes of those
     /// below 0.
     pub(crate) starts: *const i32,
 }
@@ -63,14 +63,14 @@ impl Next {
 }
 
 /// Whether the scales of a panel are integers: then two sixteens are one sum, for a multiplication that would be by
-/// one otherwise multiplies by them. Instructions that add up [four products](Products::FOURS) have no such
+/// one otherwise multiplies by them. Instructions that add up [four products](Bytes::FOURS) have no such
 /// multiplication.
-pub(crate) const fn has_unit<F: Format, P: Products>() -> bool {
+pub(crate) const fn has_unit<F: Format, P: Bytes>() -> bool {
     F::UNIT.is_some() && !P::FOURS
 }
 
 /// Whether a panel has minima.
-pub(crate) const fn has_mins<F: Format, P: Products>() -> bool {
+pub(crate) const fn has_mins<F: Format, P: Bytes>() -> bool {
     F::MIN && !F::CENTRED || has_unit::<F, P>()
 }
 
@@ -93,14 +93,14 @@ pub(crate) fn reserve(scratch: &mut Scratch, k: usize) -> (*mut u8, *mut f32, *m
 
 /// Unpacks rows `first` to `first + 15`; past the last row, the last row again.
 ///
-/// With [`Products::FOURS`], weights of formats that are [`Format::CENTRED`] are moved so that [`Products::CENTRE`] stands
+/// With [`Bytes::FOURS`], weights of formats that are [`Format::CENTRED`] are moved so that [`Bytes::CENTRE`] stands
 /// for 0; if that is 128, [`RawRows::moved`](crate::ops::matmul::RawRows::moved) takes it back. `PACKED` leaves pairs of groups in
 /// nibbles, of formats that are [`Format::NIBBLES`]: the panel is written once, and read for every few tokens.
 ///
 /// # Safety
 /// Needs AVX2, FMA and F16C; the weight is of the format, with a row `first`.
 #[inline(always)]
-pub(crate) unsafe fn unpack<F: Format, P: Products, const PACKED: bool>(
+pub(crate) unsafe fn unpack<F: Format, P: Bytes, const PACKED: bool>(
     weight: &WeightRows<'_>,
     first: usize,
     scratch: &mut Scratch,

@@ -2,20 +2,23 @@
 
 use std::arch::x86_64::*;
 
+/// What bytes of weights a multiplication wants.
+pub(crate) trait Bytes {
+    /// Whether one instruction adds up four products of bytes.
+    const FOURS: bool;
+
+    /// With [`Bytes::FOURS`], the byte that stands for 0 in panels of weights that are a scale times an integer. Most
+    /// instructions want weights without a sign, so that those are multiplied as `q + 128`.
+    const CENTRE: u8 = 128;
+}
+
 /// How integers are multiplied in registers of 256 bits.
 ///
 /// # Safety
 /// The methods need AVX2, and what else the implementation says.
-pub(crate) unsafe trait Products {
-    /// Whether one instruction adds up four products of bytes.
-    const FOURS: bool;
-
-    /// With [`Products::FOURS`], the byte that stands for 0 in panels of weights that are a scale times an integer. Most
-    /// instructions want weights without a sign, so that those are multiplied as `q + 128`.
-    const CENTRE: u8 = 128;
-
+pub(crate) unsafe trait Products: Bytes {
     /// Adds to each of eight lanes the products of four weights without a sign with four activations. Without
-    /// [`Products::FOURS`], those of two must fit into 16 bits.
+    /// [`Bytes::FOURS`], those of two must fit into 16 bits.
     ///
     /// # Safety
     /// See the trait.
@@ -31,10 +34,12 @@ pub(crate) unsafe trait Products {
 /// AVX2's own: bytes to pairs of 16 bits (`vpmaddubsw`), and those to 32 (`vpmaddwd`).
 pub(crate) struct Widening;
 
+impl Bytes for Widening {
+    const FOURS: bool = false;
+}
+
 // SAFETY: needs nothing else.
 unsafe impl Products for Widening {
-    const FOURS: bool = false;
-
     #[inline(always)]
     unsafe fn add_fours(sum: __m256i, weights: __m256i, acts: __m256i) -> __m256i {
         // SAFETY: the caller has the instructions.

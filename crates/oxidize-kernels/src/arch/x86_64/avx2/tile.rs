@@ -2,7 +2,7 @@
 //!
 //! AVX2 multiplies bytes into 16-bit pairs (`vpmaddubsw`). How many of those can be added before they
 //! must be widened depends on the bits of the weights: eight for 4 bits, which is a whole group. Where
-//! there is an instruction for it ([`Products::FOURS`]), four products go straight into 32 bits.
+//! there is an instruction for it ([`Bytes::FOURS`](super::products::Bytes::FOURS)), four products go straight into 32 bits.
 //!
 //! Loops have their intrinsics in them: a closure that is not inlined is compiled without the instructions,
 //! and calls each of them as a function, which `make bench-check` shows.

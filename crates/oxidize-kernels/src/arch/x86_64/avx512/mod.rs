@@ -14,7 +14,7 @@ use std::arch::x86_64::{__m256i, _mm256_dpbusd_epi32, _mm256_dpwssd_epi32};
 
 use super::Avx512;
 use super::avx2;
-use super::avx2::products::Products;
+use super::avx2::products::{Bytes, Products};
 use crate::table::{Functions, Isa, Kernels};
 
 /// The table, for a machine that has the instructions.
@@ -39,10 +39,12 @@ pub(super) const FUNCTIONS: Functions = Functions {
 /// VNNI in registers of 256 bits, for what AVX2's code does here.
 pub(super) struct Vnni;
 
+impl Bytes for Vnni {
+    const FOURS: bool = true;
+}
+
 // SAFETY: needs AVX-512 VL and VNNI.
 unsafe impl Products for Vnni {
-    const FOURS: bool = true;
-
     #[inline(always)]
     unsafe fn add_fours(sum: __m256i, weights: __m256i, acts: __m256i) -> __m256i {
         // SAFETY: the caller has the instruction.
