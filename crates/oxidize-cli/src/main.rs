@@ -7,7 +7,6 @@ mod conversation;
 mod grammar_args;
 mod model_args;
 mod npy;
-mod progress;
 mod sampling_args;
 mod speculation_args;
 mod style;

@@ -13,6 +13,7 @@ use oxidize_core::file::{ModelFile, OpenOptions, SpellOut};
 use oxidize_core::lora::Adapter;
 use oxidize_core::mix::{self, Mix};
 use oxidize_core::model::Model;
+use oxidize_quantize::commands::progress::Meter;
 use oxidize_quantize::encode::Workers;
 use oxidize_quantize::evaluate::Settings;
 use oxidize_quantize::in_memory::quantized;
@@ -139,7 +140,10 @@ impl ModelArgs {
             .with_context(|| format!("{name} is no type of weights; known are {}", mix::names()))?;
         let mut workers = Workers::default();
         workers.threads = self.threads.unwrap_or(workers.threads).max(1);
-        Ok(quantized(&file, mix, &workers)?)
+        let meter = Meter::new();
+        let made = quantized(&file, mix, &workers, |at| meter.show(at));
+        meter.finish();
+        Ok(made?)
     }
 
     /// The model with the adapters that were asked for.
@@ -205,7 +209,7 @@ impl ModelArgs {
     }
 }
 
-pub(crate) fn bar_style() -> indicatif::ProgressStyle {
+fn bar_style() -> indicatif::ProgressStyle {
     indicatif::ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}")
         .unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
 }

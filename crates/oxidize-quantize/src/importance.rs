@@ -260,6 +260,11 @@ impl Importance {
         }))
     }
 
+    /// Whether it says how inputs vary together, of any matrix.
+    pub fn has_sketches(&self) -> bool {
+        self.entries.values().any(|entry| entry.sketch.is_some())
+    }
+
     /// How the inputs of an entry vary together: inputs with the same sums are the same inputs.
     fn sketch_of<'a>(&'a self, entry: &'a Entry) -> Option<&'a Sketch> {
         let own = entry.sketch.as_ref();
@@ -427,6 +432,7 @@ mod tests {
             ..first.clone()
         };
         assert_eq!(importance.sketch_of(&second), Some(&sketch));
+        assert!(importance.has_sketches());
         let other = Entry {
             sums: vec![4.0, 2.0],
             ..second
@@ -442,7 +448,7 @@ mod tests {
         let plain = importance.entries.values_mut().next().unwrap();
         plain.sketch = None;
         merged.merge(&importance).unwrap();
-        assert!(merged.entries.values().all(|entry| entry.sketch.is_none()));
+        assert!(!merged.has_sketches());
     }
 
     #[test]

@@ -7,10 +7,15 @@ use crate::convert;
 use crate::encode::Workers;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, Wishes, traits_of};
-use crate::quantize::{recipe, tensors_of, write_tensor};
+use crate::quantize::{Progress, recipe, tensors_of, write_tensor};
 
 /// The model of `file` with its matrices as `mix` says, all of it in memory.
-pub fn quantized(file: &ModelFile, mix: Mix, workers: &Workers<'_>) -> Result<ModelFile> {
+pub fn quantized(
+    file: &ModelFile,
+    mix: Mix,
+    workers: &Workers<'_>,
+    mut progress: impl FnMut(Progress<'_>),
+) -> Result<ModelFile> {
     let wishes = Wishes::new(mix);
     let is_gguf = matches!(file.format(), Format::Gguf { .. });
     let mut recipe = if is_gguf {
@@ -30,11 +35,18 @@ pub fn quantized(file: &ModelFile, mix: Mix, workers: &Workers<'_>) -> Result<Mo
     for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
         recipe.output.tensor(&tensor.name, *ty, &tensor.shape);
     }
+    let (mut done, total) = (0, recipe.output.bytes());
     let mut bytes = Vec::new();
     let metadata = recipe.metadata;
     recipe
         .output
-        .write_to(&mut bytes, metadata, |index, _, out| {
+        .write_to(&mut bytes, metadata, |index, planned, out| {
+            progress(Progress::Writing {
+                tensor: &planned.name,
+                done,
+                total,
+            });
+            done += planned.bytes;
             write_tensor(&recipe, index, None, *workers, out).map(drop)
         })?;
     Ok(ModelFile::from_bytes(bytes, &OpenOptions::default())?)

@@ -38,14 +38,12 @@ pub fn merge_adapter(
     for tensor in &tensors {
         output.tensor(&tensor.name, tensor.ty, &tensor.shape);
     }
-    let (count, total) = (tensors.len(), output.bytes());
+    let total = output.bytes();
     let (mut done, mut changed) = (0, 0);
     let metadata = Some(file.metadata());
     let written = output.write(path, &Parts::One, metadata, |index, planned, out| {
-        progress(Progress {
-            tensor: planned,
-            index,
-            count,
+        progress(Progress::Writing {
+            tensor: &planned.name,
             done,
             total,
         });

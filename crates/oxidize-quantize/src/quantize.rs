@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_core::gguf::{Metadata, Planned, ValueBuf};
+use oxidize_core::gguf::{Metadata, ValueBuf};
 use oxidize_core::model::Model;
 
 use crate::compare::{self, compare};
@@ -64,19 +64,34 @@ pub struct Recipe<'a> {
 /// Refuses a file that is not what it should be.
 pub type Verify<'a> = Box<dyn Fn(&Path) -> Result<()> + 'a>;
 
-/// What happens while a model is written.
+/// What is under way while a model is made.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress<'a> {
-    /// The tensor, and its number from 0.
-    pub tensor: &'a Planned,
-    /// Its number.
-    pub index: usize,
-    /// How many there are.
-    pub count: usize,
-    /// Bytes written before it.
-    pub done: u64,
-    /// Bytes of all tensors.
-    pub total: u64,
+pub enum Progress<'a> {
+    /// Types were tried on so many of all tensors.
+    Trying {
+        /// Tensors so far.
+        done: u64,
+        /// Tensors in all.
+        total: u64,
+    },
+    /// A tensor is written.
+    Writing {
+        /// Its name.
+        tensor: &'a str,
+        /// Bytes before it.
+        done: u64,
+        /// Bytes of all tensors.
+        total: u64,
+    },
+    /// The source and what became of it have read so much of a text.
+    Comparing {
+        /// The mean divergence so far.
+        divergence: f64,
+        /// Chunks so far.
+        done: u64,
+        /// Chunks in all.
+        total: u64,
+    },
 }
 
 /// The tensors of a GGUF file.
@@ -158,7 +173,6 @@ pub fn quantize(
             .set(Report::KEY, ValueBuf::Str(report.padded(room)));
     }
     let total = recipe.output.bytes();
-    let count = recipe.tensors.len();
     let mut done = 0;
     let metadata = recipe.metadata;
     let mut workers = options.workers;
@@ -166,10 +180,8 @@ pub fn quantize(
     let written = recipe
         .output
         .write(path, &options.parts, metadata, |index, planned, out| {
-            progress(Progress {
-                tensor: planned,
-                index,
-                count,
+            progress(Progress::Writing {
+                tensor: &planned.name,
                 done,
                 total,
             });
@@ -190,9 +202,15 @@ pub fn quantize(
             }
             let made = Model::load(written.temporary(), &OpenOptions::default())?;
             let original = Model::from_file(source.clone())?;
-            let result = compare(&original, &made, text, &wanted.compare, |_, _, _| {
+            let each = |done: usize, total: usize, divergence| {
+                progress(Progress::Comparing {
+                    divergence,
+                    done: done as u64,
+                    total: total as u64,
+                });
                 workers.check()
-            })?;
+            };
+            let result = compare(&original, &made, text, &wanted.compare, each)?;
             report.comparison = Some(result);
         }
         let room = report.room();

@@ -25,13 +25,11 @@ pub fn rewrite(
     for tensor in &tensors {
         output.tensor(&tensor.name, tensor.ty, &tensor.shape);
     }
-    let (count, total) = (tensors.len(), output.bytes());
+    let total = output.bytes();
     let mut done = 0;
     let written = output.write(path, parts, Some(file.metadata()), |index, planned, out| {
-        progress(Progress {
-            tensor: planned,
-            index,
-            count,
+        progress(Progress::Writing {
+            tensor: &planned.name,
             done,
             total,
         });

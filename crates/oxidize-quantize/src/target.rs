@@ -15,6 +15,7 @@ use crate::encode::{Loss, Workers, encode_rows};
 use crate::error::{Error, Result};
 use crate::importance::{Importance, Inputs};
 use crate::plan::{Plan, is_quantizable};
+use crate::quantize::Progress;
 use crate::tensor::Tensor;
 
 /// Rows of a tensor that are tried.
@@ -27,8 +28,9 @@ pub fn plan_for_size(
     importance: Option<&Importance>,
     traits: &Traits,
     workers: &Workers<'_>,
+    progress: impl Fn(Progress<'_>) + Sync,
 ) -> Result<Plan> {
-    let choices = measure(tensors, importance, traits, workers)?;
+    let choices = measure(tensors, importance, traits, workers, progress)?;
     let smallest = vec![0; tensors.len()];
     let least = size(&choices, &smallest);
     if least > bytes {
@@ -109,6 +111,7 @@ fn measure(
     importance: Option<&Importance>,
     traits: &Traits,
     workers: &Workers<'_>,
+    progress: impl Fn(Progress<'_>) + Sync,
 ) -> Result<Vec<Vec<Choice>>> {
     let next = AtomicUsize::new(0);
     let results: Mutex<Vec<Option<Result<Vec<Choice>>>>> =
@@ -127,6 +130,10 @@ fn measure(
                         break;
                     };
                     results[i] = Some(choices);
+                    progress(Progress::Trying {
+                        done: results.iter().flatten().count() as u64,
+                        total: tensors.len() as u64,
+                    });
                 }
             });
         }

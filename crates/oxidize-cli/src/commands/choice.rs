@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use oxidize_quantize::choice::{read_questions, score};
+use oxidize_quantize::commands::progress::{Meter, Unit};
 
 use crate::model_args::{ModelArgs, find_model};
-use crate::progress;
 
 /// Score a model on multiple-choice questions (HellaSwag, Winogrande, ARC, MMLU)
 #[derive(Args)]
@@ -32,12 +32,13 @@ impl Choice {
         let mut questions = read_questions(&self.file)?;
         questions.truncate(self.questions.unwrap_or(usize::MAX));
         let model = self.model_args.load(&find_model(self.model)?)?;
-        let counter = progress::counter("questions", questions.len() as u64);
+        let meter = Meter::new();
         let settings = self.model_args.evaluation();
-        let result = score(&model, &questions, &settings, |_, _, share| {
-            counter.advance(&format!("{:.2}% right", 100.0 * share));
+        let result = score(&model, &questions, &settings, |done, total, share| {
+            let state = format!("{:.2}% right", 100.0 * share);
+            meter.set(Unit::Pieces("questions"), done as u64, total as u64, &state);
         })?;
-        counter.finish();
+        meter.finish();
         if self.json {
             println!("{}", serde_json::to_string(&result)?);
         } else {

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
+use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::commands::quantize::describe;
 use oxidize_quantize::compare::{Options, compare};
 
 use crate::model_args::{ModelArgs, find_model};
-use crate::progress;
 
 /// Compare two models over a text: KL divergence, agreement, perplexity
 #[derive(Args)]
@@ -43,15 +43,13 @@ impl Compare {
             chunks: self.chunks,
             settings: self.model_args.evaluation(),
         };
-        let mut counter = None;
-        let result = compare(&first, &second, &text, &options, |_, total, kl| {
-            let counter = counter.get_or_insert_with(|| progress::counter("chunks", total as u64));
-            counter.advance(&format!("mean KL divergence {kl:.6}"));
+        let meter = Meter::new();
+        let result = compare(&first, &second, &text, &options, |done, total, kl| {
+            let state = format!("mean KL divergence {kl:.6}");
+            meter.set(Unit::Pieces("chunks"), done as u64, total as u64, &state);
             Ok(())
         })?;
-        if let Some(counter) = counter {
-            counter.finish();
-        }
+        meter.finish();
         if self.json {
             println!("{}", serde_json::to_string(&result)?);
         } else {

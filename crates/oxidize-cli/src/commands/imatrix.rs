@@ -8,11 +8,11 @@ use clap::Args;
 use oxidize_core::io::remove_abandoned;
 use oxidize_quantize::Error;
 use oxidize_quantize::commands::interrupted;
+use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::imatrix::{Options, collect};
 use oxidize_quantize::importance::Importance;
 
 use crate::model_args::{ModelArgs, find_model};
-use crate::progress;
 
 /// Collect an importance matrix from a text
 #[derive(Args)]
@@ -104,10 +104,9 @@ impl Imatrix {
         };
         remove_abandoned(&self.output);
         let stop = interrupted();
-        let mut counter = None;
+        let meter = Meter::new();
         let new = collect(&model, &text, &options, |done, total, so_far| {
-            let counter = counter.get_or_insert_with(|| progress::counter("chunks", total as u64));
-            counter.advance("");
+            meter.set(Unit::Pieces("chunks"), done as u64, total as u64, "");
             let stopped = stop.load(Ordering::Relaxed);
             if stopped || done.is_multiple_of(self.save_every.max(1)) && done < total {
                 with_known(so_far())?.save(&self.output)?;
@@ -119,9 +118,7 @@ impl Imatrix {
             }
             Ok(())
         })?;
-        if let Some(counter) = counter {
-            counter.finish();
-        }
+        meter.finish();
         Ok(with_known(new)?)
     }
 }

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
+use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::evaluate::{Chunks, Evaluator};
 
 use crate::model_args::{ModelArgs, find_model};
-use crate::progress;
 
 /// Measure how well a model predicts a text
 #[derive(Args)]
@@ -43,8 +43,8 @@ impl Perplexity {
         let settings = self.model_args.evaluation();
         let mut evaluator = Evaluator::new(&model, &Cpu::default(), &settings, n_ctx)?;
         let mut score = Score::default();
-        let progress = progress::counter("chunks", n_chunks as u64);
-        for (input, chunk) in chunks.iter() {
+        let meter = Meter::new();
+        for (done, (input, chunk)) in chunks.iter().enumerate() {
             let scored = chunks.scored();
             evaluator.each_logits(&input, scored.start, |position, logits| {
                 if scored.contains(&position) {
@@ -61,9 +61,15 @@ impl Perplexity {
                     .map(|name| format!("; tensor {name:?} has such an element"))
                     .unwrap_or_default()
             );
-            progress.advance(&format!("perplexity {:.4}", score.perplexity()));
+            let state = format!("perplexity {:.4}", score.perplexity());
+            meter.set(
+                Unit::Pieces("chunks"),
+                done as u64 + 1,
+                n_chunks as u64,
+                &state,
+            );
         }
-        progress.finish();
+        meter.finish();
         if self.json {
             let report = serde_json::json!({
                 "perplexity": score.perplexity(), "stderr": score.stderr(), "chunks": n_chunks, "n_ctx": n_ctx, "tokens": score.n,

@@ -1,13 +1,11 @@
 //! `oxidize synth`: a random-weight model of a known shape, for measuring.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
 use oxidize_core::synth::{MIXES, Mix, SHAPES, Shape, Synthesis, SynthesisError};
-
-use crate::model_args::bar_style;
+use oxidize_quantize::commands::progress::{Meter, Unit};
 
 /// Write a random-weight model of a known shape
 ///
@@ -95,23 +93,13 @@ impl Synth {
             mix: if self.pure { mix.pure() } else { mix },
             seed: self.seed,
         };
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = indicatif::ProgressBar::new(0).with_message("writing");
-            bar.set_style(bar_style());
-            bar
-        });
-        let start = Instant::now();
+        let (meter, start) = (Meter::new(), Instant::now());
         let mut written = 0;
         synthesis.save(&self.output, |done, total| {
             written = total;
-            if let Some(bar) = &bar {
-                bar.set_length(total);
-                bar.set_position(done);
-            }
+            meter.set(Unit::Bytes, done, total, "");
         })?;
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
+        meter.finish();
         eprintln!(
             "{}: {:.2} GB of weights in {:.1} s",
             self.output.display(),

@@ -7,11 +7,11 @@ use std::time::Instant;
 use clap::Args;
 use oxidize_core::file::{Format, ModelFile, OpenOptions};
 
-use super::{ByteBar, byte_size, interrupted};
+use super::progress::{Meter, Unit};
+use super::{byte_size, importance, interrupted};
 use crate::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
 use crate::convert::{convert, plain_mix};
 use crate::encode::Workers;
-use crate::importance::Importance;
 use crate::lora::convert_adapter;
 use crate::output::Parts;
 use crate::plan::Wishes;
@@ -69,7 +69,7 @@ impl Convert {
         for pattern in &self.tensor_type {
             wishes.pattern(pattern)?;
         }
-        let importance = self.imatrix.as_deref().map(Importance::load).transpose()?;
+        let importance = importance(self.imatrix.as_deref())?;
         let mut workers = Workers {
             stop: Some(stop),
             ..Workers::default()
@@ -81,10 +81,8 @@ impl Convert {
             workers,
             ..Options::default()
         };
-        let (bar, start) = (ByteBar::new(), Instant::now());
-        let made = convert(&file, &self.output, &wishes, &options, |at| {
-            bar.set(at.done, at.total, &at.tensor.name);
-        });
+        let (bar, start) = (Meter::new(), Instant::now());
+        let made = convert(&file, &self.output, &wishes, &options, |at| bar.show(at));
         bar.finish();
         let (report, files) = made?;
         for file in &files {
@@ -112,9 +110,9 @@ impl Convert {
             shard_bytes: self.split_max_size.unwrap_or(SHARD_BYTES),
             workers,
         };
-        let bar = ByteBar::new();
+        let bar = Meter::new();
         let made = to_directory(file, &self.output, &options, |done, total, tensor| {
-            bar.set(done, total, tensor);
+            bar.set(Unit::Bytes, done, total, tensor);
         });
         bar.finish();
         let (files, missing) = made?;

@@ -2,52 +2,28 @@
 //! own, and the `oxidize-quantize` program has only these.
 
 pub mod convert;
+pub mod progress;
 pub mod quantize;
 pub mod split;
 mod stop;
 
-use std::io::IsTerminal;
+use std::path::Path;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::error::Error;
+use crate::importance::Importance;
 
 pub use stop::{exit_code, interrupted, is_ignored};
 
-/// Bytes written so far: a bar on a terminal, and a line a tensor elsewhere if `verbose`.
-pub struct ByteBar(Option<ProgressBar>);
-
-impl ByteBar {
-    /// A bar, where someone watches.
-    pub fn new() -> ByteBar {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let template = "{bar:30} {bytes}/{total_bytes} {msg} (about {eta} left)";
-            let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(0).with_style(style)
-        });
-        ByteBar(bar)
+/// The importance matrix in a file, if one is named.
+pub(crate) fn importance(path: Option<&Path>) -> Result<Option<Importance>, Error> {
+    let known = path.map(Importance::load).transpose()?;
+    if let Some(known) = known.as_ref().filter(|known| !known.has_sketches()) {
+        eprintln!(
+            "{}: does not say how inputs vary together; matrices of `oxidize imatrix` do, and less is lost with them",
+            known.file.display()
+        );
     }
-
-    /// Shows where things stand.
-    pub fn set(&self, done: u64, total: u64, what: &str) {
-        if let Some(bar) = &self.0 {
-            bar.set_length(total);
-            bar.set_position(done);
-            bar.set_message(what.to_owned());
-        }
-    }
-
-    /// Takes the bar away.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-impl Default for ByteBar {
-    fn default() -> ByteBar {
-        ByteBar::new()
-    }
+    Ok(known)
 }
 
 /// A number of bytes as people write it: `4GB`, `700M`, `1.5GiB`.

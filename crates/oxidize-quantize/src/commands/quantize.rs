@@ -9,12 +9,12 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::mix::{MIXES, Mix};
 use oxidize_kernels::quant::TensorType;
 
-use super::{ByteBar, byte_size, interrupted};
+use super::progress::Meter;
+use super::{byte_size, importance, interrupted};
 use crate::compare;
 use crate::encode::Workers;
 use crate::error::Error;
 use crate::html;
-use crate::importance::Importance;
 use crate::output::Parts;
 use crate::plan::{Plan, Wishes, traits_of};
 use crate::quantize::{Options, ReportOptions, parts_of, quantize, recipe, tensors_of};
@@ -117,7 +117,7 @@ impl Quantize {
             "{}: not a GGUF file; `oxidize convert` reads directories",
             self.input.display()
         );
-        let importance = self.imatrix.as_deref().map(Importance::load).transpose()?;
+        let importance = importance(self.imatrix.as_deref())?;
         let tensors = tensors_of(&file);
         let mut workers = Workers {
             stop: Some(stop),
@@ -130,8 +130,14 @@ impl Quantize {
             .target_bpw
             .map(|bits| (bits * elements as f64 / 8.0) as u64);
         let target = self.tensor_budget(&file, &tensors)?.or(by_bits);
-        let fitted = target
-            .map(|bytes| plan_for_size(&tensors, bytes, importance.as_ref(), &traits, &workers));
+        let meter = Meter::new();
+        let fitted = target.map(|bytes| {
+            let known = importance.as_ref();
+            plan_for_size(&tensors, bytes, known, &traits, &workers, |at| {
+                meter.show(at);
+            })
+        });
+        meter.finish();
         let fitted = fitted.transpose()?;
         let mix = match (&self.mix, &fitted) {
             (Some(name), _) => {
@@ -193,11 +199,9 @@ impl Quantize {
             (mix.name, mix.file_type),
             importance.as_ref(),
         );
-        let (bar, start) = (ByteBar::new(), Instant::now());
-        let made = quantize(&file, recipe, &self.output, &options, |at| {
-            bar.set(at.done, at.total, &at.tensor.name);
-        });
-        bar.finish();
+        let (meter, start) = (Meter::new(), Instant::now());
+        let made = quantize(&file, recipe, &self.output, &options, |at| meter.show(at));
+        meter.finish();
         let (report, files) = made?;
         if fallbacks > 0 {
             eprintln!(

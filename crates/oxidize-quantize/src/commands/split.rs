@@ -6,7 +6,8 @@ use anyhow::Context;
 use clap::Args;
 use oxidize_core::file::{ModelFile, OpenOptions};
 
-use super::{ByteBar, byte_size, interrupted};
+use super::progress::Meter;
+use super::{byte_size, interrupted};
 use crate::encode::Workers;
 use crate::lora::merge_adapter;
 use crate::output::Parts;
@@ -61,7 +62,7 @@ impl Merge {
             return write(&self.input, &self.output, &Parts::One);
         };
         let file = open(&self.input)?;
-        let bar = ByteBar::new();
+        let bar = Meter::new();
         let workers = Workers {
             stop: Some(interrupted()),
             ..Workers::default()
@@ -72,9 +73,7 @@ impl Merge {
             self.lora_scale,
             &self.output,
             &workers,
-            |at| {
-                bar.set(at.done, at.total, &at.tensor.name);
-            },
+            |at| bar.show(at),
         );
         bar.finish();
         let n = merged.with_context(|| adapter.display().to_string())?;
@@ -99,14 +98,12 @@ fn open(path: &PathBuf) -> anyhow::Result<ModelFile> {
 
 fn write(input: &PathBuf, output: &std::path::Path, parts: &Parts) -> anyhow::Result<()> {
     let file = open(input)?;
-    let bar = ByteBar::new();
+    let bar = Meter::new();
     let workers = Workers {
         stop: Some(interrupted()),
         ..Workers::default()
     };
-    let made = rewrite(&file, output, parts, &workers, |at| {
-        bar.set(at.done, at.total, &at.tensor.name);
-    });
+    let made = rewrite(&file, output, parts, &workers, |at| bar.show(at));
     bar.finish();
     for path in made? {
         eprintln!("wrote {}", path.display());

@@ -1,5 +1,7 @@
 //! What is measured: importance from a text, comparisons, reports, and what a target size buys.
 
+use std::sync::Mutex;
+
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Batch, SeqSlice, SessionConfig};
 use oxidize_core::file::OpenOptions;
@@ -10,7 +12,7 @@ use oxidize_quantize::encode::Workers;
 use oxidize_quantize::imatrix::{self, collect};
 use oxidize_quantize::output::Parts;
 use oxidize_quantize::plan::traits_of;
-use oxidize_quantize::quantize::{Options, ReportOptions, quantize, recipe, tensors_of};
+use oxidize_quantize::quantize::{Options, Progress, ReportOptions, quantize, recipe, tensors_of};
 use oxidize_quantize::report::Report;
 use oxidize_quantize::split::rewrite;
 use oxidize_quantize::target::plan_for_size;
@@ -268,6 +270,60 @@ fn rows_of_one_scale_are_marked() {
     assert_eq!(open(&plain).metadata().bool(INT8_KEY), None);
 }
 
+/// Trying types, writing and comparing all say how far they are, up to the end.
+#[test]
+fn nothing_long_is_silent() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, text) = (open(&tiny()), text());
+    let (tensors, traits) = (tensors_of(&file), traits_of(&file, false));
+    let elements: u64 = tensors.iter().map(|tensor| tensor.elements()).sum();
+    let bytes = (6.0 * elements as f64 / 8.0) as u64;
+    let tried = Mutex::new(Vec::new());
+    let plan = plan_for_size(
+        &tensors,
+        bytes,
+        None,
+        &traits,
+        &Workers::default(),
+        |at| match at {
+            Progress::Trying { done, total } => tried.lock().unwrap().push((done, total)),
+            other => panic!("{other:?}"),
+        },
+    );
+    let count = tensors.len() as u64;
+    let expected: Vec<(u64, u64)> = (1..=count).map(|done| (done, count)).collect();
+    assert_eq!(tried.into_inner().unwrap(), expected);
+
+    let report = ReportOptions {
+        command: String::new(),
+        text: Some(&text),
+        compare: options(64),
+    };
+    let options = Options {
+        report: Some(report),
+        ..Options::default()
+    };
+    let recipe = recipe(&file, tensors, plan.unwrap(), ("Q4_K_M", 15), None);
+    let (mut written, mut compared) = (Vec::new(), Vec::new());
+    let path = dir.path().join("out.gguf");
+    quantize(&file, recipe, &path, &options, |at| match at {
+        Progress::Writing { done, total, .. } => written.push((done, total)),
+        Progress::Comparing {
+            divergence,
+            done,
+            total,
+        } => {
+            assert!(divergence > 0.0);
+            compared.push((done, total));
+        }
+        other @ Progress::Trying { .. } => panic!("{other:?}"),
+    })
+    .unwrap();
+    assert_eq!(written.len() as u64, count);
+    assert!(written.is_sorted() && written.iter().all(|(done, total)| done < total));
+    assert_eq!(compared, [(1, 3), (2, 3), (3, 3)]);
+}
+
 #[test]
 fn a_target_size_is_met_and_spent() {
     let dir = tempfile::tempdir().unwrap();
@@ -280,7 +336,8 @@ fn a_target_size_is_met_and_spent() {
     for bits in [3.5, 4.5, 6.0, 8.6] {
         let bytes = (bits * elements as f64 / 8.0) as u64;
         let tensors = tensors_of(&file);
-        let plan = plan_for_size(&tensors, bytes, None, &traits, &Workers::default()).unwrap();
+        let plan =
+            plan_for_size(&tensors, bytes, None, &traits, &Workers::default(), |_| ()).unwrap();
         let size = plan.bytes(&tensors);
         assert!(
             size <= bytes && size as f64 > 0.97 * bytes as f64,
@@ -341,7 +398,8 @@ fn in_memory_is_as_in_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let mix = oxidize_core::mix::Mix::named("Q8_0").unwrap();
-    let made = oxidize_quantize::in_memory::quantized(&open(&tiny()), mix, &Workers::default());
+    let made =
+        oxidize_quantize::in_memory::quantized(&open(&tiny()), mix, &Workers::default(), |_| ());
     quantized(&tiny(), &path, &wishes("Q8_0"), &Options::default()).unwrap();
     let logits = |model: &Model| {
         let config = SessionConfig::for_context(8);
