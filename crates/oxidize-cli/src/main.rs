@@ -1,5 +1,8 @@
 //! The `oxidize` command: parses the command line and runs one verb of [`commands`].
 
+// They panic where nobody reads: `say!` and `remark!` do not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod bandwidth;
 mod beam_args;
 mod commands;
@@ -11,10 +14,11 @@ mod sampling_args;
 mod speculation_args;
 mod style;
 
-use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Parser;
+use oxidize_quantize::commands::console::is_unread;
+use oxidize_quantize::remark;
 
 /// Runs large language models from GGUF and safetensors files.
 #[derive(Parser)]
@@ -45,20 +49,12 @@ fn arguments() -> impl Iterator<Item = std::ffi::OsString> {
 fn main() -> ExitCode {
     match Cli::parse_from(arguments()).verb.run() {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever closes the pipe, as `head` does, has seen enough.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_unread(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let text = format!("{error:#}").replace('\n', " ");
             let red = style::for_stderr().error;
-            eprintln!("{red}error{red:#}: {text}");
+            remark!("{red}error{red:#}: {text}");
             oxidize_quantize::commands::exit_code(&error)
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let mut causes = error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<std::io::Error>());
-    causes.any(|error| error.kind() == ErrorKind::BrokenPipe)
 }

@@ -17,6 +17,7 @@ use oxidize_quantize::commands::progress::Meter;
 use oxidize_quantize::encode::Workers;
 use oxidize_quantize::evaluate::Settings;
 use oxidize_quantize::in_memory::quantized;
+use oxidize_quantize::remark;
 
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
@@ -256,6 +257,6 @@ pub(crate) fn find_model(name: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let path = path
         .context("no model was named, and the default one is not here: `make setup` fetches it")?;
     let dim = style::for_stderr().dim;
-    eprintln!("{dim}using {}{dim:#}", path.display());
+    remark!("{dim}using {}{dim:#}", path.display());
     Ok(path)
 }

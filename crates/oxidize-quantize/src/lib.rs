@@ -5,6 +5,8 @@
 //! [`output`] what they write to. Everything streams: of a model, a few tensors are in memory.
 
 #![deny(unsafe_code)]
+// They panic where nobody reads: `say!` and `remark!` do not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod choice;
 pub mod commands;

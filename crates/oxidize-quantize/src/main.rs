@@ -1,9 +1,13 @@
 //! The `oxidize-quantize` program: the verbs of `oxidize` that make model files, and nothing else.
 
+// They panic where nobody reads: `say!` and `remark!` do not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use oxidize_quantize::commands;
+use oxidize_quantize::remark;
 
 /// Makes model files: converts, quantises, splits and merges.
 #[derive(Parser)]
@@ -30,8 +34,9 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if commands::console::is_unread(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            remark!("error: {error:#}");
             commands::exit_code(&error)
         }
     }

@@ -4,6 +4,7 @@
 //! in [`generate`]; [`models`] holds the engines, [`server`] the connections. [`run`] is all of it.
 
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)

@@ -1,7 +1,7 @@
 //! Connections: accepted up to a limit, cut off when they do nothing, and let finish when the server is told to stop.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -81,7 +81,8 @@ pub fn run(
     let result = runtime.block_on(async {
         let server = Server::bind(state)?;
         // Scripts read the port from here; the log goes elsewhere.
-        println!("listening on http://{}", server.address());
+        // Nobody need listen to this.
+        let _ = writeln!(io::stdout(), "listening on http://{}", server.address());
         server.serve(stop_signal()).await
     });
     // Threads that load or embed are not waited for.

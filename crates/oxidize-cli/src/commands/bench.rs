@@ -9,6 +9,7 @@ use oxidize_core::engine::EngineError;
 use oxidize_core::graph::Gives;
 use oxidize_core::model::Model;
 use oxidize_quantize::evaluate::Evaluator;
+use oxidize_quantize::say;
 use serde::Serialize;
 
 use crate::bandwidth::{self, Bandwidth};
@@ -186,14 +187,14 @@ impl Bench {
         let measured = self.threads().into_iter().map(bandwidth::measure);
         if self.json || self.output == Output::Json {
             let measured: Vec<Bandwidth> = measured.collect();
-            println!("{}", serde_json::to_string_pretty(&measured)?);
+            say!("{}", serde_json::to_string_pretty(&measured)?)?;
         } else {
             for Bandwidth {
                 threads,
                 gigabytes_per_second,
             } in measured
             {
-                println!("{threads} threads read {gigabytes_per_second:.1} GB/s");
+                say!("{threads} threads read {gigabytes_per_second:.1} GB/s")?;
             }
         }
         Ok(())
@@ -339,29 +340,42 @@ impl Printer {
         match self.output {
             Output::Md => {
                 if first {
-                    println!(
+                    say!(
                         "| {:<40} | {:>9} | {:>7} | {:>7} | {:>14} | {:>17} |",
-                        "model", "size", "threads", "isa", "test", "t/s"
-                    );
-                    println!(
+                        "model",
+                        "size",
+                        "threads",
+                        "isa",
+                        "test",
+                        "t/s"
+                    )?;
+                    say!(
                         "| {:-<40} | {:->8}: | {:->6}: | {:->6}: | {:->13}: | {:->16}: |",
-                        "", "", "", "", "", ""
-                    );
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        ""
+                    )?;
                 }
                 let size = format!("{:.0} MiB", m.size as f64 / (1 << 20) as f64);
                 let speed = format!("{:.2} ± {:.2}", m.tokens_per_second, m.stddev);
-                println!(
+                say!(
                     "| {:<40} | {size:>9} | {:>7} | {:>7} | {:>14} | {speed:>17} |",
-                    m.model, m.threads, m.isa, m.test
-                );
+                    m.model,
+                    m.threads,
+                    m.isa,
+                    m.test
+                )?;
             }
             Output::Csv => {
                 if first {
-                    println!(
+                    say!(
                         "model,size,threads,isa,test,n_prompt,n_gen,n_depth,n_parallel,tokens_per_second,stddev"
-                    );
+                    )?;
                 }
-                println!(
+                say!(
                     "\"{}\",{},{},{},{},{},{},{},{},{:.4},{:.4}",
                     m.model.replace('"', "\"\""),
                     m.size,
@@ -374,9 +388,9 @@ impl Printer {
                     m.n_parallel,
                     m.tokens_per_second,
                     m.stddev
-                );
+                )?;
             }
-            Output::Jsonl => println!("{}", serde_json::to_string(&m)?),
+            Output::Jsonl => say!("{}", serde_json::to_string(&m)?)?,
             Output::Json => self.all.push(m),
         }
         Ok(())
@@ -384,7 +398,7 @@ impl Printer {
 
     fn finish(self) -> anyhow::Result<()> {
         if self.output == Output::Json {
-            println!("{}", serde_json::to_string_pretty(&self.all)?);
+            say!("{}", serde_json::to_string_pretty(&self.all)?)?;
         }
         Ok(())
     }

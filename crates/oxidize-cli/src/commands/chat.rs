@@ -24,6 +24,7 @@ use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
+use oxidize_quantize::{remark, say};
 
 /// Talk with a model
 #[derive(Args)]
@@ -101,7 +102,7 @@ impl Chat {
         let mut input = Input::new()?;
         if input.is_terminal() {
             let dim = style::for_stderr().dim;
-            eprintln!("{dim}/help lists the commands, Ctrl-D leaves{dim:#}");
+            remark!("{dim}/help lists the commands, Ctrl-D leaves{dim:#}");
         }
         while let Some(line) = input.read()? {
             let line = line.trim();
@@ -126,7 +127,7 @@ impl Chat {
 
 fn complain(error: &anyhow::Error) {
     let red = style::for_stderr().error;
-    eprintln!("{red}error{red:#}: {error:#}");
+    remark!("{red}error{red:#}: {error:#}");
 }
 
 /// Set by Ctrl-C while an answer comes.
@@ -178,7 +179,7 @@ impl Session {
             if self.stop.swap(false, Ordering::Relaxed) {
                 writeln!(out)?;
                 let dim = style::for_stderr().dim;
-                eprintln!("{dim}stopped{dim:#}");
+                remark!("{dim}stopped{dim:#}");
                 break;
             }
             let Some(event) = event else { continue };
@@ -193,7 +194,7 @@ impl Session {
             if let Some(finished) = finished {
                 writeln!(out)?;
                 let dim = style::for_stderr().dim;
-                eprintln!("{dim}{}{dim:#}", conversation::speed(&finished));
+                remark!("{dim}{}{dim:#}", conversation::speed(&finished));
             }
         }
         self.messages.push(Message::new("assistant", answer));
@@ -208,7 +209,7 @@ impl Session {
             .search(&self.model, &self.model_args, request, go_on)?;
         let best = answers.into_iter().next();
         let text = best.context("the search found no answer")?.text;
-        println!("{text}");
+        say!("{text}")?;
         self.messages.push(Message::new("assistant", text));
         Ok(())
     }
@@ -220,14 +221,14 @@ impl Session {
             .unwrap_or((command, ""));
         let rest = rest.trim();
         match name {
-            "help" | "?" => println!("{HELP}"),
+            "help" | "?" => say!("{HELP}")?,
             "clear" | "reset" => self.messages.clear(),
             "system" if rest.is_empty() => match &self.system {
-                Some(message) => println!("{}", message.text()),
-                None => println!("(none)"),
+                Some(message) => say!("{}", message.text())?,
+                None => say!("(none)")?,
             },
             "system" => self.system = Some(Message::new("system", rest)),
-            "set" if rest.is_empty() => self.show_settings(),
+            "set" if rest.is_empty() => self.show_settings()?,
             "set" => self.set(rest)?,
             "save" => self.save(Path::new(rest))?,
             "load" => self.load(Path::new(rest))?,
@@ -237,22 +238,25 @@ impl Session {
         Ok(false)
     }
 
-    fn show_settings(&self) {
+    fn show_settings(&self) -> std::io::Result<()> {
         let p = &self.params;
-        println!(
+        say!(
             "temp {}\ntop-k {}\ntop-p {}\nmin-p {}",
-            p.temperature, p.top_k, p.top_p, p.min_p
-        );
-        println!("repeat-penalty {}", p.repeat_penalty);
-        println!(
+            p.temperature,
+            p.top_k,
+            p.top_p,
+            p.min_p
+        )?;
+        say!("repeat-penalty {}", p.repeat_penalty)?;
+        say!(
             "seed {}",
             p.seed.map_or("random".to_owned(), |seed| seed.to_string())
-        );
-        println!(
+        )?;
+        say!(
             "n {}",
             self.predict
                 .map_or("no limit".to_owned(), |n| n.to_string())
-        );
+        )
     }
 
     fn set(&mut self, rest: &str) -> anyhow::Result<()> {

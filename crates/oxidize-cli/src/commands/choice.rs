@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use oxidize_quantize::choice::{read_questions, score};
 use oxidize_quantize::commands::progress::{Meter, Unit};
+use oxidize_quantize::say;
 
 use crate::model_args::{ModelArgs, find_model};
 
@@ -40,15 +41,15 @@ impl Choice {
         })?;
         meter.finish();
         if self.json {
-            println!("{}", serde_json::to_string(&result)?);
+            say!("{}", serde_json::to_string(&result)?)?;
         } else {
-            println!(
+            say!(
                 "{:.2}% ± {:.2}% right by length, {:.2}% by likelihood, of {} questions",
                 100.0 * result.accuracy_normalized,
                 100.0 * result.stderr,
                 100.0 * result.accuracy,
                 result.questions
-            );
+            )?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use clap::Args;
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::commands::quantize::describe;
 use oxidize_quantize::compare::{Options, compare};
+use oxidize_quantize::say;
 
 use crate::model_args::{ModelArgs, find_model};
 
@@ -51,9 +52,9 @@ impl Compare {
         })?;
         meter.finish();
         if self.json {
-            println!("{}", serde_json::to_string(&result)?);
+            say!("{}", serde_json::to_string(&result)?)?;
         } else {
-            println!("{}", describe(&result));
+            say!("{}", describe(&result))?;
         }
         Ok(())
     }

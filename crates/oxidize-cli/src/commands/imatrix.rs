@@ -11,6 +11,7 @@ use oxidize_quantize::commands::interrupted;
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::imatrix::{Options, collect};
 use oxidize_quantize::importance::Importance;
+use oxidize_quantize::remark;
 
 use crate::model_args::{ModelArgs, find_model};
 
@@ -71,7 +72,7 @@ impl Imatrix {
             None => known.context("there is nothing to merge")?,
         };
         total.save(&self.output)?;
-        eprintln!(
+        remark!(
             "{}: {} matrices from {} chunks of {}",
             self.output.display(),
             total.entries.len(),

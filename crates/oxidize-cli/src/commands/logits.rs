@@ -11,6 +11,7 @@ use oxidize_core::embedding::Pooling;
 use oxidize_core::graph::Gives;
 use oxidize_core::model::Model;
 use oxidize_quantize::evaluate::{Evaluator, Results};
+use oxidize_quantize::remark;
 
 use crate::model_args::{ModelArgs, find_model};
 use crate::{npy, style};
@@ -67,7 +68,7 @@ impl Logits {
         let trained = model.hparams().n_ctx_train;
         if n_ctx > trained {
             let dim = style::for_stderr().dim;
-            eprintln!("{dim}{n_ctx} tokens; the model was trained on up to {trained}{dim:#}");
+            remark!("{dim}{n_ctx} tokens; the model was trained on up to {trained}{dim:#}");
         }
         let settings = self.model_args.evaluation();
         let backend = backend.as_ref();

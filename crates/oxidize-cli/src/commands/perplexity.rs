@@ -8,6 +8,7 @@ use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::evaluate::{Chunks, Evaluator};
+use oxidize_quantize::say;
 
 use crate::model_args::{ModelArgs, find_model};
 
@@ -74,13 +75,13 @@ impl Perplexity {
             let report = serde_json::json!({
                 "perplexity": score.perplexity(), "stderr": score.stderr(), "chunks": n_chunks, "n_ctx": n_ctx, "tokens": score.n,
             });
-            println!("{report}");
+            say!("{report}")?;
         } else {
-            println!(
+            say!(
                 "perplexity: {:.4} ± {:.4} ({n_chunks} chunks of {n_ctx})",
                 score.perplexity(),
                 score.stderr()
-            );
+            )?;
         }
         Ok(())
     }

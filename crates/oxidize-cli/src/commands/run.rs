@@ -16,6 +16,7 @@ use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
+use oxidize_quantize::remark;
 
 /// Answer one prompt
 #[derive(Args)]
@@ -249,5 +250,5 @@ fn encode(model: &Model, prompt: &str, raw: bool, chat: &ChatArgs) -> anyhow::Re
 /// One line on standard error: how fast it went.
 pub(crate) fn show_speed(finished: &Finished) {
     let dim = style::for_stderr().dim;
-    eprintln!("{dim}{}{dim:#}", conversation::speed(finished));
+    remark!("{dim}{}{dim:#}", conversation::speed(finished));
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use oxidize_core::synth::{MIXES, Mix, SHAPES, Shape, Synthesis, SynthesisError};
 use oxidize_quantize::commands::progress::{Meter, Unit};
+use oxidize_quantize::remark;
 
 /// Write a random-weight model of a known shape
 ///
@@ -100,7 +101,7 @@ impl Synth {
             meter.set(Unit::Bytes, done, total, "");
         })?;
         meter.finish();
-        eprintln!(
+        remark!(
             "{}: {:.2} GB of weights in {:.1} s",
             self.output.display(),
             written as f64 / 1e9,

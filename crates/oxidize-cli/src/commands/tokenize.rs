@@ -1,6 +1,6 @@
 //! `oxidize tokenize`: text to tokens and back.
 
-use std::io::Read;
+use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -9,6 +9,7 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 
 use crate::model_args::find_model;
+use oxidize_quantize::say;
 
 /// Turn text into tokens, or back with --decode
 #[derive(Args)]
@@ -50,7 +51,7 @@ impl Tokenize {
                     );
                 }
                 if !self.json {
-                    println!(
+                    say!(
                         "{}",
                         tokenizer.decode_with(
                             &tokens,
@@ -59,7 +60,7 @@ impl Tokenize {
                                 ..DecodeOptions::default()
                             }
                         )
-                    );
+                    )?;
                     return Ok(());
                 }
                 tokens
@@ -86,18 +87,17 @@ impl Tokenize {
             let piece = tokenizer.piece(*token).unwrap_or_default();
             String::from_utf8_lossy(piece).into_owned()
         };
+        let mut out = BufWriter::new(std::io::stdout().lock());
         if self.json {
             let pieces: Vec<String> = tokens.iter().map(pieces).collect();
-            println!(
-                "{}",
-                serde_json::json!({ "tokens": tokens, "pieces": pieces })
-            );
+            let json = serde_json::json!({ "tokens": tokens, "pieces": pieces });
+            writeln!(out, "{json}")?;
         } else {
             for token in &tokens {
-                println!("{token:>8}  {:?}", pieces(token));
+                writeln!(out, "{token:>8}  {:?}", pieces(token))?;
             }
         }
-        Ok(())
+        Ok(out.flush()?)
     }
 }
 

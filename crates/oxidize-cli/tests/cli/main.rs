@@ -7,6 +7,7 @@ mod measure;
 mod perplexity_bars;
 mod run;
 mod tokenize;
+mod unheard;
 
 use std::io::Write;
 use std::path::PathBuf;

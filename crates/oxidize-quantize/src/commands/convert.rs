@@ -16,6 +16,7 @@ use crate::lora::convert_adapter;
 use crate::output::Parts;
 use crate::plan::Wishes;
 use crate::quantize::Options;
+use crate::remark;
 
 /// Make a GGUF file of a Hugging Face directory, or a directory of a GGUF file
 #[derive(Args, Debug)]
@@ -58,7 +59,7 @@ impl Convert {
             let file = ModelFile::open(base, &options)?;
             let ty = plain_mix(&self.mix)?.base;
             let n = convert_adapter(&file, &self.input, &self.output, ty)?;
-            eprintln!("{}: {n} matrices adapted", self.output.display());
+            remark!("{}: {n} matrices adapted", self.output.display());
             return Ok(());
         }
         let file = ModelFile::open(&self.input, &options)?;
@@ -86,9 +87,9 @@ impl Convert {
         bar.finish();
         let (report, files) = made?;
         for file in &files {
-            eprintln!("wrote {}", file.display());
+            remark!("wrote {}", file.display());
         }
-        eprintln!(
+        remark!(
             "{}: {:.2} MB, {} tensors in {:.1} s",
             report.mix,
             report.bytes as f64 / 1e6,
@@ -117,10 +118,10 @@ impl Convert {
         bar.finish();
         let (files, missing) = made?;
         for file in &files {
-            eprintln!("wrote {}", file.display());
+            remark!("wrote {}", file.display());
         }
         for what in &missing {
-            eprintln!("not written: {what}");
+            remark!("not written: {what}");
         }
         Ok(())
     }

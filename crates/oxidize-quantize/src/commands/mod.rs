@@ -1,6 +1,7 @@
 //! The verbs that make model files, as `clap` arguments with a `run`: `oxidize` has them among its
 //! own, and the `oxidize-quantize` program has only these.
 
+pub mod console;
 pub mod convert;
 pub mod progress;
 pub mod quantize;
@@ -11,6 +12,7 @@ use std::path::Path;
 
 use crate::error::Error;
 use crate::importance::Importance;
+use crate::remark;
 
 pub use stop::{exit_code, interrupted, is_ignored};
 
@@ -18,7 +20,7 @@ pub use stop::{exit_code, interrupted, is_ignored};
 pub(crate) fn importance(path: Option<&Path>) -> Result<Option<Importance>, Error> {
     let known = path.map(Importance::load).transpose()?;
     if let Some(known) = known.as_ref().filter(|known| !known.has_sketches()) {
-        eprintln!(
+        remark!(
             "{}: does not say how inputs vary together; matrices of `oxidize imatrix` do, and less is lost with them",
             known.file.display()
         );

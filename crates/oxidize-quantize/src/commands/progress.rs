@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::quantize::Progress;
+use crate::remark;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,7 @@ impl Meter {
         };
         let Some(bar) = &self.bar else {
             if lines.is_due(unit, done, total, Instant::now()) {
-                eprintln!("{}", line(unit, done, total, state));
+                remark!("{}", line(unit, done, total, state));
             }
             return;
         };

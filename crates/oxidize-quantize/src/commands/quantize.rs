@@ -20,6 +20,7 @@ use crate::plan::{Plan, Wishes, traits_of};
 use crate::quantize::{Options, ReportOptions, parts_of, quantize, recipe, tensors_of};
 use crate::report::Report;
 use crate::target::plan_for_size;
+use crate::{remark, say};
 
 /// Make a smaller model of a model
 #[derive(Args, Debug)]
@@ -204,21 +205,21 @@ impl Quantize {
         meter.finish();
         let (report, files) = made?;
         if fallbacks > 0 {
-            eprintln!(
+            remark!(
                 "{fallbacks} tensors have rows that are not whole blocks of their type and got the nearest that fits"
             );
-        }
-        if options.report.is_some() {
-            print_report(&report);
         }
         if let Some(path) = &self.html {
             let page = html::page(&report);
             std::fs::write(path, page).with_context(|| path.display().to_string())?;
         }
-        for file in &files {
-            eprintln!("wrote {}", file.display());
+        if options.report.is_some() {
+            print_report(&report)?;
         }
-        eprintln!(
+        for file in &files {
+            remark!("wrote {}", file.display());
+        }
+        remark!(
             "{}: {:.2} MB, {:.2} bits per weight (from {:.2} MB) in {:.1} s",
             mix.name,
             report.bytes as f64 / 1e6,
@@ -300,23 +301,24 @@ fn print_plan(tensors: &[crate::tensor::Tensor<'_>], plan: &Plan, mix: &str) -> 
 }
 
 /// What it cost.
-pub fn print_report(report: &Report) {
+fn print_report(report: &Report) -> std::io::Result<()> {
     for tensor in &report.tensors {
         let error = tensor
             .error
             .map_or_else(String::new, |error| format!("{:.3}%", 100.0 * error));
-        println!(
+        say!(
             "{:<40} {:>6} -> {:<7} {:>10.2} MB {:>9}",
             tensor.name,
             tensor.from,
             tensor.to,
             tensor.bytes as f64 / 1e6,
             error
-        );
+        )?;
     }
     if let Some(result) = &report.comparison {
-        println!("{}", describe(result));
+        say!("{}", describe(result))?;
     }
+    Ok(())
 }
 
 /// A comparison in a few lines.

@@ -11,6 +11,7 @@ use super::{byte_size, interrupted};
 use crate::encode::Workers;
 use crate::lora::merge_adapter;
 use crate::output::Parts;
+use crate::remark;
 use crate::split::rewrite;
 
 /// Split a GGUF model into parts
@@ -77,7 +78,7 @@ impl Merge {
         );
         bar.finish();
         let n = merged.with_context(|| adapter.display().to_string())?;
-        eprintln!("{}: {n} tensors changed", self.output.display());
+        remark!("{}: {n} tensors changed", self.output.display());
         Ok(())
     }
 }
@@ -106,7 +107,7 @@ fn write(input: &PathBuf, output: &std::path::Path, parts: &Parts) -> anyhow::Re
     let made = rewrite(&file, output, parts, &workers, |at| bar.show(at));
     bar.finish();
     for path in made? {
-        eprintln!("wrote {}", path.display());
+        remark!("wrote {}", path.display());
     }
     Ok(())
 }
