@@ -247,6 +247,7 @@ impl Job<'_> {
         let columns = columns as usize;
         encode_rows(self.ty, &buffers.floats, columns, squares, correlation, out)
             .map_err(|error| self.failed(error))?;
+        self.check_range(first, out, buffers)?;
         let mut loss = Loss::default();
         if self.workers.measure {
             buffers.decoded.resize(columns, 0.0);
@@ -259,6 +260,43 @@ impl Job<'_> {
             }
         }
         Ok(loss)
+    }
+
+    /// Refuses weights that have become infinite, or nothing: half floats, and scales of that kind, end at
+    /// 65504.
+    fn check_range(&self, first: u64, out: &[u8], buffers: &mut Buffers) -> Result<()> {
+        const SAFE: f32 = 32768.0;
+        let most = buffers
+            .floats
+            .iter()
+            .fold(0.0f32, |most, x| most.max(x.abs()));
+        if most < SAFE {
+            return Ok(());
+        }
+        buffers.decoded.resize(buffers.floats.len(), 0.0);
+        quant::dequantize(self.ty, out, &mut buffers.decoded)
+            .map_err(|error| self.failed(error))?;
+        let len = self.ty.block_len();
+        let blocks = buffers.floats.chunks(len).zip(buffers.decoded.chunks(len));
+        for (n, (block, stored)) in blocks.enumerate() {
+            let elements = block.iter().zip(stored).enumerate();
+            let largest = elements.max_by(|(_, (a, _)), (_, (b, _))| a.abs().total_cmp(&b.abs()));
+            let Some((at, (x, y))) = largest.filter(|(_, (x, _))| x.abs() >= SAFE) else {
+                continue;
+            };
+            // Any type holds the largest weight of a block better than that.
+            if stored.iter().all(|y| y.is_finite()) && y.abs() >= x.abs() / 16.0 {
+                continue;
+            }
+            return Err(Error::TooLarge {
+                file: self.tensor.file().to_path_buf(),
+                tensor: self.tensor.name.clone(),
+                element: first * self.tensor.columns() + (n * len + at) as u64,
+                value: *x,
+                ty: self.ty,
+            });
+        }
+        Ok(())
     }
 
     fn failed(&self, error: quant::QuantError) -> Error {

@@ -59,6 +59,20 @@ pub enum Error {
         /// NaN or an infinity.
         value: f32,
     },
+    /// A weight is larger than a type can say.
+    #[error("{}: tensor `{tensor}`: element {element} is {value}, too large for {ty}; BF16 and F32 hold it", file.display())]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Which element, in the order of the file.
+        element: u64,
+        /// The weight.
+        value: f32,
+        /// The type.
+        ty: TensorType,
+    },
     /// Rows of a tensor are not whole blocks of the type that was asked for.
     #[error("{}: tensor `{tensor}`: rows of {columns} are not whole blocks of {ty}, which are {}", file.display(), ty.block_len())]
     Blocks {
@@ -83,7 +97,7 @@ pub enum Error {
     },
     /// A format of few bits makes no sense without an importance matrix.
     #[error(
-        "tensor `{tensor}`: {ty} needs an importance matrix (--imatrix; `oxidize imatrix` makes one)"
+        "tensor `{tensor}`: {ty} needs an importance matrix: `oxidize imatrix` makes one, `quantize --imatrix` takes it"
     )]
     NeedsImportance {
         /// The tensor.

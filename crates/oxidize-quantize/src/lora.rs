@@ -1,7 +1,7 @@
 //! Adapters: merged into the weights of their base, or written as GGUF.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use oxidize_core::file::{ModelFile, OpenOptions, TensorBytes};
 use oxidize_core::gguf::ValueBuf;
@@ -11,7 +11,7 @@ use oxidize_kernels::quant::TensorType;
 
 use crate::encode::Workers;
 use crate::error::{Error, Result};
-use crate::output::{Output, Parts, check_not_input};
+use crate::output::{Output, Parts, check_differs, check_not_input};
 use crate::quantize::{Progress, tensors_of};
 use crate::tensor::Tensor;
 
@@ -26,6 +26,7 @@ pub fn merge_adapter(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<usize> {
     check_not_input(path, file)?;
+    check_not_adapter(path, adapter)?;
     let adapter = Adapter::open(adapter, &OpenOptions::default())?;
     let deltas = adapter.deltas(&mapped(file)?)?;
     let by_name: HashMap<&str, &Delta> = deltas
@@ -35,6 +36,7 @@ pub fn merge_adapter(
     let tensors = tensors_of(file);
     let mut output = Output::default();
     output.copy_keys(file);
+    output.forget_making();
     for tensor in &tensors {
         output.tensor(&tensor.name, tensor.ty, &tensor.shape);
     }
@@ -94,6 +96,14 @@ fn added(tensor: &Tensor<'_>, delta: &Delta, strength: f32) -> Result<TensorByte
     Ok(TensorBytes::from(bytes))
 }
 
+/// Refuses to write over a file of an adapter, which may be a directory.
+fn check_not_adapter(path: &Path, adapter: &Path) -> Result<()> {
+    let inside = std::fs::read_dir(adapter).into_iter().flatten().flatten();
+    let inside: Vec<PathBuf> = inside.map(|entry| entry.path()).collect();
+    let files = inside.iter().map(PathBuf::as_path);
+    check_differs(path, files.chain([adapter]))
+}
+
 /// Writes an adapter as a GGUF adapter of the base in `file`, a GGUF model.
 pub fn convert_adapter(
     file: &ModelFile,
@@ -102,6 +112,7 @@ pub fn convert_adapter(
     ty: TensorType,
 ) -> Result<usize> {
     check_not_input(path, file)?;
+    check_not_adapter(path, adapter)?;
     let model = mapped(file)?;
     if file.metadata().is_empty() {
         return Err(Error::Unfit {

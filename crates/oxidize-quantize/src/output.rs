@@ -3,12 +3,13 @@
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use oxidize_core::file::ModelFile;
+use oxidize_core::file::{ModelFile, OpenOptions, TensorType};
 use oxidize_core::gguf::split::PartName;
 use oxidize_core::gguf::{INT8_KEY, Metadata, Planned, Value, ValueBuf, WriteError, Writer};
 use oxidize_core::io::{PendingFile, SavedFile, remove_abandoned};
 
 use crate::error::{Error, Result};
+use crate::report::Report;
 use crate::write_behind::WriteBehind;
 
 /// How a model is spread over files.
@@ -21,7 +22,7 @@ pub enum Parts {
     Counts(Vec<usize>),
     /// Parts of at most so many tensors.
     MaxTensors(usize),
-    /// Parts of about at most so many bytes.
+    /// Parts of at most so many bytes, as far as tensors let them.
     MaxBytes(u64),
 }
 
@@ -45,6 +46,12 @@ impl Output {
         }
     }
 
+    /// Leaves out what keys say of how the source was made, which is no longer true of what is made of it.
+    pub fn forget_making(&mut self) {
+        self.keys
+            .retain(|(key, _)| key != Report::KEY && !key.starts_with("quantize.imatrix."));
+    }
+
     /// Sets a key, in the place of the old value if there was one.
     pub fn set(&mut self, key: &str, value: ValueBuf) {
         match self.keys.iter_mut().find(|(known, _)| known == key) {
@@ -54,7 +61,7 @@ impl Output {
     }
 
     /// Adds a tensor.
-    pub fn tensor(&mut self, name: &str, ty: oxidize_core::file::TensorType, shape: &[u64]) {
+    pub fn tensor(&mut self, name: &str, ty: TensorType, shape: &[u64]) {
         let elements = shape.iter().product();
         self.tensors.push(Planned {
             name: name.to_owned(),
@@ -80,14 +87,10 @@ impl Output {
         source: Option<&Metadata>,
         mut data: impl FnMut(usize, &Planned, &mut dyn Write) -> Result<()>,
     ) -> Result<Written> {
-        let ranges = self.ranges(parts);
-        let count = ranges.len() as u64;
+        let ranges = self.ranges(parts, source)?;
         let mut files = Vec::new();
-        for (number, range) in ranges.iter().enumerate() {
-            let part = match parts {
-                Parts::One => path.to_path_buf(),
-                _ => part_path(path, number as u64 + 1, count),
-            };
+        let paths = part_paths(path, parts, ranges.len());
+        for (number, (range, part)) in ranges.iter().zip(paths).enumerate() {
             let writer = self.writer(range.clone(), (number, ranges.len()), source)?;
             remove_abandoned(&part);
             let mut pending = PendingFile::create(&part)?;
@@ -106,6 +109,25 @@ impl Output {
             files.push((part, pending.finish()?));
         }
         Ok(Written { files, ranges })
+    }
+
+    /// The files that [`write`](Output::write) makes.
+    pub fn paths(
+        &self,
+        path: &Path,
+        parts: &Parts,
+        source: Option<&Metadata>,
+    ) -> Result<Vec<PathBuf>> {
+        let count = self.ranges(parts, source)?.len();
+        Ok(part_paths(path, parts, count))
+    }
+
+    /// Most bytes that one file takes beside the data of its tensors.
+    pub fn overhead(&self, source: Option<&Metadata>) -> Result<u64> {
+        let head = self.writer(0..0, (0, 1), source)?;
+        let padding = head.alignment();
+        let entries = self.tensors.iter().map(|t| entry_len(t) + padding);
+        Ok(head.file_len()? + padding + entries.sum::<u64>())
     }
 
     /// Writes the whole model to `out`. `data` writes each tensor, told its number.
@@ -131,6 +153,11 @@ impl Output {
         {
             let writer = self.writer(range.clone(), (number, count), source)?;
             let rewrite = || -> Result<(), WriteError> {
+                let len = std::fs::metadata(file.temporary())?.len();
+                if writer.file_len()? != len {
+                    // Never, unless a value has another length: the tensors would be written over.
+                    return Err(std::io::Error::other("its head has become longer").into());
+                }
                 let mut out = std::fs::OpenOptions::new()
                     .write(true)
                     .open(file.temporary())?;
@@ -161,6 +188,11 @@ impl Output {
                 writer.key(key, &value)?;
             }
         }
+        // A reader looks for the mark in the first part.
+        let int8 = |tensor: &Planned| tensor.ty == TensorType::INT8;
+        if number == 0 && self.tensors.iter().any(int8) {
+            writer.key(INT8_KEY, &Value::Bool(true))?;
+        }
         if count > 1 {
             let all = i32::try_from(self.tensors.len()).unwrap_or(i32::MAX);
             writer.key("split.no", &Value::U16(number as u16))?;
@@ -174,13 +206,17 @@ impl Output {
     }
 
     /// Which tensors are in which part.
-    fn ranges(&self, parts: &Parts) -> Vec<std::ops::Range<usize>> {
+    fn ranges(
+        &self,
+        parts: &Parts,
+        source: Option<&Metadata>,
+    ) -> Result<Vec<std::ops::Range<usize>>> {
         let n = self.tensors.len();
         let whole = std::iter::once(0..n).collect();
         let mut ranges = Vec::new();
         let mut start = 0;
         match parts {
-            Parts::One => return whole,
+            Parts::One => return Ok(whole),
             Parts::Counts(counts) => {
                 for count in counts {
                     let end = (start + count).min(n);
@@ -200,18 +236,22 @@ impl Output {
                 );
             }
             Parts::MaxBytes(most) => {
-                let mut bytes = 0;
+                let head = |number| self.writer(0..0, (number, 2), source);
+                let (first, other) = (head(0)?, head(1)?.file_len()?);
+                let padding = first.alignment();
+                let mut bytes = first.file_len()?;
                 for (i, tensor) in self.tensors.iter().enumerate() {
-                    if bytes > 0 && bytes + tensor.bytes > *most {
+                    let takes = tensor.bytes.saturating_add(entry_len(tensor) + padding);
+                    if i > start && bytes.saturating_add(takes) > *most {
                         ranges.push(start..i);
-                        (start, bytes) = (i, 0);
+                        (start, bytes) = (i, other);
                     }
-                    bytes += tensor.bytes;
+                    bytes = bytes.saturating_add(takes);
                 }
                 ranges.push(start..n);
             }
         }
-        if ranges.is_empty() { whole } else { ranges }
+        Ok(if ranges.is_empty() { whole } else { ranges })
     }
 }
 
@@ -223,11 +263,11 @@ pub struct Written {
 }
 
 impl Written {
-    /// Where the first file is until it is published.
-    pub fn temporary(&self) -> &Path {
-        self.files
-            .first()
-            .map_or(Path::new(""), |(_, file)| file.temporary())
+    /// Opens the model before its files have their names.
+    pub fn open(&self) -> Result<ModelFile> {
+        let paths = self.files.iter().map(|(_, file)| file.temporary());
+        let paths: Vec<PathBuf> = paths.map(Path::to_path_buf).collect();
+        Ok(ModelFile::open_parts(&paths, &OpenOptions::default())?)
     }
 
     /// Gives them their names.
@@ -241,9 +281,28 @@ impl Written {
     }
 }
 
+/// What a tensor takes in the head of a file, at most: its name, type, shape and place.
+fn entry_len(tensor: &Planned) -> u64 {
+    (tensor.name.len() + 8 * tensor.shape.len() + 32) as u64
+}
+
+fn part_paths(path: &Path, parts: &Parts, count: usize) -> Vec<PathBuf> {
+    match parts {
+        Parts::One => vec![path.to_path_buf()],
+        _ => (1..=count as u64)
+            .map(|number| part_path(path, number, count as u64))
+            .collect(),
+    }
+}
+
 /// The name of a part of `path`, whose own part number, if it has one, does not count.
 pub fn part_path(path: &Path, number: u64, count: u64) -> PathBuf {
-    let stem = PartName::parse(path).map_or_else(|| path.with_extension(""), |part| part.stem);
+    let whole = || match path.extension() {
+        Some(end) if end.eq_ignore_ascii_case("gguf") => path.with_extension(""),
+        // A dot in a name, as in `v1.5`, ends nothing.
+        _ => path.to_path_buf(),
+    };
+    let stem = PartName::parse(path).map_or_else(whole, |part| part.stem);
     PartName {
         stem,
         number,
@@ -254,11 +313,17 @@ pub fn part_path(path: &Path, number: u64, count: u64) -> PathBuf {
 
 /// Refuses to write over a file that is being read.
 pub fn check_not_input(path: &Path, file: &ModelFile) -> Result<()> {
+    check_differs(path, file.files().map(|(input, _)| input))
+}
+
+/// Refuses to write over any of some files.
+pub fn check_differs<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     let same = |a: &Path, b: &Path| match (a.canonicalize(), b.canonicalize()) {
         (Ok(a), Ok(b)) => a == b,
-        _ => false,
+        // What is not there yet has nothing but its name.
+        _ => a == b,
     };
-    match file.files().find(|(input, _)| same(input, path)) {
+    match inputs.into_iter().find(|input| same(input, path)) {
         Some(_) => Err(Error::SameFile {
             path: path.to_path_buf(),
         }),
@@ -273,5 +338,47 @@ pub(crate) fn name_file(error: Error, path: &Path) -> Error {
             oxidize_core::Error::io(path)(error).into()
         }
         error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_ending_of_model_files_is_one() {
+        let name = |path: &str| part_path(Path::new(path), 2, 3);
+        for (path, part) in [
+            ("m.gguf", "m-00002-of-00003.gguf"),
+            ("v1.5-model", "v1.5-model-00002-of-00003.gguf"),
+            ("Qwen2.5-7B.GGUF", "Qwen2.5-7B-00002-of-00003.gguf"),
+            ("m-00001-of-00009.gguf", "m-00002-of-00003.gguf"),
+        ] {
+            assert_eq!(name(path), Path::new(part));
+        }
+    }
+
+    #[test]
+    fn parts_are_no_larger_than_they_may_be() {
+        let mut output = Output::default();
+        output.set("general.name", ValueBuf::Str("n".repeat(3000)));
+        for i in 0..40 {
+            output.tensor(&format!("blk.{i}.weight"), TensorType::F32, &[32, 7]);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        for most in [5_000, 9_000, 20_000] {
+            let parts = Parts::MaxBytes(most);
+            let written = output.write(&path, &parts, None, |_, tensor, out| {
+                out.write_all(&vec![0; tensor.bytes as usize])
+                    .map_err(|error| WriteError::Io(error).into())
+            });
+            let files = written.unwrap().publish().unwrap();
+            assert_eq!(files, output.paths(&path, &parts, None).unwrap());
+            for file in &files {
+                let len = std::fs::metadata(file).unwrap().len();
+                assert!(len <= most, "{}: {len} of {most}", file.display());
+            }
+        }
     }
 }

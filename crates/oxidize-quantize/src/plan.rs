@@ -8,11 +8,24 @@ use std::collections::HashMap;
 use oxidize_core::arch::Arch;
 use oxidize_core::file::ModelFile;
 use oxidize_core::mix::{EXPERTS, Family, Mix, Traits, role_of, whole_blocks};
-use oxidize_kernels::quant::TensorType;
+use oxidize_kernels::quant::{self, TensorType};
 use regex::Regex;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
+
+/// The type of this name, if weights are stored so.
+pub fn weight_type(name: &str) -> Result<TensorType, String> {
+    // Those of activations can be made, too.
+    let of_weights = |ty: &TensorType| {
+        quant::can_quantize(*ty)
+            && ty.gguf_id().is_some()
+            && !matches!(ty, TensorType::Q8_1 | TensorType::Q8_K)
+    };
+    TensorType::from_name(name)
+        .filter(of_weights)
+        .ok_or_else(|| format!("{name} is not a type that weights can be stored as"))
+}
 
 /// What someone wants of the types.
 #[derive(Clone, Debug)]
@@ -53,8 +66,7 @@ impl Wishes {
         let (pattern, ty) = text
             .rsplit_once('=')
             .ok_or_else(|| wrong("it should be PATTERN=TYPE".into()))?;
-        let ty =
-            TensorType::from_name(ty).ok_or_else(|| wrong(format!("no type is called {ty}")))?;
+        let ty = weight_type(ty).map_err(wrong)?;
         let pattern = Regex::new(pattern).map_err(|error| wrong(error.to_string()))?;
         self.patterns.push((pattern, ty));
         Ok(())
@@ -70,13 +82,40 @@ pub struct Plan {
     pub fallbacks: usize,
 }
 
+impl Wishes {
+    /// The type that is asked for this very tensor, whatever the mix.
+    pub fn fixed(&self, tensor: &Tensor<'_>, traits: &Traits) -> Option<TensorType> {
+        use oxidize_core::arch::names::{OUTPUT, TOKEN_EMBEDDING};
+        let role = role_of(&tensor.name);
+        // Where one table does both jobs, it makes the logits, too.
+        let makes_logits = role == Some(OUTPUT) || (role == Some(TOKEN_EMBEDDING) && traits.tied);
+        if self.leave_output && makes_logits {
+            return Some(tensor.ty);
+        }
+        let embedding = self.embedding.filter(|_| role == Some(TOKEN_EMBEDDING));
+        let output = self.output.filter(|_| makes_logits);
+        let pattern = |(pattern, _): &&(Regex, TensorType)| pattern.is_match(&tensor.name);
+        let patterns = || Some(self.patterns.iter().find(pattern)?.1);
+        embedding.or(output).or_else(patterns)
+    }
+
+    /// Patterns that no tensor matches which is quantised at all.
+    pub fn unmatched<'a>(&'a self, tensors: &'a [Tensor<'_>]) -> impl Iterator<Item = &'a Regex> {
+        let patterns = self.patterns.iter().map(|(pattern, _)| pattern);
+        patterns.filter(|pattern| {
+            let mut quantised = tensors.iter().filter(|tensor| is_quantizable(tensor));
+            !quantised.any(|tensor| pattern.is_match(&tensor.name))
+        })
+    }
+}
+
 impl Plan {
     /// The types that `wishes` give to the tensors of a model.
     pub fn new(tensors: &[Tensor<'_>], wishes: &Wishes, traits: &Traits) -> Plan {
         let places = places(tensors);
         let mut fallbacks = 0;
         let types = tensors.iter().map(|tensor| {
-            if !is_quantizable(tensor) || (wishes.leave_output && tensor.name == "output.weight") {
+            if !is_quantizable(tensor) {
                 return tensor.ty;
             }
             let ty = choose(tensor, wishes, traits, &places);
@@ -147,19 +186,10 @@ fn choose_for_columns(
     places: &HashMap<&str, Place>,
     columns: usize,
 ) -> TensorType {
-    use oxidize_core::arch::names::{FFN_DOWN, OUTPUT, TOKEN_EMBEDDING};
+    use oxidize_core::arch::names::FFN_DOWN;
     let role = role_of(&tensor.name);
-    let wished = match role {
-        Some(TOKEN_EMBEDDING) => wishes.embedding,
-        Some(OUTPUT) => wishes.output,
-        _ => None,
-    };
-    if let Some(ty) = wished {
+    if let Some(ty) = wishes.fixed(tensor, traits) {
         return ty;
-    }
-    let pattern = |(pattern, _): &&(Regex, TensorType)| pattern.is_match(&tensor.name);
-    if let Some((_, ty)) = wishes.patterns.iter().find(pattern) {
-        return *ty;
     }
     if wishes.pure || !wishes.mix.base.is_quantized() {
         return wishes.mix.base;

@@ -6,15 +6,17 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{Metadata, ValueBuf};
 use oxidize_core::model::Model;
+use oxidize_kernels::quant::TensorType;
 
 use crate::compare::{self, compare};
 use crate::encode::{Loss, Workers};
 use crate::error::{Error, Result};
+use crate::evaluate::Chunks;
 use crate::importance::Importance;
-use crate::output::{Output, Parts, check_not_input};
+use crate::output::{Output, Parts, check_differs, check_not_input};
 use crate::plan::Plan;
 use crate::report::{Report, TensorReport};
 use crate::tensor::Tensor;
@@ -62,7 +64,7 @@ pub struct Recipe<'a> {
 }
 
 /// Refuses a file that is not what it should be.
-pub type Verify<'a> = Box<dyn Fn(&Path) -> Result<()> + 'a>;
+pub type Verify<'a> = Box<dyn Fn(ModelFile) -> Result<()> + 'a>;
 
 /// What is under way while a model is made.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +112,7 @@ pub fn recipe<'a>(
 ) -> Recipe<'a> {
     let mut output = Output::default();
     output.copy_keys(file);
+    output.forget_making();
     output.set("general.quantization_version", ValueBuf::U32(2));
     output.set("general.file_type", ValueBuf::U32(mix.1));
     if let Some(importance) = importance {
@@ -156,11 +159,7 @@ pub fn quantize(
     options: &Options<'_>,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
-    check_not_input(path, source)?;
-    if let Some(importance) = options.importance {
-        importance.check(&recipe.tensors)?;
-    }
-    check(&recipe, options)?;
+    check(&recipe, source, path, options)?;
     for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
         recipe.output.tensor(&tensor.name, *ty, &tensor.shape);
     }
@@ -194,13 +193,7 @@ pub fn quantize(
         })?;
     if let Some(wanted) = &options.report {
         if let Some(text) = wanted.text {
-            if !matches!(options.parts, Parts::One) {
-                return Err(Error::Unfit {
-                    file: path.to_path_buf(),
-                    problem: "parts can only be compared once they are written".into(),
-                });
-            }
-            let made = Model::load(written.temporary(), &OpenOptions::default())?;
+            let made = Model::from_file(written.open()?)?;
             let original = Model::from_file(source.clone())?;
             let each = |done: usize, total: usize, divergence| {
                 progress(Progress::Comparing {
@@ -219,15 +212,74 @@ pub fn quantize(
             .set(Report::KEY, ValueBuf::Str(report.padded(room)));
         recipe.output.rewrite_headers(&written, metadata)?;
     }
-    if let (Some(verify), Parts::One) = (&recipe.verify, &options.parts) {
-        verify(written.temporary())?;
+    if let Some(verify) = &recipe.verify {
+        verify(written.open()?)?;
     }
     workers.check()?;
     Ok((report, written.publish()?))
 }
 
+/// Most bytes that the file of a recipe takes beside the data of its tensors, with a report or
+/// without, whatever the types.
+pub fn overhead(recipe: &Recipe<'_>, source: &ModelFile, report: Option<&str>) -> Result<u64> {
+    let mut output = recipe.output.clone();
+    for tensor in &recipe.tensors {
+        output.tensor(&tensor.name, tensor.ty, &tensor.shape);
+    }
+    if let Some(command) = report {
+        /// Letters of a type's name.
+        const NAME: usize = 8;
+        let mut report = Report::new(recipe, source);
+        report.command = command.to_owned();
+        let room = report.room() + NAME * recipe.tensors.len();
+        output.set(Report::KEY, ValueBuf::Str(report.padded(room)));
+    }
+    output.overhead(recipe.metadata)
+}
+
 /// Refuses what cannot be done before anything is written.
-fn check(recipe: &Recipe<'_>, options: &Options<'_>) -> Result<()> {
+pub(crate) fn check(
+    recipe: &Recipe<'_>,
+    source: &ModelFile,
+    path: &Path,
+    options: &Options<'_>,
+) -> Result<()> {
+    check_not_input(path, source)?;
+    let mut output = recipe.output.clone();
+    for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
+        output.tensor(&tensor.name, *ty, &tensor.shape);
+    }
+    for path in output.paths(path, &options.parts, recipe.metadata)? {
+        check_not_input(&path, source)?;
+        check_differs(&path, options.importance.map(|known| known.file.as_path()))?;
+    }
+    let text = options
+        .report
+        .as_ref()
+        .and_then(|report| Some((report.text?, report)));
+    if let Some((text, ReportOptions { compare, .. })) = text {
+        let model = Model::from_file(source.clone())?;
+        Chunks::new(&model, text, compare.n_ctx, compare.chunks)?;
+    }
+    // A file's mark says that all of its Q8_0 is INT8.
+    let of_type = |wanted: TensorType| {
+        let mut types = recipe.tensors.iter().zip(&recipe.plan.types);
+        types
+            .find(|(_, ty)| **ty == wanted)
+            .map(|(tensor, _)| tensor)
+    };
+    if let (Some(int8), Some(other)) = (of_type(TensorType::INT8), of_type(TensorType::Q8_0)) {
+        return Err(Error::Unfit {
+            file: int8.file().to_path_buf(),
+            problem: format!(
+                "tensor `{}` is to be INT8 and `{}` Q8_0, which one file cannot tell apart",
+                int8.name, other.name
+            ),
+        });
+    }
+    if let Some(importance) = options.importance {
+        importance.check(&recipe.tensors)?;
+    }
     for (tensor, &ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
         if ty == tensor.ty {
             continue;

@@ -88,10 +88,12 @@ impl Report {
             tensors: Vec::new(),
             ..self.clone()
         };
+        // As JSON has it: a name may have letters that are written out.
+        let written = |text: &str| serde_json::to_string(text).map_or(0, |json| json.len());
         let names = self
             .tensors
             .iter()
-            .map(|t| t.name.len() + t.from.len() + t.to.len());
+            .map(|t| written(&t.name) + t.from.len() + t.to.len());
         let labels = r#"{"name":"","from":"","to":"","bytes":,"error":},"#.len();
         plain.json().len() + COMPARISON + names.map(|n| n + labels + 2 * NUMBER).sum::<usize>()
     }

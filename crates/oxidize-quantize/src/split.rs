@@ -6,7 +6,7 @@ use oxidize_core::file::ModelFile;
 
 use crate::encode::Workers;
 use crate::error::Result;
-use crate::output::{Output, Parts, check_not_input, part_path};
+use crate::output::{Output, Parts, check_not_input};
 use crate::quantize::{Progress, tensors_of};
 
 /// Writes a model as `parts` of `path`. One part is a whole model again.
@@ -17,13 +17,15 @@ pub fn rewrite(
     workers: &Workers<'_>,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<Vec<PathBuf>> {
-    check_not_input(path, file)?;
-    check_not_input(&part_path(path, 1, file.files().len() as u64), file)?;
     let tensors = tensors_of(file);
     let mut output = Output::default();
     output.copy_keys(file);
     for tensor in &tensors {
         output.tensor(&tensor.name, tensor.ty, &tensor.shape);
+    }
+    check_not_input(path, file)?;
+    for path in output.paths(path, parts, Some(file.metadata()))? {
+        check_not_input(&path, file)?;
     }
     let total = output.bytes();
     let mut done = 0;

@@ -8,29 +8,30 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use oxidize_core::arch::names::{ATTN_K, ATTN_Q, OUTPUT, TOKEN_EMBEDDING};
-use oxidize_core::mix::{Traits, role_of};
+use oxidize_core::mix::{Traits, role_of, whole_blocks};
 use oxidize_kernels::quant::{self, Correlation, TensorType};
 
 use crate::encode::{Loss, Workers, encode_rows};
 use crate::error::{Error, Result};
 use crate::importance::{Importance, Inputs};
-use crate::plan::{Plan, is_quantizable};
+use crate::plan::{Plan, Wishes, is_quantizable};
 use crate::quantize::Progress;
 use crate::tensor::Tensor;
 
 /// Rows of a tensor that are tried.
 const SAMPLE_ROWS: u64 = 96;
 
-/// The plan with the least loss whose tensors take at most `bytes`.
+/// The plan with the least loss whose tensors take at most `bytes`. Tensors for which `wishes` ask a
+/// type have that one.
 pub fn plan_for_size(
     tensors: &[Tensor<'_>],
     bytes: u64,
     importance: Option<&Importance>,
-    traits: &Traits,
+    (wishes, traits): (&Wishes, &Traits),
     workers: &Workers<'_>,
     progress: impl Fn(Progress<'_>) + Sync,
 ) -> Result<Plan> {
-    let choices = measure(tensors, importance, traits, workers, progress)?;
+    let choices = measure(tensors, importance, (wishes, traits), workers, progress)?;
     let smallest = vec![0; tensors.len()];
     let least = size(&choices, &smallest);
     if least > bytes {
@@ -109,7 +110,7 @@ fn gain(from: Choice, to: Choice) -> f64 {
 fn measure(
     tensors: &[Tensor<'_>],
     importance: Option<&Importance>,
-    traits: &Traits,
+    wanted: (&Wishes, &Traits),
     workers: &Workers<'_>,
     progress: impl Fn(Progress<'_>) + Sync,
 ) -> Result<Vec<Vec<Choice>>> {
@@ -125,7 +126,7 @@ fn measure(
                         break;
                     };
                     let stopped = workers.check();
-                    let choices = stopped.and_then(|()| choices_for(tensor, importance, traits));
+                    let choices = stopped.and_then(|()| choices_for(tensor, importance, wanted));
                     let Ok(mut results) = results.lock() else {
                         break;
                     };
@@ -147,7 +148,7 @@ fn measure(
 fn choices_for(
     tensor: &Tensor<'_>,
     importance: Option<&Importance>,
-    traits: &Traits,
+    (wishes, traits): (&Wishes, &Traits),
 ) -> Result<Vec<Choice>> {
     use TensorType::{
         F16, IQ1_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_1,
@@ -160,13 +161,16 @@ fn choices_for(
     ];
     let columns = tensor.columns();
     let bytes = |ty: TensorType| ty.bytes_for(tensor.elements()).unwrap_or(u64::MAX);
+    let free = |ty: TensorType| Choice {
+        ty,
+        bytes: bytes(ty),
+        loss: 0.0,
+    };
     if !is_quantizable(tensor) {
-        let ty = tensor.ty;
-        return Ok(vec![Choice {
-            ty,
-            bytes: bytes(ty),
-            loss: 0.0,
-        }]);
+        return Ok(vec![free(tensor.ty)]);
+    }
+    if let Some(ty) = wishes.fixed(tensor, traits) {
+        return Ok(vec![free(whole_blocks(ty, columns as usize))]);
     }
     let inputs = match importance {
         Some(importance) => importance.of(tensor).unwrap_or(None),
@@ -185,14 +189,8 @@ fn choices_for(
             loss: sample.loss(ty)? * concern(tensor, traits),
         });
     }
-    if choices.is_empty() {
-        let ty = tensor.ty;
-        choices.push(Choice {
-            ty,
-            bytes: bytes(ty),
-            loss: 0.0,
-        });
-    }
+    // As it is, it loses nothing.
+    choices.push(free(tensor.ty));
     // What is larger and no better is never chosen.
     choices.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.loss.total_cmp(&b.loss)));
     let mut kept: Vec<Choice> = Vec::new();

@@ -11,6 +11,7 @@ use oxidize_core::embedding::Pooling;
 use oxidize_core::graph::Gives;
 use oxidize_core::model::Model;
 use oxidize_quantize::evaluate::{Evaluator, Results};
+use oxidize_quantize::output::check_not_input;
 use oxidize_quantize::remark;
 
 use crate::model_args::{ModelArgs, find_model};
@@ -86,6 +87,7 @@ impl Logits {
         };
         let width = value.map_or(0, |value| plan.value(value).width);
         let dims = [rows.len(), width];
+        check_not_input(&self.output, model.file())?;
         Ok(npy::write_rows(&self.output, &dims, |write| {
             evaluator.each_logits(input, rows.start, |position, row| {
                 if rows.contains(&position) {

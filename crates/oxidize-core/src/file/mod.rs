@@ -140,6 +140,11 @@ impl ModelFile {
         loader.ok_or_else(unknown)?.open(path, options)
     }
 
+    /// Opens the parts of a split GGUF model, in order, whatever they are called; or one that is whole.
+    pub fn open_parts(paths: &[PathBuf], options: &OpenOptions) -> Result<ModelFile> {
+        crate::gguf::open_parts(paths, options)
+    }
+
     /// Opens a model that is in memory, as in a browser.
     pub fn from_bytes(bytes: Vec<u8>, options: &OpenOptions) -> Result<ModelFile> {
         let loader = LOADERS

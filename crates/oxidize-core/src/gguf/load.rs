@@ -138,7 +138,30 @@ fn open_split(opened: Part, count: u64, options: &OpenOptions) -> Result<ModelFi
     let mut opened = Some(opened);
     for number in 1..=count {
         let already = opened.take_if(|_| number == name.number);
-        let part = already.map_or_else(|| Part::open(&name.path(number), options), Ok)?;
+        parts.push(already.map_or_else(|| Part::open(&name.path(number), options), Ok)?);
+    }
+    join_split(parts, &path, options)
+}
+
+/// Opens the parts of a model, in order, whatever they are called: those that are written have no
+/// names yet.
+pub(crate) fn open_parts(paths: &[PathBuf], options: &OpenOptions) -> Result<ModelFile> {
+    let parts = paths.iter().map(|path| Part::open(path, options));
+    let parts = parts.collect::<Result<Vec<Part>>>()?;
+    match paths {
+        [] | [_] => join(parts, options),
+        [first, ..] => join_split(parts, first, options),
+    }
+}
+
+/// Makes one model of all its parts, of which `path` was opened, if they say that they are that.
+fn join_split(parts: Vec<Part>, path: &Path, options: &OpenOptions) -> Result<ModelFile> {
+    let wrong = |path: &Path, problem: String| Error::Parts {
+        path: path.to_path_buf(),
+        problem,
+    };
+    let count = parts.len() as u64;
+    for (number, part) in parts.iter().enumerate() {
         let metadata = &part.header.metadata;
         if metadata.u64(SPLIT_COUNT) != Some(count) {
             let problem = format!(
@@ -147,11 +170,10 @@ fn open_split(opened: Part, count: u64, options: &OpenOptions) -> Result<ModelFi
             );
             return Err(wrong(&part.path, problem));
         }
-        if metadata.u64(SPLIT_NUMBER) != Some(number - 1) {
-            let problem = format!("its key `{SPLIT_NUMBER}` is not {}", number - 1);
+        if metadata.u64(SPLIT_NUMBER) != Some(number as u64) {
+            let problem = format!("its key `{SPLIT_NUMBER}` is not {number}");
             return Err(wrong(&part.path, problem));
         }
-        parts.push(part);
     }
 
     let there: u64 = parts
@@ -163,7 +185,8 @@ fn open_split(opened: Part, count: u64, options: &OpenOptions) -> Result<ModelFi
         .and_then(|part| part.header.metadata.u64(SPLIT_TENSORS));
     if let Some(promised) = promised.filter(|&promised| promised != there) {
         let problem = format!("its key `{SPLIT_TENSORS}` says {promised}, the parts have {there}");
-        return Err(wrong(&name.path(1), problem));
+        let first = parts.first().map_or(path, |part| &part.path);
+        return Err(wrong(first, problem));
     }
     join(parts, options)
 }

@@ -17,6 +17,7 @@ mod write;
 
 pub use error::{GgufError, Problem, Subject};
 pub use load::GgufLoader;
+pub(crate) use load::open_parts;
 pub use metadata::Metadata;
 pub use read::{Header, parse};
 pub use value::{Array, Value, ValueType, Values};

@@ -216,7 +216,8 @@ impl Writer {
         Ok(out.write_all(&self.header()?)?)
     }
 
-    fn alignment(&self) -> u64 {
+    /// What the data of every tensor begins at a multiple of.
+    pub fn alignment(&self) -> u64 {
         self.alignment.unwrap_or(DEFAULT_ALIGNMENT)
     }
 

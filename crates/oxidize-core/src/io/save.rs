@@ -41,16 +41,17 @@ pub struct SavedFile {
 }
 
 impl PendingFile {
-    /// Begins a file that is to become `path`.
+    /// Begins a file that is to become `path`, or what that links to. Only a file may be replaced.
     pub fn create(path: &Path) -> Result<PendingFile> {
-        let created = match create_unnamed(directory_of(path)) {
+        let path = destination(path).map_err(Error::io(path))?;
+        let created = match create_unnamed(directory_of(&path)) {
             Some(created) => Ok(created),
-            None => create_named(path),
+            None => create_named(&path),
         };
-        let (file, place) = created.map_err(Error::io(path))?;
+        let (file, place) = created.map_err(Error::io(&path))?;
         Ok(PendingFile {
             out: BufWriter::with_capacity(1 << 20, file),
-            path: path.to_path_buf(),
+            path,
             place,
         })
     }
@@ -111,6 +112,20 @@ impl SavedFile {
         #[cfg(unix)]
         File::open(directory_of(&self.path))?.sync_all()?;
         Ok(())
+    }
+}
+
+/// Where a file called `path` is put: links lead there, and directories, devices and pipes stay what
+/// they are.
+fn destination(path: &Path) -> io::Result<PathBuf> {
+    let refused = |problem| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    let link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => refused("is a directory"),
+        Ok(found) if !found.is_file() => refused("is not a regular file"),
+        Ok(_) if link => fs::canonicalize(path),
+        Err(_) if link => refused("is a link that leads nowhere"),
+        Ok(_) | Err(_) => Ok(path.to_path_buf()),
     }
 }
 
@@ -323,6 +338,36 @@ mod tests {
         assert!(!path.exists());
         saved.publish().unwrap();
         assert_eq!(names(dir.path()), ["model.gguf"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_only_files_replaced() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| dir.path().join(name);
+        fs::create_dir(place("folder")).unwrap();
+        fs::write(place("folder/real"), b"old").unwrap();
+        symlink("folder/real", place("link")).unwrap();
+        symlink("folder/missing", place("nowhere")).unwrap();
+        save_atomically(&place("link"), |out| {
+            out.write_all(b"new").map_err(Error::io(Path::new("")))
+        })
+        .unwrap();
+        assert!(place("link").is_symlink());
+        assert_eq!(fs::read(place("folder/real")).unwrap(), b"new");
+        for (name, problem) in [
+            ("folder", "is a directory"),
+            ("nowhere", "leads nowhere"),
+            ("/dev/null", "is not a regular file"),
+        ] {
+            let error = PendingFile::create(&place(name)).unwrap_err().to_string();
+            assert!(
+                error.contains(problem) && error.contains(name),
+                "{name}: {error}"
+            );
+        }
+        assert_eq!(names(dir.path()), ["folder", "link", "nowhere"]);
     }
 
     #[test]

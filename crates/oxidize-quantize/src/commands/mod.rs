@@ -28,6 +28,13 @@ pub(crate) fn importance(path: Option<&Path>) -> Result<Option<Importance>, Erro
     Ok(known)
 }
 
+/// A number of things of which there has to be one.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    let number: Option<usize> = text.parse().ok();
+    let number = number.filter(|number| *number > 0);
+    number.ok_or_else(|| format!("{text} is not a number of at least 1"))
+}
+
 /// A number of bytes as people write it: `4GB`, `700M`, `1.5GiB`.
 pub fn byte_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -47,7 +54,7 @@ pub fn byte_size(text: &str) -> Result<u64, String> {
     let number: f64 = digits
         .parse()
         .map_err(|_| format!("{text} is not a size such as 4GB"))?;
-    if !(number.is_finite() && number > 0.0) {
+    if !(number.is_finite() && number * factor >= 1.0) {
         return Err(format!("{text} is not a size such as 4GB"));
     }
     Ok((number * factor) as u64)

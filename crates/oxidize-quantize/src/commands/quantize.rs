@@ -1,23 +1,27 @@
 //! `oxidize quantize`: a smaller model of a model.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
 use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::io::PendingFile;
 use oxidize_core::mix::{MIXES, Mix};
 use oxidize_kernels::quant::TensorType;
 
 use super::progress::Meter;
-use super::{byte_size, importance, interrupted};
+use super::{at_least_one, byte_size, importance, interrupted};
 use crate::compare;
 use crate::encode::Workers;
 use crate::error::Error;
 use crate::html;
-use crate::output::Parts;
-use crate::plan::{Plan, Wishes, traits_of};
-use crate::quantize::{Options, ReportOptions, parts_of, quantize, recipe, tensors_of};
+use crate::output::{Parts, check_differs};
+use crate::plan::{Plan, Wishes, traits_of, weight_type};
+use crate::quantize::{
+    Options, ReportOptions, check, overhead, parts_of, quantize, recipe, tensors_of,
+};
 use crate::report::Report;
 use crate::target::plan_for_size;
 use crate::{remark, say};
@@ -35,7 +39,7 @@ pub struct Quantize {
     #[arg(long, value_name = "SIZE", value_parser = byte_size, conflicts_with_all = ["mix", "target_bpw"])]
     target_size: Option<u64>,
     /// The same, as average bits of a weight
-    #[arg(long, value_name = "BITS", conflicts_with = "mix")]
+    #[arg(long, value_name = "BITS", value_parser = bits, conflicts_with = "mix")]
     target_bpw: Option<f64>,
     /// An importance matrix, as `oxidize imatrix` or llama.cpp write it
     #[arg(long, value_name = "FILE")]
@@ -53,7 +57,7 @@ pub struct Quantize {
     #[arg(long)]
     leave_output_tensor: bool,
     /// The main type for every matrix, without a mix
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["target_size", "target_bpw"])]
     pure: bool,
     /// Quantises tensors that are quantised already, which loses more than doing it from the original
     #[arg(long)]
@@ -65,7 +69,7 @@ pub struct Quantize {
     #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     split_max_size: Option<u64>,
     /// Parts of at most this many tensors
-    #[arg(long, value_name = "N", conflicts_with = "split_max_size")]
+    #[arg(long, value_name = "N", conflicts_with = "split_max_size", value_parser = at_least_one)]
     split_max_tensors: Option<usize>,
     /// Prints the plan and the size, and writes nothing
     #[arg(long)]
@@ -96,11 +100,17 @@ fn type_help() -> String {
 }
 
 fn tensor_type(name: &str) -> Result<TensorType, String> {
-    TensorType::from_name(name)
-        .filter(|ty| oxidize_kernels::quant::can_quantize(*ty) && ty.gguf_id().is_some())
-        // All of a file's Q8_0 is INT8, or none of it.
-        .filter(|ty| *ty != TensorType::INT8)
-        .ok_or_else(|| format!("{name} is not a type that weights can be stored as"))
+    // All of a file's Q8_0 is INT8, or none of it.
+    weight_type(name).and_then(|ty| match ty {
+        TensorType::INT8 => Err("INT8 is a type of whole files".to_owned()),
+        ty => Ok(ty),
+    })
+}
+
+fn bits(text: &str) -> Result<f64, String> {
+    let bits = text.parse().ok();
+    bits.filter(|bits| *bits > 0.0 && *bits <= 64.0)
+        .ok_or_else(|| format!("{text} is not a number of bits between 0 and 64"))
 }
 
 impl Quantize {
@@ -118,6 +128,7 @@ impl Quantize {
             "{}: not a GGUF file; `oxidize convert` reads directories",
             self.input.display()
         );
+        let page = self.check_outputs(&file)?;
         let importance = importance(self.imatrix.as_deref())?;
         let tensors = tensors_of(&file);
         let mut workers = Workers {
@@ -125,53 +136,6 @@ impl Quantize {
             ..Workers::default()
         };
         workers.threads = self.threads.unwrap_or(workers.threads).max(1);
-        let traits = traits_of(&file, importance.is_some());
-        let elements: u64 = tensors.iter().map(crate::tensor::Tensor::elements).sum();
-        let by_bits = self
-            .target_bpw
-            .map(|bits| (bits * elements as f64 / 8.0) as u64);
-        let target = self.tensor_budget(&file, &tensors)?.or(by_bits);
-        let meter = Meter::new();
-        let fitted = target.map(|bytes| {
-            let known = importance.as_ref();
-            plan_for_size(&tensors, bytes, known, &traits, &workers, |at| {
-                meter.show(at);
-            })
-        });
-        meter.finish();
-        let fitted = fitted.transpose()?;
-        let mix = match (&self.mix, &fitted) {
-            (Some(name), _) => {
-                Mix::named(name).ok_or_else(|| Error::UnknownMix { name: name.clone() })?
-            }
-            (None, Some(plan)) => nearest_mix(plan, &tensors),
-            (None, None) => anyhow::bail!("a type, --target-size or --target-bpw is needed"),
-        };
-        let mut wishes = Wishes {
-            pure: self.pure,
-            output: self.output_tensor_type,
-            embedding: self.token_embedding_type,
-            leave_output: self.leave_output_tensor,
-            ..Wishes::new(mix)
-        };
-        for pattern in &self.tensor_type {
-            wishes.pattern(pattern)?;
-        }
-        let is_fitted = fitted.is_some();
-        let plan = fitted.unwrap_or_else(|| Plan::new(&tensors, &wishes, &traits));
-        if self.dry_run {
-            return print_plan(&tensors, &plan, mix.name);
-        }
-        let has = |tensor: &crate::tensor::Tensor<'_>| {
-            importance
-                .as_ref()
-                .is_some_and(|importance| importance.entries.contains_key(&tensor.name))
-        };
-        let starved = plan.needs_importance(&tensors, &mix, has);
-        if let Some((tensor, ty)) = starved.filter(|_| !is_fitted) {
-            let tensor = tensor.to_owned();
-            return Err(Error::NeedsImportance { tensor, ty }.into());
-        }
         let text = self
             .text
             .as_ref()
@@ -182,8 +146,8 @@ impl Quantize {
             allow_requantize: self.allow_requantize,
             parts: self.parts(&file),
             workers,
-            report: (self.report || self.html.is_some() || text.is_some()).then(|| ReportOptions {
-                command: std::env::args().collect::<Vec<_>>().join(" "),
+            report: self.wants_report().then(|| ReportOptions {
+                command: command_line(),
                 text: text.as_deref(),
                 compare: compare::Options {
                     n_ctx: self.ctx_size,
@@ -192,14 +156,58 @@ impl Quantize {
                 },
             }),
         };
+
+        let traits = traits_of(&file, importance.is_some());
+        let named = match &self.mix {
+            Some(name) => {
+                Some(Mix::named(name).ok_or_else(|| Error::UnknownMix { name: name.clone() })?)
+            }
+            None => None,
+        };
+        // A target size has no mix; what is asked for single tensors holds for it, too.
+        let mut wishes = Wishes {
+            pure: self.pure,
+            output: self.output_tensor_type,
+            embedding: self.token_embedding_type,
+            leave_output: self.leave_output_tensor,
+            ..Wishes::new(named.unwrap_or(MIXES[0]))
+        };
+        for pattern in &self.tensor_type {
+            wishes.pattern(pattern)?;
+        }
+        for pattern in wishes.unmatched(&tensors) {
+            remark!("--tensor-type {pattern}: no matrix that is quantised has such a name");
+        }
+        let meter = Meter::new();
+        let fitted = self.tensor_budget(&file, &options)?.map(|bytes| {
+            let wanted = (&wishes, &traits);
+            let known = importance.as_ref();
+            plan_for_size(&tensors, bytes, known, wanted, &workers, |at| {
+                meter.show(at);
+            })
+        });
+        meter.finish();
+        let fitted = fitted.transpose()?;
+        let is_fitted = fitted.is_some();
+        let plan = fitted.unwrap_or_else(|| Plan::new(&tensors, &wishes, &traits));
+        let mix = named.unwrap_or_else(|| nearest_mix(&plan, &tensors));
+        let has = |tensor: &crate::tensor::Tensor<'_>| {
+            importance
+                .as_ref()
+                .is_some_and(|importance| importance.entries.contains_key(&tensor.name))
+        };
+        let starved = plan.needs_importance(&tensors, &mix, has);
+        if let Some((tensor, ty)) = starved.filter(|_| !is_fitted) {
+            let tensor = tensor.to_owned();
+            return Err(Error::NeedsImportance { tensor, ty }.into());
+        }
         let fallbacks = plan.fallbacks;
-        let recipe = recipe(
-            &file,
-            tensors,
-            plan,
-            (mix.name, mix.file_type),
-            importance.as_ref(),
-        );
+        let described = (mix.name, mix.file_type);
+        let recipe = recipe(&file, tensors, plan, described, importance.as_ref());
+        if self.dry_run {
+            check(&recipe, &file, &self.output, &options)?;
+            return print_plan(&recipe.tensors, &recipe.plan, mix.name);
+        }
         let (meter, start) = (Meter::new(), Instant::now());
         let made = quantize(&file, recipe, &self.output, &options, |at| meter.show(at));
         meter.finish();
@@ -209,9 +217,12 @@ impl Quantize {
                 "{fallbacks} tensors have rows that are not whole blocks of their type and got the nearest that fits"
             );
         }
-        if let Some(path) = &self.html {
-            let page = html::page(&report);
-            std::fs::write(path, page).with_context(|| path.display().to_string())?;
+        if let Some(mut page) = page {
+            let path = page.path().display().to_string();
+            page.out
+                .write_all(html::page(&report).as_bytes())
+                .context(path)?;
+            page.finish()?.publish()?;
         }
         if options.report.is_some() {
             print_report(&report)?;
@@ -230,25 +241,48 @@ impl Quantize {
         Ok(())
     }
 
-    /// What is left of the size the file may have once its header is written.
+    fn wants_report(&self) -> bool {
+        self.report || self.html.is_some() || self.text.is_some()
+    }
+
+    /// Refuses to write over anything that is read, and begins the page, if one is wanted: a place where
+    /// it cannot be is better known before the work.
+    fn check_outputs(&self, file: &ModelFile) -> anyhow::Result<Option<PendingFile>> {
+        let mut read: Vec<&Path> = file.files().map(|(path, _)| path).collect();
+        read.extend(self.imatrix.as_deref());
+        read.extend(self.text.as_deref());
+        check_differs(&self.output, read.iter().copied())?;
+        let Some(page) = self.html.as_deref().filter(|_| !self.dry_run) else {
+            return Ok(None);
+        };
+        check_differs(page, read.into_iter().chain([self.output.as_path()]))?;
+        Ok(Some(PendingFile::create(page)?))
+    }
+
+    /// What tensors may take, where a size is aimed at: for that of a file, what is left beside its head.
     fn tensor_budget(
         &self,
         file: &ModelFile,
-        tensors: &[crate::tensor::Tensor<'_>],
+        options: &Options<'_>,
     ) -> anyhow::Result<Option<u64>> {
-        /// Room for the keys that say how the file was made.
-        const PROVENANCE: u64 = 1024;
+        let tensors = tensors_of(file);
+        if let Some(bits) = self.target_bpw {
+            let elements: u64 = tensors.iter().map(crate::tensor::Tensor::elements).sum();
+            return Ok(Some((bits * elements as f64 / 8.0) as u64));
+        }
         let Some(size) = self.target_size else {
             return Ok(None);
         };
-        let all: u64 = file.files().map(|(_, bytes)| bytes).sum();
-        let stored = file.tensors().iter().map(|t| file.stored_bytes(t));
-        let header = all.saturating_sub(stored.sum()) + PROVENANCE;
-        // The next tensor begins at a multiple of the alignment, 32 unless a file says otherwise.
-        let padding = 32 * tensors.len() as u64;
-        let left = size.checked_sub(header + padding);
+        let plan = Plan {
+            types: tensors.iter().map(|tensor| tensor.ty).collect(),
+            fallbacks: 0,
+        };
+        let recipe = recipe(file, tensors, plan, ("Q4_K_M", 0), options.importance);
+        let report = options.report.as_ref();
+        let head = overhead(&recipe, file, report.map(|report| report.command.as_str()))?;
+        let left = size.checked_sub(head);
         left.map(Some).with_context(|| {
-            format!("--target-size: {size} bytes are too few: the header alone takes {header}")
+            format!("--target-size: {size} bytes are too few: the header alone takes {head}")
         })
     }
 
@@ -260,6 +294,12 @@ impl Quantize {
             (None, None) => Parts::One,
         }
     }
+}
+
+/// The command that runs, as far as it is text.
+fn command_line() -> String {
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    words.collect::<Vec<String>>().join(" ")
 }
 
 /// The mix that most bytes of a plan are like, for the file's own description.
@@ -275,7 +315,6 @@ fn nearest_mix(plan: &Plan, tensors: &[crate::tensor::Tensor<'_>]) -> Mix {
 
 /// What would be done.
 fn print_plan(tensors: &[crate::tensor::Tensor<'_>], plan: &Plan, mix: &str) -> anyhow::Result<()> {
-    use std::io::Write;
     let mut out = std::io::stdout().lock();
     for (tensor, ty) in tensors.iter().zip(&plan.types) {
         let bytes = ty.bytes_for(tensor.elements()).unwrap_or(0);

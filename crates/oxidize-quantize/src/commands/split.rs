@@ -7,7 +7,7 @@ use clap::Args;
 use oxidize_core::file::{ModelFile, OpenOptions};
 
 use super::progress::Meter;
-use super::{byte_size, interrupted};
+use super::{at_least_one, byte_size, interrupted};
 use crate::encode::Workers;
 use crate::lora::merge_adapter;
 use crate::output::Parts;
@@ -25,7 +25,7 @@ pub struct Split {
     #[arg(long, value_name = "SIZE", value_parser = byte_size, required_unless_present = "max_tensors")]
     max_size: Option<u64>,
     /// Parts of at most this many tensors
-    #[arg(long, value_name = "N", conflicts_with = "max_size")]
+    #[arg(long, value_name = "N", conflicts_with = "max_size", value_parser = at_least_one)]
     max_tensors: Option<usize>,
 }
 

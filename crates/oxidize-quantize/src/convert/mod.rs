@@ -10,7 +10,7 @@ mod sentence;
 use std::path::{Path, PathBuf};
 
 use oxidize_core::arch::{Arch, Hparams, LayerParams};
-use oxidize_core::file::{Format, ModelFile, OpenOptions};
+use oxidize_core::file::{Format, ModelFile};
 use oxidize_core::gguf::ValueBuf;
 use oxidize_core::mix::{Mix, Traits};
 use oxidize_core::model::{ExportedData, ExportedTensor, Model, chat_template_of, gguf_tensors};
@@ -88,17 +88,18 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
         metadata: None,
         plan,
         mix: wishes.mix.name.to_owned(),
-        verify: Some(Box::new(move |path| check(path, &hparams))),
+        verify: Some(Box::new(move |made| check(made, &hparams))),
     })
 }
 
 /// Reads a file back: it has to be a model of the same shape as the one it was made of.
-fn check(path: &Path, hparams: &Hparams) -> Result<()> {
+fn check(made: ModelFile, hparams: &Hparams) -> Result<()> {
+    let path = made.path().to_path_buf();
     let failed = |problem: String| Error::Unfit {
-        file: path.to_path_buf(),
+        file: path.clone(),
         problem: format!("what was made is no such model: {problem}"),
     };
-    let made = Model::load(path, &OpenOptions::default());
+    let made = Model::from_file(made);
     let made = made.map_err(|error| failed(error.to_string()))?;
     let ours = made.hparams();
     if (ours.n_embd, ours.layers.len()) != (hparams.n_embd, hparams.layers.len()) {

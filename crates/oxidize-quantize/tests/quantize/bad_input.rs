@@ -59,6 +59,172 @@ fn the_output_may_not_be_the_input() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
 
+/// Whatever is read, and whatever name the output gets in the end.
+#[test]
+fn nothing_that_is_read_is_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (model, imatrix, text) = (place("m.gguf"), place("i.gguf"), place("t.txt"));
+    std::fs::copy(tiny(), &model).unwrap();
+    importance(&tiny(), |_| 1.0).save(imatrix.as_ref()).unwrap();
+    std::fs::write(&text, "What is read stays.").unwrap();
+    assert!(
+        program(&["split", &model, &place("part"), "--max-tensors", "5"])
+            .status
+            .success()
+    );
+    let first = files(dir.path())
+        .into_iter()
+        .find(|name| name.starts_with("part-00001-of-"))
+        .unwrap();
+    let (first, out) = (place(&first), place("out.gguf"));
+    let before: Vec<Vec<u8>> = files(dir.path())
+        .iter()
+        .map(|name| std::fs::read(dir.path().join(name)).unwrap())
+        .collect();
+    let cases: &[&[&str]] = &[
+        &[
+            "quantize",
+            &first,
+            &place("part.gguf"),
+            "Q8_0",
+            "--keep-split",
+        ],
+        &[
+            "quantize",
+            &first,
+            &place("part"),
+            "Q8_0",
+            "--split-max-tensors",
+            "5",
+        ],
+        &["quantize", &model, &imatrix, "Q8_0", "--imatrix", &imatrix],
+        &["quantize", &model, &text, "Q8_0", "-f", &text],
+        &["quantize", &model, &out, "Q8_0", "--html", &model],
+        &["quantize", &model, &out, "Q8_0", "--html", &out],
+        &[
+            "quantize",
+            &model,
+            &out,
+            "Q8_0",
+            "--imatrix",
+            &imatrix,
+            "--html",
+            &imatrix,
+        ],
+        &["quantize", &model, &model, "Q8_0", "--dry-run"],
+        &["merge", &model, &imatrix, "--lora", &imatrix],
+    ];
+    for args in cases {
+        let done = program(args);
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            error.contains("the output is also the input"),
+            "{args:?}: {error}"
+        );
+        assert_eq!(done.status.code(), Some(1), "{args:?}");
+    }
+    let after: Vec<Vec<u8>> = files(dir.path())
+        .iter()
+        .map(|name| std::fs::read(dir.path().join(name)).unwrap())
+        .collect();
+    assert!(before == after, "{:?}", files(dir.path()));
+}
+
+/// Where the page cannot be is known before the work, which is then not done in vain.
+#[test]
+fn a_page_that_cannot_be_written_is_an_early_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let out = place("out.gguf");
+    let model = tiny();
+    let args = ["quantize", path(&model), &out, "Q8_0", "--html"];
+    for page in [
+        place("nowhere/page.html"),
+        dir.path().to_str().unwrap().to_owned(),
+    ] {
+        let done = program(&[&args[..], &[&page]].concat());
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(error.contains(&page), "{error}");
+        assert_eq!(done.status.code(), Some(1));
+        assert!(files(dir.path()).is_empty());
+    }
+}
+
+#[test]
+fn weights_that_a_type_cannot_say_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    let mut floats: Vec<f32> = (0..512).map(|i| (i as f32).sin()).collect();
+    floats[300] = -1e5;
+    one_matrix(&input, 256, &floats);
+    let error = quantized(&input, &output, &wishes("F16"), &Options::default()).unwrap_err();
+    let said = error.to_string();
+    for part in [
+        "in.gguf",
+        "blk.0.ffn_up.weight",
+        "element 300",
+        "-100000",
+        "F16",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    quantized(&input, &output, &wishes("BF16"), &Options::default()).unwrap();
+    quantized(&input, &output, &wishes("Q8_0"), &Options::default()).unwrap();
+    // A scale that is infinite would make a whole block so.
+    floats[300] = 1e30;
+    one_matrix(&input, 256, &floats);
+    for mix in [
+        "Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K", "IQ4_NL", "INT8", "TQ2_0",
+    ] {
+        let made = quantized(&input, &output, &wishes(mix), &Options::default());
+        let error = made.expect_err(mix).to_string();
+        assert!(error.contains("element 300"), "{mix}: {error}");
+    }
+}
+
+/// One mark of the file stands for all of its Q8_0.
+#[test]
+fn int8_and_q8_0_do_not_mix() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    synthetic(&input, "F32", 4);
+    for (mix, pattern) in [("Q8_0", "attn_q=INT8"), ("INT8", "ffn=Q8_0")] {
+        let mut wishes = wishes(mix);
+        wishes.pattern(pattern).unwrap();
+        let error = quantized(&input, &output, &wishes, &Options::default()).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("INT8") && said.contains("Q8_0"), "{said}");
+    }
+    // In parts, all of them are INT8 again.
+    let mut wishes = wishes("INT8");
+    wishes.embedding = Some(TensorType::F16);
+    let options = Options {
+        parts: oxidize_quantize::output::Parts::MaxTensors(1),
+        ..Options::default()
+    };
+    let files = quantized(&input, &output, &wishes, &options).unwrap();
+    let made = super::open(&files[0]);
+    assert!(
+        made.tensors()
+            .iter()
+            .any(|tensor| tensor.ty == TensorType::INT8)
+    );
+    assert!(
+        made.tensors()
+            .iter()
+            .all(|tensor| tensor.ty != TensorType::Q8_0)
+    );
+}
+
+#[test]
+fn only_types_of_weights_can_be_asked_for() {
+    for ty in ["Q8_1", "Q8_K", "I32", "Q9_9"] {
+        let error = wishes("Q8_0").pattern(&format!("ffn={ty}")).unwrap_err();
+        assert!(error.to_string().contains(ty), "{error}");
+    }
+}
+
 #[test]
 fn quantised_tensors_are_not_quantised_again_unasked() {
     let dir = tempfile::tempdir().unwrap();

@@ -283,7 +283,7 @@ fn nothing_long_is_silent() {
         &tensors,
         bytes,
         None,
-        &traits,
+        (&wishes("Q4_K_M"), &traits),
         &Workers::default(),
         |at| match at {
             Progress::Trying { done, total } => tried.lock().unwrap().push((done, total)),
@@ -324,6 +324,104 @@ fn nothing_long_is_silent() {
     assert_eq!(compared, [(1, 3), (2, 3), (3, 3)]);
 }
 
+/// What a report says is of the file it is in.
+#[test]
+fn a_report_is_not_inherited() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"));
+    let known = importance(&tiny(), |_| 1.0);
+    let reported = Options {
+        importance: Some(&known),
+        report: Some(ReportOptions {
+            command: "a".into(),
+            text: None,
+            compare: options(64),
+        }),
+        ..Options::default()
+    };
+    quantized(&tiny(), &first, &wishes("Q8_0"), &reported).unwrap();
+    assert!(Report::of(&open(&first)).is_some());
+    let again = Options {
+        allow_requantize: true,
+        ..Options::default()
+    };
+    quantized(&first, &second, &wishes("Q4_0"), &again).unwrap();
+    let made = open(&second);
+    assert!(Report::of(&made).is_none());
+    let keys = made.metadata().iter().map(|(key, _)| key.to_owned());
+    let stale: Vec<String> = keys.filter(|key| key.starts_with("quantize.")).collect();
+    assert!(stale.is_empty(), "{stale:?}");
+}
+
+/// A report is measured over parts, too, and letters that JSON writes out do not break the file.
+#[test]
+fn reports_fit_parts_and_odd_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
+    let text = text();
+    let report = |text| ReportOptions {
+        command: "\u{1}\"".repeat(50),
+        text,
+        compare: options(64),
+    };
+    let parts = Options {
+        parts: Parts::MaxTensors(7),
+        report: Some(report(Some(text.as_str()))),
+        ..Options::default()
+    };
+    let files = quantized(&tiny(), &output, &wishes("Q8_0"), &parts).unwrap();
+    let made = Report::of(&open(&files[0])).unwrap();
+    assert!(made.comparison.unwrap().mean_kl > 0.0);
+
+    let mut writer = oxidize_core::gguf::Writer::new();
+    let architecture = oxidize_core::gguf::Value::Str("llama");
+    writer.key("general.architecture", &architecture).unwrap();
+    for i in 0..40 {
+        let name = format!("blk.{i}.{}.weight", "\u{1}".repeat(50));
+        let ty = oxidize_core::file::TensorType::F32;
+        writer.tensor(&name, ty, &[32, 2]).unwrap();
+    }
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |tensor, out| {
+            out.write_all(&vec![0; tensor.bytes as usize])?;
+            Ok::<_, Box<dyn std::error::Error>>(())
+        })
+        .unwrap();
+    std::fs::write(&input, bytes).unwrap();
+    let options = Options {
+        report: Some(report(None)),
+        ..Options::default()
+    };
+    quantized(&input, &output, &wishes("Q8_0"), &options).unwrap();
+    let made = open(&output);
+    assert_eq!(Report::of(&made).unwrap().tensors.len(), 40);
+}
+
+/// Single tensors get what is asked for them, and what there is room for stays as it is.
+#[test]
+fn a_target_size_heeds_wishes() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("in.gguf");
+    synthetic(&input, "F32", 4);
+    let file = open(&input);
+    let (tensors, traits) = (tensors_of(&file), traits_of(&file, false));
+    let elements: u64 = tensors.iter().map(|tensor| tensor.elements()).sum();
+    let mut wished = wishes("Q4_K_M");
+    wished.pattern("ffn_down=Q5_1").unwrap();
+    let plan = |bits: f64, wishes: &oxidize_quantize::plan::Wishes| {
+        let bytes = (bits * elements as f64 / 8.0) as u64;
+        let wanted = (wishes, &traits);
+        plan_for_size(&tensors, bytes, None, wanted, &Workers::default(), |_| ()).unwrap()
+    };
+    let types = plan(5.0, &wished).types;
+    let downs = tensors.iter().zip(&types);
+    let mut downs = downs.filter(|(tensor, _)| tensor.name.contains("ffn_down"));
+    assert!(downs.all(|(_, ty)| ty.name() == "Q5_1"));
+    let types = plan(32.0, &wishes("Q4_K_M")).types;
+    assert!(types.iter().all(|ty| ty.name() == "F32"), "{types:?}");
+}
+
 #[test]
 fn a_target_size_is_met_and_spent() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,8 +434,15 @@ fn a_target_size_is_met_and_spent() {
     for bits in [3.5, 4.5, 6.0, 8.6] {
         let bytes = (bits * elements as f64 / 8.0) as u64;
         let tensors = tensors_of(&file);
-        let plan =
-            plan_for_size(&tensors, bytes, None, &traits, &Workers::default(), |_| ()).unwrap();
+        let plan = plan_for_size(
+            &tensors,
+            bytes,
+            None,
+            (&wishes("Q4_K_M"), &traits),
+            &Workers::default(),
+            |_| (),
+        )
+        .unwrap();
         let size = plan.bytes(&tensors);
         assert!(
             size <= bytes && size as f64 > 0.97 * bytes as f64,

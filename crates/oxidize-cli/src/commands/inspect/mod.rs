@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_quantize::output::check_not_input;
 
 use crate::style;
 
@@ -51,6 +52,7 @@ impl Inspect {
         };
         let model = ModelFile::open(&self.path, &options)?;
         if let (Some(tensor), Some(output)) = (&self.dump, &self.output) {
+            check_not_input(output, &model)?;
             return dump::write_npy(&model, tensor, output);
         }
         let mut out = BufWriter::new(io::stdout().lock());
