@@ -408,6 +408,47 @@ fn an_adapter_is_what_merging_it_gives() {
     }
 }
 
+/// PEFT switches an adapter off by a zero; GGUF's converters write it where the factor is in the matrices.
+#[test]
+fn a_zero_means_another_thing_in_each_format() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (model, changes) = (load(tiny()), pairs(&open(tiny()), false, 3));
+    let mut one = BTreeMap::new();
+    let (name, pair) = changes
+        .into_iter()
+        .find(|(name, _)| name.contains("ffn_up"))
+        .unwrap();
+    let (inputs, outputs) = (pair.inputs, pair.outputs);
+    one.insert(name, pair);
+    let gguf = temporary.path().join("adapter.gguf");
+    write_gguf_adapter(&gguf, model.arch().name, &one);
+    let bytes = std::fs::read(&gguf).unwrap();
+    let key = b"adapter.lora.alpha";
+    let at = bytes
+        .windows(key.len())
+        .position(|window| window == key)
+        .unwrap();
+    let mut zero = bytes.clone();
+    // Behind the key is its type.
+    zero[at + key.len() + 4..][..4].copy_from_slice(&0f32.to_le_bytes());
+    std::fs::write(&gguf, zero).unwrap();
+    assert_eq!(adapter(&gguf).deltas(&model).unwrap()[0].factor, 1.0);
+
+    let mut seed = 3;
+    let pair = Pair::random(&mut seed, outputs, inputs);
+    let module = "model.layers.0.mlp.up_proj.weight".to_owned();
+    write_peft(temporary.path(), &BTreeMap::from([(module, pair)]));
+    let config = temporary.path().join("adapter_config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let zero = text.replace("\"lora_alpha\":6.0", "\"lora_alpha\":0");
+    assert_ne!(zero, text);
+    std::fs::write(&config, zero).unwrap();
+    assert_eq!(
+        adapter(temporary.path()).deltas(&model).unwrap()[0].factor,
+        0.0
+    );
+}
+
 /// A GGUF adapter for stacks of experts whose gate and up are one in the base's safetensors.
 #[test]
 fn stacks_that_are_one_elsewhere_are_adapted() {

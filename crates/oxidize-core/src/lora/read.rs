@@ -47,6 +47,8 @@ struct Scaling {
     alpha_pattern: Vec<(String, f32)>,
     /// Whether by the root of the rank (rsLoRA).
     by_root: bool,
+    /// Whether zero says that the factor is in the matrices already, as GGUF's converters mean it.
+    zero_is_one: bool,
 }
 
 impl Scaling {
@@ -57,9 +59,8 @@ impl Scaling {
         };
         let other = self.alpha_pattern.iter().find(|(module, _)| ends(module));
         let alpha = other.map_or(self.alpha, |(_, alpha)| *alpha);
-        // Converters write zero where the factor is in the matrices already.
         match (alpha, self.by_root) {
-            (0.0, _) => 1.0,
+            (0.0, _) if self.zero_is_one => 1.0,
             (alpha, false) => alpha / rank as f32,
             (alpha, true) => alpha / (rank as f32).sqrt(),
         }
@@ -87,6 +88,7 @@ fn gguf_scaling(file: &ModelFile) -> Result<Scaling> {
         alpha,
         alpha_pattern: Vec::new(),
         by_root: false,
+        zero_is_one: true,
     })
 }
 
@@ -124,6 +126,7 @@ fn peft_scaling(file: &ModelFile, options: &OpenOptions) -> Result<Scaling> {
             .filter_map(|(module, value)| Some((module.clone(), number(value)?)))
             .collect(),
         by_root: is_set("use_rslora"),
+        zero_is_one: false,
     })
 }
 
