@@ -431,3 +431,27 @@ fn packed_parts_that_do_not_fit_are_refused() {
         assert!(text.contains("model."), "{kind}: {text}");
     }
 }
+
+/// Codes without their scale mean nothing where the configuration promises one, in whichever shard they are.
+#[test]
+fn codes_without_a_scale_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let shards = write_sharded(directory.path());
+    let codes = |dtype: &str| {
+        let json = format!(r#"{{"two":{{"dtype":"{dtype}","shape":[1,3],"data_offsets":[0,3]}}}}"#);
+        std::fs::write(&shards[1], file(&json, 3)).unwrap();
+    };
+    let config = |text: &str| std::fs::write(directory.path().join("config.json"), text).unwrap();
+    let open = || ModelFile::open(directory.path(), &OpenOptions::default());
+    for dtype in ["F8_E4M3", "F8_E5M2"] {
+        codes(dtype);
+        config(r#"{"quantization_config":{"quant_method":"fp8"}}"#);
+        let text = open().unwrap_err().to_string();
+        for part in ["model-00002-of-00002", "tensor `two`", "`two_scale`"] {
+            assert!(text.contains(part), "{text}");
+        }
+        // Floats of 8 bits and nothing else are what they are.
+        config(r#"{"model_type":"llama"}"#);
+        assert_eq!(open().unwrap().tensor("two").unwrap().ty.name(), dtype);
+    }
+}

@@ -32,13 +32,22 @@ pub(super) fn present(
     config: Option<&Value>,
 ) -> Result<Presented, SafetensorsError> {
     let mut presented = Presented::default();
+    let method = config.and_then(|config| config.get("quant_method")?.as_str());
     let is_fp8 = |ty: TensorType| matches!(ty, TensorType::F8E4M3 | TensorType::F8E5M2);
     for codes in tensors.iter().filter(|tensor| is_fp8(tensor.ty)) {
         let scales = ["_scale_inv", "_scale"]
             .iter()
             .find_map(|ending| by_name.get(format!("{}{ending}", codes.name).as_str()));
         let Some(scales) = scales else {
-            continue;
+            // Without a configuration, codes are the values. With one, a scale got lost.
+            let Some(method) = method else {
+                continue;
+            };
+            let problem = format!(
+                "config.json says {method}, but there is neither `{0}_scale` nor `{0}_scale_inv`",
+                codes.name
+            );
+            return Err(error(codes, problem));
         };
         let packed = combine(codes, scales, config).map_err(|problem| error(codes, problem))?;
         let shape = codes.shape.clone();

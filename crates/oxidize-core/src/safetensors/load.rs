@@ -78,12 +78,12 @@ impl ModelLoader for SafetensorsLoader {
 
 fn finish(mut contents: Contents, options: &OpenOptions) -> Result<ModelFile> {
     contents.format = Format::Safetensors;
-    let path = contents
-        .files
-        .first()
-        .map(|(path, _)| path.clone())
-        .unwrap_or_default();
-    packed::present(&mut contents).map_err(|error| error.in_file(&path))?;
+    if let Err(error) = packed::present(&mut contents) {
+        let mut tensors = contents.tensors.iter();
+        let tensor = tensors.find(|tensor| Some(&tensor.name) == error.tensor.as_ref());
+        let file = contents.files.get(tensor.map_or(0, |tensor| tensor.file));
+        return Err(error.in_file(file.map_or(Path::new(""), |(path, _)| path)));
+    }
     ModelFile::new(contents, options)
 }
 
