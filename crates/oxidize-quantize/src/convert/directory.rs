@@ -169,17 +169,19 @@ struct Folder<'a> {
 }
 
 impl<'a> Folder<'a> {
-    /// Makes the directory, or makes sure that nothing is in it.
+    /// Makes the directory and those it is in, or makes sure that nothing is in it.
     fn create(path: &'a Path) -> Result<Folder<'a>> {
         let io = |error| Error::from(oxidize_core::Error::io(path)(error));
-        let made = match path.exists() {
-            true => Vec::new(),
-            false => vec![path.to_path_buf()],
-        };
+        // The last ancestor of a relative path has no name.
+        let ancestors = path.ancestors().filter(|path| *path != Path::new(""));
+        let new = ancestors.take_while(|path| !path.exists());
+        let mut made: Vec<PathBuf> = new.map(Path::to_path_buf).collect();
+        made.reverse();
+        let folder = Folder { path, made };
         std::fs::create_dir_all(path).map_err(io)?;
         let mut entries = std::fs::read_dir(path).map_err(io)?;
         match entries.next() {
-            None => Ok(Folder { path, made }),
+            None => Ok(folder),
             Some(_) => Err(Error::Unfit {
                 file: path.to_path_buf(),
                 problem: "the directory is not empty".into(),

@@ -16,7 +16,14 @@ const VERBS: &[&[&str]] = &[
         "quantize", "in.gguf", "out.gguf", "IQ3_S", "--pure", "-t", "1",
     ],
     &[
-        "convert", "in.gguf", "-o", "out", "--type", "F32", "-t", "1",
+        "convert",
+        "in.gguf",
+        "-o",
+        "out/model",
+        "--type",
+        "F32",
+        "-t",
+        "1",
     ],
     &["split", "in.gguf", "out.gguf", "--max-size", "20M"],
     &["merge", "in.gguf", "out.gguf"],
@@ -51,7 +58,7 @@ fn a_killed_run_leaves_nothing_under_the_final_name() {
         assert!(!left.iter().any(|name| name == "out.gguf"), "{left:?}");
         let folder = dir.path().join("out");
         if folder.exists() {
-            assert!(!files(&folder).iter().any(|name| name == "config.json"));
+            assert!(!folder.join("model/config.json").exists());
             std::fs::remove_dir_all(&folder).unwrap();
         }
         if cfg!(target_os = "linux") && supports_unnamed(dir.path()) {
@@ -133,7 +140,7 @@ fn writes(child: &Child, dir: &Path) -> bool {
         let names = files(dir);
         names.iter().any(|name| name.ends_with(".partial"))
     };
-    let out = dir.join("out");
+    let out = dir.join("out/model");
     if partial(dir) || (out.exists() && partial(&out)) {
         return true;
     }
