@@ -455,3 +455,43 @@ fn codes_without_a_scale_are_refused() {
         assert_eq!(open().unwrap().tensor("two").unwrap().ty.name(), dtype);
     }
 }
+
+#[test]
+fn shards_without_an_index_open_as_one_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let shards = write_sharded(directory.path());
+    std::fs::remove_file(directory.path().join("model.safetensors.index.json")).unwrap();
+    let open = || ModelFile::open(directory.path(), &OpenOptions::default());
+    let model = open().unwrap();
+    assert_eq!(model.config().unwrap()["model_type"], "llama");
+    let two = model.tensor("two").unwrap();
+    assert_eq!((two.file, model.tensors().len()), (1, 2));
+    assert_eq!(*model.data(two).unwrap(), [0, 1, 2]);
+
+    // The same weights under other names do not count.
+    let other = directory.path().join("consolidated.safetensors");
+    std::fs::copy(&shards[0], &other).unwrap();
+    assert_eq!(open().unwrap().tensors().len(), 2);
+    // A shard that is not there is missed.
+    std::fs::rename(&shards[1], directory.path().join("away")).unwrap();
+    let Error::MissingParts { missing, .. } = open().unwrap_err() else {
+        panic!("{}", open().unwrap_err())
+    };
+    assert_eq!(missing, [shards[1].clone()]);
+    // Nor may a tensor be in two of them.
+    std::fs::copy(&shards[0], &shards[1]).unwrap();
+    let text = open().unwrap_err().to_string();
+    for part in ["00002-of-00002", "00001-of-00002", "tensor `one`"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // Files with names of any other kind belong together, too.
+    for shard in &shards {
+        std::fs::remove_file(shard).unwrap();
+    }
+    std::fs::rename(
+        directory.path().join("away"),
+        directory.path().join("b.safetensors"),
+    )
+    .unwrap();
+    assert_eq!(open().unwrap().tensors().len(), 2);
+}

@@ -1,6 +1,6 @@
 //! What can be wrong with a safetensors file or the JSON beside it, with the place.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 use crate::limits::LimitExceeded;
@@ -51,6 +51,8 @@ pub enum Problem {
     Tail(u64),
     #[error("{0:?} is not a plain file name")]
     ShardName(String),
+    #[error("it is also in {}", .0.display())]
+    AlsoIn(PathBuf),
     #[error("it is not in {0}, where the index says it is")]
     NotInShard(String),
     #[error("MLX quantisation: {0}")]

@@ -1,6 +1,6 @@
 //! [`SafetensorsLoader`]: opens a safetensors file, or a directory of them, as a [`ModelFile`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ impl ModelLoader for SafetensorsLoader {
 
     fn recognizes(&self, path: &Path, head: &[u8]) -> bool {
         if path.is_dir() {
-            return model_in(path).is_some();
+            return !model_in(path).is_empty();
         }
         let named = path
             .extension()
@@ -42,18 +42,19 @@ impl ModelLoader for SafetensorsLoader {
     }
 
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<ModelFile> {
-        let in_directory = if path.is_dir() {
-            model_in(path)
-        } else {
-            index_beside(path)
+        let files = match path.is_dir() {
+            true => model_in(path),
+            false => index_beside(path).into_iter().collect(),
         };
-        let path = in_directory.as_deref().unwrap_or(path);
+        let path = files.first().map_or(path, PathBuf::as_path);
         let mut contents = Contents {
             config: read_config(path, options)?,
             ..Contents::default()
         };
         if is_index(path) {
             add_shards(&mut contents, path, options)?;
+        } else if !files.is_empty() {
+            add_loose(&mut contents, &files, options)?;
         } else {
             let (source, header) = open_one(path, options)?;
             contents.annotations = header.annotations;
@@ -147,6 +148,59 @@ fn add_shards(contents: &mut Contents, path: &Path, options: &OpenOptions) -> Re
     Ok(())
 }
 
+/// Files of a model without an index: together they have every tensor once.
+fn add_loose(contents: &mut Contents, files: &[PathBuf], options: &OpenOptions) -> Result<()> {
+    let first = files.first().map_or(Path::new(""), PathBuf::as_path);
+    let too_many = |limit| Error::Limit {
+        path: first.to_path_buf(),
+        place: "the files beside it".to_owned(),
+        limit,
+    };
+    let n_files = files.len() as u64;
+    LimitExceeded::check("parts", n_files, options.limits.parts).map_err(too_many)?;
+    let sets: BTreeSet<_> = files.iter().filter_map(|file| shard_name(file)).collect();
+    for (stem, count, digits) in sets {
+        LimitExceeded::check("parts", count as u64, options.limits.parts).map_err(too_many)?;
+        let width = digits.len();
+        let name = |i| format!("{stem}-{i:0width$}-of-{digits}.safetensors");
+        let shards = (1..=count).map(|i| first.with_file_name(name(i)));
+        let missing: Vec<_> = shards.filter(|shard| !shard.exists()).collect();
+        if !missing.is_empty() {
+            let path = first.to_path_buf();
+            return Err(Error::MissingParts { path, missing });
+        }
+    }
+    let mut found: HashMap<String, &Path> = HashMap::new();
+    for file in files {
+        let (source, header) = open_one(file, options)?;
+        for tensor in &header.tensors {
+            if let Some(other) = found.insert(tensor.name.clone(), file) {
+                let error = SafetensorsError {
+                    tensor: Some(tensor.name.clone()),
+                    offset: tensor.offset,
+                    problem: Problem::AlsoIn(other.to_path_buf()),
+                };
+                return Err(error.in_file(file));
+            }
+        }
+        if contents.files.is_empty() {
+            contents.annotations = header.annotations;
+        }
+        contents.add_file(file.clone(), source, header.tensors);
+    }
+    Ok(())
+}
+
+/// What the name of a shard says, `model-00001-of-00002.safetensors`: what it begins with, how many there are, and
+/// that in as many digits as it has.
+fn shard_name(path: &Path) -> Option<(&str, usize, &str)> {
+    let (stem, digits) = path.file_stem()?.to_str()?.rsplit_once("-of-")?;
+    let (stem, number) = stem.rsplit_once('-')?;
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let count = digits.parse().ok().filter(|_| is_number(digits))?;
+    (number.len() == digits.len() && is_number(number)).then_some((stem, count, digits))
+}
+
 /// Projections of embeddings, each a model of its own in a folder beside `path`, which its tensors'
 /// names begin with. Only what is linear can be one here.
 fn add_projections(contents: &mut Contents, path: &Path, options: &OpenOptions) -> Result<()> {
@@ -199,24 +253,27 @@ fn read_capped(path: &Path, limit: u64) -> Result<Vec<u8>> {
     fs::read(path).map_err(Error::io(path))
 }
 
-/// The file of a directory to open: the single one, else the index, else the only one there is.
-fn model_in(directory: &Path) -> Option<PathBuf> {
+/// The files of a directory to open: the single one, else the index, else the shards, else all there are.
+fn model_in(directory: &Path) -> Vec<PathBuf> {
     let known = [SINGLE, INDEX].map(|name| directory.join(name));
     if let Some(path) = known.into_iter().find(|path| path.is_file()) {
-        return Some(path);
+        return vec![path];
     }
-    let mut only = None;
-    for entry in fs::read_dir(directory).ok()? {
-        let path = entry.ok()?.path();
-        match path.extension().and_then(|extension| extension.to_str()) {
-            // A directory with a GGUF file is that file's.
-            Some("gguf") => return None,
-            Some("safetensors") if only.is_some() => return None,
-            Some("safetensors") => only = Some(path),
-            _ => {}
-        }
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    let has_extension =
+        |path: &PathBuf, wanted: &str| path.extension().is_some_and(|e| e == wanted);
+    // A directory with a GGUF file is that file's.
+    if files.iter().any(|path| has_extension(path, "gguf")) {
+        return Vec::new();
     }
-    only
+    files.retain(|path| has_extension(path, "safetensors"));
+    // Beside shards there may be the same weights again under other names.
+    if files.iter().any(|path| shard_name(path).is_some()) {
+        files.retain(|path| shard_name(path).is_some());
+    }
+    files.sort();
+    files
 }
 
 /// The index of the model that a file is a shard of: `model-00001-of-00002.safetensors`.
