@@ -495,3 +495,44 @@ fn shards_without_an_index_open_as_one_model() {
     .unwrap();
     assert_eq!(open().unwrap().tensors().len(), 2);
 }
+
+/// Unpacked to F32, an element is its code times its scale; what is given out else is that, rounded.
+#[test]
+fn packed_weights_keep_their_digits_where_that_is_asked_for() {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let mut exact = 0;
+    for kind in ["packed/fp8", "packed/gptq", "packed/awq", "mlx"] {
+        let open = |unpack_exactly| {
+            let options = OpenOptions {
+                unpack_exactly,
+                ..OpenOptions::default()
+            };
+            ModelFile::open(fixtures.join(kind).join("model.safetensors"), &options).unwrap()
+        };
+        let (rounded, all) = (open(false), open(true));
+        for tensor in rounded.tensors() {
+            let ours = all.tensor(&tensor.name).unwrap();
+            if !rounded.is_packed(tensor) {
+                assert_eq!(ours.ty, tensor.ty);
+                continue;
+            }
+            assert_eq!((ours.ty, &ours.shape), (TensorType::F32, &tensor.shape));
+            let bytes = all.data(ours).unwrap();
+            let floats: Vec<f32> = bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b))
+                .collect();
+            let mut again = vec![0; tensor.bytes as usize];
+            oxidize_kernels::quant::quantize(tensor.ty, &floats, &mut again).unwrap();
+            assert!(
+                again == *rounded.data(tensor).unwrap(),
+                "{kind}: {}",
+                tensor.name
+            );
+            exact += usize::from(bytes.chunks(4).any(|b| b[..2] != [0, 0]));
+        }
+    }
+    assert!(exact > 3, "{exact} tensors have more digits");
+}

@@ -18,6 +18,9 @@ pub struct OpenOptions {
     pub huge_pages: bool,
     /// How much larger than in the file weights may become for the sake of speed.
     pub spell_out: SpellOut,
+    /// Give weights that a directory keeps packed out as F32, with all digits, instead of as what such models are
+    /// computed in.
+    pub unpack_exactly: bool,
     /// What a file may ask for.
     pub limits: Limits,
     /// Called as tensors are loaded.
@@ -30,6 +33,7 @@ impl Default for OpenOptions {
             mmap: true,
             huge_pages: true,
             spell_out: SpellOut::default(),
+            unpack_exactly: false,
             limits: Limits::default(),
             progress: None,
         }
@@ -42,6 +46,7 @@ impl std::fmt::Debug for OpenOptions {
             .field("mmap", &self.mmap)
             .field("huge_pages", &self.huge_pages)
             .field("spell_out", &self.spell_out)
+            .field("unpack_exactly", &self.unpack_exactly)
             .field("limits", &self.limits)
             .field("progress", &self.progress.is_some())
             .finish()

@@ -79,7 +79,7 @@ impl ModelLoader for SafetensorsLoader {
 
 fn finish(mut contents: Contents, options: &OpenOptions) -> Result<ModelFile> {
     contents.format = Format::Safetensors;
-    if let Err(error) = packed::present(&mut contents) {
+    if let Err(error) = packed::present(&mut contents, options.unpack_exactly) {
         let mut tensors = contents.tensors.iter();
         let tensor = tensors.find(|tensor| Some(&tensor.name) == error.tensor.as_ref());
         let file = contents.files.get(tensor.map_or(0, |tensor| tensor.file));

@@ -4,13 +4,12 @@
 //! beside `X.scales` and `X.biases` with one entry for each group of `group_size` elements of a row:
 //! element = scale × code + bias. <https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html>
 
-use half::{bf16, f16};
 use oxidize_kernels::quant::TensorType;
 use serde_json::Value;
 
 use super::error::{Problem, SafetensorsError};
-use super::packed::{ByName, PackedTensor, Presented};
-use crate::error::{Error, Result};
+use super::packed::{ByName, PackedTensor, Presented, floats, rows_of};
+use crate::error::Result;
 use crate::file::{TensorBytes, TensorInfo};
 
 /// How a tensor is put together from what the file holds.
@@ -132,82 +131,33 @@ impl MlxTensor {
         [&self.codes, &self.scales, &self.biases]
     }
 
-    /// The plain bytes of `tensor`, in the type of its scales.
+    /// The plain bytes of `tensor`. A group is whole bytes of codes, and rows are whole groups, so the codes are
+    /// one stream.
     pub(super) fn dequantize(
         &self,
         tensor: &TensorInfo,
         read: impl Fn(&TensorInfo) -> Result<TensorBytes>,
     ) -> Result<TensorBytes> {
         let codes = read(&self.codes)?;
-        let scales = read(&self.scales)?;
-        let biases = read(&self.biases)?;
-        let too_big = |error| Error::Io {
-            path: tensor.name.clone().into(),
-            error,
-        };
-        let len = usize::try_from(tensor.bytes)
-            .map_err(|_| too_big(std::io::ErrorKind::OutOfMemory.into()))?;
-        let result = TensorBytes::build::<std::io::Error>(len, |out| {
-            match tensor.ty {
-                TensorType::F16 => self.fill(
-                    &codes,
-                    &scales,
-                    &biases,
-                    out,
-                    |bytes| f16::from_le_bytes(bytes).to_f32(),
-                    |v| f16::from_f32(v).to_le_bytes(),
-                ),
-                TensorType::BF16 => self.fill(
-                    &codes,
-                    &scales,
-                    &biases,
-                    out,
-                    |bytes| bf16::from_le_bytes(bytes).to_f32(),
-                    |v| bf16::from_f32(v).to_le_bytes(),
-                ),
-                _ => self.fill(
-                    &codes,
-                    &scales,
-                    &biases,
-                    out,
-                    f32::from_le_bytes,
-                    f32::to_le_bytes,
-                ),
-            }
-            Ok(())
-        });
-        result.map_err(too_big)
-    }
-
-    /// Fills `out` group by group. A group is whole bytes of codes, and rows are whole groups, so
-    /// the codes are one stream.
-    fn fill<const N: usize>(
-        &self,
-        codes: &[u8],
-        scales: &[u8],
-        biases: &[u8],
-        out: &mut [u8],
-        from_bytes: impl Fn([u8; N]) -> f32,
-        to_bytes: impl Fn(f32) -> [u8; N],
-    ) {
-        let groups = scales
-            .as_chunks::<N>()
-            .0
-            .iter()
-            .zip(biases.as_chunks::<N>().0);
+        let scales = floats(&self.scales, &read(&self.scales)?)?;
+        let biases = floats(&self.biases, &read(&self.biases)?)?;
+        let columns = tensor.shape.last().copied().unwrap_or(0);
+        let columns = usize::try_from(columns).unwrap_or(0);
         let mut codes = Codes {
             bytes: codes.iter(),
             bits: self.bits,
             buffer: 0,
             held: 0,
         };
-        let outputs = out.as_chunks_mut::<N>().0.chunks_mut(self.group_size);
-        for ((scale, bias), outputs) in groups.zip(outputs) {
-            let (scale, bias) = (from_bytes(*scale), from_bytes(*bias));
-            for (output, code) in outputs.iter_mut().zip(&mut codes) {
-                *output = to_bytes(scale * code as f32 + bias);
+        let mut groups = scales.iter().zip(&biases);
+        rows_of(tensor, columns, |_, row| {
+            for outputs in row.chunks_mut(self.group_size) {
+                let (scale, bias) = groups.next().unwrap_or((&f32::NAN, &f32::NAN));
+                for (output, code) in outputs.iter_mut().zip(&mut codes) {
+                    *output = scale * code as f32 + bias;
+                }
             }
-        }
+        })
     }
 }
 

@@ -77,8 +77,8 @@ impl Presented {
 /// The tensors of a file by their names.
 pub(super) type ByName<'t> = HashMap<&'t str, &'t TensorInfo>;
 
-/// Replaces the parts of packed tensors by the tensors they stand for.
-pub(super) fn present(contents: &mut Contents) -> Result<(), SafetensorsError> {
+/// Replaces the parts of packed tensors by the tensors they stand for, in F32 where they are to be exact.
+pub(super) fn present(contents: &mut Contents, exactly: bool) -> Result<(), SafetensorsError> {
     let by_name: ByName<'_> = contents
         .tensors
         .iter()
@@ -101,7 +101,12 @@ pub(super) fn present(contents: &mut Contents) -> Result<(), SafetensorsError> {
     };
     let Presented { tensors, mut parts } = presented;
     let mut replacements = HashMap::new();
-    for (tensor, packed) in tensors {
+    for (mut tensor, packed) in tensors {
+        if exactly {
+            let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+            let wider = stands_for(&tensor, name, TensorType::F32, shape);
+            tensor = wider.ok_or_else(|| error(&tensor, "too big".to_owned()))?;
+        }
         contents.packed.insert(tensor.name.clone(), packed);
         replacements.insert(tensor.name.clone(), tensor);
     }

@@ -53,6 +53,8 @@ impl Convert {
         let stop = interrupted();
         let options = OpenOptions {
             mmap: false,
+            // The type that is asked for rounds, and once is enough.
+            unpack_exactly: true,
             ..OpenOptions::default()
         };
         if let Some(base) = &self.base {
