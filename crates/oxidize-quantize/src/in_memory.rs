@@ -23,7 +23,7 @@ pub fn quantized(
         let plan = Plan::new(&tensors, &wishes, &traits_of(file, false));
         recipe(file, tensors, plan, (mix.name, mix.file_type), None)
     } else {
-        convert::recipe(file, &wishes, false)?
+        convert::recipe(file, &wishes, None)?.recipe
     };
     let starved = recipe
         .plan

@@ -116,15 +116,7 @@ pub fn recipe<'a>(
     output.set("general.quantization_version", ValueBuf::U32(2));
     output.set("general.file_type", ValueBuf::U32(mix.1));
     if let Some(importance) = importance {
-        let file = importance.file.file_name().unwrap_or_default();
-        let entries = u32::try_from(importance.entries.len()).unwrap_or(u32::MAX);
-        let text = |text: &str| ValueBuf::Str(text.to_owned());
-        output.set("quantize.imatrix.file", text(&file.to_string_lossy()));
-        let dataset = importance.datasets.join(", ");
-        output.set("quantize.imatrix.dataset", text(&dataset));
-        output.set("quantize.imatrix.entries_count", ValueBuf::U32(entries));
-        let chunks = ValueBuf::U32(importance.chunks);
-        output.set("quantize.imatrix.chunks_count", chunks);
+        set_importance(&mut output, importance);
     }
     Recipe {
         tensors,
@@ -134,6 +126,19 @@ pub fn recipe<'a>(
         mix: mix.0.to_owned(),
         verify: None,
     }
+}
+
+/// Writes down what was important, and how that is known.
+pub(crate) fn set_importance(output: &mut Output, importance: &Importance) {
+    let file = importance.file.file_name().unwrap_or_default();
+    let entries = u32::try_from(importance.entries.len()).unwrap_or(u32::MAX);
+    let text = |text: &str| ValueBuf::Str(text.to_owned());
+    output.set("quantize.imatrix.file", text(&file.to_string_lossy()));
+    let dataset = importance.datasets.join(", ");
+    output.set("quantize.imatrix.dataset", text(&dataset));
+    output.set("quantize.imatrix.entries_count", ValueBuf::U32(entries));
+    let chunks = ValueBuf::U32(importance.chunks);
+    output.set("quantize.imatrix.chunks_count", chunks);
 }
 
 /// Parts of the output as those of the input.

@@ -25,6 +25,22 @@ pub struct WeightLoader<'a> {
     used: RefCell<BTreeSet<&'a str>>,
 }
 
+/// Whether a tensor is a table that the graph computes for itself, or one that it has no use for.
+pub(super) fn is_computed(name: &str) -> bool {
+    const COMPUTED: [&str; 8] = [
+        ".inv_freq",
+        ".attn.bias",
+        ".masked_bias",
+        ".attention.bias",
+        ".attn_rot_embd.weight",
+        ".rope_freqs.weight",
+        // What BERT was trained with, besides; of no use without the classifier on top.
+        "pooler.dense.weight",
+        "pooler.dense.bias",
+    ];
+    COMPUTED.iter().any(|ending| name.ends_with(ending))
+}
+
 /// The widths of the matrices that make queries, keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvShape {
@@ -58,23 +74,11 @@ impl<'a> WeightLoader<'a> {
 
     /// What was loaded, and the names of the tensors that were not.
     pub fn finish(self) -> (Weights, Vec<String>) {
-        // Tables that the graph computes for itself.
-        const COMPUTED: [&str; 8] = [
-            ".inv_freq",
-            ".attn.bias",
-            ".masked_bias",
-            ".attention.bias",
-            ".attn_rot_embd.weight",
-            ".rope_freqs.weight",
-            // What BERT was trained with, besides; of no use without the classifier on top.
-            "pooler.dense.weight",
-            "pooler.dense.bias",
-        ];
         let used = self.used.into_inner();
         let tensors = self.file.tensors().iter().map(|tensor| &tensor.name);
         let unused = tensors
             .filter(|name| !used.contains(name.as_str()))
-            .filter(|name| !COMPUTED.iter().any(|ending| name.ends_with(ending)));
+            .filter(|name| !is_computed(name));
         (self.weights, unused.cloned().collect())
     }
 

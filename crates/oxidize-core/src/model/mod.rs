@@ -15,7 +15,9 @@ mod text;
 mod weights;
 
 pub use error::ModelError;
-pub use export::{ExportedData, ExportedTensor, HuggingFaceModel, gguf_tensors, huggingface_model};
+pub use export::{
+    ExportedData, ExportedTensor, HuggingFaceModel, gguf_tensors, huggingface_model, left_out,
+};
 pub(crate) use loader::holds_weights;
 pub use loader::{QkvShape, WeightLoader};
 pub use memory::{MemoryPlan, available_memory};

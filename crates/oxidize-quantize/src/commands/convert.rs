@@ -10,7 +10,7 @@ use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use super::progress::{Meter, Unit};
 use super::{byte_size, importance, interrupted};
 use crate::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
-use crate::convert::{convert, plain_mix};
+use crate::convert::{Conversion, plain_mix, recipe, write};
 use crate::encode::Workers;
 use crate::lora::convert_adapter;
 use crate::output::Parts;
@@ -84,10 +84,20 @@ impl Convert {
             workers,
             ..Options::default()
         };
+        let Conversion { recipe, remarks } = recipe(&file, &wishes, importance.as_ref())?;
+        for line in &remarks {
+            remark!("{line}");
+        }
+        let fallbacks = recipe.plan.fallbacks;
         let (bar, start) = (Meter::new(), Instant::now());
-        let made = convert(&file, &self.output, &wishes, &options, |at| bar.show(at));
+        let made = write(&file, recipe, &self.output, &options, |at| bar.show(at));
         bar.finish();
         let (report, files) = made?;
+        if fallbacks > 0 {
+            remark!(
+                "{fallbacks} tensors have rows that are not whole blocks of their type and got the nearest that fits"
+            );
+        }
         for file in &files {
             remark!("wrote {}", file.display());
         }

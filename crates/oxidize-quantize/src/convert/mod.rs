@@ -7,20 +7,24 @@ pub mod directory;
 mod metadata;
 mod sentence;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use oxidize_core::arch::{Arch, Hparams, LayerParams};
-use oxidize_core::file::{Format, ModelFile};
+use oxidize_core::file::{Format, ModelFile, TensorInfo};
 use oxidize_core::gguf::ValueBuf;
 use oxidize_core::mix::{Mix, Traits};
-use oxidize_core::model::{ExportedData, ExportedTensor, Model, chat_template_of, gguf_tensors};
+use oxidize_core::model::{
+    ExportedData, ExportedTensor, Model, chat_template_of, gguf_tensors, left_out,
+};
 use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
 
 use crate::error::{Error, Result};
+use crate::importance::Importance;
 use crate::output::Output;
 use crate::plan::{Plan, Wishes, is_quantizable};
-use crate::quantize::{Options, Progress, Recipe, quantize};
+use crate::quantize::{Options, Progress, Recipe, quantize, set_importance};
 use crate::report::Report;
 use crate::tensor::Tensor;
 
@@ -32,7 +36,26 @@ pub fn convert(
     options: &Options<'_>,
     progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
-    let recipe = recipe(file, wishes, options.importance.is_some())?;
+    let conversion = recipe(file, wishes, options.importance)?;
+    write(file, conversion.recipe, path, options, progress)
+}
+
+/// A conversion that can begin.
+pub struct Conversion<'a> {
+    /// What the file consists of.
+    pub recipe: Recipe<'a>,
+    /// What the source has that the file will not, and what it lacks, each in a line for people.
+    pub remarks: Vec<String>,
+}
+
+/// Makes a GGUF file at `path` as [`recipe`] says.
+pub fn write(
+    file: &ModelFile,
+    recipe: Recipe<'_>,
+    path: &Path,
+    options: &Options<'_>,
+    progress: impl FnMut(Progress<'_>),
+) -> Result<(Report, Vec<PathBuf>)> {
     let options = Options {
         importance: options.importance,
         // Weights that came in 4 or 8 bits are unpacked: there is no other way to keep them.
@@ -45,7 +68,11 @@ pub fn convert(
 }
 
 /// What a GGUF file of a Hugging Face model consists of.
-pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Result<Recipe<'a>> {
+pub fn recipe<'a>(
+    file: &'a ModelFile,
+    wishes: &Wishes,
+    importance: Option<&Importance>,
+) -> Result<Conversion<'a>> {
     if matches!(file.format(), Format::Gguf { .. }) {
         return Err(Error::Unfit {
             file: file.path().to_path_buf(),
@@ -54,7 +81,13 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
     }
     let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?;
     let hparams = Hparams::read(file, arch).map_err(oxidize_core::Error::from)?;
-    let tensors = tensors(file, arch, &hparams);
+    let exported = gguf_tensors(file, arch, &hparams);
+    let mut remarks = left_out_remarks(file, &exported);
+    let origins = origins(&exported);
+    let tensors: Vec<Tensor<'a>> = exported
+        .into_iter()
+        .map(|tensor| as_tensor(file, tensor))
+        .collect();
     let named = |name: &str| tensors.iter().find(|tensor| tensor.name == name);
     let n_vocab = named("token_embd.weight").map_or(0, |table| table.rows() as usize);
     let traits = Traits {
@@ -65,7 +98,7 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
             .map_or(1, |layer| layer.n_heads / layer.n_kv_heads.max(1)),
         n_experts: hparams.moe.as_ref().map_or(0, |moe| moe.n_experts),
         tied: !tensors.iter().any(|tensor| tensor.name == "output.weight"),
-        importance,
+        importance: importance.is_some(),
         family: arch.mix_family,
     };
     let mut plan = Plan::new(&tensors, wishes, &traits);
@@ -75,35 +108,136 @@ pub fn recipe<'a>(file: &'a ModelFile, wishes: &Wishes, importance: bool) -> Res
             *ty = TensorType::F32;
         }
     }
+    let has = |tensor: &Tensor<'_>| {
+        importance.is_some_and(|importance| importance.entries.contains_key(&tensor.name))
+    };
+    if let Some((tensor, ty)) = plan.needs_importance(&tensors, &wishes.mix, has) {
+        let tensor = tensor.to_owned();
+        return Err(Error::NeedsImportance { tensor, ty });
+    }
     let mut output = Output::default();
-    metadata::general(&mut output, file, arch, &tensors, &wishes.mix);
+    let unread = metadata::general(&mut output, file, arch, &tensors, &wishes.mix);
+    remarks.extend(unread);
     metadata::numbers(&mut output, file, (arch, &hparams), &tensors, n_vocab);
-    vocabulary(&mut output, file, n_vocab)?;
+    if !vocabulary(&mut output, file, n_vocab)? {
+        remarks.push(format!(
+            "{}: there is no tokenizer, and the new file has none",
+            source_of(file).display()
+        ));
+    }
+    if let Some(importance) = importance {
+        set_importance(&mut output, importance);
+    }
     if let Some(template) = chat_template_of(file)? {
         output.set("tokenizer.chat_template", ValueBuf::Str(template));
     }
-    Ok(Recipe {
+    let source = source_of(file);
+    let recipe = Recipe {
         tensors,
         output,
         metadata: None,
         plan,
         mix: wishes.mix.name.to_owned(),
-        verify: Some(Box::new(move |made| check(made, &hparams))),
-    })
+        verify: Some(Box::new(move |made| {
+            check(made.clone(), &hparams).map_err(|problem| Error::Unfit {
+                file: source.clone(),
+                problem: format!(
+                    "its weights and config.json do not make a model: {}",
+                    in_words(problem, &made, &origins)
+                ),
+            })
+        })),
+    };
+    Ok(Conversion { recipe, remarks })
 }
 
-/// Reads a file back: it has to be a model of the same shape as the one it was made of.
-fn check(made: ModelFile, hparams: &Hparams) -> Result<()> {
-    let path = made.path().to_path_buf();
-    let failed = |problem: String| Error::Unfit {
-        file: path.clone(),
-        problem: format!("what was made is no such model: {problem}"),
+/// What people call the source: the directory, or a file that has none.
+fn source_of(file: &ModelFile) -> PathBuf {
+    let folder = file.path().parent();
+    let folder = folder.filter(|folder| *folder != Path::new(""));
+    folder.unwrap_or(file.path()).to_path_buf()
+}
+
+/// The names of the tensors that those of the GGUF file are made of, by their names.
+fn origins(tensors: &[ExportedTensor<'_>]) -> HashMap<String, Vec<String>> {
+    let names = |tensor: &ExportedTensor<'_>| tensor.parts.iter().map(|p| p.name.clone()).collect();
+    let tensors = tensors.iter();
+    tensors
+        .map(|tensor| (tensor.name.clone(), names(tensor)))
+        .collect()
+}
+
+/// What is wrong with files that have no names yet: without the places they are at, and with the names
+/// that their tensors have in the source.
+fn in_words(
+    mut problem: String,
+    made: &ModelFile,
+    origins: &HashMap<String, Vec<String>>,
+) -> String {
+    for (path, _) in made.files() {
+        let place = path.display().to_string();
+        problem = problem.replace(&format!("{place}: "), "");
+        problem = problem.replace(&place, "the new file");
+    }
+    let quoted = problem.split('"').nth(1).and_then(|name| origins.get(name));
+    match quoted.map(Vec::as_slice) {
+        None | Some([]) => problem,
+        Some([one]) => format!("{problem} (it is `{one}` in the source)"),
+        Some([first, .., last]) => {
+            format!("{problem} (it is made of `{first}` to `{last}` of the source)")
+        }
+    }
+}
+
+/// What the GGUF file will not have of the source.
+fn left_out_remarks(file: &ModelFile, tensors: &[ExportedTensor<'_>]) -> Vec<String> {
+    // How many layers of a stack are used, by what stands before their numbers.
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for part in tensors.iter().flat_map(|tensor| &tensor.parts) {
+        if let Some((stack, layer)) = layer_of(&part.name) {
+            let count = counts.entry(stack).or_default();
+            *count = layer.saturating_add(1).max(*count);
+        }
+    }
+    let is_beyond = |tensor: &&&TensorInfo| {
+        let place = layer_of(&tensor.name);
+        place.is_some_and(|(stack, layer)| counts.get(stack).is_some_and(|n| layer >= *n))
     };
-    let made = Model::from_file(made);
-    let made = made.map_err(|error| failed(error.to_string()))?;
+    let mut left = left_out(file, tensors);
+    left.retain(|tensor| !metadata::is_key(&tensor.name));
+    let beyond: Vec<_> = left.iter().filter(is_beyond).collect();
+    let others: Vec<_> = left.iter().filter(|tensor| !is_beyond(tensor)).collect();
+    let remark = |tensors: &[&&TensorInfo], what: &str| {
+        let first = tensors.first()?;
+        let n = tensors.len();
+        Some(format!(
+            "left out: {n} tensors {what}, such as {}",
+            first.name
+        ))
+    };
+    let beyond = remark(&beyond, "of layers beyond those that config.json counts");
+    let others = remark(&others, "that are no part of the text model");
+    beyond.into_iter().chain(others).collect()
+}
+
+/// What stands before the number of a tensor's layer, and the number.
+fn layer_of(name: &str) -> Option<(&str, usize)> {
+    let mut at = 0;
+    for part in name.split('.') {
+        if let Ok(layer) = part.parse() {
+            return Some((name.get(..at)?, layer));
+        }
+        at += part.len() + 1;
+    }
+    None
+}
+
+/// Reads a file back: it has to be a model of the same shape as the one it was made of. Otherwise, what is wrong.
+fn check(made: ModelFile, hparams: &Hparams) -> Result<(), String> {
+    let made = Model::from_file(made).map_err(|error| error.to_string())?;
     let ours = made.hparams();
     if (ours.n_embd, ours.layers.len()) != (hparams.n_embd, hparams.layers.len()) {
-        return Err(failed("it comes back with another width or depth".into()));
+        return Err("it comes back with another width or depth".into());
     }
     let layers = ours.layers.iter().zip(&hparams.layers).enumerate();
     for (i, (ours, theirs)) in layers {
@@ -111,18 +245,10 @@ fn check(made: ModelFile, hparams: &Hparams) -> Result<()> {
         let n_ff = |layer: &LayerParams| hparams.moe.is_none().then_some(layer.n_ff);
         let shape = |layer: &LayerParams| (layer.n_heads, layer.key_dim, n_ff(layer), layer.window);
         if shape(ours) != shape(theirs) {
-            return Err(failed(format!("layer {i} comes back with another shape")));
+            return Err(format!("layer {i} comes back with another shape"));
         }
     }
     Ok(())
-}
-
-/// The tensors as GGUF has them.
-fn tensors<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec<Tensor<'a>> {
-    let list = gguf_tensors(file, arch, hparams);
-    list.into_iter()
-        .map(|tensor| as_tensor(file, tensor))
-        .collect()
 }
 
 /// A tensor to be, ready to be read.
@@ -138,8 +264,8 @@ fn as_tensor<'a>(file: &'a ModelFile, tensor: ExportedTensor<'a>) -> Tensor<'a> 
     }
 }
 
-/// The vocabulary, if the directory has one: models for tests may lack it.
-fn vocabulary(output: &mut Output, file: &ModelFile, n_vocab: usize) -> Result<()> {
+/// Writes the vocabulary, if the directory has one: models for tests may lack it. Whether it has.
+fn vocabulary(output: &mut Output, file: &ModelFile, n_vocab: usize) -> Result<bool> {
     let spec = match VocabSpec::of_file(file) {
         Ok(spec) => spec,
         Err(oxidize_core::Error::Tokenizer {
@@ -147,7 +273,7 @@ fn vocabulary(output: &mut Output, file: &ModelFile, n_vocab: usize) -> Result<(
             ..
         }) => {
             output.set("tokenizer.ggml.model", "no_vocab".into());
-            return Ok(());
+            return Ok(false);
         }
         Err(error) => return Err(error.into()),
     };
@@ -160,7 +286,7 @@ fn vocabulary(output: &mut Output, file: &ModelFile, n_vocab: usize) -> Result<(
     for (key, value) in keys {
         output.set(&key, value);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The mix for a conversion to one type.

@@ -370,7 +370,7 @@ pub(crate) fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-fn program(args: &[&str]) -> std::process::Output {
+pub(crate) fn program(args: &[&str]) -> std::process::Output {
     Command::new(env!("CARGO_BIN_EXE_oxidize-quantize"))
         .args(args)
         .output()
@@ -409,7 +409,7 @@ fn a_full_disk_is_a_clear_error() {
 }
 
 /// The checked-in model as a directory, with its weights changed.
-fn directory(dir: &Path, change: impl Fn(&str, &mut Vec<f32>)) {
+pub(crate) fn directory(dir: &Path, change: impl Fn(&str, &mut Vec<f32>)) {
     let folder = dir.join("model");
     let file = super::open(&tiny());
     let options = DirectoryOptions {

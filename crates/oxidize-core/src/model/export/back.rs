@@ -220,6 +220,7 @@ impl<'a> Back<'a, '_> {
             ty: TensorType::F32,
             shape,
             data: ExportedData::Made(Box::new(move || bytes_of(file, &[value]))),
+            parts: Vec::new(),
         }
     }
 
@@ -278,6 +279,7 @@ impl<'a> Back<'a, '_> {
                 ty: stored.ty,
                 shape: super::gguf_shape(&info.dims()),
                 data,
+                parts: vec![stored],
             });
         }
         let dims = info.dims();
@@ -285,12 +287,14 @@ impl<'a> Back<'a, '_> {
         for (link, part, parts) in sources {
             stored.push((found(&link)?, link, part, parts));
         }
+        let parts = stored.iter().map(|(stored, ..)| *stored).collect();
         let make = move || unmade(file, &dims, &stored);
         Ok(ExportedTensor {
             name: info.name.clone(),
             ty: TensorType::F32,
             shape: super::gguf_shape(&info.dims()),
             data: ExportedData::Made(Box::new(make)),
+            parts,
         })
     }
 }

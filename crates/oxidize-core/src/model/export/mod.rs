@@ -9,7 +9,7 @@ mod link;
 pub use back::{HuggingFaceModel, huggingface_model};
 
 use self::link::{Change, Form, Link, bytes_of, is_packed, matrix};
-use super::loader::WeightLoader;
+use super::loader::{WeightLoader, is_computed};
 use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
 use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, RecurrentKind, TensorRole};
@@ -18,6 +18,7 @@ use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
 use crate::graph::rope::{RopeFactors, RopeScaling};
 use crate::graph::{KeySharing, RopeLayout, Sees};
 use oxidize_kernels::quant::TensorType;
+use std::collections::HashSet;
 
 /// A tensor of a file to be.
 pub struct ExportedTensor<'a> {
@@ -29,6 +30,8 @@ pub struct ExportedTensor<'a> {
     pub shape: Vec<u64>,
     /// Where its elements come from.
     pub data: ExportedData<'a>,
+    /// The tensors of the other file that it is made of; none where it is made of numbers.
+    pub parts: Vec<&'a TensorInfo>,
 }
 
 /// The elements of an [`ExportedTensor`].
@@ -49,6 +52,7 @@ pub fn gguf_tensors<'a>(
         name: link.name.clone(),
         ty: link.ty(),
         shape: gguf_shape(&link.dims),
+        parts: link.parts.clone(),
         data: match link.is_plain() {
             true => ExportedData::Stored(link.parts),
             false => ExportedData::Made(Box::new(move || link.make(file))),
@@ -58,6 +62,21 @@ pub fn gguf_tensors<'a>(
         links(file, arch, hparams).into_iter().map(tensor).collect();
     rope_factors(file, hparams, &mut tensors);
     tensors
+}
+
+/// The tensors of `file` that nothing in `tensors` is made of and that matter to the model they are stored with.
+pub fn left_out<'a>(file: &'a ModelFile, tensors: &[ExportedTensor<'a>]) -> Vec<&'a TensorInfo> {
+    let parts = tensors.iter().flat_map(|tensor| &tensor.parts);
+    let used: HashSet<&str> = parts.map(|part| part.name.as_str()).collect();
+    // Scales go with the nibbles they belong to.
+    let is_scale = |name: &str| {
+        let stem = name.strip_suffix("_scales");
+        stem.is_some_and(|stem| used.contains(format!("{stem}_blocks").as_str()))
+    };
+    let all = file.tensors().iter();
+    all.filter(|tensor| !used.contains(tensor.name.as_str()))
+        .filter(|tensor| !is_computed(&tensor.name) && !is_scale(&tensor.name))
+        .collect()
 }
 
 /// What each tensor of the GGUF file is made of.
@@ -664,6 +683,7 @@ fn rope_factors<'a>(file: &'a ModelFile, hparams: &Hparams, out: &mut Vec<Export
             ty: TensorType::F32,
             shape: vec![floats.len() as u64],
             data: ExportedData::Made(Box::new(move || bytes_of(file, &floats))),
+            parts: Vec::new(),
         });
     };
     match &rope.factors {

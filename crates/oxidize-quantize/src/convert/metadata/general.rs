@@ -7,19 +7,19 @@ use oxidize_core::arch::Arch;
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, ValueBuf};
 use oxidize_core::mix::Mix;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::output::Output;
 use crate::tensor::Tensor;
 
-/// Writes the `general.` keys.
+/// Writes the `general.` keys. Gives what could not be read, in a line.
 pub(in crate::convert) fn general(
     output: &mut Output,
     file: &ModelFile,
     arch: &Arch,
     tensors: &[Tensor<'_>],
     mix: &Mix,
-) {
+) -> Option<String> {
     output.set("general.architecture", arch.name.into());
     output.set("general.type", "model".into());
     let text = file
@@ -35,7 +35,7 @@ pub(in crate::convert) fn general(
     card.write(output);
     output.set("general.file_type", ValueBuf::U32(mix.file_type));
     output.set("general.quantization_version", ValueBuf::U32(2));
-    sampling(output, file);
+    sampling(output, file).err()
 }
 
 /// What GGUF calls the numbers of a sampler, behind `general.sampling.`, and `generation_config.json`.
@@ -46,15 +46,21 @@ pub(in crate::convert) const SAMPLING: &[(&str, &str)] = &[
     ("penalty_repeat", "repetition_penalty"),
 ];
 
-/// How the authors would have tokens chosen.
-fn sampling(output: &mut Output, file: &ModelFile) {
+/// How the authors would have tokens chosen. A model is one without that too, so what is wrong there is only said.
+fn sampling(output: &mut Output, file: &ModelFile) -> Result<(), String> {
     let Some(path) = file.sidecar("generation_config.json") else {
-        return;
+        return Ok(());
     };
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let config: Value = serde_json::from_str(&text).unwrap_or_default();
+    let wrong = |problem: &dyn std::fmt::Display| {
+        format!(
+            "left out: {}, which cannot be read: {problem}",
+            path.display()
+        )
+    };
+    let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+    let config: Map<String, Value> = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
     for (key, field) in SAMPLING {
-        if let Some(number) = config.get(field).and_then(Value::as_f64) {
+        if let Some(number) = config.get(*field).and_then(Value::as_f64) {
             output.set(
                 &format!("general.sampling.{key}"),
                 ValueBuf::F32(number as f32),
@@ -65,6 +71,7 @@ fn sampling(output: &mut Output, file: &ModelFile) {
         let n = i32::try_from(n).unwrap_or(i32::MAX);
         output.set("general.sampling.top_k", ValueBuf::I32(n));
     }
+    Ok(())
 }
 
 /// The fields at the head of a README, between lines of dashes: texts, and lists of texts.

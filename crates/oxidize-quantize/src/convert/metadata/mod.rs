@@ -3,7 +3,10 @@
 mod general;
 mod recurrent;
 
-use oxidize_core::arch::{Arch, Hparams, LayerParams, Scales, Windows};
+use oxidize_core::arch::names::{
+    FFN_XIELU_ALPHA_N, FFN_XIELU_ALPHA_P, FFN_XIELU_BETA, FFN_XIELU_EPSILON,
+};
+use oxidize_core::arch::{Arch, Hparams, LayerParams, Scales, TensorRole, Windows};
 use oxidize_core::embedding::Pooling;
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, Value as Gguf, ValueBuf, ValueType};
@@ -134,17 +137,23 @@ pub(super) fn numbers(
     }
 }
 
+const XIELU: &[(&str, TensorRole)] = &[
+    ("xielu.alpha_p", FFN_XIELU_ALPHA_P),
+    ("xielu.alpha_n", FFN_XIELU_ALPHA_N),
+    ("xielu.beta", FFN_XIELU_BETA),
+    ("xielu.eps", FFN_XIELU_EPSILON),
+];
+
+/// Whether a tensor of a directory is a key in GGUF.
+pub(super) fn is_key(tensor: &str) -> bool {
+    let ending = |role: &TensorRole| role.hf.rsplit("{}").next().unwrap_or(role.hf);
+    let mut roles = XIELU.iter().map(|(_, role)| role);
+    roles.any(|role| tensor.ends_with(ending(role)))
+}
+
 /// xIELU's parameters, which are tensors in one format and keys in the other.
 fn xielu(output: &mut Output, file: &ModelFile, arch: &Arch, hp: &Hparams) {
-    use oxidize_core::arch::names::{
-        FFN_XIELU_ALPHA_N, FFN_XIELU_ALPHA_P, FFN_XIELU_BETA, FFN_XIELU_EPSILON,
-    };
-    for (key, role) in [
-        ("xielu.alpha_p", FFN_XIELU_ALPHA_P),
-        ("xielu.alpha_n", FFN_XIELU_ALPHA_N),
-        ("xielu.beta", FFN_XIELU_BETA),
-        ("xielu.eps", FFN_XIELU_EPSILON),
-    ] {
+    for (key, role) in XIELU {
         let of_layer = |layer: usize| {
             let names = role.names(arch, file.format(), layer);
             let info = names.iter().find_map(|name| file.tensor(name))?;
