@@ -58,6 +58,8 @@ impl Convert {
             ..OpenOptions::default()
         };
         if let Some(base) = &self.base {
+            let adapters = "where an adapter becomes a GGUF adapter";
+            self.refuse_unused(adapters, self.split_max_size.is_some())?;
             let file = ModelFile::open(base, &options)?;
             let ty = plain_mix(&self.mix)?.base;
             let n = convert_adapter(&file, &self.input, &self.output, ty)?;
@@ -111,8 +113,28 @@ impl Convert {
         Ok(())
     }
 
+    /// Refuses flags that mean nothing here, as their values would not even be looked at.
+    fn refuse_unused(&self, place: &str, split: bool) -> anyhow::Result<()> {
+        let given = [
+            ("--imatrix", self.imatrix.is_some()),
+            ("--tensor-type", !self.tensor_type.is_empty()),
+            ("--split-max-size", split),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => anyhow::bail!("{flag} means nothing {place}"),
+            None => Ok(()),
+        }
+    }
+
     /// The way back.
     fn to_directory(&self, file: &ModelFile, stop: &AtomicBool) -> anyhow::Result<()> {
+        let ending = self.output.extension();
+        anyhow::ensure!(
+            !ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")),
+            "{}: a GGUF file becomes a directory, which is not called so; `oxidize quantize` changes the types of one",
+            self.output.display()
+        );
+        self.refuse_unused("where a GGUF file becomes a directory", false)?;
         let mut workers = Workers {
             stop: Some(stop),
             ..Workers::default()

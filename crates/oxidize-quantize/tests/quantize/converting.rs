@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::bad_input::{directory, files, path, program};
 use super::golden::folders;
-use super::{importance, open, synthetic, wishes};
+use super::{importance, open, synthetic, tiny, wishes};
 
 /// Converts by the program, with further arguments: whether that went well, and what it said.
 fn converted(input: &Path, output: &Path, more: &[&str]) -> (bool, String) {
@@ -83,6 +83,32 @@ fn rows_that_no_block_fills_are_mentioned() {
     assert!(ok && text.contains("not whole blocks"), "{text}");
     let (ok, text) = converted(&folder, &output, &["--type", "F16"]);
     assert!(ok && !text.contains("not whole blocks"), "{text}");
+}
+
+#[test]
+fn flags_that_mean_nothing_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, folder) = (dir.path().join("out.gguf"), dir.path().join("out"));
+    let (ok, text) = converted(&tiny(), &file, &["--type", "F16"]);
+    assert!(!ok && text.contains("`oxidize quantize`"), "{text}");
+    let base = tiny();
+    for (output, more) in [
+        (&folder, vec!["--imatrix", "nosuchfile"]),
+        (&folder, vec!["--tensor-type", "((=zz"]),
+        (
+            &file,
+            vec!["--base", path(&base), "--imatrix", "nosuchfile"],
+        ),
+        (&file, vec!["--base", path(&base), "--tensor-type", "((=zz"]),
+        (
+            &file,
+            vec!["--base", path(&base), "--split-max-size", "1MB"],
+        ),
+    ] {
+        let (ok, text) = converted(&tiny(), output, &more);
+        assert!(!ok && text.contains("means nothing"), "{more:?}: {text}");
+    }
+    assert_eq!(files(dir.path()), Vec::<String>::new());
 }
 
 #[test]
