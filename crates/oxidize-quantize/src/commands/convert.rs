@@ -10,7 +10,7 @@ use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use super::progress::{Meter, Unit};
 use super::{byte_size, importance, interrupted};
 use crate::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
-use crate::convert::{Conversion, plain_mix, recipe, write};
+use crate::convert::{Conversion, check_output, plain_mix, recipe, write};
 use crate::encode::Workers;
 use crate::lora::convert_adapter;
 use crate::output::Parts;
@@ -60,6 +60,7 @@ impl Convert {
         if let Some(base) = &self.base {
             let adapters = "where an adapter becomes a GGUF adapter";
             self.refuse_unused(adapters, self.split_max_size.is_some())?;
+            check_output(&self.output, &self.input)?;
             let file = ModelFile::open(base, &options)?;
             let ty = plain_mix(&self.mix)?.base;
             let n = convert_adapter(&file, &self.input, &self.output, ty)?;

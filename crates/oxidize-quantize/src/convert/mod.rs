@@ -56,6 +56,7 @@ pub fn write(
     options: &Options<'_>,
     progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
+    check_output(path, file.path())?;
     let options = Options {
         importance: options.importance,
         // Weights that came in 4 or 8 bits are unpacked: there is no other way to keep them.
@@ -65,6 +66,49 @@ pub fn write(
         report: None,
     };
     quantize(file, recipe, path, &options, progress)
+}
+
+/// Refuses to write over what lies beside `source` and may be part of it. GGUF files may be what an earlier
+/// run has made.
+pub fn check_output(output: &Path, source: &Path) -> Result<()> {
+    if output.is_dir() {
+        return Err(Error::Unfit {
+            file: output.to_path_buf(),
+            problem: "it is a directory, but what is made is a file".into(),
+        });
+    }
+    let Ok(there) = output.canonicalize() else {
+        return Ok(());
+    };
+    let folder = match source.is_dir() {
+        true => source,
+        false => source.parent().unwrap_or(source),
+    };
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    // A bare file name has an empty folder.
+    let here = Path::new(".");
+    let folder = if folder == Path::new("") {
+        here
+    } else {
+        folder
+    };
+    let mut files = entries(folder);
+    // Projections and poolings have folders of their own.
+    let inner = files.iter().filter(|path| path.is_dir());
+    let inner: Vec<PathBuf> = inner.flat_map(|folder| entries(folder)).collect();
+    files.extend(inner);
+    files.retain(|path| path.extension().is_none_or(|ending| ending != "gguf"));
+    files.push(source.to_path_buf());
+    let is_it = |path: &PathBuf| path.canonicalize().is_ok_and(|path| path == there);
+    match files.iter().any(is_it) {
+        true => Err(Error::SameFile {
+            path: output.to_path_buf(),
+        }),
+        false => Ok(()),
+    }
 }
 
 /// What a GGUF file of a Hugging Face model consists of.

@@ -112,6 +112,42 @@ fn flags_that_mean_nothing_are_refused() {
 }
 
 #[test]
+fn no_file_of_the_source_is_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    directory(dir.path(), |_, _| {});
+    let folder = dir.path().join("model");
+    let pooling = folder.join("1_Pooling");
+    std::fs::create_dir(&pooling).unwrap();
+    std::fs::write(pooling.join("config.json"), "{}").unwrap();
+    std::fs::write(folder.join("tokenizer.model"), "other").unwrap();
+    let link = dir.path().join("link.gguf");
+    std::os::unix::fs::symlink(folder.join("config.json"), &link).unwrap();
+    let other = dir.path().join("other");
+    std::os::unix::fs::symlink(&folder, &other).unwrap();
+    let snapshot = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    let before = ["config.json", "tokenizer.model"].map(snapshot);
+    for output in [
+        folder.join("config.json"),
+        folder.join("tokenizer.model"),
+        other.join("config.json"),
+        pooling.join("config.json"),
+        link.clone(),
+    ] {
+        let (ok, text) = converted(&folder, &output, &[]);
+        assert!(!ok && text.contains("also the input"), "{text}");
+    }
+    let (ok, text) = converted(&folder, &folder, &[]);
+    assert!(!ok && text.contains("it is a directory"), "{text}");
+    assert_eq!(before, ["config.json", "tokenizer.model"].map(snapshot));
+    // What is new there, or was made there before, is no input.
+    std::fs::remove_file(folder.join("tokenizer.model")).unwrap();
+    for _ in 0..2 {
+        let (ok, text) = converted(&folder, &folder.join("model.gguf"), &[]);
+        assert!(ok, "{text}");
+    }
+}
+
+#[test]
 fn a_model_that_does_not_load_is_named_as_the_source_is() {
     let dir = tempfile::tempdir().unwrap();
     directory(dir.path(), |_, _| {});
