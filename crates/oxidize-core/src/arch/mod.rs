@@ -597,11 +597,14 @@ impl Arch {
                 (name, ARCHS.iter().find(|arch| arch.name == name))
             }
             _ => {
-                let class = file
-                    .config()
-                    .and_then(|config| config.get("architectures")?.get(0)?.as_str())
+                let place = || file.path().with_file_name("config.json");
+                let config = file.config();
+                let config = config.ok_or_else(|| ModelError::MissingConfig { file: place() })?;
+                let class = config
+                    .get("architectures")
+                    .and_then(|classes| classes.get(0)?.as_str())
                     .ok_or_else(|| ModelError::MissingKey {
-                        file: file.path().with_file_name("config.json"),
+                        file: place(),
                         key: "architectures".into(),
                     })?;
                 let meant = |arch: &&&Arch| {

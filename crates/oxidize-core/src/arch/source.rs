@@ -19,6 +19,12 @@ pub(super) const fn key(gguf: &'static str, hf: &'static [&'static str]) -> Key 
     Key { gguf, hf }
 }
 
+/// What a configuration has under a name, `null` aside.
+fn value_at<'c>(config: &'c Value, name: &str) -> Option<&'c Value> {
+    let found = name.split('.').try_fold(config, |at, part| at.get(part));
+    found.filter(|value| !value.is_null())
+}
+
 /// Most values that a list may have.
 pub(super) const MAX_LAYERS: usize = 4096;
 
@@ -48,11 +54,11 @@ impl<'a> Source<'a> {
     /// The value as JSON, whichever file it came from; `null` counts as missing.
     pub(super) fn get(&self, key: &Key) -> Option<Value> {
         if let Some(config) = self.config {
-            let find = |name: &&str| {
-                let found = name.split('.').try_fold(config, |at, part| at.get(part));
-                found.filter(|value| !value.is_null())
-            };
-            return key.hf.iter().find_map(find).cloned();
+            return key
+                .hf
+                .iter()
+                .find_map(|name| value_at(config, name))
+                .cloned();
         }
         use crate::gguf::Value as Gguf;
         let array = |array: crate::gguf::Array<'_>| -> Value {
@@ -81,10 +87,15 @@ impl<'a> Source<'a> {
     /// The file and the key's name in it, for messages.
     fn place(&self, key: &Key) -> (PathBuf, String) {
         match self.config {
-            Some(_) => (
-                self.file.path().with_file_name("config.json"),
-                key.hf.first().copied().unwrap_or(key.gguf).to_owned(),
-            ),
+            Some(config) => {
+                let mut names = key.hf.iter();
+                let given = names.clone().find(|name| value_at(config, name).is_some());
+                // Where none is given, the one that most files have is missed.
+                let usual = || names.find(|name| !name.ends_with("_per_layer"));
+                let name = given.or_else(usual).copied().unwrap_or(key.gguf);
+                let file = self.file.path().with_file_name("config.json");
+                (file, name.to_owned())
+            }
             None => (self.file.path().to_path_buf(), self.gguf_name(key)),
         }
     }

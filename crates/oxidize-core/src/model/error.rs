@@ -33,6 +33,12 @@ pub enum ModelError {
         /// Why.
         problem: String,
     },
+    /// A directory without the file that says what its weights are.
+    #[error("{file}: there is no such file, and without it nobody knows what the weights are", file = file.display())]
+    MissingConfig {
+        /// Where it should be.
+        file: PathBuf,
+    },
     /// A hyper-parameter that the graph needs is not there.
     #[error("{file}: key {key:?} is missing", file = file.display())]
     MissingKey {

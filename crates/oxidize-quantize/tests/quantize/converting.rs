@@ -218,3 +218,30 @@ fn golden_directories_have_nothing_to_say_but_of_tokenizers() {
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
+
+#[test]
+fn a_missing_or_odd_configuration_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    directory(dir.path(), |_, _| {});
+    let (folder, output) = (dir.path().join("model"), dir.path().join("out.gguf"));
+    let config = folder.join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let mut json: Value = serde_json::from_str(&text).unwrap();
+    json["num_attention_heads"] = Value::from(0);
+    std::fs::write(&config, json.to_string()).unwrap();
+    let (ok, text) = converted(&folder, &output, &[]);
+    assert!(!ok && text.contains("\"num_attention_heads\""), "{text}");
+    json["num_attention_heads"] = Value::Null;
+    std::fs::write(&config, json.to_string()).unwrap();
+    let (ok, text) = converted(&folder, &output, &[]);
+    assert!(
+        !ok && text.contains("\"num_attention_heads\" is missing"),
+        "{text}"
+    );
+    std::fs::remove_file(&config).unwrap();
+    let (ok, text) = converted(&folder, &output, &[]);
+    assert!(
+        !ok && text.contains("config.json: there is no such file"),
+        "{text}"
+    );
+}
