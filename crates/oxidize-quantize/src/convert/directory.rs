@@ -100,6 +100,9 @@ pub fn to_directory(
     if let Some(sampling) = sampling(file) {
         small.push(("generation_config.json".into(), pretty(&sampling)));
     }
+    if let Some(text) = super::metadata::readme(file) {
+        small.push(("README.md".into(), text.into_bytes()));
+    }
     let mut dense = Vec::new();
     for mut tensor in projections {
         let Some(name) = sentence::folder_of(&tensor).map(str::to_owned) else {

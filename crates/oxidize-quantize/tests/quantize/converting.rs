@@ -1,10 +1,15 @@
 //! `oxidize convert`: what it refuses, what it says, and what it keeps of what it is given.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::gguf::{ArrayBuf, ValueBuf};
+use oxidize_kernels::quant::TensorType;
+use oxidize_quantize::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
 use oxidize_quantize::convert::{convert, recipe};
-use oxidize_quantize::quantize::quantize;
+use oxidize_quantize::encode::Workers;
+use oxidize_quantize::plan::{Plan, traits_of};
+use oxidize_quantize::quantize::{self, Options, quantize, tensors_of};
 use serde_json::Value;
 
 use super::bad_input::{directory, files, path, program};
@@ -244,4 +249,70 @@ fn a_missing_or_odd_configuration_is_named() {
         !ok && text.contains("config.json: there is no such file"),
         "{text}"
     );
+}
+
+#[test]
+fn a_name_and_a_licence_go_there_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let [named, folder, again] = ["named.gguf", "model", "again.gguf"].map(place);
+    let texts = [
+        ("general.name", "A \"small\" model: no. 1"),
+        ("general.license", "apache-2.0"),
+        ("general.license.link", "https://example.com/LICENSE"),
+        ("general.author", "Ada, Grace"),
+        ("general.organization", "Analytical Engines"),
+        (
+            "general.base_model.0.repo_url",
+            "https://huggingface.co/engines/base",
+        ),
+        ("general.base_model.0.name", "base"),
+        ("general.base_model.0.organization", "engines"),
+    ];
+    let lists = [
+        ("general.languages", ["no", "en"]),
+        ("general.tags", ["a", "b"]),
+    ];
+    {
+        let file = open(&tiny());
+        let tensors = tensors_of(&file);
+        let plan = Plan::new(&tensors, &wishes("F32"), &traits_of(&file, false));
+        let mut recipe = quantize::recipe(&file, tensors, plan, ("F32", 0), None);
+        for (key, text) in texts {
+            recipe.output.set(key, text.into());
+        }
+        for (key, list) in lists {
+            recipe
+                .output
+                .set(key, ValueBuf::Array(ArrayBuf::strings(list)));
+        }
+        let count = ValueBuf::U32(1);
+        recipe.output.set("general.base_model.count", count);
+        quantize(&file, recipe, &named, &Options::default(), |_| {}).unwrap();
+    }
+    let options = DirectoryOptions {
+        ty: TensorType::F32,
+        shard_bytes: SHARD_BYTES,
+        workers: Workers::default(),
+    };
+    let (files, _) = to_directory(&open(&named), &folder, &options, |_, _, _| {}).unwrap();
+    assert!(files.contains(&folder.join("README.md")), "{files:?}");
+    let source: PathBuf = folder.clone();
+    convert(
+        &open(&source),
+        &again,
+        &wishes("F32"),
+        &Options::default(),
+        |_| {},
+    )
+    .unwrap();
+    let made = open(&again);
+    for (key, text) in texts {
+        assert_eq!(made.metadata().str(key), Some(text), "{key}");
+    }
+    for (key, list) in lists {
+        let ours = made.metadata().array(key).unwrap();
+        let ours: Vec<String> = ours.strings().unwrap().map(String::from).collect();
+        assert_eq!(ours, list, "{key}");
+    }
 }

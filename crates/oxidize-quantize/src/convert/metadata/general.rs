@@ -74,6 +74,76 @@ fn sampling(output: &mut Output, file: &ModelFile) -> Result<(), String> {
     Ok(())
 }
 
+/// Fields at the head of a README that are texts, and the keys that they are. Of those with the same key, the
+/// first is written.
+const TEXTS: &[(&str, &str)] = &[
+    ("license", "general.license"),
+    ("license_name", "general.license.name"),
+    ("license_link", "general.license.link"),
+    ("authors", "general.author"),
+    ("author", "general.author"),
+    ("organization", "general.organization"),
+    ("model_creator", "general.organization"),
+];
+
+/// Where models are.
+const HUB: &str = "https://huggingface.co/";
+
+/// The README of a directory that is made of a GGUF file, with a head that [`Card`] reads; `None` where the file says
+/// nothing of itself.
+pub(in crate::convert) fn readme(file: &ModelFile) -> Option<String> {
+    let metadata = file.metadata();
+    let text = |key: &str| metadata.str(key).map(str::to_owned);
+    let list = |key: &str| -> Vec<String> {
+        let strings = metadata.array(key).and_then(|array| array.strings());
+        strings.into_iter().flatten().map(String::from).collect()
+    };
+    // JSON's strings are YAML's; without quotes, Norwegian (`no`) would be a denial.
+    let quoted = |text: &str| Value::from(text).to_string();
+    let name = text("general.name");
+    let mut head = String::new();
+    if let Some(name) = &name {
+        head += &format!("model_name: {}\n", quoted(name));
+    }
+    let mut written = Vec::new();
+    for (field, key) in TEXTS {
+        if let Some(value) = text(key).filter(|_| !written.contains(key)) {
+            head += &format!("{field}: {}\n", quoted(&value));
+            written.push(key);
+        }
+    }
+    let base = |i: u64| {
+        let key = |name: &str| format!("general.base_model.{i}.{name}");
+        let url = text(&key("repo_url"));
+        let on_hub = url.and_then(|url| Some(url.strip_prefix(HUB)?.to_owned()));
+        let name = text(&key("name"));
+        on_hub.or_else(|| match text(&key("organization")) {
+            Some(owner) => Some(format!("{owner}/{}", name?)),
+            None => name,
+        })
+    };
+    // Nobody mixes more than that.
+    let n_bases = metadata.u64("general.base_model.count").unwrap_or(0);
+    let bases = (0..n_bases.min(64)).filter_map(base).collect();
+    for (field, values) in [
+        ("language", list("general.languages")),
+        ("tags", list("general.tags")),
+        ("base_model", bases),
+    ] {
+        if !values.is_empty() {
+            head += &format!("{field}:\n");
+        }
+        for value in values {
+            head += &format!("- {}\n", quoted(&value));
+        }
+    }
+    let title = name.map_or_else(String::new, |name| {
+        let line = name.replace(['\n', '\r'], " ");
+        format!("\n# {line}\n")
+    });
+    (!head.is_empty()).then(|| format!("---\n{head}---\n{title}"))
+}
+
 /// The fields at the head of a README, between lines of dashes: texts, and lists of texts.
 #[derive(Debug, Default, PartialEq)]
 struct Card(HashMap<String, Vec<String>>);
@@ -85,7 +155,13 @@ impl Card {
             .strip_prefix("---")
             .and_then(|rest| rest.split_once("\n---"))
             .map_or("", |(head, _)| head);
-        let plain = |text: &str| text.trim().trim_matches(['"', '\'']).to_owned();
+        let plain = |text: &str| {
+            let text = text.trim();
+            let escaped = serde_json::from_str(text)
+                .ok()
+                .filter(|_| text.starts_with('"'));
+            escaped.unwrap_or_else(|| text.trim_matches(['"', '\'']).to_owned())
+        };
         let mut fields: HashMap<String, Vec<String>> = HashMap::new();
         let mut field = None;
         for line in head.lines() {
@@ -124,18 +200,12 @@ impl Card {
     }
 
     fn write(&self, output: &mut Output) {
-        for (field, key) in [
-            ("license", "general.license"),
-            ("license_name", "general.license.name"),
-            ("license_link", "general.license.link"),
-            ("author", "general.author"),
-            ("authors", "general.author"),
-            ("model_creator", "general.organization"),
-            ("organization", "general.organization"),
-        ] {
+        let mut known = Vec::new();
+        for (field, key) in TEXTS {
             let value = self.list(field).join(", ");
-            if !value.is_empty() {
+            if !value.is_empty() && !known.contains(key) {
                 output.set(key, ValueBuf::Str(value));
+                known.push(key);
             }
         }
         let mut list = |key: &str, values: Vec<&String>| {
@@ -159,7 +229,7 @@ impl Card {
             output.set(&key("name"), ValueBuf::Str(name.to_owned()));
             if !owner.is_empty() {
                 output.set(&key("organization"), ValueBuf::Str(owner.to_owned()));
-                let url = format!("https://huggingface.co/{base}");
+                let url = format!("{HUB}{base}");
                 output.set(&key("repo_url"), ValueBuf::Str(url));
             }
         }

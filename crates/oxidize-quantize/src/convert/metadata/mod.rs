@@ -14,7 +14,7 @@ use oxidize_core::graph::rope::{RopeFactors, RopeScaling};
 use oxidize_core::graph::{Gating, Sees, Window};
 use serde_json::Value;
 
-pub(super) use general::{SAMPLING, general};
+pub(super) use general::{SAMPLING, general, readme};
 
 use crate::output::Output;
 use crate::tensor::Tensor;
