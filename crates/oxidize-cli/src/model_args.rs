@@ -81,6 +81,13 @@ pub(crate) struct AdapterArgs {
     lora_scaled: Vec<(PathBuf, f32)>,
 }
 
+/// What `-c` is to verbs that read a text in chunks.
+pub(crate) fn size_of_chunks(ctx_size: clap::Arg) -> clap::Arg {
+    ctx_size.help(
+        "Tokens of a chunk; 0 is the model's own limit [default: 512, or the model's limit where that is less]",
+    )
+}
+
 pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
     let known = KvType::ALL.into_iter();
     let found = known

@@ -8,7 +8,8 @@ use oxidize_core::model::Model;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::evaluate::{Chunks, Evaluator, Settings, pieces};
+use crate::evaluate::{Chunks, Evaluator, Settings, check_asked, chunk_size, pieces};
+use crate::text::Text;
 
 /// What the second model makes of a text, compared with the first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -46,31 +47,28 @@ pub struct Comparison {
 }
 
 /// How a comparison is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Tokens of a chunk.
-    pub n_ctx: usize,
+    /// Tokens of a chunk, as [`chunk_size`] takes them.
+    pub n_ctx: Option<usize>,
     /// Most chunks to read; all where nothing is said.
     pub chunks: Option<usize>,
     /// How the models are run.
     pub settings: Settings,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            n_ctx: 512,
-            chunks: None,
-            settings: Settings::default(),
-        }
-    }
+/// Cuts a text as [`compare`] reads it, or says why it cannot be: before a model to compare with is made.
+pub fn chunks(model: &Model, text: &Text, options: &Options) -> Result<Chunks> {
+    check_asked(options.n_ctx, options.chunks)?;
+    let n_ctx = chunk_size(model, options.n_ctx);
+    Chunks::new(model, text, n_ctx, options.chunks)
 }
 
 /// Compares `b` with `a` over `text`. `each` hears of every finished chunk, and may end it.
 pub fn compare(
     a: &Model,
     b: &Model,
-    text: &str,
+    text: &Text,
     options: &Options,
     mut each: impl FnMut(usize, usize, f64) -> Result<()>,
 ) -> Result<Comparison> {
@@ -85,10 +83,16 @@ pub fn compare(
             ),
         });
     }
-    let chunks = Chunks::new(a, text, options.n_ctx, options.chunks)?;
+    // Where nothing is asked for, both models have to have room.
+    let least = chunk_size(a, None).min(chunk_size(b, None));
+    let options = Options {
+        n_ctx: Some(options.n_ctx.unwrap_or(least)),
+        ..*options
+    };
+    let chunks = chunks(a, text, &options)?;
     let cpu = Cpu::default();
-    let mut first = Evaluator::new(a, &cpu, &options.settings, options.n_ctx)?;
-    let mut second = Evaluator::new(b, &cpu, &options.settings, options.n_ctx)?;
+    let mut first = Evaluator::new(a, &cpu, &options.settings, chunks.n_ctx)?;
+    let mut second = Evaluator::new(b, &cpu, &options.settings, chunks.n_ctx)?;
     let mut scores = Scores::default();
     let (mut p, mut q) = (Vec::new(), Vec::new());
     let scored = chunks.scored();

@@ -129,6 +129,16 @@ pub enum Error {
         /// Why.
         problem: String,
     },
+    /// What was asked for leaves nothing to measure.
+    #[error("{flag} {asked}: the least is {least}, as fewer leave nothing to measure")]
+    TooFew {
+        /// Where it was asked for.
+        flag: &'static str,
+        /// What was asked for.
+        asked: usize,
+        /// The least that makes sense.
+        least: usize,
+    },
     /// No types make a model this small.
     #[error("{asked} bytes are too few: the smallest types take {least}")]
     TooSmall {

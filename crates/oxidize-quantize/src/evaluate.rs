@@ -10,6 +10,7 @@ use oxidize_core::model::{MemoryPlan, Model};
 use oxidize_core::tokenizer::EncodeOptions;
 
 use crate::error::Result;
+use crate::text::Text;
 
 /// How a model is run for measuring.
 #[derive(Clone, Copy, Debug)]
@@ -90,12 +91,7 @@ impl Evaluator {
         settings: &Settings,
         n_ctx: usize,
     ) -> Result<Evaluator> {
-        let trained = model.hparams().n_ctx_train;
-        if n_ctx > trained {
-            let problem = format!("{n_ctx} tokens, the model's context holds {trained}");
-            let file = model.file().path().to_path_buf();
-            return Err(crate::Error::Unfit { file, problem });
-        }
+        check_trained(model, n_ctx)?;
         Evaluator::for_results(model, backend, settings, n_ctx, Results::Own)
     }
 
@@ -120,7 +116,8 @@ impl Evaluator {
         Evaluator::giving(wanted, model, backend, settings, n_ctx)
     }
 
-    /// A session whose matrices' inputs `observer` sees.
+    /// A session whose matrices' inputs `observer` sees, for no more tokens than the model was trained
+    /// on.
     pub fn observed(
         model: &Model,
         backend: &dyn Backend,
@@ -128,6 +125,7 @@ impl Evaluator {
         n_ctx: usize,
         observer: Observer,
     ) -> Result<Evaluator> {
+        check_trained(model, n_ctx)?;
         let wanted = Wanted {
             outputs: 64,
             observer: Some(observer),
@@ -346,6 +344,43 @@ pub(crate) fn pieces(tokens: &[u32], first: usize, step: usize) -> impl Iterator
     })
 }
 
+/// Refuses more tokens than a model was trained on.
+fn check_trained(model: &Model, n_ctx: usize) -> Result<()> {
+    let trained = model.hparams().n_ctx_train;
+    if n_ctx <= trained {
+        return Ok(());
+    }
+    let problem = format!("{n_ctx} tokens, the model's context holds {trained}");
+    let file = model.file().path().to_path_buf();
+    Err(crate::Error::Unfit { file, problem })
+}
+
+/// Tokens of a chunk unless something else is asked for, as in llama.cpp.
+const CHUNK: usize = 512;
+
+/// The tokens of a chunk that a model is measured with: what was asked for, where 0 is the model's own
+/// limit. Where nothing was, 512, or the model's limit if that is less.
+pub fn chunk_size(model: &Model, asked: Option<usize>) -> usize {
+    let trained = model.hparams().n_ctx_train;
+    match asked {
+        None => trained.min(CHUNK),
+        Some(0) => trained,
+        Some(n_ctx) => n_ctx,
+    }
+}
+
+/// Refuses chunks of which nothing is scored, and no chunks, which needs neither model nor text.
+pub fn check_asked(n_ctx: Option<usize>, chunks: Option<usize>) -> Result<()> {
+    // The second half is scored but for the last token. 0 stands for the model's own limit.
+    let n_ctx = n_ctx.filter(|&n_ctx| n_ctx != 0);
+    for (flag, asked, least) in [("-c", n_ctx, 3), ("--chunks", chunks, 1)] {
+        if let Some(asked) = asked.filter(|&asked| asked < least) {
+            return Err(crate::Error::TooFew { flag, asked, least });
+        }
+    }
+    Ok(())
+}
+
 /// A text cut into chunks of a context each, as llama.cpp cuts it for perplexity.
 pub struct Chunks {
     tokens: Vec<u32>,
@@ -358,20 +393,21 @@ pub struct Chunks {
 
 impl Chunks {
     /// Tokenises a text; at most `most` chunks of it are used.
-    pub fn new(model: &Model, text: &str, n_ctx: usize, most: Option<usize>) -> Result<Chunks> {
+    pub fn new(model: &Model, text: &Text, n_ctx: usize, most: Option<usize>) -> Result<Chunks> {
+        check_asked(Some(n_ctx), most)?;
         let tokenizer = model.tokenizer()?;
         let options = EncodeOptions {
             add_special: true,
             parse_special: false,
         };
-        let tokens = tokenizer.encode(text, options);
-        if n_ctx == 0 || tokens.len() < 2 * n_ctx {
-            let needed = 2 * n_ctx;
+        let tokens = tokenizer.encode(&text.content, options);
+        let needed = n_ctx.saturating_mul(2);
+        if n_ctx == 0 || tokens.len() < needed {
             let problem = format!(
                 "the text is {} tokens, at least {needed} are needed for a context of {n_ctx}",
                 tokens.len()
             );
-            let file = model.file().path().to_path_buf();
+            let file = text.file.clone();
             return Err(crate::Error::Unfit { file, problem });
         }
         let n_chunks = (tokens.len() / n_ctx).min(most.unwrap_or(usize::MAX));

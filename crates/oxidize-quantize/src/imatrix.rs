@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::evaluate::{Chunks, Evaluator, Settings};
 use crate::importance::{Entry, Importance};
 use crate::sketch::Sketch;
+use crate::text::Text;
 
 /// How a matrix is collected.
 #[derive(Clone, Debug)]
@@ -27,8 +28,6 @@ pub struct Options {
     pub output: bool,
     /// How the model is run.
     pub settings: Settings,
-    /// What the text is called in the result.
-    pub dataset: String,
 }
 
 /// What was seen of one matrix or stack, in double precision: sums grow large.
@@ -43,7 +42,7 @@ struct Seen {
 /// what there is so far where it asks for it.
 pub fn collect(
     model: &Model,
-    text: &str,
+    text: &Text,
     options: &Options,
     mut each: impl FnMut(usize, usize, &dyn Fn() -> Importance) -> Result<()>,
 ) -> Result<Importance> {
@@ -76,7 +75,7 @@ pub fn collect(
         });
         Importance {
             entries: entries.collect(),
-            datasets: vec![options.dataset.clone()],
+            datasets: vec![text.name()],
             chunks: done as u32,
             chunk_size: options.n_ctx as u32,
             file: PathBuf::new(),

@@ -28,6 +28,7 @@ pub mod sketch;
 pub mod split;
 pub mod target;
 pub mod tensor;
+pub mod text;
 mod write_behind;
 
 pub use error::{Error, Result};

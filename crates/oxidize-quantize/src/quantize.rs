@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use oxidize_core::file::ModelFile;
+use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::{Metadata, ValueBuf};
 use oxidize_core::model::Model;
 use oxidize_kernels::quant::TensorType;
@@ -14,12 +14,12 @@ use oxidize_kernels::quant::TensorType;
 use crate::compare::{self, compare};
 use crate::encode::{Loss, Workers};
 use crate::error::{Error, Result};
-use crate::evaluate::Chunks;
 use crate::importance::Importance;
 use crate::output::{Output, Parts, check_differs, check_not_input};
 use crate::plan::Plan;
 use crate::report::{Report, TensorReport};
 use crate::tensor::Tensor;
+use crate::text::Text;
 
 /// How a model is written, beside the types of its tensors.
 #[derive(Default)]
@@ -42,7 +42,7 @@ pub struct ReportOptions<'a> {
     /// The command that made the file.
     pub command: String,
     /// A text over which the output is compared with the source.
-    pub text: Option<&'a str>,
+    pub text: Option<&'a Text>,
     /// How.
     pub compare: compare::Options,
 }
@@ -165,6 +165,7 @@ pub fn quantize(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
     check(&recipe, source, path, options)?;
+    let compared = comparison(source, options)?;
     for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
         recipe.output.tensor(&tensor.name, *ty, &tensor.shape);
     }
@@ -197,9 +198,8 @@ pub fn quantize(
             Ok(())
         })?;
     if let Some(wanted) = &options.report {
-        if let Some(text) = wanted.text {
+        if let Some((original, text)) = compared {
             let made = Model::from_file(written.open()?)?;
-            let original = Model::from_file(source.clone())?;
             let each = |done: usize, total: usize, divergence| {
                 progress(Progress::Comparing {
                     divergence,
@@ -242,6 +242,28 @@ pub fn overhead(recipe: &Recipe<'_>, source: &ModelFile, report: Option<&str>) -
     output.overhead(recipe.metadata)
 }
 
+/// The source as a model, and the text that it and the output are to be compared over. What stands in
+/// the way of that is found before anything is written.
+fn comparison<'a>(
+    source: &ModelFile,
+    options: &Options<'a>,
+) -> Result<Option<(Model, &'a Text)>> {
+    let Some(wanted) = &options.report else {
+        return Ok(None);
+    };
+    let Some(text) = wanted.text else {
+        return Ok(None);
+    };
+    // Mapped: nothing of it is in memory while the output is written.
+    let mapped = OpenOptions {
+        huge_pages: false,
+        ..OpenOptions::default()
+    };
+    let original = Model::load(source.path(), &mapped)?;
+    compare::chunks(&original, text, &wanted.compare)?;
+    Ok(Some((original, text)))
+}
+
 /// Refuses what cannot be done before anything is written.
 pub(crate) fn check(
     recipe: &Recipe<'_>,
@@ -257,14 +279,6 @@ pub(crate) fn check(
     for path in output.paths(path, &options.parts, recipe.metadata)? {
         check_not_input(&path, source)?;
         check_differs(&path, options.importance.map(|known| known.file.as_path()))?;
-    }
-    let text = options
-        .report
-        .as_ref()
-        .and_then(|report| Some((report.text?, report)));
-    if let Some((text, ReportOptions { compare, .. })) = text {
-        let model = Model::from_file(source.clone())?;
-        Chunks::new(&model, text, compare.n_ctx, compare.chunks)?;
     }
     // A file's mark says that all of its Q8_0 is INT8.
     let of_type = |wanted: TensorType| {

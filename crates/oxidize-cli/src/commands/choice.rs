@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use oxidize_quantize::Error;
 use oxidize_quantize::choice::{read_questions, score};
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::say;
@@ -30,6 +31,10 @@ pub(crate) struct Choice {
 
 impl Choice {
     pub(crate) fn run(self) -> anyhow::Result<()> {
+        if self.questions == Some(0) {
+            let (flag, asked, least) = ("--questions", 0, 1);
+            return Err(Error::TooFew { flag, asked, least }.into());
+        }
         let mut questions = read_questions(&self.file)?;
         questions.truncate(self.questions.unwrap_or(usize::MAX));
         let model = self.model_args.load(&find_model(self.model)?)?;

@@ -2,17 +2,19 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::commands::quantize::describe;
 use oxidize_quantize::compare::{Options, compare};
+use oxidize_quantize::evaluate::check_asked;
 use oxidize_quantize::say;
+use oxidize_quantize::text::Text;
 
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::{ModelArgs, find_model, size_of_chunks};
 
 /// Compare two models over a text: KL divergence, agreement, perplexity
 #[derive(Args)]
+#[command(mut_arg("ctx_size", size_of_chunks))]
 pub(crate) struct Compare {
     /// The model to measure by
     #[arg(value_name = "A")]
@@ -35,12 +37,12 @@ pub(crate) struct Compare {
 
 impl Compare {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let text =
-            std::fs::read_to_string(&self.file).with_context(|| self.file.display().to_string())?;
+        check_asked(self.model_args.ctx_size, self.chunks)?;
+        let text = Text::load(&self.file)?;
         let first = self.model_args.load(&find_model(Some(self.first))?)?;
         let second = self.model_args.load(&find_model(Some(self.second))?)?;
         let options = Options {
-            n_ctx: self.model_args.context(&first).unwrap_or(512),
+            n_ctx: self.model_args.ctx_size,
             chunks: self.chunks,
             settings: self.model_args.evaluation(),
         };

@@ -9,14 +9,17 @@ use oxidize_core::io::remove_abandoned;
 use oxidize_quantize::Error;
 use oxidize_quantize::commands::interrupted;
 use oxidize_quantize::commands::progress::{Meter, Unit};
+use oxidize_quantize::evaluate::{check_asked, chunk_size};
 use oxidize_quantize::imatrix::{Options, collect};
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::remark;
+use oxidize_quantize::text::Text;
 
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::{ModelArgs, find_model, size_of_chunks};
 
 /// Collect an importance matrix from a text
 #[derive(Args)]
+#[command(mut_arg("ctx_size", size_of_chunks))]
 pub(crate) struct Imatrix {
     /// The model
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
@@ -53,6 +56,7 @@ pub(crate) struct Imatrix {
 
 impl Imatrix {
     pub(crate) fn run(self) -> anyhow::Result<()> {
+        check_asked(self.model_args.ctx_size, self.chunks)?;
         let mut known: Option<Importance> = None;
         let mut skip = 0;
         if self.resume && self.output.exists() {
@@ -88,16 +92,14 @@ impl Imatrix {
         skip: usize,
         known: Option<&Importance>,
     ) -> anyhow::Result<Importance> {
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text = Text::load(path)?;
         let model = self.model_args.load(&find_model(self.model.clone())?)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
         let options = Options {
-            n_ctx: self.model_args.context(&model).unwrap_or(512),
+            n_ctx: chunk_size(&model, self.model_args.ctx_size),
             chunks: self.chunks,
             skip,
             output: self.process_output,
             settings: self.model_args.evaluation(),
-            dataset: name.into_owned(),
         };
         let with_known = |new: Importance| {
             let mut total = known.cloned().unwrap_or_default();

@@ -3,17 +3,18 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_quantize::commands::progress::{Meter, Unit};
-use oxidize_quantize::evaluate::{Chunks, Evaluator};
+use oxidize_quantize::evaluate::{Chunks, Evaluator, check_asked, chunk_size};
 use oxidize_quantize::say;
+use oxidize_quantize::text::Text;
 
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::{ModelArgs, find_model, size_of_chunks};
 
 /// Measure how well a model predicts a text
 #[derive(Args)]
+#[command(mut_arg("ctx_size", size_of_chunks))]
 pub(crate) struct Perplexity {
     /// The model
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
@@ -33,13 +34,11 @@ pub(crate) struct Perplexity {
 
 impl Perplexity {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let text =
-            std::fs::read_to_string(&self.file).with_context(|| self.file.display().to_string())?;
+        check_asked(self.model_args.ctx_size, self.chunks)?;
+        let text = Text::load(&self.file)?;
         let model = self.model_args.load(&find_model(self.model)?)?;
-        // llama.cpp scores contexts of 512 tokens unless told otherwise.
-        let n_ctx = self.model_args.context(&model).unwrap_or(512);
-        let chunks = Chunks::new(&model, &text, n_ctx, self.chunks)
-            .with_context(|| self.file.display().to_string())?;
+        let n_ctx = chunk_size(&model, self.model_args.ctx_size);
+        let chunks = Chunks::new(&model, &text, n_ctx, self.chunks)?;
         let n_chunks = chunks.n_chunks;
         let settings = self.model_args.evaluation();
         let mut evaluator = Evaluator::new(&model, &Cpu::default(), &settings, n_ctx)?;

@@ -208,6 +208,47 @@ fn perplexity_is_what_the_logits_say() {
     assert!(error.contains("no/such.txt"), "{error}");
 }
 
+/// Flags that leave nothing to measure are named, and nothing is written.
+#[test]
+fn measuring_nothing_is_refused() {
+    let (folder, path) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let model = model();
+    let out = folder.path().join("out.gguf");
+    let out = out.to_str().unwrap();
+    let verbs: [&[&str]; 3] = [
+        &["perplexity", "-m", &model, "-f", &path],
+        &["compare", &model, &model, "-f", &path],
+        &["imatrix", "-m", &model, "-f", &path, "-o", out],
+    ];
+    for verb in verbs {
+        for (flags, expected) in [
+            (["--chunks", "0"], "--chunks 0: the least is 1"),
+            (["-c", "1"], "-c 1: the least is 3"),
+            (["-c", "2"], "-c 2: the least is 3"),
+        ] {
+            let error = oxidize(&[verb, &flags].concat()).error();
+            assert!(error.contains(expected), "{verb:?}: {error}");
+        }
+        // No more than the model was trained on, and no less where nothing is asked for.
+        let error = oxidize(&[verb, &["-c", "257"]].concat()).error();
+        assert!(error.contains("context holds 256"), "{verb:?}: {error}");
+        oxidize(&[verb, &["--chunks", "1"]].concat()).ok();
+        let (_folder, short) = text_file("too short");
+        let mut args = [verb, &["-c", "64"]].concat();
+        let at = args.iter().position(|arg| *arg == path).unwrap();
+        args[at] = &short;
+        let error = oxidize(&args).error();
+        let named = format!("error: {short}: the text is");
+        assert!(error.starts_with(&named), "{error}");
+        let help = oxidize(&[verb[0], "--help"]).ok();
+        assert!(help.contains("[default: 512"), "{help}");
+    }
+    let question = r#"{"question": "2+3?", "choices": ["4", "5"], "answer": "B"}"#;
+    let (_folder, questions) = text_file(question);
+    let error = oxidize(&["choice", "-m", &model, "-f", &questions, "--questions", "0"]).error();
+    assert!(error.contains("--questions 0: the least is 1"), "{error}");
+}
+
 /// Whatever ends `imatrix`, there is a whole file; asked to stop, it leaves nothing else. What a
 /// killed one leaves where files cannot be without a name goes with the next run.
 #[cfg(unix)]

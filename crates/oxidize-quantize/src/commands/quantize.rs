@@ -16,6 +16,7 @@ use super::{at_least_one, byte_size, importance, interrupted};
 use crate::compare;
 use crate::encode::Workers;
 use crate::error::Error;
+use crate::evaluate::check_asked;
 use crate::html;
 use crate::output::{Parts, check_differs};
 use crate::plan::{Plan, Wishes, traits_of, weight_type};
@@ -24,6 +25,7 @@ use crate::quantize::{
 };
 use crate::report::Report;
 use crate::target::plan_for_size;
+use crate::text::Text;
 use crate::{remark, say};
 
 /// Make a smaller model of a model
@@ -86,9 +88,10 @@ pub struct Quantize {
     /// Most chunks of the text to read
     #[arg(long, value_name = "N", default_value_t = 20)]
     chunks: usize,
-    /// Tokens of a chunk
-    #[arg(short = 'c', long, value_name = "N", default_value_t = 512)]
-    ctx_size: usize,
+    /// Tokens of a chunk; 0 is the model's own limit [default: 512, or the model's limit where that is
+    /// less]
+    #[arg(short = 'c', long, value_name = "N")]
+    ctx_size: Option<usize>,
     /// Threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
     threads: Option<usize>,
@@ -116,6 +119,7 @@ fn bits(text: &str) -> Result<f64, String> {
 impl Quantize {
     /// Does it.
     pub fn run(self) -> anyhow::Result<()> {
+        check_asked(self.ctx_size, Some(self.chunks))?;
         let stop = interrupted();
         // Ranges are read, not mapped: pages of a map would count as memory in use.
         let options = OpenOptions {
@@ -136,11 +140,7 @@ impl Quantize {
             ..Workers::default()
         };
         workers.threads = self.threads.unwrap_or(workers.threads).max(1);
-        let text = self
-            .text
-            .as_ref()
-            .map(|path| std::fs::read_to_string(path).with_context(|| path.display().to_string()));
-        let text = text.transpose()?;
+        let text = self.text.as_deref().map(Text::load).transpose()?;
         let options = Options {
             importance: importance.as_ref(),
             allow_requantize: self.allow_requantize,
@@ -148,7 +148,7 @@ impl Quantize {
             workers,
             report: self.wants_report().then(|| ReportOptions {
                 command: command_line(),
-                text: text.as_deref(),
+                text: text.as_ref(),
                 compare: compare::Options {
                     n_ctx: self.ctx_size,
                     chunks: Some(self.chunks),

@@ -16,11 +16,15 @@ use oxidize_quantize::quantize::{Options, Progress, ReportOptions, quantize, rec
 use oxidize_quantize::report::Report;
 use oxidize_quantize::split::rewrite;
 use oxidize_quantize::target::plan_for_size;
+use oxidize_quantize::text::Text;
 
 use super::{fingerprint, importance, open, quantized, synthetic, tiny, wishes};
 
-fn text() -> String {
-    "The quick brown fox jumps over the lazy dog; 1, 2, 3. ".repeat(60)
+fn text() -> Text {
+    Text {
+        file: "text.txt".into(),
+        content: "The quick brown fox jumps over the lazy dog; 1, 2, 3. ".repeat(60),
+    }
 }
 
 fn load(path: &std::path::Path) -> Model {
@@ -29,7 +33,7 @@ fn load(path: &std::path::Path) -> Model {
 
 fn options(n_ctx: usize) -> compare::Options {
     compare::Options {
-        n_ctx,
+        n_ctx: Some(n_ctx),
         chunks: Some(3),
         ..compare::Options::default()
     }
@@ -42,7 +46,52 @@ fn a_model_does_not_differ_from_itself() {
     assert_eq!((same.mean_kl, same.top1_agreement), (0.0, 1.0));
     assert_eq!(same.perplexity_ratio, 1.0);
     assert_eq!(same.tokens, 3 * 31);
-    assert!(compare(&model, &model, "short", &options(64), |_, _, _| Ok(())).is_err());
+}
+
+/// What leaves nothing to measure is no perfect result, and the text is named, not the model.
+#[test]
+fn measuring_nothing_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.gguf");
+    let model = load(&tiny());
+    let short = Text {
+        content: "short".into(),
+        ..text()
+    };
+    let none = compare::Options {
+        chunks: Some(0),
+        ..options(64)
+    };
+    for (text, compare_options, expected) in [
+        (&text(), none, "--chunks 0: the least is 1"),
+        (&text(), options(1), "-c 1: the least is 3"),
+        (&text(), options(2), "-c 2: the least is 3"),
+        (&short, options(64), "text.txt: the text is"),
+        (&short, options(0), "text.txt: the text is"),
+    ] {
+        let error = compare(&model, &model, text, &compare_options, |_, _, _| Ok(()));
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+        let report = ReportOptions {
+            command: String::new(),
+            text: Some(text),
+            compare: compare_options,
+        };
+        let options = Options {
+            report: Some(report),
+            ..Options::default()
+        };
+        let error = quantized(&tiny(), &path, &wishes("Q4_0"), &options).unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{error}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+    let asked = compare::Options {
+        n_ctx: Some(3),
+        chunks: Some(1),
+        ..options(3)
+    };
+    let least = compare(&model, &model, &text(), &asked, |_, _, _| Ok(())).unwrap();
+    assert_eq!(least.tokens, 1);
 }
 
 #[test]
@@ -82,7 +131,6 @@ fn importance_is_the_mean_square_of_the_inputs() {
         skip: 0,
         output: false,
         settings: Default::default(),
-        dataset: "text".into(),
     };
     let all = collect(&model, &text(), &collect_options, |_, _, _| Ok(())).unwrap();
     assert_eq!((all.chunks, all.chunk_size), (2, 64));

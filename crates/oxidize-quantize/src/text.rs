@@ -1,0 +1,29 @@
+//! [`Text`]: what models read while they are measured.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::Result;
+
+/// A text and the file that it is from, which is named where the text does not do.
+#[derive(Clone, Debug, Default)]
+pub struct Text {
+    /// The file.
+    pub file: PathBuf,
+    /// What is in it.
+    pub content: String,
+}
+
+impl Text {
+    /// Reads a file.
+    pub fn load(path: &Path) -> Result<Text> {
+        let content = std::fs::read_to_string(path).map_err(oxidize_core::Error::io(path))?;
+        let file = path.to_path_buf();
+        Ok(Text { file, content })
+    }
+
+    /// What the text is called where only a name is kept.
+    pub fn name(&self) -> String {
+        let name = self.file.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+}
