@@ -4,7 +4,7 @@
 //! ARC and MMLU. An ending's score is the sum of its tokens' log probabilities after the question;
 //! divided by its length in characters it does not favour short ones.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::model::Model;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::evaluate::{Evaluator, Settings};
+use crate::evaluate::{Evaluator, Settings, check_predicts, not_numbers};
 
 /// A question with its answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +39,27 @@ pub struct Score {
     pub stderr: f64,
 }
 
+/// Questions, and the file that they are from, which is named where one does not do.
+#[derive(Clone, Debug)]
+pub struct Questions {
+    /// The file.
+    pub file: PathBuf,
+    /// What is in it.
+    pub list: Vec<Question>,
+}
+
+/// How questions are answered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Most tokens of a question with an ending. 0 is the model's own limit; where nothing is said, it is
+    /// that limit, at most 2048.
+    pub n_ctx: Option<usize>,
+    /// How the model is run.
+    pub settings: Settings,
+}
+
 /// Reads questions, one JSON object a line.
-pub fn read_questions(path: &Path) -> Result<Vec<Question>> {
+pub fn read_questions(path: &Path) -> Result<Questions> {
     let text = std::fs::read_to_string(path).map_err(oxidize_core::Error::io(path))?;
     let wrong = |line: usize, problem: &str| Error::Unfit {
         file: path.to_path_buf(),
@@ -58,6 +77,15 @@ pub fn read_questions(path: &Path) -> Result<Vec<Question>> {
         if question.answer >= question.endings.len() {
             return Err(wrong(n, "the answer is none of the choices"));
         }
+        if question
+            .endings
+            .iter()
+            .any(|ending| ending.trim().is_empty())
+        {
+            let problem =
+                "there is nothing to score: a choice, or what follows the gap `_`, is empty";
+            return Err(wrong(n, problem));
+        }
         questions.push(question);
     }
     if questions.is_empty() {
@@ -66,7 +94,10 @@ pub fn read_questions(path: &Path) -> Result<Vec<Question>> {
             problem: "there are no questions".into(),
         });
     }
-    Ok(questions)
+    Ok(Questions {
+        file: path.to_path_buf(),
+        list: questions,
+    })
 }
 
 fn question(json: &Value) -> Option<Question> {
@@ -93,17 +124,21 @@ fn question(json: &Value) -> Option<Question> {
         });
     }
     // ARC: texts and labels of the choices. MMLU: a list of choices and a number.
-    let asked = text("question")?;
-    let context = format!("Question: {asked}\nAnswer:");
-    let choices = json.get("choices")?;
-    if let Some(labels) = choices.get("label").and_then(strings) {
+    let asked = json.get("question")?;
+    let stem = asked.get("stem").unwrap_or(asked).as_str()?;
+    let context = format!("Question: {stem}\nAnswer:");
+    // ARC's own files have them in the question.
+    let choices = asked.get("choices").or_else(|| json.get("choices"))?;
+    let each = |name: &str| -> Option<Vec<String>> {
+        let list = choices.as_array()?.iter();
+        list.map(|choice| Some(choice.get(name)?.as_str()?.to_owned()))
+            .collect()
+    };
+    let column = |name: &str| choices.get(name).and_then(strings).or_else(|| each(name));
+    if let Some(labels) = column("label").filter(|labels| !labels.is_empty()) {
         let key = text("answerKey")?;
         let answer = labels.iter().position(|label| *label == key)?;
-        return Some(same_context(
-            context,
-            strings(choices.get("text")?)?,
-            answer,
-        ));
+        return Some(same_context(context, column("text")?, answer));
     }
     let answer = json.get("answer")?;
     let answer = number(answer).or_else(|| {
@@ -136,41 +171,28 @@ fn number(value: &Value) -> Option<usize> {
 /// Answers all questions. `progress` hears how many are done and the share that is right.
 pub fn score(
     model: &Model,
-    questions: &[Question],
-    settings: &Settings,
+    questions: &Questions,
+    options: &Options,
     mut progress: impl FnMut(usize, usize, f64),
 ) -> Result<Score> {
-    let tokenizer = model.tokenizer()?;
-    let encode = |text: &str, add_special| {
-        let options = EncodeOptions {
-            add_special,
-            parse_special: false,
-        };
-        tokenizer.encode(text, options)
+    check_predicts(model)?;
+    let trained = model.hparams().n_ctx_train;
+    let n_ctx = match options.n_ctx {
+        None => trained.min(2048),
+        Some(0) => trained,
+        Some(n_ctx) => n_ctx,
     };
-    let n_ctx = model.hparams().n_ctx_train.min(2048);
-    let mut evaluator = Evaluator::new(model, &Cpu::default(), settings, n_ctx)?;
+    let mut evaluator = Evaluator::new(model, &Cpu::default(), &options.settings, n_ctx)?;
+    let tokenized = tokenize(model, questions, n_ctx)?;
+    let total = tokenized.len();
     let (mut right, mut right_normalized) = (0, 0);
-    for (done, question) in questions.iter().enumerate() {
+    for (done, (question, choices)) in questions.list.iter().zip(&tokenized).enumerate() {
         let mut scores = Vec::new();
-        for (context, ending) in question.contexts.iter().zip(&question.endings) {
-            // Tokenised together, so that the seam is what the model is used to.
-            let before = encode(context, true).len();
-            let tokens = encode(&format!("{context}{ending}"), true);
-            if tokens.len() > n_ctx || before == 0 || tokens.len() <= before {
-                return Err(Error::Unfit {
-                    file: model.file().path().to_path_buf(),
-                    problem: format!(
-                        "question {}: {} tokens, {n_ctx} fit",
-                        done + 1,
-                        tokens.len()
-                    ),
-                });
-            }
+        for (choice, ending) in choices.iter().zip(&question.endings) {
             let mut sum = 0.0f64;
-            evaluator.each_logits(&tokens, before - 1, |position, logits| {
-                if let Some(&next) = tokens.get(position + 1) {
-                    sum += log_probability(logits, next);
+            evaluator.each_logits(&choice.tokens, choice.before - 1, |position, logits| {
+                if let Some(&next) = choice.tokens.get(position + 1) {
+                    sum += log_probability(logits, next).ok_or_else(|| not_numbers(model))?;
                 }
                 Ok(())
             })?;
@@ -183,23 +205,63 @@ pub fn score(
         };
         right += usize::from(best(|score| score.0) == Some(question.answer));
         right_normalized += usize::from(best(|score| score.1) == Some(question.answer));
-        progress(
-            done + 1,
-            questions.len(),
-            right_normalized as f64 / (done + 1) as f64,
-        );
+        let share = right_normalized as f64 / (done + 1) as f64;
+        progress(done + 1, total, share);
     }
-    let n = questions.len().max(1) as f64;
+    let n = total.max(1) as f64;
     let share = right_normalized as f64 / n;
     Ok(Score {
-        questions: questions.len(),
+        questions: total,
         accuracy: right as f64 / n,
         accuracy_normalized: share,
         stderr: (share * (1.0 - share) / n).sqrt(),
     })
 }
 
-fn log_probability(logits: &[f32], token: u32) -> f64 {
+/// A question with one of its endings.
+struct Choice {
+    tokens: Vec<u32>,
+    /// Those before the ending, at least one.
+    before: usize,
+}
+
+/// The tokens of every question with each ending. One that does not do is found before any is answered.
+fn tokenize(model: &Model, questions: &Questions, n_ctx: usize) -> Result<Vec<Vec<Choice>>> {
+    let tokenizer = model.tokenizer()?;
+    let encode = |text: &str| {
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        };
+        tokenizer.encode(text, options)
+    };
+    let choice = |number: usize, context: &String, ending: &String| {
+        // Tokenised together, so that the seam is what the model is used to.
+        let before = encode(context).len();
+        let tokens = encode(&format!("{context}{ending}"));
+        let problem = if tokens.len() > n_ctx {
+            format!("{} tokens, {n_ctx} fit (-c)", tokens.len())
+        } else if before == 0 {
+            "nothing comes before the choices".to_owned()
+        } else if tokens.len() <= before {
+            format!("{ending:?} adds no token to what comes before it")
+        } else {
+            return Ok(Choice { tokens, before });
+        };
+        Err(Error::Unfit {
+            file: questions.file.clone(),
+            problem: format!("question {number}: {problem}"),
+        })
+    };
+    let tokenize = |(question, number): (&Question, usize)| {
+        let choices = question.contexts.iter().zip(&question.endings);
+        choices.map(|(a, b)| choice(number, a, b)).collect()
+    };
+    questions.list.iter().zip(1..).map(tokenize).collect()
+}
+
+/// The logarithm of the probability that logits give to `token`; `None` where they are not numbers.
+fn log_probability(logits: &[f32], token: u32) -> Option<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits
         .iter()
@@ -209,7 +271,8 @@ fn log_probability(logits: &[f32], token: u32) -> f64 {
         .get(token as usize)
         .copied()
         .unwrap_or(f32::NEG_INFINITY);
-    f64::from(logit - max) - sum.ln()
+    let numbers = max.is_finite() && sum.is_finite();
+    numbers.then(|| f64::from(logit - max) - sum.ln())
 }
 
 #[cfg(test)]
@@ -224,24 +287,30 @@ mod tests {
             r#"{"ctx": "A dog", "endings": ["barks.", "flies."], "label": "0"}"#,
             r#"{"sentence": "The cup did not fit the box as _ was big.", "option1": "the cup", "option2": "the box", "answer": "1"}"#,
             r#"{"question": "2+2?", "choices": {"text": ["3", "4"], "label": ["A", "B"]}, "answerKey": "B"}"#,
+            r#"{"question": {"stem": "2+2?", "choices": [{"text": "3", "label": "A"}, {"text": "4", "label": "B"}]}, "answerKey": "B"}"#,
+            r#"{"question": {"stem": "2+2?"}, "choices": [{"text": "3", "label": "1"}, {"text": "4", "label": "2"}], "answerKey": "2"}"#,
             r#"{"question": "2+3?", "choices": ["5", "6", "7", "8"], "answer": 0}"#,
             r#"{"question": "2+3?", "choices": ["4", "5"], "answer": "B"}"#,
         ];
         std::fs::write(&path, lines.join("\n")).unwrap();
-        let questions = read_questions(&path).unwrap();
+        let questions = read_questions(&path).unwrap().list;
         let answers: Vec<usize> = questions.iter().map(|q| q.answer).collect();
-        assert_eq!(answers, [0, 0, 1, 0, 1]);
+        assert_eq!(answers, [0, 0, 1, 1, 1, 0, 1]);
         assert_eq!(questions[0].endings, [" barks.", " flies."]);
         assert_eq!(
             questions[1].contexts[1],
             "The cup did not fit the box as the box"
         );
         assert_eq!(questions[1].endings, [" was big.", " was big."]);
-        assert_eq!(questions[2].contexts[0], "Question: 2+2?\nAnswer:");
+        for question in &questions[2..5] {
+            assert_eq!(question.contexts[0], "Question: 2+2?\nAnswer:");
+            assert_eq!(question.endings, [" 3", " 4"]);
+        }
         for wrong in [
             "{}",
             "[",
             r#"{"question": "?", "choices": ["a"], "answer": 3}"#,
+            r#"{"sentence": "It is _", "option1": "a", "option2": "b", "answer": "1"}"#,
             "",
         ] {
             std::fs::write(&path, wrong).unwrap();

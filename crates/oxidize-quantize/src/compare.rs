@@ -8,7 +8,9 @@ use oxidize_core::model::Model;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::evaluate::{Chunks, Evaluator, Settings, check_asked, chunk_size, pieces};
+use crate::evaluate::{
+    Chunks, Evaluator, Settings, check_asked, check_predicts, chunk_size, not_numbers, pieces,
+};
 use crate::text::Text;
 
 /// What the second model makes of a text, compared with the first.
@@ -60,6 +62,7 @@ pub struct Options {
 /// Cuts a text as [`compare`] reads it, or says why it cannot be: before a model to compare with is made.
 pub fn chunks(model: &Model, text: &Text, options: &Options) -> Result<Chunks> {
     check_asked(options.n_ctx, options.chunks)?;
+    check_predicts(model)?;
     let n_ctx = chunk_size(model, options.n_ctx);
     Chunks::new(model, text, n_ctx, options.chunks)
 }
@@ -72,6 +75,8 @@ pub fn compare(
     options: &Options,
     mut each: impl FnMut(usize, usize, f64) -> Result<()>,
 ) -> Result<Comparison> {
+    check_predicts(a)?;
+    check_predicts(b)?;
     if a.n_vocab() != b.n_vocab() {
         return Err(Error::Unfit {
             file: b.file().path().to_path_buf(),
@@ -109,10 +114,7 @@ pub fn compare(
                 let other = log_softmax(second.output(nth)?, &mut q);
                 for (model, finite) in [(a, reference), (b, other)] {
                     if !finite {
-                        return Err(Error::Unfit {
-                            file: model.file().path().to_path_buf(),
-                            problem: "the logits are not numbers".into(),
-                        });
+                        return Err(not_numbers(model));
                     }
                 }
                 scores.add(&p, &q, next as usize);

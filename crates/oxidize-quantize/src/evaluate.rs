@@ -5,6 +5,7 @@ use oxidize_core::Error;
 use oxidize_core::backend::{
     Backend, BackendError, Batch, KvType, Observer, SeqSlice, Session, SessionConfig,
 };
+use oxidize_core::graph::Gives;
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::{MemoryPlan, Model};
 use oxidize_core::tokenizer::EncodeOptions;
@@ -342,6 +343,33 @@ pub(crate) fn pieces(tokens: &[u32], first: usize, step: usize) -> impl Iterator
             outputs,
         }
     })
+}
+
+/// Refuses a model that does not say of a text alone which token comes next: what is measured of such
+/// predictions would mean nothing.
+pub fn check_predicts(model: &Model) -> Result<()> {
+    let (plan, name) = (model.plan(), model.arch().name);
+    let problem = if plan.gives != Gives::Logits || plan.is_bidirectional() {
+        format!("{name} predicts no next token: it is for embeddings or scores")
+    } else if plan.n_encoder_ops > 0 {
+        format!(
+            "{name} predicts nothing of a text alone: its decoder follows what an encoder has read"
+        )
+    } else {
+        return Ok(());
+    };
+    let file = model.file().path().to_path_buf();
+    Err(crate::Error::Unfit { file, problem })
+}
+
+/// That logits are not numbers, and of which tensor that may come.
+pub fn not_numbers(model: &Model) -> crate::Error {
+    let tensor = model.find_not_finite();
+    let tensor = tensor.map(|name| format!("; tensor {name:?} has such an element"));
+    crate::Error::Unfit {
+        file: model.file().path().to_path_buf(),
+        problem: format!("the logits are not numbers{}", tensor.unwrap_or_default()),
+    }
 }
 
 /// Refuses more tokens than a model was trained on.

@@ -52,6 +52,15 @@ pub fn collect(
             problem: "importance is collected by GGUF names: convert the model first".into(),
         });
     }
+    if model.plan().n_encoder_ops > 0 {
+        return Err(Error::Unfit {
+            file: model.file().path().to_path_buf(),
+            problem: format!(
+                "{} is an encoder-decoder: what its matrices see of a text alone is not what they see in use",
+                model.arch().name
+            ),
+        });
+    }
     let chunks = Chunks::new(model, text, options.n_ctx, options.chunks)?;
     let seen: Arc<Mutex<HashMap<String, Seen>>> = Arc::default();
     let (sink, with_output) = (seen.clone(), options.output);
@@ -87,6 +96,13 @@ pub fn collect(
             evaluator.each_logits(&input, 0, |_, _| Ok(()))?;
         } else {
             evaluator.fill(&input)?;
+        }
+        let nothing = || seen.lock().is_ok_and(|seen| seen.is_empty());
+        if done == 0 && nothing() {
+            return Err(Error::Unfit {
+                file: model.file().path().to_path_buf(),
+                problem: "none of its matrices is named as those of layers are (`blk.…`)".into(),
+            });
         }
         each(done + 1, todo, &|| result(done + 1))?;
     }

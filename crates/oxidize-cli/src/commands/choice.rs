@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use oxidize_quantize::Error;
-use oxidize_quantize::choice::{read_questions, score};
+use oxidize_quantize::choice::{Options, read_questions, score};
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::say;
 
@@ -12,6 +12,7 @@ use crate::model_args::{ModelArgs, find_model};
 
 /// Score a model on multiple-choice questions (HellaSwag, Winogrande, ARC, MMLU)
 #[derive(Args)]
+#[command(mut_arg("ctx_size", |ctx_size| ctx_size.help(CTX_SIZE)))]
 pub(crate) struct Choice {
     /// The model
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
@@ -29,6 +30,9 @@ pub(crate) struct Choice {
     model_args: ModelArgs,
 }
 
+const CTX_SIZE: &str = "Most tokens of a question with an answer; 0 is the model's own limit [default: the \
+                        model's limit, at most 2048]";
+
 impl Choice {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         if self.questions == Some(0) {
@@ -36,11 +40,16 @@ impl Choice {
             return Err(Error::TooFew { flag, asked, least }.into());
         }
         let mut questions = read_questions(&self.file)?;
-        questions.truncate(self.questions.unwrap_or(usize::MAX));
+        questions
+            .list
+            .truncate(self.questions.unwrap_or(usize::MAX));
         let model = self.model_args.load(&find_model(self.model)?)?;
         let meter = Meter::new();
-        let settings = self.model_args.evaluation();
-        let result = score(&model, &questions, &settings, |done, total, share| {
+        let options = Options {
+            n_ctx: self.model_args.ctx_size,
+            settings: self.model_args.evaluation(),
+        };
+        let result = score(&model, &questions, &options, |done, total, share| {
             let state = format!("{:.2}% right", 100.0 * share);
             meter.set(Unit::Pieces("questions"), done as u64, total as u64, &state);
         })?;

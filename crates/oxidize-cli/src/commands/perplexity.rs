@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_quantize::commands::progress::{Meter, Unit};
-use oxidize_quantize::evaluate::{Chunks, Evaluator, check_asked, chunk_size};
+use oxidize_quantize::evaluate::{
+    Chunks, Evaluator, check_asked, check_predicts, chunk_size, not_numbers,
+};
 use oxidize_quantize::say;
 use oxidize_quantize::text::Text;
 
@@ -37,6 +39,7 @@ impl Perplexity {
         check_asked(self.model_args.ctx_size, self.chunks)?;
         let text = Text::load(&self.file)?;
         let model = self.model_args.load(&find_model(self.model)?)?;
+        check_predicts(&model)?;
         let n_ctx = chunk_size(&model, self.model_args.ctx_size);
         let chunks = Chunks::new(&model, &text, n_ctx, self.chunks)?;
         let n_chunks = chunks.n_chunks;
@@ -52,15 +55,9 @@ impl Perplexity {
                 }
                 Ok(())
             })?;
-            anyhow::ensure!(
-                score.sum.is_finite(),
-                "{}: the logits are not numbers{}",
-                model.file().path().display(),
-                model
-                    .find_not_finite()
-                    .map(|name| format!("; tensor {name:?} has such an element"))
-                    .unwrap_or_default()
-            );
+            if !score.sum.is_finite() {
+                return Err(not_numbers(&model).into());
+            }
             let state = format!("perplexity {:.4}", score.perplexity());
             meter.set(
                 Unit::Pieces("chunks"),

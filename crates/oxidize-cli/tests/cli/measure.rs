@@ -249,6 +249,82 @@ fn measuring_nothing_is_refused() {
     assert!(error.contains("--questions 0: the least is 1"), "{error}");
 }
 
+/// Models whose predictions are not of a text's next token are refused by all that measures those.
+#[test]
+fn what_predicts_no_next_token_is_not_measured() {
+    let (folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let question = r#"{"question": "2+3?", "choices": ["4", "5"], "answer": "B"}"#;
+    let (_folder, questions) = text_file(question);
+    let out = folder.path().join("out.gguf");
+    let out = out.to_str().unwrap();
+    let encoder = fixture("").join("../encoders/jina-bert-v2/model.gguf");
+    let encoder = encoder.to_str().unwrap();
+    let verbs: [&[&str]; 4] = [
+        &["perplexity", "-m", encoder, "-f", &text, "-c", "16"],
+        &["compare", encoder, encoder, "-f", &text, "-c", "16"],
+        &["choice", "-m", encoder, "-f", &questions],
+        &["quantize", encoder, out, "Q8_0", "-f", &text, "-c", "16"],
+    ];
+    for verb in verbs {
+        let error = oxidize(verb).error();
+        assert!(error.contains("predicts no next token"), "{error}");
+    }
+    assert!(!Path::new(out).exists());
+}
+
+#[test]
+fn questions_that_do_not_fit_are_named() {
+    let question = |text: &str| {
+        format!(r#"{{"question": "{text}?", "choices": ["four", "five"], "answer": "B"}}"#)
+    };
+    let lines = format!("{}\n{}\n", question("2+3"), question(&"why ".repeat(40)));
+    let (_folder, questions) = text_file(&lines);
+    let model = model();
+    let args = ["choice", "-m", &model, "-f", &questions];
+    oxidize(&args).ok();
+    let error = oxidize(&[args.as_slice(), &["-c", "64"]].concat()).error();
+    let named = format!("error: {questions}: question 2: ");
+    assert!(
+        error.starts_with(&named) && error.contains("64 fit (-c)"),
+        "{error}"
+    );
+    let first = ["-c", "64", "--questions", "1", "--json"];
+    let report = oxidize(&[args.as_slice(), &first].concat()).json();
+    assert_eq!(report["questions"], 1);
+    let error = oxidize(&[args.as_slice(), &["-c", "257"]].concat()).error();
+    assert!(error.contains("context holds 256"), "{error}");
+    let gap = r#"{"sentence": "It is _", "option1": "a", "option2": "b", "answer": "1"}"#;
+    let (_folder, questions) = text_file(gap);
+    let error = oxidize(&["choice", "-m", &model, "-f", &questions]).error();
+    assert!(
+        error.contains("line 1: ") && error.contains("the gap"),
+        "{error}"
+    );
+}
+
+/// Scores of a model with weights that are not numbers would look like any others.
+#[test]
+fn choice_refuses_what_is_no_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    broken_model(&path);
+    let question = r#"{"question": "2+3?", "choices": ["4", "5"], "answer": "B"}"#;
+    let (_folder, questions) = text_file(question);
+    let error = oxidize(&["choice", "-m", path.to_str().unwrap(), "-f", &questions]).error();
+    assert!(error.contains("the logits are not numbers"), "{error}");
+    assert!(error.contains("blk.1.ffn_down.weight"), "{error}");
+}
+
+/// The checked-in model with a NaN in a matrix.
+fn broken_model(path: &Path) {
+    let file = ModelFile::open(fixture("model.gguf"), &OpenOptions::default()).unwrap();
+    let tensor = file.tensor("blk.1.ffn_down.weight").unwrap();
+    let at = usize::try_from(tensor.offset).unwrap();
+    let mut bytes = std::fs::read(fixture("model.gguf")).unwrap();
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
 /// Whatever ends `imatrix`, there is a whole file; asked to stop, it leaves nothing else. What a
 /// killed one leaves where files cannot be without a name goes with the next run.
 #[cfg(unix)]
