@@ -71,7 +71,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// What is added to the model.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct AdapterArgs {
     /// Add a LoRA adapter: a GGUF adapter or a PEFT directory; may be given several times
     #[arg(long, value_name = "PATH", env = "OXIDIZE_LORA", value_delimiter = ',')]
@@ -137,6 +137,15 @@ impl ModelArgs {
             bar.finish_and_clear();
         }
         self.with_adapters(model?)
+    }
+
+    /// The same, for a model that nothing is added to and that is not quantised.
+    pub(crate) fn as_it_is(&self) -> ModelArgs {
+        ModelArgs {
+            adapters: AdapterArgs::default(),
+            quantize: None,
+            ..self.clone()
+        }
     }
 
     /// The file, or what it becomes when it is quantised without a file.

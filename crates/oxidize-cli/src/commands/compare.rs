@@ -19,7 +19,7 @@ pub(crate) struct Compare {
     /// The model to measure by
     #[arg(value_name = "A")]
     first: PathBuf,
-    /// The model to measure
+    /// The model to measure; --quantize, --lora and --lora-scaled change it and not A
     #[arg(value_name = "B")]
     second: PathBuf,
     /// The text
@@ -39,7 +39,10 @@ impl Compare {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         check_asked(self.model_args.ctx_size, self.chunks)?;
         let text = Text::load(&self.file)?;
-        let first = self.model_args.load(&find_model(Some(self.first))?)?;
+        let first = self
+            .model_args
+            .as_it_is()
+            .load(&find_model(Some(self.first))?)?;
         let second = self.model_args.load(&find_model(Some(self.second))?)?;
         let options = Options {
             n_ctx: self.model_args.ctx_size,

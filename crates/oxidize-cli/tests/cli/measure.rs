@@ -272,6 +272,19 @@ fn what_predicts_no_next_token_is_not_measured() {
     assert!(!Path::new(out).exists());
 }
 
+/// The first model is what the second was: it stays as it is.
+#[test]
+fn compare_quantises_the_second_model_only() {
+    let (_folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let model = model();
+    let args = ["compare", &model, &model, "-f", &text, "-c", "64", "--json"];
+    assert_eq!(oxidize(&args).json()["mean_kl"], 0.0);
+    let changed = oxidize(&[args.as_slice(), &["--quantize", "Q4_0"]].concat()).json();
+    assert!(changed["mean_kl"].as_f64().unwrap() > 0.0, "{changed}");
+    let help = oxidize(&["compare", "--help"]).ok();
+    assert!(help.contains("change it and not A"), "{help}");
+}
+
 #[test]
 fn questions_that_do_not_fit_are_named() {
     let question = |text: &str| {
