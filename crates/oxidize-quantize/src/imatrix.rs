@@ -1,7 +1,7 @@
 //! [`collect`]: makes an importance matrix of what a model computes while it reads a text.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use oxidize_core::backend::cpu::Cpu;
@@ -11,7 +11,7 @@ use oxidize_core::model::Model;
 
 use crate::error::{Error, Result};
 use crate::evaluate::{Chunks, Evaluator, Settings};
-use crate::importance::{Entry, Importance};
+use crate::importance::{Entry, Importance, Reading};
 use crate::sketch::Sketch;
 use crate::text::Text;
 
@@ -38,13 +38,43 @@ struct Seen {
     sketch: Option<Sketch>,
 }
 
+/// Chunks at the beginning of `text` that a matrix has read, so that reading can go on after them. An error
+/// where it was made of another text, or in other chunks.
+pub fn chunks_read(known: &Importance, text: &Text, n_ctx: usize) -> Result<usize> {
+    let name = text.name();
+    let refuse = |problem: String| Error::Importance {
+        file: known.file.clone(),
+        problem: format!("--resume cannot go on from it: {problem}"),
+    };
+    // Files of other programs do not say how much of which text they have read, unless there is only one.
+    let (read, chunks, chunk_size) = match &known.reading {
+        Some(reading) => (reading.text.clone(), reading.chunks, reading.chunk_size),
+        None => (known.datasets.join(", "), known.chunks, known.chunk_size),
+    };
+    if Path::new(&read).file_name() != Path::new(&name).file_name() {
+        return Err(refuse(format!(
+            "it is of the text {read:?}, not of {name:?}"
+        )));
+    }
+    if chunk_size as usize != n_ctx {
+        let problem = format!("its chunks are of {chunk_size} tokens, not of {n_ctx} (-c)");
+        return Err(refuse(problem));
+    }
+    let reading = known.reading.as_ref();
+    if reading.is_some_and(|reading| reading.fingerprint != text.fingerprint()) {
+        let problem = format!("{} has changed since", text.file.display());
+        return Err(refuse(problem));
+    }
+    Ok(chunks as usize)
+}
+
 /// Reads `text` with a model and adds up what its matrices see. `each` hears of every chunk, with
 /// what there is so far where it asks for it.
 pub fn collect(
     model: &Model,
     text: &Text,
     options: &Options,
-    mut each: impl FnMut(usize, usize, &dyn Fn() -> Importance) -> Result<()>,
+    mut each: impl FnMut(usize, usize, &dyn Fn() -> Result<Importance>) -> Result<()>,
 ) -> Result<Importance> {
     if !matches!(model.file().format(), Format::Gguf { .. }) {
         return Err(Error::Unfit {
@@ -72,6 +102,7 @@ pub fn collect(
     let cpu = Cpu::default();
     let mut evaluator =
         Evaluator::observed(model, &cpu, &options.settings, options.n_ctx, observer)?;
+    let fingerprint = text.fingerprint();
     let result = |done: usize| {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = seen.iter().map(|(name, seen)| {
@@ -82,12 +113,27 @@ pub fn collect(
             };
             (name.clone(), entry)
         });
-        Importance {
+        let importance = Importance {
             entries: entries.collect(),
             datasets: vec![text.name()],
             chunks: done as u32,
             chunk_size: options.n_ctx as u32,
+            reading: Some(Reading {
+                text: text.name(),
+                fingerprint,
+                chunks: (options.skip + done) as u32,
+                chunk_size: options.n_ctx as u32,
+            }),
             file: PathBuf::new(),
+        };
+        // What is not a number would be refused by whoever reads it.
+        let odd = |entry: &Entry| entry.sums.iter().any(|sum| !sum.is_finite());
+        match importance.entries.iter().find(|(_, entry)| odd(entry)) {
+            Some((name, _)) => Err(Error::Unfit {
+                file: model.file().path().to_path_buf(),
+                problem: format!("the inputs of `{name}` are not numbers"),
+            }),
+            None => Ok(importance),
         }
     };
     let todo = chunks.n_chunks.saturating_sub(options.skip);
@@ -106,16 +152,7 @@ pub fn collect(
         }
         each(done + 1, todo, &|| result(done + 1))?;
     }
-    let importance = result(todo);
-    for (name, entry) in &importance.entries {
-        if entry.sums.iter().any(|sum| !sum.is_finite()) {
-            return Err(Error::Unfit {
-                file: model.file().path().to_path_buf(),
-                problem: format!("the inputs of `{name}` are not numbers"),
-            });
-        }
-    }
-    Ok(importance)
+    result(todo)
 }
 
 fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, with_output: bool) {

@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_core::gguf::{ArrayBuf, MAGIC, Value, WriteError, Writer};
+use oxidize_core::gguf::{ArrayBuf, MAGIC, Metadata, Value, WriteError, Writer};
 use oxidize_core::io::save_atomically;
 use oxidize_kernels::quant::{Correlation, DIRECTIONS, TensorType};
 
 use crate::error::{Error, Result};
+use crate::output::name_file;
 use crate::sketch::Sketch;
 use crate::tensor::Tensor;
 
@@ -26,8 +27,40 @@ pub struct Importance {
     pub chunks: u32,
     /// Tokens of a chunk.
     pub chunk_size: u32,
+    /// How far the text that was read last was read.
+    pub reading: Option<Reading>,
     /// The file it was read from.
     pub file: PathBuf,
+}
+
+/// How far a text was read. Chunks of other texts, which were added, do not count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// What the text is called.
+    pub text: String,
+    /// Its [fingerprint](crate::text::Text::fingerprint).
+    pub fingerprint: u64,
+    /// Chunks that were read, from the beginning.
+    pub chunks: u32,
+    /// Tokens of a chunk.
+    pub chunk_size: u32,
+}
+
+impl Reading {
+    const TEXT: &str = "oxidize.imatrix.text";
+    const FINGERPRINT: &str = "oxidize.imatrix.text_fingerprint";
+    const CHUNKS: &str = "oxidize.imatrix.text_chunks";
+    const CHUNK_SIZE: &str = "oxidize.imatrix.text_chunk_size";
+
+    fn of(metadata: &Metadata) -> Option<Reading> {
+        let number = |key| u32::try_from(metadata.u64(key)?).ok();
+        Some(Reading {
+            text: metadata.str(Reading::TEXT)?.to_owned(),
+            fingerprint: metadata.u64(Reading::FINGERPRINT)?,
+            chunks: number(Reading::CHUNKS)?,
+            chunk_size: number(Reading::CHUNK_SIZE)?,
+        })
+    }
 }
 
 /// The inputs of a matrix, or of each matrix of a stack of experts.
@@ -83,6 +116,23 @@ impl Entry {
         };
         Some(())
     }
+
+    /// What is wrong with it, if something is.
+    fn problem(&self) -> Option<String> {
+        let odd = |x: &f32| !x.is_finite() || *x < 0.0;
+        if self.sums.iter().chain(&self.counts).any(odd) {
+            return Some("has an element that is no importance".into());
+        }
+        // Sums by a count of next to nothing would outweigh everything else.
+        if let Some(count) = self.counts.iter().find(|n| 0.0 < **n && **n < 1.0) {
+            return Some(format!(
+                "has a count of {count:e} inputs, which is neither 0 nor at least 1"
+            ));
+        }
+        // Errors are weighed by these numbers and added up.
+        let total: f32 = self.means().iter().sum();
+        (!total.is_finite()).then(|| "has more importance than can be added up".into())
+    }
 }
 
 const SUMS: &str = ".in_sum2";
@@ -97,7 +147,13 @@ impl Importance {
         let mut open = || -> std::io::Result<()> {
             std::io::Read::read_exact(&mut std::fs::File::open(path)?, &mut head)
         };
-        open().map_err(oxidize_core::Error::io(path))?;
+        match open() {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let problem = "the file ends within 4 bytes: this is no importance matrix";
+                return Err(broken(path, problem));
+            }
+            read => read.map_err(oxidize_core::Error::io(path))?,
+        }
         let mut importance = if head == MAGIC {
             Importance::load_gguf(path)?
         } else {
@@ -109,10 +165,8 @@ impl Importance {
             return Err(broken(path, "no entries: this is no importance matrix"));
         }
         for (name, entry) in &importance.entries {
-            let odd = |x: &f32| !x.is_finite() || *x < 0.0;
-            if entry.sums.iter().chain(&entry.counts).any(odd) {
-                let problem = format!("the entry of `{name}` has an element that is no importance");
-                return Err(broken(path, problem));
+            if let Some(problem) = entry.problem() {
+                return Err(broken(path, format!("the entry of `{name}` {problem}")));
             }
         }
         Ok(importance)
@@ -170,6 +224,7 @@ impl Importance {
             datasets: datasets.unwrap_or_default(),
             chunks: number("imatrix.chunk_count"),
             chunk_size: number("imatrix.chunk_size"),
+            reading: Reading::of(metadata),
             file: PathBuf::new(),
         })
     }
@@ -182,6 +237,12 @@ impl Importance {
         writer.key("imatrix.datasets", &Value::Array(datasets.as_array()))?;
         writer.key("imatrix.chunk_count", &Value::U32(self.chunks))?;
         writer.key("imatrix.chunk_size", &Value::U32(self.chunk_size))?;
+        if let Some(reading) = &self.reading {
+            writer.key(Reading::TEXT, &Value::Str(&reading.text))?;
+            writer.key(Reading::FINGERPRINT, &Value::U64(reading.fingerprint))?;
+            writer.key(Reading::CHUNKS, &Value::U32(reading.chunks))?;
+            writer.key(Reading::CHUNK_SIZE, &Value::U32(reading.chunk_size))?;
+        }
         for (name, entry) in &self.entries {
             let matrices = entry.counts.len() as u64;
             let columns = entry.sums.len() as u64 / matrices.max(1);
@@ -208,16 +269,28 @@ impl Importance {
                     .map_err(|error| Error::from(WriteError::Io(error)))
             })
         })
+        .map_err(|error| name_file(error, path))
     }
 
-    /// Adds what another one has seen, of the same model.
+    /// Adds what another one has seen, of the same model. How far a text was read stays as it is.
     pub fn merge(&mut self, other: &Importance) -> Result<()> {
         for (name, entry) in &other.entries {
             match self.entries.get_mut(name) {
-                Some(ours) => ours.add(entry).ok_or_else(|| Error::OtherModel {
-                    file: other.file.clone(),
-                    problem: format!("`{name}` has {} inputs", entry.sums.len()),
-                })?,
+                Some(ours) => {
+                    let inputs = ours.sums.len();
+                    ours.add(entry).ok_or_else(|| Error::OtherModel {
+                        file: other.file.clone(),
+                        problem: format!(
+                            "`{name}` has {} inputs here, {inputs} in {}",
+                            entry.sums.len(),
+                            self.file.display()
+                        ),
+                    })?;
+                    if let Some(problem) = ours.problem() {
+                        let problem = format!("the entry of `{name}`, added up, {problem}");
+                        return Err(broken(&other.file, problem));
+                    }
+                }
                 None => {
                     self.entries.insert(name.clone(), entry.clone());
                 }
@@ -273,6 +346,28 @@ impl Importance {
             let same = others.find(|other| other.sketch.is_some() && other.sums == entry.sums)?;
             same.sketch.as_ref()
         })
+    }
+
+    /// Refuses a matrix with an entry that is of no tensor of a model, which more of that model is to be
+    /// added to.
+    pub fn check_all(&self, model: &Path, tensors: &[Tensor<'_>]) -> Result<()> {
+        let known = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor));
+        let known: BTreeMap<&str, &Tensor<'_>> = known.collect();
+        for (name, entry) in &self.entries {
+            let model = model.display();
+            let inputs = |tensor: &&Tensor<'_>| tensor.columns().saturating_mul(tensor.matrices());
+            let problem = match known.get(name.as_str()).map(inputs) {
+                Some(inputs) if inputs == entry.sums.len() as u64 => continue,
+                Some(inputs) => format!(
+                    "`{name}` has {} inputs here, {inputs} in {model}",
+                    entry.sums.len()
+                ),
+                None => format!("it knows a tensor `{name}`, which {model} does not have"),
+            };
+            let file = self.file.clone();
+            return Err(Error::OtherModel { file, problem });
+        }
+        Ok(())
     }
 
     /// Refuses a matrix that knows none of the tensors of a model.
@@ -376,6 +471,12 @@ mod tests {
             datasets: vec!["a.txt".into()],
             chunks: 3,
             chunk_size: 512,
+            reading: Some(Reading {
+                text: "a.txt".into(),
+                fingerprint: u64::MAX,
+                chunks: 2,
+                chunk_size: 512,
+            }),
             file: PathBuf::new(),
         }
     }
@@ -449,6 +550,44 @@ mod tests {
         plain.sketch = None;
         merged.merge(&importance).unwrap();
         assert!(!merged.has_sketches());
+    }
+
+    #[test]
+    fn what_is_no_importance_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("imatrix.gguf");
+        for (sum, count, expected) in [
+            (1.0, 1e-40, "neither 0 nor at least 1"),
+            (1.0, 0.5, "neither 0 nor at least 1"),
+            (-1.0, 1.0, "no importance"),
+            (f32::MAX, 1.0, "can be added up"),
+        ] {
+            let mut odd = sample();
+            let entry = odd.entries.get_mut("blk.0.ffn_up.weight").unwrap();
+            *entry = Entry {
+                sums: vec![sum; 2],
+                counts: vec![count],
+                sketch: None,
+            };
+            odd.save(&path).unwrap();
+            let error = Importance::load(&path).unwrap_err().to_string();
+            assert!(
+                error.contains(expected) && error.contains("blk.0.ffn_up.weight"),
+                "{error}"
+            );
+        }
+        for short in ["", "GGU"] {
+            std::fs::write(&path, short).unwrap();
+            let error = Importance::load(&path).unwrap_err().to_string();
+            assert!(error.contains("no importance matrix"), "{error}");
+        }
+        let mut large = sample();
+        for entry in large.entries.values_mut() {
+            entry.sums.fill(2e38);
+        }
+        let other = large.clone();
+        let error = large.merge(&other).unwrap_err().to_string();
+        assert!(error.contains("added up"), "{error}");
     }
 
     #[test]

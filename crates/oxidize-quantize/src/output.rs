@@ -318,17 +318,42 @@ pub fn check_not_input(path: &Path, file: &ModelFile) -> Result<()> {
 
 /// Refuses to write over any of some files.
 pub fn check_differs<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
-    let same = |a: &Path, b: &Path| match (a.canonicalize(), b.canonicalize()) {
-        (Ok(a), Ok(b)) => a == b,
+    let mut inputs = inputs.into_iter();
+    inputs.try_for_each(|input| check_other_file(path, input))
+}
+
+/// Refuses to write over `input`, by whatever name.
+pub fn check_other_file(path: &Path, input: &Path) -> Result<()> {
+    let same = match (path.canonicalize(), input.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b || are_links(&a, &b),
         // What is not there yet has nothing but its name.
-        _ => a == b,
+        _ => path == input,
     };
-    match inputs.into_iter().find(|input| same(input, path)) {
-        Some(_) => Err(Error::SameFile {
-            path: path.to_path_buf(),
-        }),
-        None => Ok(()),
+    let path = path.to_path_buf();
+    if same {
+        return Err(Error::SameFile { path });
     }
+    Ok(())
+}
+
+/// Whether two paths are names of the same file.
+#[cfg(unix)]
+fn are_links(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
+    identity(a).is_some_and(|a| Some(a) == identity(b))
+}
+
+#[cfg(not(unix))]
+fn are_links(_: &Path, _: &Path) -> bool {
+    false
+}
+
+/// Finds out whether a file can be written, before the work that is to be in it.
+pub fn check_writable(path: &Path) -> Result<()> {
+    // Dropped, it is gone.
+    PendingFile::create(path)?;
+    Ok(())
 }
 
 /// The system's complaint makes sense only with the file it complains of.

@@ -26,4 +26,10 @@ impl Text {
         let name = self.file.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
+
+    /// A number that another text hardly has (FNV-1a).
+    pub fn fingerprint(&self) -> u64 {
+        let add = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.content.bytes().fold(0xcbf2_9ce4_8422_2325, add)
+    }
 }

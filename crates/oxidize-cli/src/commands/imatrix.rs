@@ -6,12 +6,15 @@ use std::sync::atomic::Ordering;
 use anyhow::Context;
 use clap::Args;
 use oxidize_core::io::remove_abandoned;
+use oxidize_core::model::Model;
 use oxidize_quantize::Error;
 use oxidize_quantize::commands::interrupted;
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::evaluate::{check_asked, chunk_size};
-use oxidize_quantize::imatrix::{Options, collect};
+use oxidize_quantize::imatrix::{Options, chunks_read, collect};
 use oxidize_quantize::importance::Importance;
+use oxidize_quantize::output::{check_not_input, check_other_file, check_writable};
+use oxidize_quantize::quantize::tensors_of;
 use oxidize_quantize::remark;
 use oxidize_quantize::text::Text;
 
@@ -57,23 +60,10 @@ pub(crate) struct Imatrix {
 impl Imatrix {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         check_asked(self.model_args.ctx_size, self.chunks)?;
-        let mut known: Option<Importance> = None;
-        let mut skip = 0;
-        if self.resume && self.output.exists() {
-            let before = Importance::load(&self.output)?;
-            skip = before.chunks as usize;
-            known = Some(before);
-        }
-        for path in &self.merge {
-            let more = Importance::load(path)?;
-            match &mut known {
-                Some(known) => known.merge(&more)?,
-                None => known = Some(more),
-            }
-        }
+        check_writable(&self.output)?;
         let total = match &self.file {
-            Some(text) => self.collect(text, skip, known.as_ref())?,
-            None => known.context("there is nothing to merge")?,
+            Some(text) => self.collect(text)?,
+            None => self.known(None)?.context("there is nothing to merge")?,
         };
         total.save(&self.output)?;
         remark!(
@@ -86,24 +76,69 @@ impl Imatrix {
         Ok(())
     }
 
-    fn collect(
-        &self,
-        path: &Path,
-        skip: usize,
-        known: Option<&Importance>,
-    ) -> anyhow::Result<Importance> {
+    /// What there is before a text is read: an unfinished output, or the matrices that are added. All of
+    /// it has to be of the model, where there is one.
+    fn known(&self, model: Option<&Model>) -> anyhow::Result<Option<Importance>> {
+        let resumed = self.resume && self.output.exists();
+        anyhow::ensure!(
+            !resumed || self.merge.is_empty(),
+            "{}: --resume goes on from it, and the matrices of --merge may be in it already; add them once it is finished",
+            self.output.display()
+        );
+        let paths = if resumed {
+            std::slice::from_ref(&self.output)
+        } else {
+            &self.merge
+        };
+        let alone = paths.len() == 1 && self.file.is_none();
+        let mut known: Option<Importance> = None;
+        for path in paths {
+            let more = Importance::load(path)?;
+            if let Some(model) = model {
+                more.check_all(model.file().path(), &tensors_of(model.file()))?;
+            }
+            if !alone && !more.has_sketches() {
+                remark!(
+                    "{}: does not say how inputs vary together, so that the sum will not say it either",
+                    path.display()
+                );
+            }
+            match &mut known {
+                Some(known) => known.merge(&more)?,
+                None => known = Some(more),
+            }
+        }
+        Ok(known)
+    }
+
+    fn collect(&self, path: &Path) -> anyhow::Result<Importance> {
         let text = Text::load(path)?;
-        let model = self.model_args.load(&find_model(self.model.clone())?)?;
+        let model = find_model(self.model.clone())?;
+        for input in [path, &model] {
+            check_other_file(&self.output, input)?;
+        }
+        let model = self.model_args.load(&model)?;
+        check_not_input(&self.output, model.file())?;
+        let n_ctx = chunk_size(&model, self.model_args.ctx_size);
+        let known = self.known(Some(&model))?;
+        let skip = match &known {
+            Some(known) if self.resume && self.merge.is_empty() => {
+                chunks_read(known, &text, n_ctx)?
+            }
+            _ => 0,
+        };
         let options = Options {
-            n_ctx: chunk_size(&model, self.model_args.ctx_size),
+            n_ctx,
             chunks: self.chunks,
             skip,
             output: self.process_output,
             settings: self.model_args.evaluation(),
         };
         let with_known = |new: Importance| {
-            let mut total = known.cloned().unwrap_or_default();
-            total.merge(&new).map(|()| total)
+            let mut total = known.clone().unwrap_or_default();
+            total.merge(&new)?;
+            total.reading.clone_from(&new.reading);
+            Ok::<_, Error>(total)
         };
         remove_abandoned(&self.output);
         let stop = interrupted();
@@ -112,7 +147,7 @@ impl Imatrix {
             meter.set(Unit::Pieces("chunks"), done as u64, total as u64, "");
             let stopped = stop.load(Ordering::Relaxed);
             if stopped || done.is_multiple_of(self.save_every.max(1)) && done < total {
-                with_known(so_far())?.save(&self.output)?;
+                with_known(so_far()?)?.save(&self.output)?;
             }
             if stopped {
                 let output = self.output.display();

@@ -325,17 +325,144 @@ fn choice_refuses_what_is_no_number() {
     let (_folder, questions) = text_file(question);
     let error = oxidize(&["choice", "-m", path.to_str().unwrap(), "-f", &questions]).error();
     assert!(error.contains("the logits are not numbers"), "{error}");
-    assert!(error.contains("blk.1.ffn_down.weight"), "{error}");
+    assert!(error.contains("blk.0.ffn_down.weight"), "{error}");
 }
 
 /// The checked-in model with a NaN in a matrix.
 fn broken_model(path: &Path) {
     let file = ModelFile::open(fixture("model.gguf"), &OpenOptions::default()).unwrap();
-    let tensor = file.tensor("blk.1.ffn_down.weight").unwrap();
+    let tensor = file.tensor("blk.0.ffn_down.weight").unwrap();
     let at = usize::try_from(tensor.offset).unwrap();
     let mut bytes = std::fs::read(fixture("model.gguf")).unwrap();
     bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(path, bytes).unwrap();
+}
+
+/// Reading goes on only where the same model reads the same text in the same chunks.
+#[test]
+fn a_matrix_is_resumed_by_what_began_it() {
+    use oxidize_quantize::importance::Importance;
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let [text, other, half, whole] = ["text", "other", "half.gguf", "whole.gguf"].map(file);
+    std::fs::write(&text, "Once upon a time there was a crab. ".repeat(40)).unwrap();
+    std::fs::write(&other, "The sea was blue, and it was warm. ".repeat(40)).unwrap();
+    let model = model();
+    let collect = |text: &str, out: &str, flags: &[&str]| {
+        let args = ["imatrix", "-m", &model, "-f", text, "-o", out];
+        oxidize(&[args.as_slice(), flags].concat())
+    };
+    collect(&text, &whole, &["-c", "16", "--chunks", "5"]).ok();
+    collect(&text, &half, &["-c", "16", "--chunks", "2"]).ok();
+    let refused = |text: &str, flags: &[&str], expected: &str| {
+        let before = std::fs::read(&half).unwrap();
+        let error = collect(text, &half, &[&["--resume"], flags].concat()).error();
+        assert!(
+            error.contains("half.gguf") && error.contains(expected),
+            "{error}"
+        );
+        assert!(std::fs::read(&half).unwrap() == before, "{error}");
+    };
+    refused(&other, &["-c", "16"], "\"text\", not of \"other\"");
+    refused(&text, &["-c", "32"], "chunks are of 16 tokens, not of 32");
+    refused(&text, &["-c", "16", "--merge", &whole], "--merge");
+    let read = |path: &str| Importance::load(Path::new(path)).unwrap();
+    let change = |change: &dyn Fn(&mut Importance)| {
+        let mut matrix = read(&half);
+        change(&mut matrix);
+        matrix.save(Path::new(&half)).unwrap();
+    };
+    let begun = read(&half);
+    change(&|matrix| matrix.reading.as_mut().unwrap().fingerprint ^= 1);
+    refused(&text, &["-c", "16"], "has changed since");
+    change(&|matrix| {
+        let entry = matrix.entries["blk.0.attn_q.weight"].clone();
+        matrix.entries.insert("blk.7.attn_q.weight".into(), entry);
+    });
+    refused(&text, &["-c", "16"], "blk.7.attn_q.weight");
+    begun.save(Path::new(&half)).unwrap();
+    // Chunks of what was added are not chunks of this text.
+    let mut merged = begun;
+    let added = file("added.gguf");
+    collect(&other, &added, &["-c", "16", "--chunks", "3"]).ok();
+    merged.merge(&read(&added)).unwrap();
+    merged.save(Path::new(&half)).unwrap();
+    collect(&text, &half, &["-c", "16", "--chunks", "5", "--resume"]).ok();
+    let (half, mut whole) = (read(&half), read(&whole));
+    whole.merge(&read(&added)).unwrap();
+    assert_eq!((half.chunks, whole.chunks), (8, 8));
+    assert_eq!(half.reading, whole.reading);
+    for (name, entry) in &whole.entries {
+        let found = &half.entries[name];
+        assert_eq!(found.counts, entry.counts, "{name}");
+        for (a, b) in found.sums.iter().zip(&entry.sums) {
+            assert!((a - b).abs() <= 1e-4 * b.abs(), "{name}: {a} {b}");
+        }
+    }
+}
+
+/// What stands in the way of a matrix is found before the text is read, and no input is lost.
+#[test]
+fn imatrix_finds_out_first() {
+    use oxidize_quantize::importance::{Entry, Importance};
+    let (folder, text) = text_file(&"Once upon a time there was a crab. ".repeat(400));
+    let copy = folder.path().join("model.gguf");
+    std::fs::copy(model(), &copy).unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let model = copy.to_str().unwrap().to_owned();
+    let collect = |model: &str, out: &str, flags: &[&str]| {
+        let args = ["imatrix", "-m", model, "-f", &text, "-o", out, "-c", "16"];
+        oxidize(&[args.as_slice(), flags].concat())
+    };
+    let mut inputs = vec![model.clone(), text.clone()];
+    #[cfg(unix)]
+    {
+        let [soft, hard] = ["soft", "hard"].map(file);
+        std::os::unix::fs::symlink(&copy, &soft).unwrap();
+        std::fs::hard_link(&text, &hard).unwrap();
+        inputs.extend([soft, hard]);
+    }
+    for input in inputs {
+        let error = collect(&model, &input, &[]).error();
+        assert!(error.contains("also the input"), "{error}");
+    }
+    let began = |out: &str, expected: &str| {
+        let outcome = collect(&model, out, &[]);
+        assert!(!outcome.stderr.contains("chunks"), "{}", outcome.stderr);
+        let error = outcome.error();
+        assert!(error.contains(out) && error.contains(expected), "{error}");
+    };
+    began(&file("nodir/out.gguf"), "No such file");
+    began(folder.path().to_str().unwrap(), "not a file");
+
+    let (out, other) = (file("out.gguf"), file("other.gguf"));
+    let mut importance = Importance::default();
+    let mut entry = Entry {
+        sums: vec![1.0; 8],
+        counts: vec![1.0],
+        sketch: None,
+    };
+    let name = "blk.0.attn_q.weight".to_owned();
+    importance.entries.insert(name.clone(), entry.clone());
+    importance.save(Path::new(&other)).unwrap();
+    let outcome = collect(&model, &out, &["--merge", &other]);
+    assert!(!outcome.stderr.contains("chunks"), "{}", outcome.stderr);
+    let error = outcome.error();
+    assert!(error.contains(&other) && error.contains(&model), "{error}");
+    assert!(error.contains("8 inputs here, 64 in"), "{error}");
+    entry.sums = vec![1.0; 64];
+    importance.entries.insert(name, entry);
+    importance.save(Path::new(&other)).unwrap();
+    let added = collect(&model, &out, &["--merge", &other, "--chunks", "2"]);
+    let remark = format!("{other}: does not say how inputs vary together");
+    assert!(added.stderr.contains(&remark), "{}", added.stderr);
+    std::fs::remove_file(&out).unwrap();
+
+    let broken = file("broken.gguf");
+    broken_model(Path::new(&broken));
+    let error = collect(&broken, &out, &["--save-every", "1"]).error();
+    assert!(error.contains("are not numbers"), "{error}");
+    assert!(!Path::new(&out).exists());
 }
 
 /// Whatever ends `imatrix`, there is a whole file; asked to stop, it leaves nothing else. What a

@@ -7,7 +7,7 @@ use oxidize_core::gguf::{Value, Writer};
 use oxidize_kernels::quant::TensorType;
 use oxidize_quantize::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
 use oxidize_quantize::encode::Workers;
-use oxidize_quantize::importance::Importance;
+use oxidize_quantize::importance::{Entry, Importance};
 use oxidize_quantize::quantize::Options;
 use oxidize_quantize::{Error, commands};
 
@@ -397,12 +397,28 @@ fn a_full_disk_is_a_clear_error() {
         &wishes("F32"),
         &Options::default(),
     );
+    let mut large = importance(&tiny(), |_| 1.0);
+    let name = "blk.0.large.weight".to_owned();
+    large.entries.insert(
+        name,
+        Entry {
+            sums: vec![1.0; 1 << 20],
+            counts: vec![1.0],
+            sketch: None,
+        },
+    );
+    let saved = large.save(&disk.join("imatrix.gguf"));
     let left = files(&disk);
     let unmounted = Command::new("umount").arg(&disk).status().unwrap();
     assert!(unmounted.success());
     let text = made.unwrap_err().to_string();
     assert!(
         text.contains("out.gguf") && text.contains("space"),
+        "{text}"
+    );
+    let text = saved.unwrap_err().to_string();
+    assert!(
+        text.contains("imatrix.gguf") && text.contains("space"),
         "{text}"
     );
     assert_eq!(left, Vec::<String>::new());
