@@ -244,10 +244,7 @@ pub fn overhead(recipe: &Recipe<'_>, source: &ModelFile, report: Option<&str>) -
 
 /// The source as a model, and the text that it and the output are to be compared over. What stands in
 /// the way of that is found before anything is written.
-fn comparison<'a>(
-    source: &ModelFile,
-    options: &Options<'a>,
-) -> Result<Option<(Model, &'a Text)>> {
+fn comparison<'a>(source: &ModelFile, options: &Options<'a>) -> Result<Option<(Model, &'a Text)>> {
     let Some(wanted) = &options.report else {
         return Ok(None);
     };
