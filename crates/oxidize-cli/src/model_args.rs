@@ -14,6 +14,7 @@ use oxidize_core::lora::Adapter;
 use oxidize_core::mix::{self, Mix};
 use oxidize_core::model::Model;
 use oxidize_quantize::commands::progress::Meter;
+use oxidize_quantize::commands::threads;
 use oxidize_quantize::encode::Workers;
 use oxidize_quantize::evaluate::Settings;
 use oxidize_quantize::in_memory::quantized;
@@ -35,7 +36,7 @@ pub(crate) struct ModelArgs {
     )]
     pub(crate) ctx_size: Option<usize>,
     /// Threads [default: all cores]
-    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
+    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Most tokens that are computed in one step
     #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, env = "OXIDIZE_BATCH_SIZE")]

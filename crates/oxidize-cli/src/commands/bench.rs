@@ -8,6 +8,7 @@ use oxidize_core::backend::cpu::{Cpu, default_threads};
 use oxidize_core::engine::EngineError;
 use oxidize_core::graph::Gives;
 use oxidize_core::model::Model;
+use oxidize_quantize::commands::threads;
 use oxidize_quantize::evaluate::Evaluator;
 use oxidize_quantize::say;
 use serde::Serialize;
@@ -58,7 +59,7 @@ pub(crate) struct Bench {
     )]
     parallel: Vec<usize>,
     /// Threads [default: all cores]
-    #[arg(short = 't', long, value_name = "N", value_delimiter = ',')]
+    #[arg(short = 't', long, value_name = "N", value_delimiter = ',', value_parser = threads)]
     threads: Vec<usize>,
     /// How often each test is run
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]

@@ -465,6 +465,34 @@ fn imatrix_finds_out_first() {
     assert!(!Path::new(&out).exists());
 }
 
+/// More threads than a system starts are refused by all verbs, not tried.
+#[test]
+fn too_many_threads_are_refused() {
+    let (_folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let model = model();
+    let measure = ["-f", &text, "-c", "16", "--chunks", "1"];
+    let verbs: [&[&str]; 6] = [
+        &[&["perplexity", "-m", &model], measure.as_slice()].concat(),
+        &[&["compare", &model, &model], measure.as_slice()].concat(),
+        &["run", "-m", &model, "-p", "a", "-n", "1"],
+        &["bench", "-m", &model, "-p", "8", "-n", "0", "-r", "1"],
+        &["bench", "--bandwidth"],
+        &["quantize", &model, "nowhere/out.gguf", "Q8_0"],
+    ];
+    for verb in verbs {
+        let refused = oxidize(&[verb, &["-t", "100000"]].concat());
+        assert_eq!(refused.code, Some(2), "{verb:?}: {}", refused.stderr);
+        assert!(
+            refused.stderr.contains("at most 1024"),
+            "{}",
+            refused.stderr
+        );
+    }
+    oxidize(&[verbs[0], &["-t", "64"]].concat()).ok();
+    let refused = oxidize(&["serve", "-m", &model, "--port", "0", "-t", "100000"]).error();
+    assert!(refused.contains("at most 1024"), "{refused}");
+}
+
 /// Whatever ends `imatrix`, there is a whole file; asked to stop, it leaves nothing else. What a
 /// killed one leaves where files cannot be without a name goes with the next run.
 #[cfg(unix)]

@@ -204,6 +204,14 @@ pub enum BackendError {
         /// Elements of a block.
         block: usize,
     },
+    /// More threads than make sense: starting them would take the process down.
+    #[error("{asked} threads: at most {limit} are started")]
+    TooManyThreads {
+        /// How many were asked for.
+        asked: usize,
+        /// The most.
+        limit: usize,
+    },
     /// An allocation failed.
     #[error("cannot allocate {bytes} bytes for {what}")]
     OutOfMemory {

@@ -8,7 +8,7 @@ use clap::Args;
 use oxidize_core::file::{Format, ModelFile, OpenOptions};
 
 use super::progress::{Meter, Unit};
-use super::{byte_size, importance, interrupted};
+use super::{byte_size, importance, interrupted, threads};
 use crate::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
 use crate::convert::{Conversion, check_output, plain_mix, recipe, write};
 use crate::encode::Workers;
@@ -43,7 +43,7 @@ pub struct Convert {
     #[arg(long, value_name = "BASE.gguf")]
     base: Option<PathBuf>,
     /// Threads [default: all cores]
-    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
+    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS", value_parser = threads)]
     threads: Option<usize>,
 }
 

@@ -10,6 +10,8 @@ mod stop;
 
 use std::path::Path;
 
+use oxidize_core::backend::cpu::MAX_THREADS;
+
 use crate::error::Error;
 use crate::importance::Importance;
 use crate::remark;
@@ -33,6 +35,15 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     let number: Option<usize> = text.parse().ok();
     let number = number.filter(|number| *number > 0);
     number.ok_or_else(|| format!("{text} is not a number of at least 1"))
+}
+
+/// A number of threads that can be started.
+pub fn threads(text: &str) -> Result<usize, String> {
+    let number = text.parse().map_err(|_| format!("{text} is no number"))?;
+    match number {
+        0..=MAX_THREADS => Ok(number),
+        _ => Err(format!("at most {MAX_THREADS} are started")),
+    }
 }
 
 /// A number of bytes as people write it: `4GB`, `700M`, `1.5GiB`.
@@ -63,6 +74,14 @@ pub fn byte_size(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_are_limited() {
+        assert_eq!(threads("1024"), Ok(1024));
+        for wrong in ["1025", "100000", "99999999999999999999", "-1", "two"] {
+            assert!(threads(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_are_read() {

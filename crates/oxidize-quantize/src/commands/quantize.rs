@@ -12,7 +12,7 @@ use oxidize_core::mix::{MIXES, Mix};
 use oxidize_kernels::quant::TensorType;
 
 use super::progress::Meter;
-use super::{at_least_one, byte_size, importance, interrupted};
+use super::{at_least_one, byte_size, importance, interrupted, threads};
 use crate::compare;
 use crate::encode::Workers;
 use crate::error::Error;
@@ -93,7 +93,7 @@ pub struct Quantize {
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
     /// Threads [default: all cores]
-    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
+    #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS", value_parser = threads)]
     threads: Option<usize>,
 }
 

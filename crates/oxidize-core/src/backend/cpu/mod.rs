@@ -72,6 +72,9 @@ impl Backend for Cpu {
     }
 }
 
+/// The most threads of a session: more than machines have cores, and few enough for any system to start.
+pub const MAX_THREADS: usize = 1024;
+
 /// One thread a core that this process may use.
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

@@ -62,6 +62,12 @@ impl CpuSession {
         config: &SessionConfig,
     ) -> Result<CpuSession, BackendError> {
         let n_threads = config.n_threads.unwrap_or_else(super::default_threads);
+        if n_threads > super::MAX_THREADS {
+            return Err(BackendError::TooManyThreads {
+                asked: n_threads,
+                limit: super::MAX_THREADS,
+            });
+        }
         let weights = weights.spelled_out(kernels, n_threads);
         weights.settle();
         let (steps, n_encoder_steps) = lower(plan, config.max_context);
