@@ -12,6 +12,7 @@ use oxidize_core::model::Model;
 use crate::error::{Error, Result};
 use crate::evaluate::{Chunks, Evaluator, Settings};
 use crate::importance::{Entry, Importance, Reading};
+use crate::quantize::tensors_of;
 use crate::sketch::Sketch;
 use crate::text::Text;
 
@@ -94,10 +95,18 @@ pub fn collect(
     let chunks = Chunks::new(model, text, options.n_ctx, options.chunks)?;
     let seen: Arc<Mutex<HashMap<String, Seen>>> = Arc::default();
     let (sink, with_output) = (seen.clone(), options.output);
+    // Some matrices are also multiplied with the other way round; importance is that of columns.
+    let tensors = tensors_of(model.file()).into_iter();
+    let columns: HashMap<String, u64> = tensors
+        .map(|tensor| (tensor.name.clone(), tensor.columns()))
+        .collect();
     let observer = Observer::new(move |observation| {
         // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
         let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
-        add(&mut seen, observation, with_output);
+        add(&mut seen, observation, |name| {
+            let fits = columns.get(name) == Some(&(observation.width as u64));
+            fits && (with_output || name.starts_with("blk."))
+        });
     });
     let cpu = Cpu::default();
     let mut evaluator =
@@ -155,8 +164,11 @@ pub fn collect(
     result(todo)
 }
 
-fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, with_output: bool) {
-    let wanted = |name: &str| name.starts_with("blk.") || with_output;
+fn add(
+    seen: &mut HashMap<String, Seen>,
+    observation: &Observation<'_>,
+    wanted: impl Fn(&str) -> bool,
+) {
     if !observation.weights.iter().any(|name| wanted(name)) {
         return;
     }
