@@ -414,7 +414,7 @@ fn reports_fit_parts_and_odd_names() {
     };
     let parts = Options {
         parts: Parts::MaxTensors(7),
-        report: Some(report(Some(text.as_str()))),
+        report: Some(report(Some(&text))),
         ..Options::default()
     };
     let files = quantized(&tiny(), &output, &wishes("Q8_0"), &parts).unwrap();
