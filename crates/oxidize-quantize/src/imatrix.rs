@@ -14,6 +14,7 @@ use crate::evaluate::{Chunks, Evaluator, Settings};
 use crate::importance::{Entry, Importance, Reading};
 use crate::quantize::tensors_of;
 use crate::sketch::Sketch;
+use crate::tensor::Tensor;
 use crate::text::Text;
 
 /// How a matrix is collected.
@@ -95,17 +96,12 @@ pub fn collect(
     let chunks = Chunks::new(model, text, options.n_ctx, options.chunks)?;
     let seen: Arc<Mutex<HashMap<String, Seen>>> = Arc::default();
     let (sink, with_output) = (seen.clone(), options.output);
-    // Some matrices are also multiplied with the other way round; importance is that of columns.
-    let tensors = tensors_of(model.file()).into_iter();
-    let columns: HashMap<String, u64> = tensors
-        .map(|tensor| (tensor.name.clone(), tensor.columns()))
-        .collect();
+    let inputs = inputs_of(model);
     let observer = Observer::new(move |observation| {
         // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
         let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
         add(&mut seen, observation, |name| {
-            let fits = columns.get(name) == Some(&(observation.width as u64));
-            fits && (with_output || name.starts_with("blk."))
+            fits(&inputs, name, observation) && (with_output || name.starts_with("blk."))
         });
     });
     let cpu = Cpu::default();
@@ -164,6 +160,22 @@ pub fn collect(
     result(todo)
 }
 
+/// The inputs of each tensor of a model, by its name.
+fn inputs_of(model: &Model) -> HashMap<String, u64> {
+    let inputs = |tensor: Tensor<'_>| {
+        let all = tensor.columns().saturating_mul(tensor.matrices());
+        (tensor.name, all)
+    };
+    tensors_of(model.file()).into_iter().map(inputs).collect()
+}
+
+/// Whether what is seen are the inputs of a tensor's columns, whose importance is collected. MLA multiplies
+/// with part of a matrix the other way round too.
+fn fits(inputs: &HashMap<String, u64>, name: &str, observation: &Observation<'_>) -> bool {
+    let seen = observation.width.checked_mul(observation.n_experts);
+    seen.is_some_and(|seen| inputs.get(name) == Some(&(seen as u64)))
+}
+
 fn add(
     seen: &mut HashMap<String, Seen>,
     observation: &Observation<'_>,
@@ -209,5 +221,38 @@ fn add(
             let sketch = entry.sketch.get_or_insert_with(|| Sketch::new(width));
             sketch.see(observation.rows, before);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a matrix that is multiplied with both ways, only the inputs of its columns count.
+    #[test]
+    fn rows_are_no_inputs() {
+        let name = "blk.0.attn_kv_b.weight";
+        let inputs = HashMap::from([(name.to_owned(), 2)]);
+        let mut seen = HashMap::new();
+        let mut look = |rows: &[f32]| {
+            let observation = Observation {
+                weights: &[name],
+                expert: 0,
+                n_experts: 1,
+                rows,
+                width: rows.len(),
+            };
+            add(&mut seen, &observation, |name| {
+                fits(&inputs, name, &observation)
+            });
+        };
+        look(&[1.0, 2.0]);
+        look(&[5.0, 6.0, 7.0]);
+        look(&[3.0, 1.0]);
+        let entry = &seen[name];
+        assert_eq!(
+            (&entry.sums[..], &entry.counts[..]),
+            (&[10.0, 5.0][..], &[2][..])
+        );
     }
 }
