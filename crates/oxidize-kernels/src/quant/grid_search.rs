@@ -1,4 +1,4 @@
-//! Finds the entries of an IQ format's table, and the scales, that come closest to a block.
+//! Finds the entries of the table of an IQ2 or IQ3 format, and the scales, that come closest to a block.
 //!
 //! For a vector `x` with weights `w`, an entry `g` at scale `s` leaves the error
 //! `Σwx² − 2s·a + s²·b` with `a = Σwxg` and `b = Σwg²`, which do not depend on the scale. So they are
@@ -35,17 +35,6 @@ impl<const D: usize> Grid<D> {
     }
 }
 
-/// Whether an entry is used as it is, or moved up or down by an eighth.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shift {
-    /// As it is.
-    None,
-    /// Each vector has its own direction.
-    EachVector,
-    /// All vectors of a scale share a direction.
-    EachScale,
-}
-
 /// How a format uses its table.
 pub(super) struct Search<'a, const D: usize> {
     pub(super) grid: &'a Grid<D>,
@@ -56,7 +45,6 @@ pub(super) struct Search<'a, const D: usize> {
     pub(super) unit: f32,
     /// Where the largest element of a scale's vectors may lie, in units of the table.
     pub(super) tops: [f32; 8],
-    pub(super) shift: Shift,
 }
 
 impl<'a, const D: usize> Search<'a, D> {
@@ -73,13 +61,11 @@ impl<'a, const D: usize> Search<'a, D> {
             last: 15,
             unit,
             tops,
-            shift: Shift::None,
         }
     }
 }
 
-/// What was found: the block's scale, the scales' `l`, and each vector's entry. Entries that are
-/// moved down are counted after all those that are moved up.
+/// What was found: the block's scale, the scales' `l`, and each vector's entry.
 pub(super) struct Found {
     pub(super) d: F16Le,
     pub(super) scales: [u8; 16],
@@ -91,7 +77,7 @@ thread_local! {
     static PRODUCTS: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-/// `a` and `b` of some vectors: [`Search::entries`] of each for every vector.
+/// `a` and `b` of some vectors: one of each for every entry and vector.
 #[derive(Clone, Copy)]
 struct Products<'a> {
     a: &'a [f32],
@@ -111,7 +97,7 @@ impl<const D: usize> Search<'_, D> {
     /// but those that the format cannot express.
     #[inline(always)]
     pub(super) fn run(&self, x: &[f32; 256], w: &[f32; 256]) -> Found {
-        let entries = self.entries();
+        let entries = self.grid.len();
         let vectors = 256 / D;
         let group = D * self.per_scale;
         let (mut a, mut b) = PRODUCTS.take();
@@ -155,15 +141,13 @@ impl<const D: usize> Search<'_, D> {
             let mut best = (f32::NEG_INFINITY, nearby, Fit::default());
             for l in (nearby - 1).max(0)..=(nearby + 1).min(self.last) {
                 let scale = d * self.unit * (2 * l + 1) as f32;
-                for part in 0..self.parts() {
-                    let mut these = [0; 8];
-                    let these = &mut these[..self.per_scale];
-                    let fit = self.choose(of_group(i), part, scale, these);
-                    let gain = scale * (2.0 * fit.a - scale * fit.b);
-                    if gain > best.0 {
-                        best = (gain, l, fit);
-                        chosen.copy_from_slice(these);
-                    }
+                let mut these = [0; 8];
+                let these = &mut these[..self.per_scale];
+                let fit = self.choose(of_group(i), scale, these);
+                let gain = scale * (2.0 * fit.a - scale * fit.b);
+                if gain > best.0 {
+                    best = (gain, l, fit);
+                    chosen.copy_from_slice(these);
                 }
             }
             found.scales[i] = best.1 as u8;
@@ -180,24 +164,6 @@ impl<const D: usize> Search<'_, D> {
         found
     }
 
-    /// Entries of the lists of a vector: both directions of a shift count.
-    #[inline(always)]
-    fn entries(&self) -> usize {
-        match self.shift {
-            Shift::None => self.grid.len(),
-            _ => 2 * self.grid.len(),
-        }
-    }
-
-    /// Parts of the lists that all vectors of a scale have to choose from together.
-    #[inline(always)]
-    fn parts(&self) -> usize {
-        match self.shift {
-            Shift::EachScale => 2,
-            _ => 1,
-        }
-    }
-
     /// `a` and `b` of a vector for every entry.
     #[inline(always)]
     fn products(&self, x: &[f32; D], w: &[f32; D], a: &mut [f32], b: &mut [f32]) {
@@ -205,48 +171,18 @@ impl<const D: usize> Search<'_, D> {
         for i in 0..D {
             wx[i] = w[i] * x[i];
         }
-        if self.shift == Shift::None {
-            let lists = a.as_chunks_mut::<LANES>().0.iter_mut();
-            let lists = lists.zip(b.as_chunks_mut::<LANES>().0);
-            for (g, (a, b)) in self.grid.chunks.iter().zip(lists) {
-                let (mut wxg, mut wgg) = ([0.0; LANES], [0.0; LANES]);
-                for i in 0..D {
-                    for lane in 0..LANES {
-                        let g = g[i][lane];
-                        wxg[lane] += wx[i] * g;
-                        wgg[lane] += w[i] * g * g;
-                    }
-                }
-                (*a, *b) = (wxg, wgg);
-            }
-            return;
-        }
-        const EIGHTH: f32 = 0.125;
-        let (sum_w, sum_wx) = (w.iter().sum::<f32>(), wx.iter().sum::<f32>());
-        let (up_a, down_a) = a.split_at_mut(self.grid.len());
-        let (up_b, down_b) = b.split_at_mut(self.grid.len());
-        for (n, g) in self.grid.chunks.iter().enumerate() {
-            let (mut wxg, mut wg, mut wgg) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        let lists = a.as_chunks_mut::<LANES>().0.iter_mut();
+        let lists = lists.zip(b.as_chunks_mut::<LANES>().0);
+        for (g, (a, b)) in self.grid.chunks.iter().zip(lists) {
+            let (mut wxg, mut wgg) = ([0.0; LANES], [0.0; LANES]);
             for i in 0..D {
                 for lane in 0..LANES {
                     let g = g[i][lane];
                     wxg[lane] += wx[i] * g;
-                    let w = w[i] * g;
-                    wg[lane] += w;
-                    wgg[lane] += w * g;
+                    wgg[lane] += w[i] * g * g;
                 }
             }
-            let at = n * LANES..(n + 1) * LANES;
-            let up = up_a[at.clone()].iter_mut().zip(&mut up_b[at.clone()]);
-            let down = down_a[at.clone()].iter_mut().zip(&mut down_b[at]);
-            for (lane, ((up_a, up_b), (down_a, down_b))) in up.zip(down).enumerate() {
-                // Σw(g ± e)² = Σwg² ± 2eΣwg + e²Σw.
-                let middle = wgg[lane] + EIGHTH * EIGHTH * sum_w;
-                *up_a = wxg[lane] + EIGHTH * sum_wx;
-                *up_b = middle + 2.0 * EIGHTH * wg[lane];
-                *down_a = wxg[lane] - EIGHTH * sum_wx;
-                *down_b = middle - 2.0 * EIGHTH * wg[lane];
-            }
+            (*a, *b) = (wxg, wgg);
         }
     }
 
@@ -256,30 +192,28 @@ impl<const D: usize> Search<'_, D> {
         if largest == 0.0 || !largest.is_finite() {
             return (0.0, 0.0);
         }
-        let mut best = (f32::NEG_INFINITY, 0.0, 0);
-        for part in 0..self.parts() {
-            for tops in self.tops.as_chunks::<4>().0 {
-                let scales = tops.map(|top| largest / top);
-                let mut gains = [0.0; 4];
-                for v in 0..self.per_scale {
-                    let (a, b) = self.lists(products, v, part);
-                    let most = greatest(a, b, scales.map(|s| 0.5 * s));
-                    for k in 0..4 {
-                        gains[k] += scales[k] * most[k];
-                    }
-                }
+        let mut best = (f32::NEG_INFINITY, 0.0);
+        for tops in self.tops.as_chunks::<4>().0 {
+            let scales = tops.map(|top| largest / top);
+            let mut gains = [0.0; 4];
+            for v in 0..self.per_scale {
+                let (a, b) = products.lists(v);
+                let most = greatest(a, b, scales.map(|s| 0.5 * s));
                 for k in 0..4 {
-                    if gains[k] > best.0 {
-                        best = (gains[k], scales[k], part);
-                    }
+                    gains[k] += scales[k] * most[k];
+                }
+            }
+            for k in 0..4 {
+                if gains[k] > best.0 {
+                    best = (gains[k], scales[k]);
                 }
             }
         }
-        let (_, mut scale, part) = best;
+        let (_, mut scale) = best;
         let mut fit = Fit::default();
         for _ in 0..2 {
             let mut chosen = [0; 8];
-            fit = self.choose(products, part, scale, &mut chosen[..self.per_scale]);
+            fit = self.choose(products, scale, &mut chosen[..self.per_scale]);
             let fitted = fit.a / fit.b;
             if !(fitted.is_finite() && fitted > 0.0) {
                 break;
@@ -291,27 +225,26 @@ impl<const D: usize> Search<'_, D> {
 
     /// The best entries of some vectors at a scale.
     #[inline(always)]
-    fn choose(&self, products: Products<'_>, part: usize, scale: f32, chosen: &mut [u16]) -> Fit {
+    fn choose(&self, products: Products<'_>, scale: f32, chosen: &mut [u16]) -> Fit {
         let mut fit = Fit::default();
         for (v, chosen) in chosen.iter_mut().enumerate() {
-            let (a, b) = self.lists(products, v, part);
+            let (a, b) = products.lists(v);
             let at = nearest(a, b, 0.5 * scale);
             fit.a += a[at];
             fit.b += b[at];
-            *chosen = (part * a.len() + at) as u16;
+            *chosen = at as u16;
         }
         fit
     }
+}
 
-    /// The part of the lists of vector `v` that it may choose from.
+impl<'a> Products<'a> {
+    /// The lists of vector `v`.
     #[inline(always)]
-    fn lists<'p>(&self, products: Products<'p>, v: usize, part: usize) -> (&'p [f32], &'p [f32]) {
-        let len = products.entries / self.parts();
-        let start = v * products.entries + part * len;
-        (
-            &products.a[start..start + len],
-            &products.b[start..start + len],
-        )
+    fn lists(&self, v: usize) -> (&'a [f32], &'a [f32]) {
+        let start = v * self.entries;
+        let range = start..start + self.entries;
+        (&self.a[range.clone()], &self.b[range])
     }
 }
 
@@ -414,7 +347,6 @@ mod tests {
             last: 15,
             unit: 1.0,
             tops: [9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 17.0],
-            shift: Shift::None,
         }
     }
 

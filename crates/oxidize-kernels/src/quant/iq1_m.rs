@@ -6,11 +6,11 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
-use super::grid_search::Shift;
 use super::grids::IQ1_GRID;
 use super::iq1_s::{search, shifted};
 use super::levels::Levels;
 use super::q8_k::Q8_K;
+use super::ternary_search::Shift;
 use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 

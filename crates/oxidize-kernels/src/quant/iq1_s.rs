@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U16Le};
-use super::grid_search::{Grid, Search, Shift};
 use super::grids::IQ1_GRID;
 use super::levels::Levels;
 use super::q8_k::Q8_K;
+use super::ternary_search::{Grid, Search, Shift};
 use super::weighting::weights;
 use super::{Block, Dot, Quantize, TensorType};
 
@@ -119,8 +119,8 @@ impl Quantize for IQ1_S {
 
 /// The search of IQ1_S and IQ1_M.
 #[inline(always)]
-pub(super) fn search(per_scale: usize, shift: Shift) -> Search<'static, 8> {
-    static GRID: LazyLock<Grid<8>> = LazyLock::new(|| {
+pub(super) fn search(per_scale: usize, shift: Shift) -> Search<'static> {
+    static GRID: LazyLock<Grid> = LazyLock::new(|| {
         Grid::new(
             IQ1_GRID
                 .iter()

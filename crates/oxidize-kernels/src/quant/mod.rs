@@ -49,6 +49,7 @@ pub mod q8_1;
 pub mod q8_k;
 mod scale_search;
 pub mod spelled;
+mod ternary_search;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
