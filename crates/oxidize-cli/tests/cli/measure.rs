@@ -433,7 +433,7 @@ fn imatrix_finds_out_first() {
         assert!(error.contains(out) && error.contains(expected), "{error}");
     };
     began(&file("nodir/out.gguf"), "No such file");
-    began(folder.path().to_str().unwrap(), "not a file");
+    began(folder.path().to_str().unwrap(), "is a directory");
 
     let (out, other) = (file("out.gguf"), file("other.gguf"));
     let mut importance = Importance::default();
