@@ -72,6 +72,29 @@ pub(super) struct Found {
     pub(super) entries: [u16; 64],
 }
 
+impl Found {
+    /// The scale of a block, of which nothing else is known yet.
+    #[inline(always)]
+    pub(super) fn new(d: F16Le) -> Found {
+        Found {
+            d,
+            scales: [0; 16],
+            entries: [0; 64],
+        }
+    }
+}
+
+/// The scale of a block whose own `scales` are to be `unit · (2 l + 1)` times as much, with `l` in `0..=last`.
+#[inline(always)]
+pub(super) fn block_scale(scales: &[f32; 16], costs: &[f32; 16], last: i32, unit: f32) -> F16Le {
+    // Odd multiples: the nearest to x is 2 l + 1.
+    let last = (2 * last + 1) as f32;
+    let odd = |x: f32| 2.0 * ((x - 1.0) * 0.5).round_ties_even().max(0.0).min(last) + 1.0;
+    let odd = |x: f32| odd(x).min(last);
+    let (d, _) = best_scale(scales, costs, &[last], odd);
+    F16Le::from_f32(d / unit)
+}
+
 thread_local! {
     /// `a` and `b` of all vectors of a block, kept from one block to the next.
     static PRODUCTS: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
@@ -121,18 +144,8 @@ impl<const D: usize> Search<'_, D> {
         for (i, x) in x.chunks_exact(group).enumerate() {
             (scales[i], costs[i]) = self.best_scale(of_group(i), largest(x).abs());
         }
-        // Odd multiples: the nearest to x is 2 l + 1.
-        let last = (2 * self.last + 1) as f32;
-        let odd = |x: f32| 2.0 * ((x - 1.0) * 0.5).round_ties_even().max(0.0).min(last) + 1.0;
-        let odd = |x: f32| odd(x).min(last);
-        let (d, _) = best_scale(&scales, &costs, &[last], odd);
-        let d = F16Le::from_f32(d / self.unit).to_f32();
-
-        let mut found = Found {
-            d: F16Le::from_f32(d),
-            scales: [0; 16],
-            entries: [0; 64],
-        };
+        let mut found = Found::new(block_scale(&scales, &costs, self.last, self.unit));
+        let d = found.d.to_f32();
         let mut fit = Fit::default();
         for i in 0..256 / group {
             let chosen = &mut found.entries[i * self.per_scale..(i + 1) * self.per_scale];

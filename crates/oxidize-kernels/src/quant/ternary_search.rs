@@ -15,7 +15,8 @@
 use std::cell::RefCell;
 
 use super::fields::F16Le;
-use super::scale_search::{best_scale, inverse_or_zero, largest, level};
+use super::grid_search::{Found, block_scale};
+use super::scale_search::{inverse_or_zero, largest, level};
 
 /// Halves of entries, or vectors, that are worked on side by side.
 const LANES: usize = 16;
@@ -131,14 +132,6 @@ pub(super) struct Search<'a> {
 
 const TOPS: usize = 8;
 
-/// What was found: the block's scale, the scales' `l`, and each vector's entry. Entries that are
-/// moved down are counted after all those that are moved up.
-pub(super) struct Found {
-    pub(super) d: F16Le,
-    pub(super) scales: [u8; 16],
-    pub(super) entries: [u16; 64],
-}
-
 /// The vectors of a block, one to a lane: element by element for sixteen of them at a time.
 struct Vectors {
     x: [[Lanes; D]; VECTORS],
@@ -212,7 +205,7 @@ struct Choice {
 impl Search<'_> {
     const VECTORS: usize = 256 / D;
 
-    /// The best block for `x`.
+    /// The best block for `x`. Entries that are moved down are counted after all those that are moved up.
     #[inline(always)]
     pub(super) fn run(&self, x: &[f32; 256], w: &[f32; 256]) -> Found {
         let vectors = Vectors::new(x, w);
@@ -231,18 +224,8 @@ impl Search<'_> {
                 (scales[i], costs[i]) = (0.0, 0.0);
             }
         }
-        // Odd multiples: the nearest to x is 2 l + 1.
-        let last = (2 * self.last + 1) as f32;
-        let odd = |x: f32| 2.0 * ((x - 1.0) * 0.5).round_ties_even().max(0.0).min(last) + 1.0;
-        let odd = |x: f32| odd(x).min(last);
-        let (d, _) = best_scale(&scales, &costs, &[last], odd);
-        let d = F16Le::from_f32(d / self.unit).to_f32();
-
-        let mut found = Found {
-            d: F16Le::from_f32(d),
-            scales: [0; 16],
-            entries: [0; 64],
-        };
+        let mut found = Found::new(block_scale(&scales, &costs, self.last, self.unit));
+        let d = found.d.to_f32();
         let mut nearby = [0; 16];
         for (nearby, scale) in nearby.iter_mut().zip(scales) {
             let multiple = scale * inverse_or_zero(d * self.unit);
