@@ -266,11 +266,9 @@ impl Job<'_> {
     /// 65504.
     fn check_range(&self, first: u64, out: &[u8], buffers: &mut Buffers) -> Result<()> {
         const SAFE: f32 = 32768.0;
-        let most = buffers
-            .floats
-            .iter()
-            .fold(0.0f32, |most, x| most.max(x.abs()));
-        if most < SAFE {
+        // As integers, which are compared many at a time: this is looked at for every weight.
+        let bits = buffers.floats.iter().map(|x| x.abs().to_bits());
+        if bits.fold(0, u32::max) < SAFE.to_bits() {
             return Ok(());
         }
         buffers.decoded.resize(buffers.floats.len(), 0.0);
