@@ -5,7 +5,7 @@ use oxidize_core::mix::Mix;
 
 use crate::convert;
 use crate::encode::Workers;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::{Plan, Wishes, traits_of};
 use crate::quantize::{Progress, recipe, tensors_of, write_tensor};
 
@@ -18,23 +18,14 @@ pub fn quantized(
 ) -> Result<ModelFile> {
     let wishes = Wishes::new(mix);
     let is_gguf = matches!(file.format(), Format::Gguf { .. });
-    let mut recipe = if is_gguf {
+    let recipe = if is_gguf {
         let tensors = tensors_of(file);
         let plan = Plan::new(&tensors, &wishes, &traits_of(file, false));
         recipe(file, tensors, plan, (mix.name, mix.file_type), None)
     } else {
         convert::recipe(file, &wishes, None)?.recipe
     };
-    let starved = recipe
-        .plan
-        .needs_importance(&recipe.tensors, &mix, |_| false);
-    if let Some((tensor, ty)) = starved {
-        let tensor = tensor.to_owned();
-        return Err(Error::NeedsImportance { tensor, ty });
-    }
-    for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
-        recipe.output.tensor(&tensor.name, *ty, &tensor.shape);
-    }
+    recipe.plan.check_importance(&recipe.tensors, &mix, None)?;
     let (mut done, total) = (0, recipe.output.bytes());
     let mut bytes = Vec::new();
     let metadata = recipe.metadata;

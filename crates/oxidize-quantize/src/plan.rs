@@ -12,6 +12,7 @@ use oxidize_kernels::quant::{self, TensorType};
 use regex::Regex;
 
 use crate::error::{Error, Result};
+use crate::importance::Importance;
 use crate::tensor::Tensor;
 
 /// The type of this name, if weights are stored so.
@@ -145,13 +146,13 @@ impl Plan {
         self.bytes(tensors) as f64 * 8.0 / elements.max(1) as f64
     }
 
-    /// The first tensor that would be nothing but noise without importance, and has none.
-    pub fn needs_importance<'t>(
+    /// Refuses a plan by which a tensor would be nothing but noise: one of few bits, without importance.
+    pub fn check_importance(
         &self,
-        tensors: &'t [Tensor<'_>],
+        tensors: &[Tensor<'_>],
         mix: &Mix,
-        has: impl Fn(&Tensor<'_>) -> bool,
-    ) -> Option<(&'t str, TensorType)> {
+        importance: Option<&Importance>,
+    ) -> Result<()> {
         use TensorType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_XXS, Q2_K};
         let needs = |tensor: &Tensor<'_>, ty: TensorType| {
             let starved = matches!(ty, IQ1_M | IQ1_S | IQ2_S | IQ2_XS | IQ2_XXS | IQ3_XXS);
@@ -163,9 +164,17 @@ impl Plan {
             ];
             starved && tensor.ty != ty && !is_table.contains(&tensor.name.as_str())
         };
+        let has = |tensor: &Tensor<'_>| {
+            importance.is_some_and(|known| known.entries.contains_key(&tensor.name))
+        };
         let mut typed = tensors.iter().zip(&self.types);
-        let found = typed.find(|(tensor, ty)| needs(tensor, **ty) && !has(tensor));
-        found.map(|(tensor, ty)| (tensor.name.as_str(), *ty))
+        match typed.find(|(tensor, ty)| needs(tensor, **ty) && !has(tensor)) {
+            Some((tensor, ty)) => Err(Error::NeedsImportance {
+                tensor: tensor.name.clone(),
+                ty: *ty,
+            }),
+            None => Ok(()),
+        }
     }
 }
 

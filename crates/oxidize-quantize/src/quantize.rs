@@ -51,7 +51,7 @@ pub struct ReportOptions<'a> {
 pub struct Recipe<'a> {
     /// The tensors, in the order of the output.
     pub tensors: Vec<Tensor<'a>>,
-    /// The keys of the output.
+    /// The keys and tensors of the output.
     pub output: Output,
     /// Where copied keys come from.
     pub metadata: Option<&'a Metadata>,
@@ -118,6 +118,9 @@ pub fn recipe<'a>(
     if let Some(importance) = importance {
         set_importance(&mut output, importance);
     }
+    for (tensor, ty) in tensors.iter().zip(&plan.types) {
+        output.tensor(&tensor.name, *ty, &tensor.shape);
+    }
     Recipe {
         tensors,
         output,
@@ -166,9 +169,6 @@ pub fn quantize(
 ) -> Result<(Report, Vec<PathBuf>)> {
     check(&recipe, source, path, options)?;
     let compared = comparison(source, options)?;
-    for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
-        recipe.output.tensor(&tensor.name, *ty, &tensor.shape);
-    }
     let mut report = Report::new(&recipe, source);
     if let Some(wanted) = &options.report {
         report.command.clone_from(&wanted.command);
@@ -228,9 +228,6 @@ pub fn quantize(
 /// without, whatever the types.
 pub fn overhead(recipe: &Recipe<'_>, source: &ModelFile, report: Option<&str>) -> Result<u64> {
     let mut output = recipe.output.clone();
-    for tensor in &recipe.tensors {
-        output.tensor(&tensor.name, tensor.ty, &tensor.shape);
-    }
     if let Some(command) = report {
         /// Letters of a type's name.
         const NAME: usize = 8;
@@ -269,11 +266,7 @@ pub(crate) fn check(
     options: &Options<'_>,
 ) -> Result<()> {
     check_not_input(path, source)?;
-    let mut output = recipe.output.clone();
-    for (tensor, ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
-        output.tensor(&tensor.name, *ty, &tensor.shape);
-    }
-    for path in output.paths(path, &options.parts, recipe.metadata)? {
+    for path in recipe.output.paths(path, &options.parts, recipe.metadata)? {
         check_not_input(&path, source)?;
         check_differs(&path, options.importance.map(|known| known.file.as_path()))?;
     }

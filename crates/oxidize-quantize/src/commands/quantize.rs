@@ -191,15 +191,9 @@ impl Quantize {
         let is_fitted = fitted.is_some();
         let plan = fitted.unwrap_or_else(|| Plan::new(&tensors, &wishes, &traits));
         let mix = named.unwrap_or_else(|| nearest_mix(&plan, &tensors));
-        let has = |tensor: &crate::tensor::Tensor<'_>| {
-            importance
-                .as_ref()
-                .is_some_and(|importance| importance.entries.contains_key(&tensor.name))
-        };
-        let starved = plan.needs_importance(&tensors, &mix, has);
-        if let Some((tensor, ty)) = starved.filter(|_| !is_fitted) {
-            let tensor = tensor.to_owned();
-            return Err(Error::NeedsImportance { tensor, ty }.into());
+        // Types that were chosen for a size were measured, without importance too.
+        if !is_fitted {
+            plan.check_importance(&tensors, &mix, importance.as_ref())?;
         }
         let fallbacks = plan.fallbacks;
         let described = (mix.name, mix.file_type);

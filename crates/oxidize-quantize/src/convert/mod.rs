@@ -22,7 +22,7 @@ use oxidize_kernels::quant::TensorType;
 
 use crate::error::{Error, Result};
 use crate::importance::Importance;
-use crate::output::Output;
+use crate::output::{Output, check_differs};
 use crate::plan::{Plan, Wishes, is_quantizable};
 use crate::quantize::{Options, Progress, Recipe, quantize, set_importance};
 use crate::report::Report;
@@ -71,29 +71,18 @@ pub fn write(
 /// Refuses to write over what lies beside `source` and may be part of it. GGUF files may be what an earlier
 /// run has made.
 pub fn check_output(output: &Path, source: &Path) -> Result<()> {
-    if output.is_dir() {
-        return Err(Error::Unfit {
-            file: output.to_path_buf(),
-            problem: "it is a directory, but what is made is a file".into(),
-        });
-    }
-    let Ok(there) = output.canonicalize() else {
-        return Ok(());
-    };
     let folder = match source.is_dir() {
         true => source,
         false => source.parent().unwrap_or(source),
     };
+    // A bare file name has an empty folder.
+    let folder = match folder == Path::new("") {
+        true => Path::new("."),
+        false => folder,
+    };
     let entries = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect()
-    };
-    // A bare file name has an empty folder.
-    let here = Path::new(".");
-    let folder = if folder == Path::new("") {
-        here
-    } else {
-        folder
     };
     let mut files = entries(folder);
     // Projections and poolings have folders of their own.
@@ -101,14 +90,8 @@ pub fn check_output(output: &Path, source: &Path) -> Result<()> {
     let inner: Vec<PathBuf> = inner.flat_map(|folder| entries(folder)).collect();
     files.extend(inner);
     files.retain(|path| path.extension().is_none_or(|ending| ending != "gguf"));
-    files.push(source.to_path_buf());
-    let is_it = |path: &PathBuf| path.canonicalize().is_ok_and(|path| path == there);
-    match files.iter().any(is_it) {
-        true => Err(Error::SameFile {
-            path: output.to_path_buf(),
-        }),
-        false => Ok(()),
-    }
+    files.extend(source.is_file().then(|| source.to_path_buf()));
+    check_differs(output, files.iter().map(PathBuf::as_path))
 }
 
 /// What a GGUF file of a Hugging Face model consists of.
@@ -152,13 +135,7 @@ pub fn recipe<'a>(
             *ty = TensorType::F32;
         }
     }
-    let has = |tensor: &Tensor<'_>| {
-        importance.is_some_and(|importance| importance.entries.contains_key(&tensor.name))
-    };
-    if let Some((tensor, ty)) = plan.needs_importance(&tensors, &wishes.mix, has) {
-        let tensor = tensor.to_owned();
-        return Err(Error::NeedsImportance { tensor, ty });
-    }
+    plan.check_importance(&tensors, &wishes.mix, importance)?;
     let mut output = Output::default();
     let unread = metadata::general(&mut output, file, arch, &tensors, &wishes.mix);
     remarks.extend(unread);
@@ -176,6 +153,9 @@ pub fn recipe<'a>(
         output.set("tokenizer.chat_template", ValueBuf::Str(template));
     }
     let source = source_of(file);
+    for (tensor, ty) in tensors.iter().zip(&plan.types) {
+        output.tensor(&tensor.name, *ty, &tensor.shape);
+    }
     let recipe = Recipe {
         tensors,
         output,

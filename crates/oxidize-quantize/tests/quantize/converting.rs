@@ -142,7 +142,7 @@ fn no_file_of_the_source_is_written_over() {
         assert!(!ok && text.contains("also the input"), "{text}");
     }
     let (ok, text) = converted(&folder, &folder, &[]);
-    assert!(!ok && text.contains("it is a directory"), "{text}");
+    assert!(!ok && text.contains("is a directory"), "{text}");
     assert_eq!(before, ["config.json", "tokenizer.model"].map(snapshot));
     // What is new there, or was made there before, is no input.
     std::fs::remove_file(folder.join("tokenizer.model")).unwrap();

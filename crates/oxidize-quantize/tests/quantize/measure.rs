@@ -4,14 +4,14 @@ use std::sync::Mutex;
 
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Batch, SeqSlice, SessionConfig};
-use oxidize_core::file::OpenOptions;
+use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use oxidize_quantize::compare::{self, compare};
 use oxidize_quantize::encode::Workers;
 use oxidize_quantize::imatrix::{self, collect};
 use oxidize_quantize::output::Parts;
-use oxidize_quantize::plan::traits_of;
+use oxidize_quantize::plan::{Plan, Wishes, traits_of};
 use oxidize_quantize::quantize::{Options, Progress, ReportOptions, quantize, recipe, tensors_of};
 use oxidize_quantize::report::Report;
 use oxidize_quantize::split::rewrite;
@@ -25,6 +25,20 @@ fn text() -> Text {
         file: "text.txt".into(),
         content: "The quick brown fox jumps over the lazy dog; 1, 2, 3. ".repeat(60),
     }
+}
+
+/// The best plan for so many bits a weight.
+fn fitted(
+    file: &ModelFile,
+    bits: f64,
+    wishes: &Wishes,
+    progress: impl Fn(Progress<'_>) + Sync,
+) -> oxidize_quantize::Result<Plan> {
+    let (tensors, traits) = (tensors_of(file), traits_of(file, false));
+    let elements: u64 = tensors.iter().map(|tensor| tensor.elements()).sum();
+    let bytes = (bits * elements as f64 / 8.0) as u64;
+    let wanted = (wishes, &traits);
+    plan_for_size(&tensors, bytes, None, wanted, &Workers::default(), progress)
 }
 
 fn load(path: &std::path::Path) -> Model {
@@ -323,21 +337,12 @@ fn rows_of_one_scale_are_marked() {
 fn nothing_long_is_silent() {
     let dir = tempfile::tempdir().unwrap();
     let (file, text) = (open(&tiny()), text());
-    let (tensors, traits) = (tensors_of(&file), traits_of(&file, false));
-    let elements: u64 = tensors.iter().map(|tensor| tensor.elements()).sum();
-    let bytes = (6.0 * elements as f64 / 8.0) as u64;
+    let tensors = tensors_of(&file);
     let tried = Mutex::new(Vec::new());
-    let plan = plan_for_size(
-        &tensors,
-        bytes,
-        None,
-        (&wishes("Q4_K_M"), &traits),
-        &Workers::default(),
-        |at| match at {
-            Progress::Trying { done, total } => tried.lock().unwrap().push((done, total)),
-            other => panic!("{other:?}"),
-        },
-    );
+    let plan = fitted(&file, 6.0, &wishes("Q4_K_M"), |at| match at {
+        Progress::Trying { done, total } => tried.lock().unwrap().push((done, total)),
+        other => panic!("{other:?}"),
+    });
     let count = tensors.len() as u64;
     let expected: Vec<(u64, u64)> = (1..=count).map(|done| (done, count)).collect();
     assert_eq!(tried.into_inner().unwrap(), expected);
@@ -453,20 +458,16 @@ fn a_target_size_heeds_wishes() {
     let input = dir.path().join("in.gguf");
     synthetic(&input, "F32", 4);
     let file = open(&input);
-    let (tensors, traits) = (tensors_of(&file), traits_of(&file, false));
-    let elements: u64 = tensors.iter().map(|tensor| tensor.elements()).sum();
+    let tensors = tensors_of(&file);
     let mut wished = wishes("Q4_K_M");
     wished.pattern("ffn_down=Q5_1").unwrap();
-    let plan = |bits: f64, wishes: &oxidize_quantize::plan::Wishes| {
-        let bytes = (bits * elements as f64 / 8.0) as u64;
-        let wanted = (wishes, &traits);
-        plan_for_size(&tensors, bytes, None, wanted, &Workers::default(), |_| ()).unwrap()
-    };
-    let types = plan(5.0, &wished).types;
+    let types = fitted(&file, 5.0, &wished, |_| ()).unwrap().types;
     let downs = tensors.iter().zip(&types);
     let mut downs = downs.filter(|(tensor, _)| tensor.name.contains("ffn_down"));
     assert!(downs.all(|(_, ty)| ty.name() == "Q5_1"));
-    let types = plan(32.0, &wishes("Q4_K_M")).types;
+    let types = fitted(&file, 32.0, &wishes("Q4_K_M"), |_| ())
+        .unwrap()
+        .types;
     assert!(types.iter().all(|ty| ty.name() == "F32"), "{types:?}");
 }
 
@@ -476,21 +477,12 @@ fn a_target_size_is_met_and_spent() {
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F32", 4);
     let file = open(&input);
-    let traits = traits_of(&file, false);
     let elements: u64 = file.tensors().iter().map(|tensor| tensor.elements()).sum();
     let mut before = 0;
     for bits in [3.5, 4.5, 6.0, 8.6] {
         let bytes = (bits * elements as f64 / 8.0) as u64;
         let tensors = tensors_of(&file);
-        let plan = plan_for_size(
-            &tensors,
-            bytes,
-            None,
-            (&wishes("Q4_K_M"), &traits),
-            &Workers::default(),
-            |_| (),
-        )
-        .unwrap();
+        let plan = fitted(&file, bits, &wishes("Q4_K_M"), |_| ()).unwrap();
         let size = plan.bytes(&tensors);
         assert!(
             size <= bytes && size as f64 > 0.97 * bytes as f64,
