@@ -2,10 +2,13 @@
 //!
 //! For a vector `x` with weights `w`, an entry `g` at scale `s` leaves the error
 //! `Σwx² − 2s·a + s²·b` with `a = Σwxg` and `b = Σwg²`, which do not depend on the scale. So they are
-//! computed once for the whole table; after that, trying a scale is one pass over two lists, and the
-//! nearest entry is found exactly, not looked for among neighbours.
+//! computed once for the whole table; after that, trying four scales is one pass over two lists, and the
+//! nearest entry is found exactly, not looked for among neighbours. Which one it is, is asked only at the
+//! best of the scales.
 
 use std::cell::RefCell;
+
+use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::scale_search::{best_scale, inverse_or_zero, largest, level};
@@ -13,18 +16,23 @@ use super::scale_search::{best_scale, inverse_or_zero, largest, level};
 /// Entries that are compared side by side.
 const LANES: usize = 16;
 
+/// Sixteen floats in a cache line of their own: vectors that lie in two cost twice as much.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([f32; LANES]);
+
 /// A table of `D`-element entries, element by element for sixteen entries at a time.
 pub(super) struct Grid<const D: usize> {
-    chunks: Vec<[[f32; LANES]; D]>,
+    chunks: Vec<[Line; D]>,
 }
 
 impl<const D: usize> Grid<D> {
     /// A table of entries whose number is a multiple of sixteen.
     pub(super) fn new(entries: impl ExactSizeIterator<Item = [i8; D]>) -> Grid<D> {
-        let mut chunks = vec![[[0.0; LANES]; D]; entries.len() / LANES];
+        let mut chunks = vec![[Line([0.0; LANES]); D]; entries.len() / LANES];
         for (n, entry) in entries.enumerate() {
             for (i, element) in entry.into_iter().enumerate() {
-                chunks[n / LANES][i][n % LANES] = f32::from(element);
+                chunks[n / LANES][i].0[n % LANES] = f32::from(element);
             }
         }
         Grid { chunks }
@@ -97,7 +105,7 @@ pub(super) fn block_scale(scales: &[f32; 16], costs: &[f32; 16], last: i32, unit
 
 thread_local! {
     /// `a` and `b` of all vectors of a block, kept from one block to the next.
-    static PRODUCTS: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    static PRODUCTS: RefCell<[Vec<Line>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
 /// `a` and `b` of some vectors: one of each for every entry and vector.
@@ -115,6 +123,34 @@ struct Fit {
     b: f32,
 }
 
+impl Fit {
+    /// The scale that fits these entries best, if there is one.
+    #[inline(always)]
+    fn scale(&self) -> Option<f32> {
+        let scale = self.a / self.b;
+        (scale.is_finite() && scale > 0.0).then_some(scale)
+    }
+}
+
+/// The best of four scales.
+#[derive(Clone, Copy)]
+struct Best {
+    /// Which it is.
+    scale: usize,
+    /// Half of what is gained with it.
+    gain: f32,
+    /// The largest `a − s/2 · b` of each vector.
+    most: [f32; 8],
+}
+
+impl Best {
+    const NONE: Best = Best {
+        scale: 0,
+        gain: f32::NEG_INFINITY,
+        most: [0.0; 8],
+    };
+}
+
 impl<const D: usize> Search<'_, D> {
     /// The best block for `x`, which has 256 elements; where signs are stored apart, `x` has none
     /// but those that the format cannot express.
@@ -123,9 +159,13 @@ impl<const D: usize> Search<'_, D> {
         let entries = self.grid.len();
         let vectors = 256 / D;
         let group = D * self.per_scale;
-        let (mut a, mut b) = PRODUCTS.take();
-        a.resize(vectors * entries, 0.0);
-        b.resize(vectors * entries, 0.0);
+        let mut lists = PRODUCTS.take();
+        for list in &mut lists {
+            list.resize(vectors * entries / LANES, Line([0.0; LANES]));
+        }
+        let [a, b] = &mut lists;
+        let a: &mut [f32] = bytemuck::cast_slice_mut(a);
+        let b: &mut [f32] = bytemuck::cast_slice_mut(b);
         let tables = a.chunks_exact_mut(entries).zip(b.chunks_exact_mut(entries));
         let (xs, ws) = (x.as_chunks::<D>().0, w.as_chunks::<D>().0);
         for ((x, w), (a, b)) in xs.iter().zip(ws).zip(tables) {
@@ -148,32 +188,30 @@ impl<const D: usize> Search<'_, D> {
         let d = found.d.to_f32();
         let mut fit = Fit::default();
         for i in 0..256 / group {
-            let chosen = &mut found.entries[i * self.per_scale..(i + 1) * self.per_scale];
             let multiple = scales[i] * inverse_or_zero(d * self.unit);
             let nearby = level(multiple - 1.0, 0.5, 0, self.last);
-            let mut best = (f32::NEG_INFINITY, nearby, Fit::default());
-            for l in (nearby - 1).max(0)..=(nearby + 1).min(self.last) {
-                let scale = d * self.unit * (2 * l + 1) as f32;
-                let mut these = [0; 8];
-                let these = &mut these[..self.per_scale];
-                let fit = self.choose(of_group(i), scale, these);
-                let gain = scale * (2.0 * fit.a - scale * fit.b);
-                if gain > best.0 {
-                    best = (gain, l, fit);
-                    chosen.copy_from_slice(these);
-                }
-            }
-            found.scales[i] = best.1 as u8;
-            let multiple = self.unit * (2 * best.1 + 1) as f32;
-            fit.a += multiple * best.2.a;
-            fit.b += multiple * multiple * best.2.b;
+            // Four scales go together: one of them twice.
+            let levels = [
+                nearby,
+                (nearby - 1).max(0),
+                (nearby + 1).min(self.last),
+                nearby,
+            ];
+            let scales = levels.map(|l| d * self.unit * (2 * l + 1) as f32);
+            let best = self.best_of(of_group(i), scales);
+            let chosen = &mut found.entries[i * self.per_scale..(i + 1) * self.per_scale];
+            let chosen = self.choose(of_group(i), scales[best.scale], &best.most, chosen);
+            let level = levels[best.scale];
+            found.scales[i] = level as u8;
+            let multiple = self.unit * (2 * level + 1) as f32;
+            fit.a += multiple * chosen.a;
+            fit.b += multiple * multiple * chosen.b;
         }
         // With all entries chosen, the block's scale itself has a best value.
-        let fitted = fit.a / fit.b;
-        if d > 0.0 && fitted.is_finite() && fitted > 0.0 {
+        if let Some(fitted) = fit.scale().filter(|_| d > 0.0) {
             found.d = F16Le::from_f32(fitted);
         }
-        PRODUCTS.set((a, b));
+        PRODUCTS.set(lists);
         found
     }
 
@@ -190,7 +228,7 @@ impl<const D: usize> Search<'_, D> {
             let (mut wxg, mut wgg) = ([0.0; LANES], [0.0; LANES]);
             for i in 0..D {
                 for lane in 0..LANES {
-                    let g = g[i][lane];
+                    let g = g[i].0[lane];
                     wxg[lane] += wx[i] * g;
                     wgg[lane] += w[i] * g * g;
                 }
@@ -205,44 +243,68 @@ impl<const D: usize> Search<'_, D> {
         if largest == 0.0 || !largest.is_finite() {
             return (0.0, 0.0);
         }
-        let mut best = (f32::NEG_INFINITY, 0.0);
+        let (mut scale, mut best) = (0.0, Best::NONE);
         for tops in self.tops.as_chunks::<4>().0 {
             let scales = tops.map(|top| largest / top);
-            let mut gains = [0.0; 4];
-            for v in 0..self.per_scale {
-                let (a, b) = products.lists(v);
-                let most = greatest(a, b, scales.map(|s| 0.5 * s));
-                for k in 0..4 {
-                    gains[k] += scales[k] * most[k];
-                }
-            }
-            for k in 0..4 {
-                if gains[k] > best.0 {
-                    best = (gains[k], scales[k]);
-                }
+            let these = self.best_of(products, scales);
+            if these.gain > best.gain {
+                (scale, best) = (scales[these.scale], these);
             }
         }
-        let (_, mut scale) = best;
-        let mut fit = Fit::default();
-        for _ in 0..2 {
-            let mut chosen = [0; 8];
-            fit = self.choose(products, scale, &mut chosen[..self.per_scale]);
-            let fitted = fit.a / fit.b;
-            if !(fitted.is_finite() && fitted > 0.0) {
-                break;
+        let mut chosen = [0; 8];
+        let chosen = &mut chosen[..self.per_scale];
+        let mut fit = self.choose(products, scale, &best.most, chosen);
+        if let Some(fitted) = fit.scale() {
+            // At the scale that fits the entries there may be better entries still.
+            for (v, most) in best.most[..self.per_scale].iter_mut().enumerate() {
+                let (a, b) = products.lists(v);
+                *most = greatest(a, b, 0.5 * fitted);
             }
-            scale = fitted;
+            fit = self.choose(products, fitted, &best.most, chosen);
+            scale = fit.scale().unwrap_or(fitted);
         }
         (scale, fit.b)
     }
 
-    /// The best entries of some vectors at a scale.
+    /// The scale at which the nearest entries of some vectors gain most.
     #[inline(always)]
-    fn choose(&self, products: Products<'_>, scale: f32, chosen: &mut [u16]) -> Fit {
+    fn best_of(&self, products: Products<'_>, scales: [f32; 4]) -> Best {
+        let mut most = [[0.0; 8]; 4];
+        let mut gains = [0.0; 4];
+        for v in 0..self.per_scale {
+            let (a, b) = products.lists(v);
+            let of_scales = greatest_at_four(a, b, scales.map(|s| 0.5 * s));
+            for k in 0..4 {
+                most[k][v] = of_scales[k];
+                gains[k] += scales[k] * of_scales[k];
+            }
+        }
+        let mut scale = 0;
+        for k in 1..4 {
+            if gains[k] > gains[scale] {
+                scale = k;
+            }
+        }
+        Best {
+            scale,
+            gain: gains[scale],
+            most: most[scale],
+        }
+    }
+
+    /// The entries of some vectors that gain `most` at a scale.
+    #[inline(always)]
+    fn choose(
+        &self,
+        products: Products<'_>,
+        scale: f32,
+        most: &[f32; 8],
+        chosen: &mut [u16],
+    ) -> Fit {
         let mut fit = Fit::default();
         for (v, chosen) in chosen.iter_mut().enumerate() {
             let (a, b) = products.lists(v);
-            let at = nearest(a, b, 0.5 * scale);
+            let at = place(a, b, 0.5 * scale, most[v]);
             fit.a += a[at];
             fit.b += b[at];
             *chosen = at as u16;
@@ -261,59 +323,73 @@ impl<'a> Products<'a> {
     }
 }
 
-/// The largest `2 (a − h · b)` of a list, for four `h` at once.
+/// The largest `a − h · b` of a list, for four `h` at once.
 #[inline(always)]
-fn greatest(a: &[f32], b: &[f32], h: [f32; 4]) -> [f32; 4] {
+fn greatest_at_four(a: &[f32], b: &[f32], h: [f32; 4]) -> [f32; 4] {
     let mut most = [[f32::NEG_INFINITY; LANES]; 4];
     let [first, second, third, fourth] = &mut most;
-    for (a, b) in a
-        .as_chunks::<LANES>()
-        .0
-        .iter()
-        .zip(b.as_chunks::<LANES>().0)
-    {
+    let chunks = a.as_chunks::<LANES>().0.iter();
+    for (a, b) in chunks.zip(b.as_chunks::<LANES>().0) {
         raise(first, a, b, h[0]);
         raise(second, a, b, h[1]);
         raise(third, a, b, h[2]);
         raise(fourth, a, b, h[3]);
     }
-    most.map(|lanes| 2.0 * lanes.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x)))
+    [
+        of_lanes(first),
+        of_lanes(second),
+        of_lanes(third),
+        of_lanes(fourth),
+    ]
+}
+
+/// The largest `a − h · b` of a list.
+#[inline(always)]
+fn greatest(a: &[f32], b: &[f32], h: f32) -> f32 {
+    let mut most = [f32::NEG_INFINITY; LANES];
+    let chunks = a.as_chunks::<LANES>().0.iter();
+    for (a, b) in chunks.zip(b.as_chunks::<LANES>().0) {
+        raise(&mut most, a, b, h);
+    }
+    of_lanes(&most)
 }
 
 /// Raises `most` to `a − h · b` where that is more.
 #[inline(always)]
 fn raise(most: &mut [f32; LANES], a: &[f32; LANES], b: &[f32; LANES], h: f32) {
     for lane in 0..LANES {
-        let gain = a[lane] - h * b[lane];
-        // Not `f32::max`, whose care for NaN costs as much as all the rest.
-        most[lane] = if gain > most[lane] { gain } else { most[lane] };
+        most[lane] = larger(most[lane], a[lane] - h * b[lane]);
     }
 }
 
-/// Where `a − h · b` is largest; the first place if it is nowhere a number.
+/// Not `f32::max`, whose care for NaN costs as much as all the rest.
 #[inline(always)]
-fn nearest(a: &[f32], b: &[f32], h: f32) -> usize {
-    let (mut most, mut chunk) = ([f32::NEG_INFINITY; LANES], [0u32; LANES]);
-    let lists = a
-        .as_chunks::<LANES>()
-        .0
-        .iter()
-        .zip(b.as_chunks::<LANES>().0);
-    for (n, (a, b)) in lists.enumerate() {
-        for lane in 0..LANES {
-            let gain = a[lane] - h * b[lane];
-            let better = gain > most[lane];
-            most[lane] = if better { gain } else { most[lane] };
-            chunk[lane] = if better { n as u32 } else { chunk[lane] };
-        }
+fn larger(x: f32, y: f32) -> f32 {
+    if y > x { y } else { x }
+}
+
+/// The largest of all lanes.
+#[inline(always)]
+fn of_lanes(lanes: &[f32; LANES]) -> f32 {
+    // The compiler shall not see where they come from: it would take the vectors apart, the sooner to
+    // have single lanes to compare.
+    let lanes = std::hint::black_box(*lanes);
+    let mut most = [0.0; LANES / 2];
+    for lane in 0..LANES / 2 {
+        most[lane] = larger(lanes[lane], lanes[lane + LANES / 2]);
     }
-    let mut best = 0;
-    for lane in 1..LANES {
-        if most[lane] > most[best] {
-            best = lane;
-        }
+    most.into_iter().fold(f32::NEG_INFINITY, larger)
+}
+
+/// The first place where `a − h · b` is `most`; the last of all if there is none.
+#[inline(always)]
+fn place(a: &[f32], b: &[f32], h: f32, most: f32) -> usize {
+    let mut first = a.len() as i32 - 1;
+    for ((a, b), place) in a.iter().zip(b).zip(0..) {
+        let here = if a - h * b == most { place } else { i32::MAX };
+        first = if here < first { here } else { first };
     }
-    chunk[best] as usize * LANES + best
+    first as usize
 }
 
 /// Signs and magnitudes of a block: bit `i` of byte `n` is the sign of element `8 n + i`.
@@ -342,49 +418,138 @@ pub(super) fn split_signs(x: &[f32], w: &[f32; 256], even: bool) -> ([u8; 32], [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::grids::IQ3_S_GRID;
-    use crate::quant::testing::Random;
+    use crate::quant::grids::{IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
+    use crate::quant::testing::{ROUNDS, Random, eights};
 
-    fn grid() -> Grid<4> {
-        Grid::new(
-            IQ3_S_GRID
-                .iter()
-                .map(|entry| entry.to_le_bytes().map(|m| m as i8)),
-        )
+    fn fours(table: &[u32]) -> Vec<[i8; 4]> {
+        let entries = table.iter().map(|entry| entry.to_le_bytes());
+        entries.map(|entry| entry.map(|m| m as i8)).collect()
     }
 
-    fn search(grid: &Grid<4>) -> Search<'_, 4> {
-        Search {
-            grid,
-            per_scale: 8,
-            last: 15,
-            unit: 1.0,
-            tops: [9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 17.0],
+    /// A table, and how it is used.
+    struct Tried<const D: usize> {
+        table: Vec<[i8; D]>,
+        grid: Grid<D>,
+        per_scale: usize,
+        /// The largest number of the table.
+        top: f32,
+    }
+
+    impl<const D: usize> Tried<D> {
+        fn new(table: Vec<[i8; D]>, per_scale: usize) -> Self {
+            Tried {
+                grid: Grid::new(table.iter().copied()),
+                per_scale,
+                top: f32::from(*table.iter().flatten().max().unwrap()),
+                table,
+            }
+        }
+
+        fn search(&self) -> Search<'_, D> {
+            let tops = [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.8].map(|t| t * self.top);
+            Search::of_magnitudes(&self.grid, self.per_scale, 1.0, tops)
+        }
+
+        /// The error of an entry of a vector, and the size of what it is summed up from.
+        fn error(&self, entry: usize, x: &[f32; D], w: &[f32; D], s: f32) -> [f64; 2] {
+            let (mut error, mut size) = (0.0, 0.0);
+            for i in 0..D {
+                let y = f64::from(s) * f64::from(self.table[entry][i]);
+                let (x, w) = (f64::from(x[i]), f64::from(w[i]));
+                error += w * (x - y) * (x - y);
+                size += w * (x * x + y * y);
+            }
+            [error, size]
+        }
+
+        /// Every vector gets the nearest of all entries, at any scale and with any weights; of several
+        /// scales the best is taken.
+        fn check_nearest(&self) {
+            let (search, len) = (self.search(), self.table.len());
+            let mut random = Random::new(len as u64);
+            for round in 0..ROUNDS {
+                let mut part = |of: &mut dyn FnMut(&mut Random) -> f32| -> Vec<[f32; D]> {
+                    let vectors = 0..self.per_scale;
+                    let vectors = vectors.map(|_| std::array::from_fn(|_| of(&mut random)));
+                    vectors.collect()
+                };
+                let x = part(&mut |random| 0.5 * self.top * random.normal().abs());
+                let w = part(&mut |random| random.weight(round));
+                let mut lists = [vec![0.0; x.len() * len], vec![0.0; x.len() * len]];
+                let [a, b] = &mut lists;
+                let of_vectors = a.chunks_exact_mut(len).zip(b.chunks_exact_mut(len));
+                for ((x, w), (a, b)) in x.iter().zip(&w).zip(of_vectors) {
+                    search.products(x, w, a, b);
+                }
+                let products = Products {
+                    a: &lists[0],
+                    b: &lists[1],
+                    entries: len,
+                };
+
+                let scales = [1.0, 0.05, 0.3 + random.normal().abs(), 30.0];
+                let mut least = [0.0; 4];
+                for (scale, least) in scales.into_iter().zip(&mut least) {
+                    let mut most = [0.0; 8];
+                    for (v, most) in most[..x.len()].iter_mut().enumerate() {
+                        let (a, b) = products.lists(v);
+                        *most = greatest(a, b, 0.5 * scale);
+                    }
+                    let mut chosen = [0; 8];
+                    search.choose(products, scale, &most, &mut chosen[..x.len()]);
+                    for ((x, w), chosen) in x.iter().zip(&w).zip(chosen) {
+                        let all = (0..len).map(|n| self.error(n, x, w, scale)[0]);
+                        let nearest = all.fold(f64::INFINITY, f64::min);
+                        let [found, size] = self.error(chosen.into(), x, w, scale);
+                        assert!(found <= nearest + 1e-5 * size, "{found} {nearest} {scale}");
+                        *least += nearest;
+                    }
+                }
+
+                let best = search.best_of(products, scales);
+                let mut chosen = [0; 8];
+                let chosen = &mut chosen[..x.len()];
+                search.choose(products, scales[best.scale], &best.most, chosen);
+                let vectors = x.iter().zip(&w).zip(chosen);
+                let errors =
+                    vectors.map(|((x, w), n)| self.error((*n).into(), x, w, scales[best.scale]));
+                let [found, size] = errors.fold([0.0; 2], |sum, e| [sum[0] + e[0], sum[1] + e[1]]);
+                let least = least.into_iter().fold(f64::INFINITY, f64::min);
+                assert!(found <= least + 1e-5 * size, "{found} {least}");
+            }
+        }
+
+        /// Whatever is in a block, what comes back can be stored.
+        fn check_odd_values(&self) {
+            let search = self.search();
+            let mut random = Random::new(5);
+            for round in 0..ROUNDS {
+                let x = random.odd_floats(round).map(f32::abs);
+                let w = random.odd_floats(round).map(f32::abs);
+                let found = search.run(&x, &w);
+                let len = self.table.len();
+                assert!(found.entries.iter().all(|n| usize::from(*n) < len));
+                assert!(found.scales.iter().all(|l| i32::from(*l) <= search.last));
+            }
+        }
+
+        fn check(&self) {
+            self.check_nearest();
+            self.check_odd_values();
         }
     }
 
-    /// The entry that is found is the nearest of all.
     #[test]
-    fn no_entry_is_nearer() {
-        let grid = grid();
-        let search = search(&grid);
-        let mut random = Random::new(1);
-        for _ in 0..50 {
-            let x: [f32; 4] = std::array::from_fn(|_| random.normal().abs());
-            let w: [f32; 4] = std::array::from_fn(|_| random.normal().abs());
-            let scale = 0.05 + random.normal().abs() / 5.0;
-            let (mut a, mut b) = (vec![0.0; 512], vec![0.0; 512]);
-            search.products(&x, &w, &mut a, &mut b);
-            let found = nearest(&a, &b, 0.5 * scale);
-            let error = |n: usize| -> f32 {
-                let g = IQ3_S_GRID[n].to_le_bytes();
-                (0..4)
-                    .map(|i| w[i] * (x[i] - scale * f32::from(g[i])).powi(2))
-                    .sum()
-            };
-            let least = (0..512).map(error).fold(f32::INFINITY, f32::min);
-            assert!(error(found) <= least * 1.0001 + 1e-6, "{found}");
-        }
+    fn no_entry_of_iq2_is_nearer() {
+        Tried::new(eights(&IQ2_XXS_GRID), 4).check();
+        Tried::new(eights(&IQ2_XS_GRID), 2).check();
+        Tried::new(eights(&IQ2_S_GRID), 2).check();
+    }
+
+    #[test]
+    fn no_entry_of_iq3_is_nearer() {
+        Tried::new(fours(&IQ3_XXS_GRID), 8).check();
+        Tried::new(fours(&IQ3_S_GRID), 8).check();
     }
 
     #[test]

@@ -760,12 +760,7 @@ fn place(gains: &[Lanes], gaps: &[Lanes], most: f32) -> usize {
 mod tests {
     use super::*;
     use crate::quant::grids::IQ1_GRID;
-    use crate::quant::testing::{ROUNDS, Random};
-
-    fn eights(table: &[u64]) -> Vec<[i8; 8]> {
-        let entries = table.iter().map(|entry| entry.to_le_bytes());
-        entries.map(|entry| entry.map(|m| m as i8)).collect()
-    }
+    use crate::quant::testing::{ROUNDS, Random, eights};
 
     /// A table, all that is known about it, and searches with it.
     struct Tried {
@@ -822,12 +817,7 @@ mod tests {
             for round in 0..ROUNDS.min(12) {
                 let search = self.search(2, Self::shift(round));
                 let x = self.block(&mut random);
-                let w: [f32; 256] = std::array::from_fn(|_| match random.next() % 8 {
-                    0 if round % 2 == 1 => 0.0,
-                    1 if round % 2 == 1 => 1e20,
-                    2 if round % 2 == 1 => 1e-20,
-                    _ => random.normal().abs(),
-                });
+                let w: [f32; 256] = std::array::from_fn(|_| random.weight(round));
                 let vectors = Vectors::new(&x, &w);
                 let mut room = Room::default();
                 room.prepare(self.grid.first);
@@ -905,31 +895,12 @@ mod tests {
 
         /// Whatever is in a block, what comes back can be stored.
         fn check_odd_values(&self) {
-            let odd = [
-                f32::NAN,
-                f32::INFINITY,
-                f32::NEG_INFINITY,
-                f32::MAX,
-                f32::MIN_POSITIVE,
-                1e-45,
-                1e30,
-                0.0,
-            ];
             let mut random = Random::new(5);
             for round in 0..ROUNDS.min(60) {
                 let shift = Self::shift(round);
                 let search = self.search(2 + round % 2 * 2, shift);
-                let (mut x, mut w) = (
-                    self.block(&mut random),
-                    self.block(&mut random).map(f32::abs),
-                );
-                for _ in 0..1 << (round % 9) {
-                    x[random.next() as usize % 256] = odd[random.next() as usize % 8];
-                    w[random.next() as usize % 256] = odd[random.next() as usize % 8].abs();
-                }
-                if round % 10 == 9 {
-                    (x, w) = ([odd[round / 10]; 256], [odd[7 - round / 10].abs(); 256]);
-                }
+                let x = random.odd_floats(round);
+                let w = random.odd_floats(round).map(f32::abs);
                 let found = search.run(&x, &w);
                 let len = self.table.len() * 2;
                 assert!(found.entries.iter().all(|n| usize::from(*n) < len));

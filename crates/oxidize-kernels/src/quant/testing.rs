@@ -32,11 +32,50 @@ impl Random {
         (0..n).map(|_| self.normal()).collect()
     }
 
+    /// As importance may be; in odd rounds some are zero, very large or very small.
+    pub(super) fn weight(&mut self, round: usize) -> f32 {
+        match self.next() % 8 {
+            0 if round % 2 == 1 => 0.0,
+            1 if round % 2 == 1 => 1e20,
+            2 if round % 2 == 1 => 1e-20,
+            _ => self.normal().abs(),
+        }
+    }
+
+    /// With some floats that no one expects, in some rounds many; now and then of one kind only.
+    pub(super) fn odd_floats(&mut self, round: usize) -> [f32; 256] {
+        let kinds = [
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MAX,
+            f32::MIN_POSITIVE,
+            1e-45,
+            1e30,
+            0.0,
+        ];
+        let mut floats = [kinds[self.next() as usize % kinds.len()]; 256];
+        if round % 10 < 9 {
+            floats.fill_with(|| self.normal());
+            for _ in 0..1 << (round % 9) {
+                let at = self.next() as usize % floats.len();
+                floats[at] = kinds[self.next() as usize % kinds.len()];
+            }
+        }
+        floats
+    }
+
     pub(super) fn block<B: Block>(&mut self) -> B {
         let mut block = B::zeroed();
         bytemuck::bytes_of_mut(&mut block).fill_with(|| self.next() as u8);
         block
     }
+}
+
+/// The entries of a table of magnitudes.
+pub(super) fn eights(table: &[u64]) -> Vec<[i8; 8]> {
+    let entries = table.iter().map(|entry| entry.to_le_bytes());
+    entries.map(|entry| entry.map(|m| m as i8)).collect()
 }
 
 /// `2^exponent`, exactly; Miri's `powi` errs on purpose.
