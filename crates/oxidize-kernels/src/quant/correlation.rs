@@ -156,6 +156,9 @@ const LANES: usize = 32;
 
 type Lane = [f32; LANES];
 
+/// Columns that are transposed together.
+const FEW: usize = 32;
+
 /// Chooses the levels of rows of blocks again, one after the other, each as the best one given all
 /// others of its row.
 #[inline(always)]
@@ -188,6 +191,7 @@ struct Line {
 }
 
 impl Lanes {
+    /// From rows and the blocks they were encoded as.
     #[inline(always)]
     fn new<B: Levelled>(rows: &[f32], blocks: &[B], columns: usize) -> Lanes {
         let zeros = [0.0; LANES];
@@ -201,16 +205,20 @@ impl Lanes {
             levels: vec![zeros; columns],
             lines: vec![line; columns / B::GROUP],
         };
-        let rows = rows.chunks_exact(columns);
-        let blocks = blocks.chunks_exact(columns / B::LEN);
-        let mut levels = vec![0; B::LEN];
-        for (lane, (row, blocks)) in rows.zip(blocks).enumerate() {
-            for (wanted, x) in lanes.wanted.iter_mut().zip(row) {
-                wanted[lane] = *x;
+        // A few columns of all rows before the next: what is written to in turns stays at hand.
+        for (n, wanted) in lanes.wanted.chunks_mut(FEW).enumerate() {
+            for (lane, row) in rows.chunks_exact(columns).enumerate() {
+                for (wanted, x) in wanted.iter_mut().zip(&row[n * FEW..]) {
+                    wanted[lane] = *x;
+                }
             }
-            let lines = lanes.lines.chunks_exact_mut(B::LEN / B::GROUP);
-            let out = lanes.levels.chunks_exact_mut(B::LEN);
-            for ((block, lines), out) in blocks.iter().zip(lines).zip(out) {
+        }
+        let per_row = columns / B::LEN;
+        let mut levels = vec![0; B::LEN];
+        let lines = lanes.lines.chunks_exact_mut(B::LEN / B::GROUP);
+        let of_blocks = lanes.levels.chunks_exact_mut(B::LEN).zip(lines);
+        for (n, (out, lines)) in of_blocks.enumerate() {
+            for (lane, block) in blocks.iter().skip(n).step_by(per_row).enumerate() {
                 for (group, line) in lines.iter_mut().enumerate() {
                     let (scale, offset) = block.line(group);
                     (line.scale[lane], line.offset[lane]) = (scale, offset);
@@ -271,8 +279,8 @@ impl Lanes {
     fn write<B: Levelled>(&self, blocks: &mut [B]) {
         let per_row = self.wanted.len() / B::LEN;
         let mut levels = vec![0; B::LEN];
-        for (lane, blocks) in blocks.chunks_exact_mut(per_row).enumerate() {
-            for (block, settled) in blocks.iter_mut().zip(self.levels.chunks_exact(B::LEN)) {
+        for (n, settled) in self.levels.chunks_exact(B::LEN).enumerate() {
+            for (lane, block) in blocks.iter_mut().skip(n).step_by(per_row).enumerate() {
                 for (level, settled) in levels.iter_mut().zip(settled) {
                     *level = settled[lane] as i8;
                 }

@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::q8_0::Q8_0;
-use super::scale_search::{inverse_or_zero, level};
+use super::scale_search::{inverse_or_zero, level, magnitude};
 use super::{Block, Dot, Levelled, QuantizeRow, TensorType};
 
 /// A block of 32 weights; all of a row have the same scale.
@@ -66,7 +66,7 @@ impl QuantizeRow for INT8 {
     /// At the scale that loses least.
     #[inline(always)]
     fn quantize_row(row: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
-        let largest = row.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let largest = magnitude(row);
         let candidates = SHARES.map(|share| F16Le::from_f32(share * largest / 127.0));
         let cost = |d: F16Le| -> f64 {
             let (d, inverse) = (d.to_f32(), inverse_or_zero(d.to_f32()));

@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
+use super::scale_search::magnitude;
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -65,7 +66,7 @@ impl Dot for MXFP4 {
 impl Quantize for MXFP4 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
-        let largest = src.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let largest = magnitude(src);
         // The exponent of the largest weight becomes that of the largest E2M1 power of two, 4.
         let exponent = (largest.to_bits() >> 23) as u8;
         let mut block = MXFP4 {

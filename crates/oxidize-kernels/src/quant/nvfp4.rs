@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use super::mxfp4::{E2M1_DOUBLED, e2m1, nearest_doubled, nearest_e2m1};
 use super::packing::scale_into;
 use super::q8_0::Q8_0;
+use super::scale_search::magnitude;
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 64 weights.
@@ -77,7 +78,7 @@ impl Quantize for NVFP4 {
         let groups = src.chunks_exact(16).zip(block.qs.chunks_exact_mut(8));
         for ((src, qs), d) in groups.zip(&mut block.d) {
             // 6 is the largest E2M1 value.
-            *d = nearest_e4m3(src.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 6.0);
+            *d = nearest_e4m3(magnitude(src) / 6.0);
             let half_scale = half_scale(*d);
             for (i, q) in qs.iter_mut().enumerate() {
                 *q = nearest_e2m1(src[i], half_scale) | nearest_e2m1(src[i + 8], half_scale) << 4;

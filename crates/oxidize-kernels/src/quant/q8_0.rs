@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::{dot_i8, scale_into};
-use super::scale_search::{inverse_or_zero, whole};
+use super::scale_search::{integer, inverse_or_zero, magnitude, whole};
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -85,12 +85,13 @@ impl Levelled for Q8_0 {
 /// The scale that takes the largest of 32 floats to ±127, and the floats at that scale.
 ///
 /// Ties round away from zero, as in the reference of the format.
+#[inline(always)]
 pub(super) fn eight_bits(src: &[f32]) -> (f32, [i8; 32]) {
-    let d = src.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
+    let d = magnitude(src) / 127.0;
     let inverse = inverse_or_zero(d);
     let mut qs = [0; 32];
     for (q, x) in qs.iter_mut().zip(src) {
-        *q = (x * inverse).round() as i8;
+        *q = integer((x * inverse).round(), -128, 127) as i8;
     }
     (d, qs)
 }

@@ -6,6 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F32Le, I16Le};
 use super::packing::{dot_i8, scale_into};
+use super::scale_search::{largest, level};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 values.
@@ -72,16 +73,14 @@ impl Quantize for Q8_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let mut block = Q8_K::zeroed();
-        let extreme = src
-            .iter()
-            .fold(0.0f32, |m, x| if x.abs() > m.abs() { *x } else { m });
+        let extreme = largest(src);
         if extreme == 0.0 {
             return block;
         }
         // The largest element becomes -127, so the scale may be negative.
         let inverse = -127.0 / extreme;
         for (q, x) in block.qs.iter_mut().zip(src) {
-            *q = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+            *q = level(*x, inverse, -127, 127) as i8;
         }
         for (sum, qs) in block.bsums.iter_mut().zip(block.qs.chunks_exact(16)) {
             *sum = qs.iter().map(|q| i16::from(*q)).sum::<i16>().into();

@@ -234,31 +234,61 @@ pub(super) fn inverse_or_zero(x: f32) -> f32 {
 /// The whole number of `low..=high` nearest to `x`.
 #[inline(always)]
 pub(super) fn whole(x: f32, low: f32, high: f32) -> f32 {
-    let x = x.round_ties_even();
+    within(x.round_ties_even(), low, high)
+}
+
+/// `x`, or the end of `low..=high` that is nearer; `low` for what is not a number.
+#[inline(always)]
+fn within(x: f32, low: f32, high: f32) -> f32 {
     // Not `clamp`, which keeps NaN at the price of another comparison.
     let x = if x > low { x } else { low };
     if x < high { x } else { high }
 }
 
+/// A whole number as an integer of `low..=high`, which are of at most 22 bits; 0 for what is not a number.
+///
+/// As a cast does it, but that is compiled for one number at a time.
+#[inline(always)]
+pub(super) fn integer(x: f32, low: i32, high: i32) -> i32 {
+    /// 1.5 · 2²³: the last bits of its sum with a whole number are that number.
+    const ADDED: f32 = 12_582_912.0;
+    let x = if x.is_nan() { 0.0 } else { x };
+    let x = within(x, low as f32, high as f32);
+    (x + ADDED).to_bits() as i32 - ADDED.to_bits() as i32
+}
+
 /// `x / scale` rounded to an integer of `low..=high`.
 #[inline(always)]
 pub(super) fn level(x: f32, inverse_scale: f32, low: i32, high: i32) -> i32 {
-    // The cast saturates and takes NaN to 0.
-    ((x * inverse_scale).round_ties_even() as i32).clamp(low, high)
+    integer((x * inverse_scale).round_ties_even(), low, high)
 }
 
 /// The same with a division, which rounds once less; the lowest where the scale is 0, as any will do.
 #[inline(always)]
 pub(super) fn level_at(x: f32, scale: f32, low: i32, high: i32) -> i32 {
-    let level = ((x / scale).round_ties_even() as i32).clamp(low, high);
+    let level = integer((x / scale).round_ties_even(), low, high);
     if scale == 0.0 { low } else { level }
+}
+
+/// The largest magnitude, of those that are numbers.
+#[inline(always)]
+pub(super) fn magnitude(x: &[f32]) -> f32 {
+    // As integers, which are compared in any order and many at a time.
+    let mut most = 0;
+    for x in x {
+        let bits = x.abs().to_bits();
+        let bits = if x.is_nan() { 0 } else { bits };
+        most = if bits > most { bits } else { most };
+    }
+    f32::from_bits(most)
 }
 
 /// The element of largest magnitude, with its sign.
 #[inline(always)]
 pub(super) fn largest(x: &[f32]) -> f32 {
-    x.iter()
-        .fold(0.0f32, |m, v| if v.abs() > m.abs() { *v } else { m })
+    let most = magnitude(x);
+    let first = x.iter().find(|x| most > 0.0 && x.abs() == most);
+    first.copied().unwrap_or(0.0)
 }
 
 /// The least element, or zero if none is below it, and the greatest above that.
@@ -306,4 +336,41 @@ fn total(x: [f32; LANES]) -> f32 {
         four[i] = eight[i] + eight[i + 4];
     }
     (four[0] + four[2]) + (four[1] + four[3])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::testing::{ROUNDS, Random};
+
+    #[test]
+    fn integers_are_those_of_casts() {
+        let mut random = Random::new(1);
+        for round in 0..ROUNDS {
+            for x in random.odd_floats(round) {
+                let x = (100.0 * x).round();
+                for (low, high) in [(-128, 127), (0, 63), (-1, 1)] {
+                    assert_eq!(integer(x, low, high), (x as i32).clamp(low, high), "{x}");
+                }
+            }
+        }
+        assert_eq!(integer(f32::NAN, -8, 7), 0);
+        assert_eq!(integer(-4_194_304.0, -4_194_304, 4_194_303), -4_194_304);
+    }
+
+    #[test]
+    fn the_largest_is_the_first_of_its_magnitude() {
+        let mut random = Random::new(2);
+        for round in 0..ROUNDS {
+            let floats = random.odd_floats(round);
+            let x = &floats[..floats.len() - round % 20];
+            let one_by_one = x
+                .iter()
+                .fold(0.0f32, |m, v| if v.abs() > m.abs() { *v } else { m });
+            assert_eq!(largest(x).to_bits(), one_by_one.to_bits());
+            assert_eq!(magnitude(x), one_by_one.abs());
+        }
+        assert_eq!(largest(&[1.0, -3.0, 3.0]), -3.0);
+        assert_eq!(largest(&[f32::NAN, -0.0]).to_bits(), 0);
+    }
 }

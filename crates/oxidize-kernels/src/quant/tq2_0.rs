@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{crumbs, pack_crumbs, scale_into};
 use super::q8_k::Q8_K;
-use super::scale_search::{inverse_or_zero, whole};
+use super::scale_search::{integer, inverse_or_zero, magnitude, whole};
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -82,12 +82,13 @@ impl Levelled for TQ2_0 {
 }
 
 /// The scale of 256 weights that are ternary already, and the weights as -1, 0 or 1.
+#[inline(always)]
 pub(super) fn ternary(src: &[f32]) -> (F16Le, [i8; 256]) {
-    let d = src.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let d = magnitude(src);
     let inverse = inverse_or_zero(d);
     let mut q = [0; 256];
     for (q, x) in q.iter_mut().zip(src) {
-        *q = ((x * inverse).round() as i8).clamp(-1, 1);
+        *q = integer((x * inverse).round(), -1, 1) as i8;
     }
     (F16Le::from_f32(d), q)
 }
