@@ -14,7 +14,7 @@ use oxidize_core::lora::Adapter;
 use oxidize_core::mix::{self, Mix};
 use oxidize_core::model::Model;
 use oxidize_quantize::commands::progress::Meter;
-use oxidize_quantize::commands::threads;
+use oxidize_quantize::commands::{importance, threads};
 use oxidize_quantize::encode::Workers;
 use oxidize_quantize::evaluate::Settings;
 use oxidize_quantize::in_memory::quantized;
@@ -63,9 +63,8 @@ pub(crate) struct ModelArgs {
     pub(crate) spell_out: SpellOut,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
-    /// Quantises the weights on the way in, to a type or a mix such as Q4_K_M
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) quantize: Option<String>,
+    #[command(flatten)]
+    pub(crate) quantize: QuantizeArgs,
     /// Run the model even if it seems not to fit in memory
     #[arg(long)]
     pub(crate) no_memory_check: bool,
@@ -80,6 +79,17 @@ pub(crate) struct AdapterArgs {
     /// Add a LoRA adapter with this strength; may be given several times
     #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
     lora_scaled: Vec<(PathBuf, f32)>,
+}
+
+/// What the weights become before the model is run.
+#[derive(Args, Clone, Default)]
+pub(crate) struct QuantizeArgs {
+    /// Quantises the weights on the way in, to a type or a mix such as Q4_K_M
+    #[arg(long, value_name = "TYPE")]
+    quantize: Option<String>,
+    /// An importance matrix for it, as `oxidize imatrix` or llama.cpp write it
+    #[arg(long, value_name = "FILE", requires = "quantize")]
+    imatrix: Option<PathBuf>,
 }
 
 /// What `-c` is to verbs that read a text in chunks.
@@ -144,22 +154,24 @@ impl ModelArgs {
     pub(crate) fn as_it_is(&self) -> ModelArgs {
         ModelArgs {
             adapters: AdapterArgs::default(),
-            quantize: None,
+            quantize: QuantizeArgs::default(),
             ..self.clone()
         }
     }
 
     /// The file, or what it becomes when it is quantised without a file.
     fn on_the_way_in(&self, file: ModelFile) -> anyhow::Result<ModelFile> {
-        let Some(name) = &self.quantize else {
+        let QuantizeArgs { quantize, imatrix } = &self.quantize;
+        let Some(name) = quantize else {
             return Ok(file);
         };
         let mix = Mix::named(name)
             .with_context(|| format!("{name} is no type of weights; known are {}", mix::names()))?;
+        let known = importance(imatrix.as_deref())?;
         let mut workers = Workers::default();
         workers.threads = self.threads.unwrap_or(workers.threads).max(1);
         let meter = Meter::new();
-        let made = quantized(&file, mix, &workers, |at| meter.show(at));
+        let made = quantized(&file, mix, known.as_ref(), &workers, |at| meter.show(at));
         meter.finish();
         Ok(made?)
     }

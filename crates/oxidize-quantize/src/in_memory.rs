@@ -6,13 +6,16 @@ use oxidize_core::mix::Mix;
 use crate::convert;
 use crate::encode::Workers;
 use crate::error::Result;
+use crate::importance::Importance;
 use crate::plan::{Plan, Wishes, traits_of};
-use crate::quantize::{Progress, recipe, tensors_of, write_tensor};
+use crate::quantize::{Progress, check_types, recipe, tensors_of, write_tensor};
 
-/// The model of `file` with its matrices as `mix` says, all of it in memory.
+/// The model of `file` with its matrices as `mix` says, all of it in memory. What is quantised already may be
+/// quantised again.
 pub fn quantized(
     file: &ModelFile,
     mix: Mix,
+    importance: Option<&Importance>,
     workers: &Workers<'_>,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<ModelFile> {
@@ -20,12 +23,14 @@ pub fn quantized(
     let is_gguf = matches!(file.format(), Format::Gguf { .. });
     let recipe = if is_gguf {
         let tensors = tensors_of(file);
-        let plan = Plan::new(&tensors, &wishes, &traits_of(file, false));
-        recipe(file, tensors, plan, (mix.name, mix.file_type), None)
+        let plan = Plan::new(&tensors, &wishes, &traits_of(file, importance.is_some()));
+        recipe(file, tensors, plan, (mix.name, mix.file_type), importance)
     } else {
-        convert::recipe(file, &wishes, None)?.recipe
+        convert::recipe(file, &wishes, importance)?.recipe
     };
-    recipe.plan.check_importance(&recipe.tensors, &mix, None)?;
+    let plan = &recipe.plan;
+    plan.check_importance(&recipe.tensors, &mix, importance)?;
+    check_types(&recipe, importance, true)?;
     let (mut done, total) = (0, recipe.output.bytes());
     let mut bytes = Vec::new();
     let metadata = recipe.metadata;
@@ -38,7 +43,7 @@ pub fn quantized(
                 total,
             });
             done += planned.bytes;
-            write_tensor(&recipe, index, None, *workers, out).map(drop)
+            write_tensor(&recipe, index, importance, *workers, out).map(drop)
         })?;
     Ok(ModelFile::from_bytes(bytes, &OpenOptions::default())?)
 }

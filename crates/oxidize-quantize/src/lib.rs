@@ -29,6 +29,7 @@ pub mod split;
 pub mod target;
 pub mod tensor;
 pub mod text;
+pub mod wording;
 mod write_behind;
 
 pub use error::{Error, Result};

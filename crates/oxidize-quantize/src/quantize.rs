@@ -270,6 +270,15 @@ pub(crate) fn check(
         check_not_input(&path, source)?;
         check_differs(&path, options.importance.map(|known| known.file.as_path()))?;
     }
+    check_types(recipe, options.importance, options.allow_requantize)
+}
+
+/// Refuses types that tensors cannot become, and importance that is not theirs.
+pub(crate) fn check_types(
+    recipe: &Recipe<'_>,
+    importance: Option<&Importance>,
+    allow_requantize: bool,
+) -> Result<()> {
     // A file's mark says that all of its Q8_0 is INT8.
     let of_type = |wanted: TensorType| {
         let mut types = recipe.tensors.iter().zip(&recipe.plan.types);
@@ -286,14 +295,14 @@ pub(crate) fn check(
             ),
         });
     }
-    if let Some(importance) = options.importance {
+    if let Some(importance) = importance {
         importance.check(&recipe.tensors)?;
     }
     for (tensor, &ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
         if ty == tensor.ty {
             continue;
         }
-        if tensor.ty.is_quantized() && !options.allow_requantize {
+        if tensor.ty.is_quantized() && !allow_requantize {
             return Err(Error::Requantize {
                 file: tensor.file().to_path_buf(),
                 tensor: tensor.name.clone(),
@@ -308,7 +317,7 @@ pub(crate) fn check(
                 ty,
             });
         }
-        if let Some(importance) = options.importance {
+        if let Some(importance) = importance {
             // Embeddings are looked up, not multiplied, so their importance may be of the output.
             if tensor.name != "token_embd.weight" {
                 importance.of(tensor)?;

@@ -14,7 +14,7 @@ use oxidize_quantize::say;
 use serde::Serialize;
 
 use crate::bandwidth::{self, Bandwidth};
-use crate::model_args::{AdapterArgs, ModelArgs, find_model};
+use crate::model_args::{AdapterArgs, ModelArgs, QuantizeArgs, find_model};
 
 /// Measure the speed of a model
 #[derive(Args)]
@@ -83,6 +83,8 @@ pub(crate) struct Bench {
     spell_out: oxidize_core::file::SpellOut,
     #[command(flatten)]
     adapters: AdapterArgs,
+    #[command(flatten)]
+    quantize: QuantizeArgs,
     /// How the result is printed
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Md)]
     output: Output,
@@ -209,7 +211,7 @@ impl Bench {
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
             adapters: self.adapters.clone(),
-            quantize: None,
+            quantize: self.quantize.clone(),
             no_mmap: false,
             no_huge_pages: false,
             spell_out: self.spell_out,

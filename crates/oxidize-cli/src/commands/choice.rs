@@ -7,6 +7,7 @@ use oxidize_quantize::Error;
 use oxidize_quantize::choice::{Options, read_questions, score};
 use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::say;
+use oxidize_quantize::wording::count;
 
 use crate::model_args::{ModelArgs, find_model};
 
@@ -58,11 +59,11 @@ impl Choice {
             say!("{}", serde_json::to_string(&result)?)?;
         } else {
             say!(
-                "{:.2}% ± {:.2}% right by length, {:.2}% by likelihood, of {} questions",
+                "{:.2}% ± {:.2}% right by length, {:.2}% by likelihood, of {}",
                 100.0 * result.accuracy_normalized,
                 100.0 * result.stderr,
                 100.0 * result.accuracy,
-                result.questions
+                count(result.questions, "question", "questions")
             )?;
         }
         Ok(())

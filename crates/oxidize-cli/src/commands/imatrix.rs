@@ -17,6 +17,7 @@ use oxidize_quantize::output::{check_not_input, check_other_file, check_writable
 use oxidize_quantize::quantize::tensors_of;
 use oxidize_quantize::remark;
 use oxidize_quantize::text::Text;
+use oxidize_quantize::wording::count;
 
 use crate::model_args::{ModelArgs, find_model, size_of_chunks};
 
@@ -67,10 +68,10 @@ impl Imatrix {
         };
         total.save(&self.output)?;
         remark!(
-            "{}: {} matrices from {} chunks of {}",
+            "{}: {} from {} of {}",
             self.output.display(),
-            total.entries.len(),
-            total.chunks,
+            count(total.entries.len(), "matrix", "matrices"),
+            count(total.chunks as usize, "chunk", "chunks"),
             total.chunk_size
         );
         Ok(())

@@ -11,6 +11,7 @@ use oxidize_quantize::evaluate::{
 };
 use oxidize_quantize::say;
 use oxidize_quantize::text::Text;
+use oxidize_quantize::wording::count;
 
 use crate::model_args::{ModelArgs, find_model, size_of_chunks};
 
@@ -74,9 +75,10 @@ impl Perplexity {
             say!("{report}")?;
         } else {
             say!(
-                "perplexity: {:.4} ± {:.4} ({n_chunks} chunks of {n_ctx})",
+                "perplexity: {:.4} ± {:.4} ({} of {n_ctx})",
                 score.perplexity(),
-                score.stderr()
+                score.stderr(),
+                count(n_chunks, "chunk", "chunks")
             )?;
         }
         Ok(())

@@ -285,6 +285,47 @@ fn compare_quantises_the_second_model_only() {
     assert!(help.contains("change it and not A"), "{help}");
 }
 
+/// A model that is quantised on the way in is the one that `quantize` writes.
+#[test]
+fn importance_counts_on_the_way_in() {
+    let (folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let model = model();
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (matrix, file) = (path("i.gguf"), path("q.gguf"));
+    oxidize(&[
+        "imatrix", "-m", &model, "-f", &text, "-c", "64", "-o", &matrix,
+    ])
+    .ok();
+    oxidize(&[
+        "quantize",
+        &model,
+        &file,
+        "IQ3_XXS",
+        "--imatrix",
+        &matrix,
+        "--allow-requantize",
+    ])
+    .ok();
+    let divergence = |b: &str, more: &[&str]| {
+        let args = ["compare", &model, b, "-f", &text, "-c", "64", "--json"];
+        oxidize(&[args.as_slice(), more].concat())
+    };
+    let on_the_way = ["--quantize", "IQ3_XXS", "--imatrix", &matrix];
+    let (written, kept) = (
+        divergence(&file, &[]).json(),
+        divergence(&model, &on_the_way).json(),
+    );
+    assert_eq!(written["mean_kl"], kept["mean_kl"]);
+    let plain = divergence(&model, &on_the_way[..2]).json();
+    assert_ne!(plain["mean_kl"], kept["mean_kl"]);
+    let alone = divergence(&model, &on_the_way[2..]);
+    let stderr = alone.stderr;
+    assert!(
+        alone.code == Some(2) && stderr.contains("--quantize"),
+        "{stderr}"
+    );
+}
+
 #[test]
 fn questions_that_do_not_fit_are_named() {
     let question = |text: &str| {

@@ -45,7 +45,7 @@ macro_rules! registry {
         }
 
         /// Chooses the levels of rows of blocks again, for each row as a whole. Inlined like
-        /// [`encode`]. Types that are not [`Levelled`] stay as they are.
+        /// [`encode`]. Types that are not `Levelled` stay as they are.
         #[inline(always)]
         pub(crate) fn settle(
             ty: TensorType,

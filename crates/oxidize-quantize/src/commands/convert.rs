@@ -17,6 +17,7 @@ use crate::output::Parts;
 use crate::plan::Wishes;
 use crate::quantize::Options;
 use crate::remark;
+use crate::wording::count;
 
 /// Make a GGUF file of a Hugging Face directory, or a directory of a GGUF file
 #[derive(Args, Debug)]
@@ -64,7 +65,8 @@ impl Convert {
             let file = ModelFile::open(base, &options)?;
             let ty = plain_mix(&self.mix)?.base;
             let n = convert_adapter(&file, &self.input, &self.output, ty)?;
-            remark!("{}: {n} matrices adapted", self.output.display());
+            let adapted = count(n, "matrix", "matrices");
+            remark!("{}: {adapted} adapted", self.output.display());
             return Ok(());
         }
         let file = ModelFile::open(&self.input, &options)?;
@@ -97,8 +99,9 @@ impl Convert {
         bar.finish();
         let (report, files) = made?;
         if fallbacks > 0 {
+            let tensors = count(fallbacks, "tensor", "tensors");
             remark!(
-                "{fallbacks} tensors have rows that are not whole blocks of their type and got the nearest that fits"
+                "{tensors} with rows that are not whole blocks of their type got the nearest that fits"
             );
         }
         for file in &files {

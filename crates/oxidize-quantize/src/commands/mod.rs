@@ -19,7 +19,7 @@ use crate::remark;
 pub use stop::{exit_code, interrupted, is_ignored};
 
 /// The importance matrix in a file, if one is named.
-pub(crate) fn importance(path: Option<&Path>) -> Result<Option<Importance>, Error> {
+pub fn importance(path: Option<&Path>) -> Result<Option<Importance>, Error> {
     let known = path.map(Importance::load).transpose()?;
     if let Some(known) = known.as_ref().filter(|known| !known.has_sketches()) {
         remark!(

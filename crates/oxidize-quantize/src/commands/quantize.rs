@@ -26,6 +26,7 @@ use crate::quantize::{
 use crate::report::Report;
 use crate::target::plan_for_size;
 use crate::text::Text;
+use crate::wording::count;
 use crate::{remark, say};
 
 /// Make a smaller model of a model
@@ -207,8 +208,9 @@ impl Quantize {
         meter.finish();
         let (report, files) = made?;
         if fallbacks > 0 {
+            let tensors = count(fallbacks, "tensor", "tensors");
             remark!(
-                "{fallbacks} tensors have rows that are not whole blocks of their type and got the nearest that fits"
+                "{tensors} with rows that are not whole blocks of their type got the nearest that fits"
             );
         }
         if let Some(mut page) = page {
@@ -325,10 +327,10 @@ fn print_plan(tensors: &[crate::tensor::Tensor<'_>], plan: &Plan, mix: &str) -> 
     }
     writeln!(
         out,
-        "{mix}: {:.2} MB, {:.3} bits per weight, {} tensors with rows that are not whole blocks",
+        "{mix}: {:.2} MB, {:.3} bits per weight, {} with rows that are not whole blocks",
         plan.bytes(tensors) as f64 / 1e6,
         plan.bits_per_weight(tensors),
-        plan.fallbacks
+        count(plan.fallbacks, "tensor", "tensors")
     )?;
     Ok(())
 }
@@ -361,7 +363,7 @@ pub fn describe(result: &compare::Comparison) -> String {
          same top token  {:.2}%\n\
          change of p     {:.3}% (root mean square)\n\
          perplexity      {:.4} -> {:.4} (× {:.4})\n\
-         over            {} tokens in {} chunks of {}",
+         over            {} tokens in {} of {}",
         result.mean_kl,
         result.mean_kl_stderr,
         result.median_kl,
@@ -375,7 +377,7 @@ pub fn describe(result: &compare::Comparison) -> String {
         result.perplexity_b,
         result.perplexity_ratio,
         result.tokens,
-        result.chunks,
+        count(result.chunks, "chunk", "chunks"),
         result.n_ctx
     )
 }

@@ -13,6 +13,7 @@ use crate::lora::merge_adapter;
 use crate::output::Parts;
 use crate::remark;
 use crate::split::rewrite;
+use crate::wording::count;
 
 /// Split a GGUF model into parts
 #[derive(Args, Debug)]
@@ -78,7 +79,8 @@ impl Merge {
         );
         bar.finish();
         let n = merged.with_context(|| adapter.display().to_string())?;
-        remark!("{}: {n} tensors changed", self.output.display());
+        let changed = count(n, "tensor", "tensors");
+        remark!("{}: {changed} changed", self.output.display());
         Ok(())
     }
 }

@@ -27,6 +27,7 @@ use crate::plan::{Plan, Wishes, is_quantizable};
 use crate::quantize::{Options, Progress, Recipe, quantize, set_importance};
 use crate::report::Report;
 use crate::tensor::Tensor;
+use crate::wording::count;
 
 /// Makes a GGUF file at `path` of the model in `file`, with matrices of the wished types.
 pub fn convert(
@@ -233,14 +234,11 @@ fn left_out_remarks(file: &ModelFile, tensors: &[ExportedTensor<'_>]) -> Vec<Str
     let others: Vec<_> = left.iter().filter(|tensor| !is_beyond(tensor)).collect();
     let remark = |tensors: &[&&TensorInfo], what: &str| {
         let first = tensors.first()?;
-        let n = tensors.len();
-        Some(format!(
-            "left out: {n} tensors {what}, such as {}",
-            first.name
-        ))
+        let n = count(tensors.len(), "tensor", "tensors");
+        Some(format!("left out: {n} {what}, such as {}", first.name))
     };
     let beyond = remark(&beyond, "of layers beyond those that config.json counts");
-    let others = remark(&others, "that are no part of the text model");
+    let others = remark(&others, "outside the text model");
     beyond.into_iter().chain(others).collect()
 }
 

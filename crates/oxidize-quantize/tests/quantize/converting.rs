@@ -194,7 +194,7 @@ fn what_is_left_out_is_said() {
     assert!(ok, "{text}");
     for part in [
         "2 tensors of layers beyond those that config.json counts, such as model.layers.98.mlp",
-        "1 tensors that are no part of the text model, such as vision_tower.blocks.99.weight",
+        "1 tensor outside the text model, such as vision_tower.blocks.99.weight",
         "generation_config.json, which cannot be read",
         "there is no tokenizer",
     ] {

@@ -543,8 +543,13 @@ fn in_memory_is_as_in_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let mix = oxidize_core::mix::Mix::named("Q8_0").unwrap();
-    let made =
-        oxidize_quantize::in_memory::quantized(&open(&tiny()), mix, &Workers::default(), |_| ());
+    let made = oxidize_quantize::in_memory::quantized(
+        &open(&tiny()),
+        mix,
+        None,
+        &Workers::default(),
+        |_| (),
+    );
     quantized(&tiny(), &path, &wishes("Q8_0"), &Options::default()).unwrap();
     let logits = |model: &Model| {
         let config = SessionConfig::for_context(8);
