@@ -326,14 +326,14 @@ impl<'a> Products<'a> {
 /// The largest `a − h · b` of a list, for four `h` at once.
 #[inline(always)]
 fn greatest_at_four(a: &[f32], b: &[f32], h: [f32; 4]) -> [f32; 4] {
-    let mut most = [[f32::NEG_INFINITY; LANES]; 4];
-    let [first, second, third, fourth] = &mut most;
+    let none = [f32::NEG_INFINITY; LANES];
+    let [mut first, mut second, mut third, mut fourth] = [none; 4];
     let chunks = a.as_chunks::<LANES>().0.iter();
     for (a, b) in chunks.zip(b.as_chunks::<LANES>().0) {
-        raise(first, a, b, h[0]);
-        raise(second, a, b, h[1]);
-        raise(third, a, b, h[2]);
-        raise(fourth, a, b, h[3]);
+        first = raised(first, a, b, h[0]);
+        second = raised(second, a, b, h[1]);
+        third = raised(third, a, b, h[2]);
+        fourth = raised(fourth, a, b, h[3]);
     }
     [
         of_lanes(first),
@@ -349,17 +349,26 @@ fn greatest(a: &[f32], b: &[f32], h: f32) -> f32 {
     let mut most = [f32::NEG_INFINITY; LANES];
     let chunks = a.as_chunks::<LANES>().0.iter();
     for (a, b) in chunks.zip(b.as_chunks::<LANES>().0) {
-        raise(&mut most, a, b, h);
+        most = raised(most, a, b, h);
     }
-    of_lanes(&most)
+    of_lanes(most)
 }
 
-/// Raises `most` to `a − h · b` where that is more.
+/// The larger of `most` and `a − h · b`, lane by lane.
 #[inline(always)]
-fn raise(most: &mut [f32; LANES], a: &[f32; LANES], b: &[f32; LANES], h: f32) {
-    for lane in 0..LANES {
-        most[lane] = larger(most[lane], a[lane] - h * b[lane]);
+fn raised(mut most: [f32; LANES], a: &[f32; LANES], b: &[f32; LANES], h: f32) -> [f32; LANES] {
+    // A loop for each step: of a single one, the compiler may make vectors with lanes in another order.
+    let mut gain = *b;
+    for gain in &mut gain {
+        *gain *= h;
     }
+    for lane in 0..LANES {
+        gain[lane] = a[lane] - gain[lane];
+    }
+    for lane in 0..LANES {
+        most[lane] = larger(most[lane], gain[lane]);
+    }
+    most
 }
 
 /// Not `f32::max`, whose care for NaN costs as much as all the rest.
@@ -370,10 +379,10 @@ fn larger(x: f32, y: f32) -> f32 {
 
 /// The largest of all lanes.
 #[inline(always)]
-fn of_lanes(lanes: &[f32; LANES]) -> f32 {
+fn of_lanes(lanes: [f32; LANES]) -> f32 {
     // The compiler shall not see where they come from: it would take the vectors apart, the sooner to
     // have single lanes to compare.
-    let lanes = std::hint::black_box(*lanes);
+    let lanes = std::hint::black_box(lanes);
     let mut most = [0.0; LANES / 2];
     for lane in 0..LANES / 2 {
         most[lane] = larger(lanes[lane], lanes[lane + LANES / 2]);
