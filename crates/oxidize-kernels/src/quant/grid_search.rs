@@ -16,6 +16,8 @@ use super::scale_search::{best_scale, inverse_or_zero, largest, level};
 /// Entries that are compared side by side.
 const LANES: usize = 16;
 
+type Lanes = [f32; LANES];
+
 /// Sixteen floats in a cache line of their own: vectors that lie in two cost twice as much.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -330,10 +332,10 @@ fn greatest_at_four(a: &[f32], b: &[f32], h: [f32; 4]) -> [f32; 4] {
     let [mut first, mut second, mut third, mut fourth] = [none; 4];
     let chunks = a.as_chunks::<LANES>().0.iter();
     for (a, b) in chunks.zip(b.as_chunks::<LANES>().0) {
-        first = raised(first, a, b, h[0]);
-        second = raised(second, a, b, h[1]);
-        third = raised(third, a, b, h[2]);
-        fourth = raised(fourth, a, b, h[3]);
+        first = raised(first, *a, *b, h[0]);
+        second = raised(second, *a, *b, h[1]);
+        third = raised(third, *a, *b, h[2]);
+        fourth = raised(fourth, *a, *b, h[3]);
     }
     [
         of_lanes(first),
@@ -349,26 +351,26 @@ fn greatest(a: &[f32], b: &[f32], h: f32) -> f32 {
     let mut most = [f32::NEG_INFINITY; LANES];
     let chunks = a.as_chunks::<LANES>().0.iter();
     for (a, b) in chunks.zip(b.as_chunks::<LANES>().0) {
-        most = raised(most, a, b, h);
+        most = raised(most, *a, *b, h);
     }
     of_lanes(most)
 }
 
 /// The larger of `most` and `a − h · b`, lane by lane.
 #[inline(always)]
-fn raised(mut most: [f32; LANES], a: &[f32; LANES], b: &[f32; LANES], h: f32) -> [f32; LANES] {
+fn raised(most: Lanes, a: Lanes, b: Lanes, h: f32) -> Lanes {
     // A loop for each step: of a single one, the compiler may make vectors with lanes in another order.
-    let mut gain = *b;
-    for gain in &mut gain {
-        *gain *= h;
+    let [mut hb, mut gain, mut raised] = [[0.0; LANES]; 3];
+    for lane in 0..LANES {
+        hb[lane] = h * b[lane];
     }
     for lane in 0..LANES {
-        gain[lane] = a[lane] - gain[lane];
+        gain[lane] = a[lane] - hb[lane];
     }
     for lane in 0..LANES {
-        most[lane] = larger(most[lane], gain[lane]);
+        raised[lane] = larger(most[lane], gain[lane]);
     }
-    most
+    raised
 }
 
 /// Not `f32::max`, whose care for NaN costs as much as all the rest.
