@@ -24,12 +24,11 @@ pub fn quantized(
     let recipe = if is_gguf {
         let tensors = tensors_of(file);
         let plan = Plan::new(&tensors, &wishes, &traits_of(file, importance.is_some()));
+        plan.check_importance(&tensors, &mix, importance)?;
         recipe(file, tensors, plan, (mix.name, mix.file_type), importance)
     } else {
         convert::recipe(file, &wishes, importance)?.recipe
     };
-    let plan = &recipe.plan;
-    plan.check_importance(&recipe.tensors, &mix, importance)?;
     check_types(&recipe, importance, true)?;
     let (mut done, total) = (0, recipe.output.bytes());
     let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
 //! `oxidize bench`: how many tokens a second, for prompts (pp) and for generation (tg).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
@@ -153,12 +153,12 @@ impl Bench {
                 for &depth in &self.n_depth {
                     for &n in self.n_prompt.iter().filter(|&&n| n > 0) {
                         let test = Test::prompt(n, depth);
-                        printer.print(self.measure(&model, &args, threads, test)?)?;
+                        printer.print(self.measure((path, &model), &args, threads, test)?)?;
                     }
                     for &n in self.n_gen.iter().filter(|&&n| n > 0 && writes) {
                         for &n_parallel in &self.parallel {
                             let test = Test::generation(n, depth, n_parallel);
-                            printer.print(self.measure(&model, &args, threads, test)?)?;
+                            printer.print(self.measure((path, &model), &args, threads, test)?)?;
                         }
                     }
                 }
@@ -221,7 +221,7 @@ impl Bench {
 
     fn measure(
         &self,
-        model: &Model,
+        (path, model): (&Path, &Model),
         args: &ModelArgs,
         threads: usize,
         test: Test,
@@ -262,14 +262,9 @@ impl Bench {
         let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         let variance = samples.iter().map(|s| (s - mean).powi(2)).sum::<f64>();
         let stddev = (variance / (samples.len() as f64 - 1.0).max(1.0)).sqrt();
+        let name = path.file_name().unwrap_or(path.as_os_str());
         Ok(Measurement {
-            model: model
-                .file()
-                .path()
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
+            model: name.to_string_lossy().into_owned(),
             size: model.weights().size(),
             threads,
             isa: oxidize_core::backend::cpu::isa_name().to_owned(),

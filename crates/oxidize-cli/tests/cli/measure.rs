@@ -145,6 +145,20 @@ fn encoders_give_hidden_states_and_classifiers_scores() {
 
 /// Of a model that writes nothing only prompts are measured.
 #[test]
+fn bench_names_what_is_quantised_on_the_way_in() {
+    let model = model();
+    let args = [
+        "bench", "-m", &model, "-p", "8", "-n", "0", "-r", "1", "--json",
+    ];
+    let plain = oxidize(&args).json();
+    let changed = oxidize(&[args.as_slice(), &["--quantize", "Q4_0"]].concat()).json();
+    assert_eq!(plain[0]["model"], "model.gguf");
+    assert_eq!(changed[0]["model"], "model.gguf");
+    let size = |result: &serde_json::Value| result[0]["size"].as_u64().unwrap();
+    assert!(size(&changed) < size(&plain), "{changed} {plain}");
+}
+
+#[test]
 fn bench_of_an_encoder() {
     let path = fixture("").join("../encoders/jina-bert-v2/model.gguf");
     let path = path.to_str().unwrap();
