@@ -1,14 +1,14 @@
 //! [`quantized`]: a model quantised on the way in, without a file.
 
-use oxidize_core::file::{Format, ModelFile, OpenOptions};
+use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::mix::Mix;
 
-use crate::convert;
 use crate::encode::Workers;
 use crate::error::Result;
 use crate::importance::Importance;
-use crate::plan::{Plan, Wishes, traits_of};
-use crate::quantize::{Progress, check_types, recipe, tensors_of, write_tensor};
+use crate::plan::Wishes;
+use crate::quantize::{Progress, check_types, write_tensor};
+use crate::source::Source;
 
 /// The model of `file` with its matrices as `mix` says, all of it in memory. What is quantised already may be
 /// quantised again.
@@ -19,16 +19,9 @@ pub fn quantized(
     workers: &Workers<'_>,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<ModelFile> {
-    let wishes = Wishes::new(mix);
-    let is_gguf = matches!(file.format(), Format::Gguf { .. });
-    let recipe = if is_gguf {
-        let tensors = tensors_of(file);
-        let plan = Plan::new(&tensors, &wishes, &traits_of(file, importance.is_some()));
-        plan.check_importance(&tensors, &mix, importance)?;
-        recipe(file, tensors, plan, (mix.name, mix.file_type), importance)
-    } else {
-        convert::recipe(file, &wishes, importance)?.recipe
-    };
+    let source = Source::new(file)?;
+    let plan = source.plan(&Wishes::new(mix), importance)?;
+    let recipe = source.recipe(plan, &mix, importance);
     check_types(&recipe, importance, true)?;
     let (mut done, total) = (0, recipe.output.bytes());
     let mut bytes = Vec::new();

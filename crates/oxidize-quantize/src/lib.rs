@@ -25,6 +25,7 @@ pub mod plan;
 pub mod quantize;
 pub mod report;
 pub mod sketch;
+pub mod source;
 pub mod split;
 pub mod target;
 pub mod tensor;

@@ -117,7 +117,7 @@ impl Plan {
         let mut fallbacks = 0;
         let types = tensors.iter().map(|tensor| {
             if !is_quantizable(tensor) {
-                return tensor.ty;
+                return tensor.kept_as;
             }
             let ty = choose(tensor, wishes, traits, &places);
             let columns = tensor.columns() as usize;

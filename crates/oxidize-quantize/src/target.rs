@@ -167,7 +167,7 @@ fn choices_for(
         loss: 0.0,
     };
     if !is_quantizable(tensor) {
-        return Ok(vec![free(tensor.ty)]);
+        return Ok(vec![free(tensor.kept_as)]);
     }
     if let Some(ty) = wishes.fixed(tensor, traits) {
         return Ok(vec![free(whole_blocks(ty, columns as usize))]);

@@ -14,6 +14,8 @@ pub struct Tensor<'a> {
     pub name: String,
     /// How its elements are stored now.
     pub ty: TensorType,
+    /// What it is written as where it is not one that is quantised.
+    pub kept_as: TensorType,
     /// Its dimensions, the fastest-varying first.
     pub shape: Vec<u64>,
     data: Data<'a>,
@@ -41,6 +43,7 @@ impl<'a> Tensor<'a> {
         Tensor {
             name: info.name.clone(),
             ty: info.ty,
+            kept_as: info.ty,
             shape,
             data: Data::File(file, vec![info]),
             file: file.path().to_path_buf(),
@@ -58,6 +61,7 @@ impl<'a> Tensor<'a> {
         Tensor {
             name,
             ty,
+            kept_as: ty,
             shape,
             data: Data::File(file, parts),
             file: file.path().to_path_buf(),
@@ -75,6 +79,7 @@ impl<'a> Tensor<'a> {
         Tensor {
             name,
             ty,
+            kept_as: ty,
             shape,
             data: Data::Made(make),
             file: file.to_path_buf(),

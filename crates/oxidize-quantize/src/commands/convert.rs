@@ -10,13 +10,14 @@ use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use super::progress::{Meter, Unit};
 use super::{byte_size, importance, interrupted, threads};
 use crate::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
-use crate::convert::{Conversion, check_output, plain_mix, recipe, write};
+use crate::convert::{check_output, plain_mix, write};
 use crate::encode::Workers;
 use crate::lora::convert_adapter;
 use crate::output::Parts;
 use crate::plan::Wishes;
 use crate::quantize::Options;
 use crate::remark;
+use crate::source::Source;
 use crate::wording::count;
 
 /// Make a GGUF file of a Hugging Face directory, or a directory of a GGUF file
@@ -89,11 +90,13 @@ impl Convert {
             workers,
             ..Options::default()
         };
-        let Conversion { recipe, remarks } = recipe(&file, &wishes, importance.as_ref())?;
-        for line in &remarks {
+        let source = Source::new(&file)?;
+        for line in source.remarks() {
             remark!("{line}");
         }
-        let fallbacks = recipe.plan.fallbacks;
+        let plan = source.plan(&wishes, options.importance)?;
+        let fallbacks = plan.fallbacks;
+        let recipe = source.recipe(plan, &wishes.mix, options.importance);
         let (bar, start) = (Meter::new(), Instant::now());
         let made = write(&file, recipe, &self.output, &options, |at| bar.show(at));
         bar.finish();

@@ -26,6 +26,7 @@ use crate::output::{Output, check_differs};
 use crate::plan::{Plan, Wishes, is_quantizable};
 use crate::quantize::{Options, Progress, Recipe, quantize, set_importance};
 use crate::report::Report;
+use crate::source::Source;
 use crate::tensor::Tensor;
 use crate::wording::count;
 
@@ -37,19 +38,13 @@ pub fn convert(
     options: &Options<'_>,
     progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
-    let conversion = recipe(file, wishes, options.importance)?;
-    write(file, conversion.recipe, path, options, progress)
+    let source = Source::new(file)?;
+    let plan = source.plan(wishes, options.importance)?;
+    let recipe = source.recipe(plan, &wishes.mix, options.importance);
+    write(file, recipe, path, options, progress)
 }
 
-/// A conversion that can begin.
-pub struct Conversion<'a> {
-    /// What the file consists of.
-    pub recipe: Recipe<'a>,
-    /// What the source has that the file will not, and what it lacks, each in a line for people.
-    pub remarks: Vec<String>,
-}
-
-/// Makes a GGUF file at `path` as [`recipe`] says.
+/// Makes a GGUF file at `path` as a recipe says.
 pub fn write(
     file: &ModelFile,
     recipe: Recipe<'_>,
@@ -95,89 +90,122 @@ pub fn check_output(output: &Path, source: &Path) -> Result<()> {
     check_differs(output, files.iter().map(PathBuf::as_path))
 }
 
-/// What a GGUF file of a Hugging Face model consists of.
-pub fn recipe<'a>(
-    file: &'a ModelFile,
-    wishes: &Wishes,
-    importance: Option<&Importance>,
-) -> Result<Conversion<'a>> {
-    if matches!(file.format(), Format::Gguf { .. }) {
-        return Err(Error::Unfit {
-            file: file.path().to_path_buf(),
-            problem: "it is a GGUF file already; `oxidize quantize` changes its types".into(),
-        });
+/// A Hugging Face model, and what a GGUF file of it consists of but for the types of its tensors.
+pub struct Conversion<'a> {
+    /// The tensors of the file, as they are stored now.
+    pub tensors: Vec<Tensor<'a>>,
+    /// What a mix wants to know of it.
+    pub traits: Traits,
+    /// What the source has that the file will not, and what it lacks, each in a line for people.
+    pub remarks: Vec<String>,
+    output: Output,
+    hparams: Hparams,
+    /// The source's names of what each tensor is made of.
+    origins: HashMap<String, Vec<String>>,
+    source: PathBuf,
+}
+
+impl<'a> Conversion<'a> {
+    /// Looks at the model in `file`.
+    pub fn new(file: &'a ModelFile) -> Result<Conversion<'a>> {
+        if matches!(file.format(), Format::Gguf { .. }) {
+            return Err(Error::Unfit {
+                file: file.path().to_path_buf(),
+                problem: "it is a GGUF file already; `oxidize quantize` changes its types".into(),
+            });
+        }
+        let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?;
+        let hparams = Hparams::read(file, arch).map_err(oxidize_core::Error::from)?;
+        let exported = gguf_tensors(file, arch, &hparams);
+        let mut remarks = left_out_remarks(file, &exported);
+        let origins = origins(&exported);
+        let mut tensors: Vec<Tensor<'a>> = exported
+            .into_iter()
+            .map(|tensor| as_tensor(file, tensor))
+            .collect();
+        for tensor in &mut tensors {
+            if !is_quantizable(tensor) {
+                // Vectors and small matrices are kept in full.
+                tensor.kept_as = TensorType::F32;
+            }
+        }
+        let named = |name: &str| tensors.iter().find(|tensor| tensor.name == name);
+        let n_vocab = named("token_embd.weight").map_or(0, |table| table.rows() as usize);
+        let traits = Traits {
+            n_layers: hparams.layers.len(),
+            heads_per_kv: hparams
+                .layers
+                .first()
+                .map_or(1, |layer| layer.n_heads / layer.n_kv_heads.max(1)),
+            n_experts: hparams.moe.as_ref().map_or(0, |moe| moe.n_experts),
+            tied: named("output.weight").is_none(),
+            importance: false,
+            family: arch.mix_family,
+        };
+        let mut output = Output::default();
+        let unread = metadata::general(&mut output, file, arch, &tensors);
+        remarks.extend(unread);
+        metadata::numbers(&mut output, file, (arch, &hparams), &tensors, n_vocab);
+        let source = source_of(file);
+        if !vocabulary(&mut output, file, n_vocab)? {
+            remarks.push(format!(
+                "{}: there is no tokenizer, and the new file has none",
+                source.display()
+            ));
+        }
+        if let Some(template) = chat_template_of(file)? {
+            output.set("tokenizer.chat_template", ValueBuf::Str(template));
+        }
+        Ok(Conversion {
+            tensors,
+            traits,
+            remarks,
+            output,
+            hparams,
+            origins,
+            source,
+        })
     }
-    let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?;
-    let hparams = Hparams::read(file, arch).map_err(oxidize_core::Error::from)?;
-    let exported = gguf_tensors(file, arch, &hparams);
-    let mut remarks = left_out_remarks(file, &exported);
-    let origins = origins(&exported);
-    let tensors: Vec<Tensor<'a>> = exported
-        .into_iter()
-        .map(|tensor| as_tensor(file, tensor))
-        .collect();
-    let named = |name: &str| tensors.iter().find(|tensor| tensor.name == name);
-    let n_vocab = named("token_embd.weight").map_or(0, |table| table.rows() as usize);
-    let traits = Traits {
-        n_layers: hparams.layers.len(),
-        heads_per_kv: hparams
-            .layers
-            .first()
-            .map_or(1, |layer| layer.n_heads / layer.n_kv_heads.max(1)),
-        n_experts: hparams.moe.as_ref().map_or(0, |moe| moe.n_experts),
-        tied: !tensors.iter().any(|tensor| tensor.name == "output.weight"),
-        importance: importance.is_some(),
-        family: arch.mix_family,
-    };
-    let mut plan = Plan::new(&tensors, wishes, &traits);
-    for (tensor, ty) in tensors.iter().zip(&mut plan.types) {
-        if !is_quantizable(tensor) {
-            // Vectors and small matrices are kept in full.
-            *ty = TensorType::F32;
+
+    /// What the file consists of, with tensors of the planned types. It is looked at before it gets its
+    /// name.
+    pub fn recipe(self, plan: Plan, mix: &Mix, importance: Option<&Importance>) -> Recipe<'a> {
+        let Conversion {
+            tensors,
+            mut output,
+            hparams,
+            origins,
+            source,
+            ..
+        } = self;
+        output.set("general.file_type", ValueBuf::U32(mix.file_type));
+        if let Some(importance) = importance {
+            set_importance(&mut output, importance);
+        }
+        for (tensor, ty) in tensors.iter().zip(&plan.types) {
+            output.tensor(&tensor.name, *ty, &tensor.shape);
+        }
+        Recipe {
+            tensors,
+            output,
+            metadata: None,
+            plan,
+            mix: mix.name.to_owned(),
+            verify: Some(Box::new(move |made| {
+                check(made.clone(), &hparams).map_err(|problem| Error::Unfit {
+                    file: source.clone(),
+                    problem: format!(
+                        "its weights and config.json do not make a model: {}",
+                        in_words(problem, &made, &origins)
+                    ),
+                })
+            })),
         }
     }
-    plan.check_importance(&tensors, &wishes.mix, importance)?;
-    let mut output = Output::default();
-    let unread = metadata::general(&mut output, file, arch, &tensors, &wishes.mix);
-    remarks.extend(unread);
-    metadata::numbers(&mut output, file, (arch, &hparams), &tensors, n_vocab);
-    if !vocabulary(&mut output, file, n_vocab)? {
-        remarks.push(format!(
-            "{}: there is no tokenizer, and the new file has none",
-            source_of(file).display()
-        ));
-    }
-    if let Some(importance) = importance {
-        set_importance(&mut output, importance);
-    }
-    if let Some(template) = chat_template_of(file)? {
-        output.set("tokenizer.chat_template", ValueBuf::Str(template));
-    }
-    let source = source_of(file);
-    for (tensor, ty) in tensors.iter().zip(&plan.types) {
-        output.tensor(&tensor.name, *ty, &tensor.shape);
-    }
-    let recipe = Recipe {
-        tensors,
-        output,
-        metadata: None,
-        plan,
-        mix: wishes.mix.name.to_owned(),
-        verify: Some(Box::new(move |made| {
-            check(made.clone(), &hparams).map_err(|problem| Error::Unfit {
-                file: source.clone(),
-                problem: format!(
-                    "its weights and config.json do not make a model: {}",
-                    in_words(problem, &made, &origins)
-                ),
-            })
-        })),
-    };
-    Ok(Conversion { recipe, remarks })
 }
 
 /// What people call the source: the directory, or a file that has none.
-fn source_of(file: &ModelFile) -> PathBuf {
+pub(crate) fn source_of(file: &ModelFile) -> PathBuf {
     let folder = file.path().parent();
     let folder = folder.filter(|folder| *folder != Path::new(""));
     folder.unwrap_or(file.path()).to_path_buf()

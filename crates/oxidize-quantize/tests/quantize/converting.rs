@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::{ArrayBuf, ValueBuf};
 use oxidize_kernels::quant::TensorType;
+use oxidize_quantize::convert::convert;
 use oxidize_quantize::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
-use oxidize_quantize::convert::{convert, recipe};
 use oxidize_quantize::encode::Workers;
 use oxidize_quantize::plan::{Plan, traits_of};
 use oxidize_quantize::quantize::{self, Options, quantize, tensors_of};
+use oxidize_quantize::source::Source;
 use serde_json::Value;
 
 use super::bad_input::{directory, files, path, program};
@@ -214,9 +215,9 @@ fn golden_directories_have_nothing_to_say_but_of_tokenizers() {
         if oxidize_core::arch::Arch::detect(&file).is_err() || folder.ends_with("rwkv7") {
             continue;
         }
-        let made = recipe(&file, &wishes("F32"), None).unwrap();
-        let said = made
-            .remarks
+        let source = Source::new(&file).unwrap();
+        let said = source
+            .remarks()
             .iter()
             .filter(|line| !line.contains("no tokenizer"));
         problems.extend(said.map(|line| format!("{}: {line}", folder.display())));

@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use oxidize_core::arch::Arch;
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, ValueBuf};
-use oxidize_core::mix::Mix;
 use serde_json::{Map, Value};
 
 use crate::output::Output;
@@ -18,7 +17,6 @@ pub(in crate::convert) fn general(
     file: &ModelFile,
     arch: &Arch,
     tensors: &[Tensor<'_>],
-    mix: &Mix,
 ) -> Option<String> {
     output.set("general.architecture", arch.name.into());
     output.set("general.type", "model".into());
@@ -33,7 +31,8 @@ pub(in crate::convert) fn general(
     }
     output.set("general.size_label", ValueBuf::Str(size_label(tensors)));
     card.write(output);
-    output.set("general.file_type", ValueBuf::U32(mix.file_type));
+    // Known when types are chosen; here is its place.
+    output.set("general.file_type", ValueBuf::U32(0));
     output.set("general.quantization_version", ValueBuf::U32(2));
     sampling(output, file).err()
 }
