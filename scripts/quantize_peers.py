@@ -58,7 +58,7 @@ class Bench:
         flags = ["--imatrix", self.args.imatrix] if imatrix else []
         threads = str(self.args.threads)
         command = (
-            [self.args.oxidize, "quantize", source, out, kind, "--threads", threads, *flags]
+            [self.args.oxidize, "quantize", source, out, kind, "--threads", threads, *flags, *self.args.ours.split()]
             if ours
             else [self.args.llama_quantize, *flags, source, out, kind, threads]
         )
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=256)
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--ours", default="", help="more flags for oxidize quantize, such as --ours=--calibrate")
     parser.add_argument("--oxidize", default="target/release/oxidize")
     parser.add_argument("--llama-quantize", default=os.environ.get("LLAMA_QUANTIZE") or shutil.which("llama-quantize"))
     args = parser.parse_args()

@@ -97,7 +97,7 @@ pub enum Error {
     },
     /// A format of few bits makes no sense without an importance matrix.
     #[error(
-        "tensor `{tensor}`: {ty} needs an importance matrix: `oxidize imatrix` makes one, to be given with --imatrix"
+        "tensor `{tensor}`: {ty} needs an importance matrix: `oxidize imatrix` makes one, to be given with --imatrix, or `quantize --calibrate` on the way"
     )]
     NeedsImportance {
         /// The tensor.

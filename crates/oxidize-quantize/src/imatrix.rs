@@ -1,24 +1,24 @@
-//! [`collect`]: makes an importance matrix of what a model computes while it reads a text.
+//! [`collect`]: makes an importance matrix of what a model computes while it reads a text; a [`Collector`]
+//! adds it up.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Observation, Observer};
 use oxidize_core::file::Format;
-use oxidize_core::model::Model;
+use oxidize_core::model::{Model, gguf_origins};
 
 use crate::error::{Error, Result};
 use crate::evaluate::{Chunks, Evaluator, Settings};
 use crate::importance::{Entry, Importance, Reading};
 use crate::quantize::tensors_of;
 use crate::sketch::Sketch;
-use crate::tensor::Tensor;
 use crate::text::Text;
 
 /// How a matrix is collected.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Tokens of a chunk.
     pub n_ctx: usize,
@@ -30,6 +30,68 @@ pub struct Options {
     pub output: bool,
     /// How the model is run.
     pub settings: Settings,
+}
+
+/// Adds up what the matrices of a model see.
+pub struct Collector {
+    names: Arc<Names>,
+    seen: Arc<Mutex<HashMap<String, Seen>>>,
+    output: bool,
+}
+
+impl Collector {
+    /// One that has seen nothing yet. With `output`, it looks at what is outside the layers too.
+    pub fn new(model: &Model, output: bool) -> Collector {
+        Collector {
+            names: Arc::new(Names::of(model)),
+            seen: Arc::default(),
+            output,
+        }
+    }
+
+    /// Adds what it is shown.
+    pub fn observer(&self) -> Observer {
+        let (known, sink, output) = (self.names.clone(), self.seen.clone(), self.output);
+        Observer::new(move |observation| {
+            let tensors = known.seen(observation);
+            let tensors = tensors.filter(|made| output || made.name.starts_with("blk."));
+            let mut names: Vec<&str> = Vec::new();
+            // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
+            let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
+            for made in tensors {
+                match &made.columns {
+                    None => names.push(&made.name),
+                    Some(columns) => {
+                        let rows = &reordered(observation.rows, columns);
+                        let observation = Observation {
+                            rows,
+                            ..*observation
+                        };
+                        add(&mut seen, &observation, &[&made.name]);
+                    }
+                }
+            }
+            add(&mut seen, observation, &names);
+        })
+    }
+
+    /// What there is so far, by the names that tensors have in GGUF.
+    pub fn entries(&self) -> BTreeMap<String, Entry> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = |seen: &Seen| Entry {
+            sums: seen.sums.iter().map(|&sum| sum as f32).collect(),
+            counts: seen.counts.iter().map(|&count| count as f32).collect(),
+            sketch: seen.sketch.clone(),
+        };
+        let entries = seen.iter().map(|(name, seen)| (name.clone(), entry(seen)));
+        entries.collect()
+    }
+
+    /// Whether nothing was shown to it that it knows.
+    fn is_empty(&self) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_empty()
+    }
 }
 
 /// What was seen of one matrix or stack, in double precision: sums grow large.
@@ -78,12 +140,6 @@ pub fn collect(
     options: &Options,
     mut each: impl FnMut(usize, usize, &dyn Fn() -> Result<Importance>) -> Result<()>,
 ) -> Result<Importance> {
-    if !matches!(model.file().format(), Format::Gguf { .. }) {
-        return Err(Error::Unfit {
-            file: model.file().path().to_path_buf(),
-            problem: "importance is collected by GGUF names: convert the model first".into(),
-        });
-    }
     if model.plan().n_encoder_ops > 0 {
         return Err(Error::Unfit {
             file: model.file().path().to_path_buf(),
@@ -94,32 +150,14 @@ pub fn collect(
         });
     }
     let chunks = Chunks::new(model, text, options.n_ctx, options.chunks)?;
-    let seen: Arc<Mutex<HashMap<String, Seen>>> = Arc::default();
-    let (sink, with_output) = (seen.clone(), options.output);
-    let inputs = inputs_of(model);
-    let observer = Observer::new(move |observation| {
-        // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
-        let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
-        add(&mut seen, observation, |name| {
-            fits(&inputs, name, observation) && (with_output || name.starts_with("blk."))
-        });
-    });
+    let collector = Collector::new(model, options.output);
     let cpu = Cpu::default();
-    let mut evaluator =
-        Evaluator::observed(model, &cpu, &options.settings, options.n_ctx, observer)?;
+    let (settings, observer) = (&options.settings, collector.observer());
+    let mut evaluator = Evaluator::observed(model, &cpu, settings, options.n_ctx, observer)?;
     let fingerprint = text.fingerprint();
     let result = |done: usize| {
-        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let entries = seen.iter().map(|(name, seen)| {
-            let entry = Entry {
-                sums: seen.sums.iter().map(|&sum| sum as f32).collect(),
-                counts: seen.counts.iter().map(|&count| count as f32).collect(),
-                sketch: seen.sketch.clone(),
-            };
-            (name.clone(), entry)
-        });
         let importance = Importance {
-            entries: entries.collect(),
+            entries: collector.entries(),
             datasets: vec![text.name()],
             chunks: done as u32,
             chunk_size: options.n_ctx as u32,
@@ -148,8 +186,7 @@ pub fn collect(
         } else {
             evaluator.fill(&input)?;
         }
-        let nothing = || seen.lock().is_ok_and(|seen| seen.is_empty());
-        if done == 0 && nothing() {
+        if done == 0 && collector.is_empty() {
             return Err(Error::Unfit {
                 file: model.file().path().to_path_buf(),
                 problem: "none of its matrices is named as those of layers are (`blk.…`)".into(),
@@ -160,28 +197,75 @@ pub fn collect(
     result(todo)
 }
 
-/// The inputs of each tensor of a model, by its name.
-fn inputs_of(model: &Model) -> HashMap<String, u64> {
-    let inputs = |tensor: Tensor<'_>| {
-        let all = tensor.columns().saturating_mul(tensor.matrices());
-        (tensor.name, all)
-    };
-    tensors_of(model.file()).into_iter().map(inputs).collect()
+/// What the weights of a model are called in a GGUF file of it, which importance is kept by.
+struct Names {
+    /// The tensors that are made of a weight, by the weight's own name.
+    tensors: HashMap<String, Vec<Made>>,
 }
 
-/// Whether what is seen are the inputs of a tensor's columns, whose importance is collected. MLA multiplies
-/// with part of a matrix the other way round too.
-fn fits(inputs: &HashMap<String, u64>, name: &str, observation: &Observation<'_>) -> bool {
-    let seen = observation.width.checked_mul(observation.n_experts);
-    seen.is_some_and(|seen| inputs.get(name) == Some(&(seen as u64)))
+/// A tensor of a GGUF file.
+struct Made {
+    name: String,
+    /// Its inputs, of all matrices of a stack.
+    inputs: u64,
+    /// Where each of them is among those of the weight, if they are in another order.
+    columns: Option<Vec<usize>>,
 }
 
-fn add(
-    seen: &mut HashMap<String, Seen>,
-    observation: &Observation<'_>,
-    wanted: impl Fn(&str) -> bool,
-) {
-    if !observation.weights.iter().any(|name| wanted(name)) {
+impl Names {
+    fn of(model: &Model) -> Names {
+        let file = model.file();
+        let mut tensors: HashMap<String, Vec<Made>> = HashMap::new();
+        let inputs = |shape: &[u64]| -> u64 {
+            let columns = shape.iter().take(1);
+            columns.chain(shape.iter().skip(2)).product()
+        };
+        if matches!(file.format(), Format::Gguf { .. }) {
+            for tensor in tensors_of(file) {
+                let made = Made {
+                    name: tensor.name.clone(),
+                    inputs: inputs(&tensor.shape),
+                    columns: None,
+                };
+                tensors.insert(tensor.name, vec![made]);
+            }
+            return Names { tensors };
+        }
+        for tensor in gguf_origins(file, model.arch(), model.hparams()) {
+            for part in &tensor.parts {
+                let made = Made {
+                    name: tensor.name.clone(),
+                    inputs: inputs(&tensor.shape),
+                    columns: tensor.columns.clone(),
+                };
+                // Nibbles are half of a weight, which is called without this.
+                let weight = part.name.trim_end_matches("_blocks").to_owned();
+                tensors.entry(weight).or_default().push(made);
+            }
+        }
+        Names { tensors }
+    }
+
+    /// The tensors that an observation shows the inputs of. MLA multiplies with part of a matrix the other way
+    /// round too, which are not the inputs of its columns.
+    fn seen(&self, observation: &Observation<'_>) -> impl Iterator<Item = &Made> {
+        let width = observation.width.checked_mul(observation.n_experts);
+        let weights = observation.weights.iter();
+        let tensors = weights.filter_map(|weight| self.tensors.get(*weight));
+        let fits = move |made: &&Made| width.is_some_and(|n| n as u64 == made.inputs);
+        tensors.flatten().filter(fits)
+    }
+}
+
+/// Rows with their elements in another order.
+fn reordered(rows: &[f32], columns: &[usize]) -> Vec<f32> {
+    let rows = rows.chunks_exact(columns.len().max(1));
+    rows.flat_map(|row| columns.iter().map(|&from| row[from]))
+        .collect()
+}
+
+fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, names: &[&str]) {
+    if names.is_empty() {
         return;
     }
     let mut squares = vec![0.0f32; observation.width];
@@ -199,8 +283,7 @@ fn add(
             *sum += f64::from(*square);
         }
     }
-    let names = observation.weights.iter().filter(|name| wanted(name));
-    for (i, name) in names.enumerate() {
+    for (i, name) in names.iter().enumerate() {
         let width = observation.width;
         if !seen.contains_key(*name) {
             seen.insert((*name).to_owned(), Seen::default());
@@ -214,12 +297,11 @@ fn add(
         for (total, sum) in entry.sums[start..start + width].iter_mut().zip(&sums) {
             *total += sum;
         }
-        let before = entry.counts[observation.expert];
         entry.counts[observation.expert] += n as u64;
         // Each expert of a stack would need its own; matrices that share inputs share it.
         if i == 0 && observation.n_experts == 1 {
             let sketch = entry.sketch.get_or_insert_with(|| Sketch::new(width));
-            sketch.see(observation.rows, before);
+            sketch.see(observation.rows);
         }
     }
 }
@@ -232,7 +314,14 @@ mod tests {
     #[test]
     fn rows_are_no_inputs() {
         let name = "blk.0.attn_kv_b.weight";
-        let inputs = HashMap::from([(name.to_owned(), 2)]);
+        let made = Made {
+            name: name.to_owned(),
+            inputs: 2,
+            columns: None,
+        };
+        let names = Names {
+            tensors: HashMap::from([(name.to_owned(), vec![made])]),
+        };
         let mut seen = HashMap::new();
         let mut look = |rows: &[f32]| {
             let observation = Observation {
@@ -242,9 +331,8 @@ mod tests {
                 rows,
                 width: rows.len(),
             };
-            add(&mut seen, &observation, |name| {
-                fits(&inputs, name, &observation)
-            });
+            let names: Vec<&str> = names.seen(&observation).map(|made| &*made.name).collect();
+            add(&mut seen, &observation, &names);
         };
         look(&[1.0, 2.0]);
         look(&[5.0, 6.0, 7.0]);

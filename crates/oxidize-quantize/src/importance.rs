@@ -70,8 +70,8 @@ pub struct Entry {
     pub sums: Vec<f32>,
     /// Inputs that were added up, for each matrix.
     pub counts: Vec<f32>,
-    /// How they vary together, where that is known. Of the matrices that share their inputs, only
-    /// one has it.
+    /// How they vary together, where that is known, perhaps of fewer inputs. Of the matrices that share
+    /// theirs, only one has it.
     pub sketch: Option<Sketch>,
 }
 
@@ -97,6 +97,12 @@ impl Entry {
             .collect()
     }
 
+    /// How many inputs the sketch is of, where these are not those that were added up.
+    fn sketched(&self) -> Option<f32> {
+        let count = self.sketch.as_ref()?.count as f32;
+        (self.counts != [count]).then_some(count)
+    }
+
     /// Adds what another run has seen; `None` if it is of another shape.
     #[must_use]
     pub fn add(&mut self, other: &Entry) -> Option<()> {
@@ -109,11 +115,11 @@ impl Entry {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
         }
-        self.sketch = match (self.sketch.take(), &other.sketch) {
-            (Some(mut sketch), Some(more)) => sketch.add(more).map(|()| sketch),
-            // Only part of what was seen would be in it.
-            _ => None,
-        };
+        match (&mut self.sketch, &other.sketch) {
+            (Some(sketch), Some(more)) => sketch.add(more)?,
+            (None, Some(sketch)) => self.sketch = Some(sketch.clone()),
+            (_, None) => {}
+        }
         Some(())
     }
 
@@ -139,6 +145,8 @@ const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
 /// A tensor that other programs pass over: its columns are those of the matrix.
 const SKETCH: &str = ".in_sketch";
+/// How many inputs a sketch is of, where they are not as many as were added up.
+const SKETCHED: &str = ".in_sketch_count";
 
 impl Importance {
     /// Reads a file of either kind.
@@ -202,20 +210,26 @@ impl Importance {
                 .filter(|counts| !counts.is_empty() && sums.len().is_multiple_of(counts.len()));
             let counts =
                 counts.ok_or_else(|| broken(path, format!("`{name}` has no counts that fit")))?;
-            let sketch = floats(&format!("{name}{SKETCH}"))?;
-            let sketch = sketch.map(|sketch| {
-                let (columns, rest) = sketch.as_chunks::<DIRECTIONS>();
-                let fits = rest.is_empty() && columns.len() == sums.len();
-                let finite = sketch.iter().all(|x| x.is_finite());
-                let problem = || broken(path, format!("`{name}{SKETCH}` does not fit"));
-                (fits && finite)
-                    .then(|| Sketch(columns.to_vec()))
-                    .ok_or_else(problem)
-            });
+            let sketch = match floats(&format!("{name}{SKETCH}"))? {
+                Some(sketch) => {
+                    let (columns, rest) = sketch.as_chunks::<DIRECTIONS>();
+                    let count = floats(&format!("{name}{SKETCHED}"))?;
+                    let count = *count.as_ref().unwrap_or(&counts).first().unwrap_or(&0.0);
+                    let fits = rest.is_empty() && columns.len() == sums.len() && count >= 0.0;
+                    if !fits || sketch.iter().chain([&count]).any(|x| !x.is_finite()) {
+                        return Err(broken(path, format!("`{name}{SKETCH}` does not fit")));
+                    }
+                    Some(Sketch {
+                        sums: columns.to_vec(),
+                        count: count as u64,
+                    })
+                }
+                None => None,
+            };
             let entry = Entry {
                 sums,
                 counts,
-                sketch: sketch.transpose()?,
+                sketch,
             };
             entries.insert(name.to_owned(), entry);
         }
@@ -253,17 +267,21 @@ impl Importance {
                 let shape = [DIRECTIONS as u64, columns];
                 writer.tensor(&format!("{name}{SKETCH}"), ty, &shape)?;
             }
+            if entry.sketched().is_some() {
+                writer.tensor(&format!("{name}{SKETCHED}"), ty, &[1])?;
+            }
         }
         save_atomically(path, |out| {
             writer.write(out, |tensor, out| {
                 let name = &tensor.name;
                 let of = |ending: &str| self.entries.get(name.strip_suffix(ending)?);
                 let sketch = of(SKETCH).and_then(|entry| entry.sketch.as_ref());
+                let sketched = of(SKETCHED).and_then(Entry::sketched);
                 let floats: &[f32] = match (of(SUMS), of(COUNTS), sketch) {
                     (Some(entry), ..) => &entry.sums,
                     (_, Some(entry), _) => &entry.counts,
-                    (.., Some(sketch)) => sketch.0.as_flattened(),
-                    (None, None, None) => return Ok(()),
+                    (.., Some(sketch)) => sketch.sums.as_flattened(),
+                    (None, None, None) => sketched.as_slice(),
                 };
                 out.write_all(bytemuck::cast_slice(floats))
                     .map_err(|error| Error::from(WriteError::Io(error)))
@@ -306,6 +324,44 @@ impl Importance {
         Ok(())
     }
 
+    /// Learns from another one what it does not know: how inputs vary together, and matrices that it has not
+    /// seen. How strongly inputs are driven stays as it is.
+    pub fn learn(&mut self, other: &Importance) -> Result<()> {
+        for (name, entry) in &other.entries {
+            let ours = self.entries.entry(name.clone());
+            let ours = ours.or_insert_with(|| entry.clone());
+            if ours.sums.len() != entry.sums.len() {
+                let problem = format!(
+                    "`{name}` has {} inputs here, {} in the model",
+                    ours.sums.len(),
+                    entry.sums.len()
+                );
+                let file = self.file.clone();
+                return Err(Error::OtherModel { file, problem });
+            }
+            if ours.sketch.is_none() {
+                ours.sketch.clone_from(&entry.sketch);
+            }
+        }
+        // What shares its inputs there may have sums of its own here.
+        for (name, theirs) in &other.entries {
+            let known = |entry: &Entry| self.sketch_of(entry).is_some();
+            if self.entries.get(name).is_some_and(known) {
+                continue;
+            }
+            let sketch = other.sketch_of(theirs).cloned();
+            if let Some(ours) = self.entries.get_mut(name) {
+                ours.sketch = sketch;
+            }
+        }
+        for dataset in &other.datasets {
+            if !self.datasets.contains(dataset) {
+                self.datasets.push(dataset.clone());
+            }
+        }
+        Ok(())
+    }
+
     /// What it knows of a tensor's inputs; `None` where it has not seen them.
     pub fn of(&self, tensor: &Tensor<'_>) -> Result<Option<Inputs>> {
         let Some(entry) = self.entries.get(&tensor.name) else {
@@ -323,10 +379,9 @@ impl Importance {
             });
         }
         let squares = entry.means();
-        let correlation = match (self.sketch_of(entry), entry.counts.as_slice()) {
-            (Some(sketch), [count]) => sketch.correlation(&squares, *count),
-            _ => None,
-        };
+        // Of a stack, each matrix would need its own.
+        let sketch = self.sketch_of(entry).filter(|_| entry.counts.len() == 1);
+        let correlation = sketch.and_then(|sketch| sketch.correlation(&squares));
         Ok(Some(Inputs {
             squares,
             correlation,
@@ -521,7 +576,7 @@ mod tests {
     fn matrices_that_share_inputs_share_a_sketch() {
         let mut importance = sample();
         let mut sketch = Sketch::new(2);
-        sketch.see(&[2.0, 1.0], 0);
+        sketch.see(&[2.0, 1.0]);
         let first = importance.entries.values_mut().next().unwrap();
         *first = Entry {
             sums: vec![4.0, 1.0],
@@ -544,12 +599,57 @@ mod tests {
         importance.save(&path).unwrap();
         let loaded = Importance::load(&path).unwrap();
         assert_eq!(loaded.entries, importance.entries);
-        // Half of what was seen would be a wrong sketch of the whole.
+        // More that was added up without one leaves it a sketch of what it was, in files too.
         let mut merged = loaded;
         let plain = importance.entries.values_mut().next().unwrap();
         plain.sketch = None;
         merged.merge(&importance).unwrap();
-        assert!(!merged.has_sketches());
+        merged.save(&path).unwrap();
+        let loaded = Importance::load(&path).unwrap();
+        let entry = loaded.entries.values().next().unwrap();
+        assert_eq!((&entry.sketch, entry.counts[0]), (&Some(sketch), 2.0));
+    }
+
+    #[test]
+    fn what_is_not_known_is_learned() {
+        let entry = |sums: [f32; 2], sketch: Option<&Sketch>| Entry {
+            sums: sums.to_vec(),
+            counts: vec![1.0],
+            sketch: sketch.cloned(),
+        };
+        let of = |entries: [(&str, Entry); 3]| Importance {
+            entries: entries.map(|(name, entry)| (name.to_owned(), entry)).into(),
+            ..Importance::default()
+        };
+        let mut sketch = Sketch::new(2);
+        sketch.see(&[2.0, 1.0]);
+        let sums = [4.0, 1.0];
+        let text = of([
+            ("a", entry(sums, Some(&sketch))),
+            ("b", entry(sums, None)),
+            ("c", entry(sums, None)),
+        ]);
+        // The first two share their inputs here too, and the third does not.
+        let mut known = of([
+            ("a", entry([8.0, 9.0], None)),
+            ("b", entry([8.0, 9.0], None)),
+            ("c", entry([8.0, 8.0], None)),
+        ]);
+        known.learn(&text).unwrap();
+        let own: Vec<bool> = known.entries.values().map(|e| e.sketch.is_some()).collect();
+        assert_eq!(own, [true, false, true]);
+        for entry in known.entries.values() {
+            assert_eq!(known.sketch_of(entry), Some(&sketch));
+            assert_eq!(entry.sums[0], 8.0);
+        }
+        // What it did not know at all, it knows now.
+        known.entries.remove("b");
+        known.learn(&text).unwrap();
+        assert_eq!(known.entries["b"].sums, sums);
+        // A matrix of another model has nothing to learn here.
+        known.entries.get_mut("a").unwrap().sums.push(1.0);
+        let error = known.learn(&text).unwrap_err().to_string();
+        assert!(error.contains("`a` has 3 inputs here, 2"), "{error}");
     }
 
     #[test]

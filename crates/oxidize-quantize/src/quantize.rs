@@ -133,10 +133,12 @@ pub fn recipe<'a>(
 
 /// Writes down what was important, and how that is known.
 pub(crate) fn set_importance(output: &mut Output, importance: &Importance) {
-    let file = importance.file.file_name().unwrap_or_default();
     let entries = u32::try_from(importance.entries.len()).unwrap_or(u32::MAX);
     let text = |text: &str| ValueBuf::Str(text.to_owned());
-    output.set("quantize.imatrix.file", text(&file.to_string_lossy()));
+    // What was learned on the way has none.
+    if let Some(file) = importance.file.file_name() {
+        output.set("quantize.imatrix.file", text(&file.to_string_lossy()));
+    }
     let dataset = importance.datasets.join(", ");
     output.set("quantize.imatrix.dataset", text(&dataset));
     output.set("quantize.imatrix.entries_count", ValueBuf::U32(entries));

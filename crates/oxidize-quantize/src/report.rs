@@ -1,9 +1,10 @@
 //! [`Report`]: what a model was made of and what that cost, kept in its own metadata as JSON.
 
-use oxidize_core::file::ModelFile;
+use oxidize_core::file::{Format, ModelFile};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
+use crate::convert::source_of;
 use crate::quantize::Recipe;
 
 /// What was made, and what it cost.
@@ -59,7 +60,11 @@ impl Report {
         });
         let source_bytes = recipe.tensors.iter();
         let source_bytes = source_bytes.filter_map(|tensor| tensor.ty.bytes_for(tensor.elements()));
-        let name = source.path().file_name().unwrap_or_default();
+        let path = match source.format() {
+            Format::Gguf { .. } => source.path().to_path_buf(),
+            _ => source_of(source),
+        };
+        let name = path.file_name().unwrap_or_default();
         Report {
             command: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

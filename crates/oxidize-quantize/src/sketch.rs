@@ -11,21 +11,30 @@ const EVERY: usize = 8;
 /// Inputs that are all looked at.
 const ENOUGH: u64 = 4096;
 
-/// `Σ x (xᵀΩ)` over the inputs `x` that were seen, with signs `Ω`.
+/// What is kept of the inputs that were seen.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sketch(pub Vec<[f32; DIRECTIONS]>);
+pub struct Sketch {
+    /// `Σ x (xᵀΩ)` over the inputs `x`, with signs `Ω`.
+    pub sums: Vec<[f32; DIRECTIONS]>,
+    /// How many they were.
+    pub count: u64,
+}
 
 impl Sketch {
     /// A sketch of nothing, for inputs of this width.
     pub fn new(width: usize) -> Sketch {
-        Sketch(vec![[0.0; DIRECTIONS]; width])
+        Sketch {
+            sums: vec![[0.0; DIRECTIONS]; width],
+            count: 0,
+        }
     }
 
-    /// Adds inputs; `rows` holds whole ones, and so many were seen before.
-    pub fn see(&mut self, rows: &[f32], before: u64) {
-        let every = if before < ENOUGH { 1 } else { EVERY };
-        let width = self.0.len();
+    /// Adds inputs; `rows` holds whole ones.
+    pub fn see(&mut self, rows: &[f32]) {
+        let every = if self.count < ENOUGH { 1 } else { EVERY };
+        let width = self.sums.len();
         let n = rows.len() / width.max(1);
+        self.count += n as u64;
         // Each stands for those that are passed over.
         let weight = n as f32 / n.div_ceil(every).max(1) as f32;
         let signs: Vec<[f32; DIRECTIONS]> = (0..width).map(signs).collect();
@@ -41,7 +50,7 @@ impl Sketch {
                     *product += sign * x;
                 }
             }
-            for (sums, x) in self.0.iter_mut().zip(row) {
+            for (sums, x) in self.sums.iter_mut().zip(row) {
                 for (sum, product) in sums.iter_mut().zip(&products) {
                     *sum += weight * x * product;
                 }
@@ -52,25 +61,27 @@ impl Sketch {
     /// Adds what another sketch has seen; `None` if it is of another width.
     #[must_use]
     pub fn add(&mut self, other: &Sketch) -> Option<()> {
-        if self.0.len() != other.0.len() {
+        if self.sums.len() != other.sums.len() {
             return None;
         }
-        for (sums, more) in self.0.iter_mut().flatten().zip(other.0.iter().flatten()) {
-            *sums += more;
+        let more = other.sums.as_flattened();
+        for (sum, more) in self.sums.as_flattened_mut().iter_mut().zip(more) {
+            *sum += more;
         }
+        self.count += other.count;
         Some(())
     }
 
-    /// What it says of the mean products, where `count` inputs were seen and `squares` are their mean
-    /// squares. `None` where it says nothing, as of inputs that were all zero.
-    pub fn correlation(&self, squares: &[f32], count: f32) -> Option<Correlation> {
-        if squares.len() != self.0.len() || count.is_nan() || count <= 0.0 {
+    /// What it says of the mean products of inputs whose mean squares are `squares`. These may be of more
+    /// inputs than it has seen. `None` where it says nothing, as of inputs that were all zero.
+    pub fn correlation(&self, squares: &[f32]) -> Option<Correlation> {
+        if squares.len() != self.sums.len() || self.count == 0 {
             return None;
         }
         // With Y = CΩ, C is about Y (ΩᵀY)⁻¹ Yᵀ = UUᵀ, with U = Y L⁻ᵀ and LLᵀ = ΩᵀY.
-        let scale = 1.0 / f64::from(count);
+        let scale = 1.0 / self.count as f64;
         let mut core = [[0.0f64; DIRECTIONS]; DIRECTIONS];
-        for (column, sums) in self.0.iter().enumerate() {
+        for (column, sums) in self.sums.iter().enumerate() {
             for (row, sign) in core.iter_mut().zip(signs(column)) {
                 for (core, sum) in row.iter_mut().zip(sums) {
                     *core += f64::from(sign * sum) * scale;
@@ -78,7 +89,7 @@ impl Sketch {
             }
         }
         let lower = cholesky(&core)?;
-        let directions = self.0.iter().map(|sums| {
+        let directions = self.sums.iter().map(|sums| {
             let mut u = sums.map(|sum| f64::from(sum) * scale);
             for k in 0..DIRECTIONS {
                 let known: f64 = (0..k).map(|j| lower[k][j] * u[j]).sum();
@@ -159,9 +170,14 @@ mod tests {
         let mut long = rows.clone();
         long[..24].iter_mut().for_each(|x| *x *= 100.0);
         let (mut usual, mut clipped) = (Sketch::new(24), Sketch::new(24));
-        usual.see(&rows, 0);
-        clipped.see(&long, 0);
-        for (a, b) in usual.0.iter().flatten().zip(clipped.0.iter().flatten()) {
+        usual.see(&rows);
+        clipped.see(&long);
+        for (a, b) in usual
+            .sums
+            .iter()
+            .flatten()
+            .zip(clipped.sums.iter().flatten())
+        {
             assert!((a - b).abs() < 1e-3, "{a} {b}");
         }
     }
@@ -171,7 +187,10 @@ mod tests {
         let (n, width) = (64 * EVERY, 96);
         let rows = inputs(n, width);
         let mut sketch = Sketch::new(width);
-        sketch.see(&rows, ENOUGH);
+        // So many were seen before, all of them zero.
+        sketch.count = ENOUGH;
+        sketch.see(&rows);
+        sketch.count -= ENOUGH;
         let seen: Vec<&[f32]> = rows.chunks(width).step_by(EVERY).collect();
         let mut squares = vec![0.0f32; width];
         for row in &seen {
@@ -179,7 +198,7 @@ mod tests {
                 *square += x * x / seen.len() as f32;
             }
         }
-        let correlation = sketch.correlation(&squares, n as f32).unwrap();
+        let correlation = sketch.correlation(&squares).unwrap();
         for seed in 0..5usize {
             let weights: Vec<f32> = (0..width).map(|j| ((j * j + seed) as f32).cos()).collect();
             let product = |row: &&[f32]| -> f64 {
@@ -209,11 +228,12 @@ mod tests {
         let (first, second) = rows.split_at(4 * EVERY * width);
         let (mut whole, mut half, mut other) =
             (Sketch::new(width), Sketch::new(width), Sketch::new(width));
-        whole.see(&rows, 0);
-        half.see(first, 0);
-        other.see(second, 0);
+        whole.see(&rows);
+        half.see(first);
+        other.see(second);
         half.add(&other).unwrap();
-        for (a, b) in whole.0.iter().flatten().zip(half.0.iter().flatten()) {
+        assert_eq!(half.count, whole.count);
+        for (a, b) in whole.sums.iter().flatten().zip(half.sums.iter().flatten()) {
             assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{a} {b}");
         }
         assert!(half.add(&Sketch::new(3)).is_none());
@@ -221,11 +241,15 @@ mod tests {
 
     #[test]
     fn nothing_says_nothing() {
-        assert!(Sketch::new(4).correlation(&[0.0; 4], 8.0).is_none());
-        let mut odd = Sketch::new(2);
-        odd.see(&[f32::NAN, 1.0], 0);
-        assert!(odd.correlation(&[1.0; 2], 1.0).is_none());
-        assert!(Sketch::new(2).correlation(&[1.0; 3], 1.0).is_none());
-        assert!(Sketch::new(2).correlation(&[1.0; 2], 0.0).is_none());
+        let of = |rows: &[f32]| {
+            let mut sketch = Sketch::new(2);
+            sketch.see(rows);
+            sketch
+        };
+        assert!(of(&[1.0, 1.0]).correlation(&[1.0; 2]).is_some());
+        assert!(of(&[1.0, 1.0]).correlation(&[1.0; 3]).is_none());
+        assert!(of(&[0.0, 0.0]).correlation(&[0.0; 2]).is_none());
+        assert!(of(&[f32::NAN, 1.0]).correlation(&[1.0; 2]).is_none());
+        assert!(of(&[]).correlation(&[1.0; 2]).is_none());
     }
 }

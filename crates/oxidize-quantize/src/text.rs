@@ -21,6 +21,15 @@ impl Text {
         Ok(Text { file, content })
     }
 
+    /// A little of everything: prose, talk, code, tables and many languages. For calibrating where there is no
+    /// text that is more like what the model is for.
+    pub fn built_in() -> Text {
+        Text {
+            file: "built-in text".into(),
+            content: include_str!("calibration.txt").to_owned(),
+        }
+    }
+
     /// What the text is called where only a name is kept.
     pub fn name(&self) -> String {
         let name = self.file.file_name().unwrap_or_default();

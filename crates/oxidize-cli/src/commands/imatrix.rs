@@ -14,8 +14,8 @@ use oxidize_quantize::evaluate::{check_asked, chunk_size};
 use oxidize_quantize::imatrix::{Options, chunks_read, collect};
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::output::{check_not_input, check_other_file, check_writable};
-use oxidize_quantize::quantize::tensors_of;
 use oxidize_quantize::remark;
+use oxidize_quantize::source::Source;
 use oxidize_quantize::text::Text;
 use oxidize_quantize::wording::count;
 
@@ -91,18 +91,12 @@ impl Imatrix {
         } else {
             &self.merge
         };
-        let alone = paths.len() == 1 && self.file.is_none();
         let mut known: Option<Importance> = None;
         for path in paths {
             let more = Importance::load(path)?;
             if let Some(model) = model {
-                more.check_all(model.file().path(), &tensors_of(model.file()))?;
-            }
-            if !alone && !more.has_sketches() {
-                remark!(
-                    "{}: does not say how inputs vary together, so that the sum will not say it either",
-                    path.display()
-                );
+                let source = Source::new(model.file())?;
+                more.check_all(model.file().path(), source.tensors())?;
             }
             match &mut known {
                 Some(known) => known.merge(&more)?,

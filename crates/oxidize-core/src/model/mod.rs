@@ -16,7 +16,8 @@ mod weights;
 
 pub use error::ModelError;
 pub use export::{
-    ExportedData, ExportedTensor, HuggingFaceModel, gguf_tensors, huggingface_model, left_out,
+    ExportedData, ExportedTensor, HuggingFaceModel, Origin, gguf_origins, gguf_tensors,
+    huggingface_model, left_out,
 };
 pub(crate) use loader::holds_weights;
 pub use loader::{QkvShape, WeightLoader};

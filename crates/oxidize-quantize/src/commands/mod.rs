@@ -23,7 +23,7 @@ pub fn importance(path: Option<&Path>) -> Result<Option<Importance>, Error> {
     let known = path.map(Importance::load).transpose()?;
     if let Some(known) = known.as_ref().filter(|known| !known.has_sketches()) {
         remark!(
-            "{}: does not say how inputs vary together; matrices of `oxidize imatrix` do, and less is lost with them",
+            "{}: does not say how inputs vary together; matrices of `oxidize imatrix` do, `quantize --calibrate` adds it, and less is lost with it",
             known.file.display()
         );
     }

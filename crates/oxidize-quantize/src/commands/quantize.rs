@@ -6,24 +6,27 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use oxidize_core::io::PendingFile;
 use oxidize_core::mix::{MIXES, Mix};
+use oxidize_core::model::Model;
 use oxidize_kernels::quant::TensorType;
 
-use super::progress::Meter;
+use super::progress::{Meter, Unit};
 use super::{at_least_one, byte_size, importance, interrupted, threads};
 use crate::compare;
+use crate::convert::check_output;
 use crate::encode::Workers;
 use crate::error::Error;
-use crate::evaluate::check_asked;
+use crate::evaluate::{Settings, check_asked, chunk_size};
 use crate::html;
+use crate::imatrix;
+use crate::importance::Importance;
 use crate::output::{Parts, check_differs};
-use crate::plan::{Plan, Wishes, traits_of, weight_type};
-use crate::quantize::{
-    Options, ReportOptions, check, overhead, parts_of, quantize, recipe, tensors_of,
-};
+use crate::plan::{Plan, Wishes, weight_type};
+use crate::quantize::{Options, ReportOptions, check, overhead, parts_of, quantize};
 use crate::report::Report;
+use crate::source::Source;
 use crate::target::plan_for_size;
 use crate::text::Text;
 use crate::wording::count;
@@ -31,8 +34,9 @@ use crate::{remark, say};
 
 /// Make a smaller model of a model
 #[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct Quantize {
-    /// The model to quantise: a GGUF file
+    /// The model to quantise: a GGUF file, or a Hugging Face directory
     input: PathBuf,
     /// The file to write
     output: PathBuf,
@@ -47,6 +51,13 @@ pub struct Quantize {
     /// An importance matrix, as `oxidize imatrix` or llama.cpp write it
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
+    /// Reads a text with the model first, to learn what matters to it; the built-in one where no file is
+    /// named. Beside --imatrix, it adds what that does not say
+    #[arg(long, value_name = "TEXT", require_equals = true)]
+    calibrate: Option<Option<PathBuf>>,
+    /// Most chunks of that text to read
+    #[arg(long, value_name = "N", default_value_t = 100, requires = "calibrate", value_parser = at_least_one)]
+    calibrate_chunks: usize,
     /// Another type for tensors whose names match, such as `ffn_down=Q6_K`; may be repeated
     #[arg(long, value_name = "REGEX=TYPE")]
     tensor_type: Vec<String>,
@@ -125,40 +136,22 @@ impl Quantize {
         // Ranges are read, not mapped: pages of a map would count as memory in use.
         let options = OpenOptions {
             mmap: false,
+            // The type that is asked for rounds, and once is enough.
+            unpack_exactly: true,
             ..OpenOptions::default()
         };
         let file = ModelFile::open(&self.input, &options)?;
-        anyhow::ensure!(
-            file.config().is_none() && !file.metadata().is_empty(),
-            "{}: not a GGUF file; `oxidize convert` reads directories",
-            self.input.display()
-        );
         let page = self.check_outputs(&file)?;
-        let importance = importance(self.imatrix.as_deref())?;
-        let tensors = tensors_of(&file);
+        let source = Source::new(&file)?;
+        for line in source.remarks() {
+            remark!("{line}");
+        }
         let mut workers = Workers {
             stop: Some(stop),
             ..Workers::default()
         };
         workers.threads = self.threads.unwrap_or(workers.threads).max(1);
         let text = self.text.as_deref().map(Text::load).transpose()?;
-        let options = Options {
-            importance: importance.as_ref(),
-            allow_requantize: self.allow_requantize,
-            parts: self.parts(&file),
-            workers,
-            report: self.wants_report().then(|| ReportOptions {
-                command: command_line(),
-                text: text.as_ref(),
-                compare: compare::Options {
-                    n_ctx: self.ctx_size,
-                    chunks: Some(self.chunks),
-                    ..compare::Options::default()
-                },
-            }),
-        };
-
-        let traits = traits_of(&file, importance.is_some());
         let named = match &self.mix {
             Some(name) => {
                 Some(Mix::named(name).ok_or_else(|| Error::UnknownMix { name: name.clone() })?)
@@ -176,29 +169,44 @@ impl Quantize {
         for pattern in &self.tensor_type {
             wishes.pattern(pattern)?;
         }
-        for pattern in wishes.unmatched(&tensors) {
+        for pattern in wishes.unmatched(source.tensors()) {
             remark!("--tensor-type {pattern}: no matrix that is quantised has such a name");
         }
+        let importance = self.importance(&source, &workers)?;
+        let options = Options {
+            importance: importance.as_ref(),
+            allow_requantize: self.allow_requantize || source.may_be_quantized(),
+            parts: self.parts(&file),
+            workers,
+            report: self.wants_report().then(|| ReportOptions {
+                command: command_line(),
+                text: text.as_ref(),
+                compare: compare::Options {
+                    n_ctx: self.ctx_size,
+                    chunks: Some(self.chunks),
+                    ..compare::Options::default()
+                },
+            }),
+        };
+        let traits = source.traits(importance.is_some());
         let meter = Meter::new();
         let fitted = self.tensor_budget(&file, &options)?.map(|bytes| {
             let wanted = (&wishes, &traits);
             let known = importance.as_ref();
-            plan_for_size(&tensors, bytes, known, wanted, &workers, |at| {
+            plan_for_size(source.tensors(), bytes, known, wanted, &workers, |at| {
                 meter.show(at);
             })
         });
         meter.finish();
         let fitted = fitted.transpose()?;
-        let is_fitted = fitted.is_some();
-        let plan = fitted.unwrap_or_else(|| Plan::new(&tensors, &wishes, &traits));
-        let mix = named.unwrap_or_else(|| nearest_mix(&plan, &tensors));
         // Types that were chosen for a size were measured, without importance too.
-        if !is_fitted {
-            plan.check_importance(&tensors, &mix, importance.as_ref())?;
-        }
+        let plan = match fitted {
+            Some(plan) => plan,
+            None => source.plan(&wishes, importance.as_ref())?,
+        };
+        let mix = named.unwrap_or_else(|| nearest_mix(&plan, source.tensors()));
         let fallbacks = plan.fallbacks;
-        let described = (mix.name, mix.file_type);
-        let recipe = recipe(&file, tensors, plan, described, importance.as_ref());
+        let recipe = source.recipe(plan, &mix, importance.as_ref());
         if self.dry_run {
             check(&recipe, &file, &self.output, &options)?;
             return print_plan(&recipe.tensors, &recipe.plan, mix.name);
@@ -241,14 +249,69 @@ impl Quantize {
         self.report || self.html.is_some() || self.text.is_some()
     }
 
+    /// What matters to the model: what a matrix says, and what reading a text does.
+    fn importance(
+        &self,
+        source: &Source<'_>,
+        workers: &Workers<'_>,
+    ) -> anyhow::Result<Option<Importance>> {
+        let Some(text) = &self.calibrate else {
+            return Ok(importance(self.imatrix.as_deref())?);
+        };
+        let known = self.imatrix.as_deref().map(Importance::load).transpose()?;
+        if let Some(known) = &known {
+            known.check(source.tensors())?;
+        }
+        let text = match text {
+            Some(path) => Text::load(path)?,
+            None => Text::built_in(),
+        };
+        let mapped = OpenOptions {
+            huge_pages: false,
+            ..OpenOptions::default()
+        };
+        let model = Model::load(&self.input, &mapped)?;
+        let options = imatrix::Options {
+            n_ctx: chunk_size(&model, self.ctx_size),
+            chunks: Some(self.calibrate_chunks),
+            settings: Settings {
+                threads: Some(workers.threads),
+                ..Settings::default()
+            },
+            ..imatrix::Options::default()
+        };
+        let meter = Meter::new();
+        let seen = imatrix::collect(&model, &text, &options, |done, total, _| {
+            let unit = Unit::Pieces("chunks read");
+            meter.set(unit, done as u64, total as u64, "calibrating");
+            workers.check()
+        });
+        meter.finish();
+        let seen = seen?;
+        Ok(Some(match known {
+            Some(mut known) => {
+                known.learn(&seen)?;
+                known
+            }
+            None => seen,
+        }))
+    }
+
     /// Refuses to write over anything that is read, and begins the page, if one is wanted: a place where
     /// it cannot be is better known before the work.
     fn check_outputs(&self, file: &ModelFile) -> anyhow::Result<Option<PendingFile>> {
         let mut read: Vec<&Path> = file.files().map(|(path, _)| path).collect();
         read.extend(self.imatrix.as_deref());
         read.extend(self.text.as_deref());
+        read.extend(self.calibrate.as_ref().and_then(Option::as_deref));
         check_differs(&self.output, read.iter().copied())?;
-        let Some(page) = self.html.as_deref().filter(|_| !self.dry_run) else {
+        let page = self.html.as_deref().filter(|_| !self.dry_run);
+        for output in page.into_iter().chain([self.output.as_path()]) {
+            if !matches!(file.format(), Format::Gguf { .. }) {
+                check_output(output, &self.input)?;
+            }
+        }
+        let Some(page) = page else {
             return Ok(None);
         };
         check_differs(page, read.into_iter().chain([self.output.as_path()]))?;
@@ -261,7 +324,11 @@ impl Quantize {
         file: &ModelFile,
         options: &Options<'_>,
     ) -> anyhow::Result<Option<u64>> {
-        let tensors = tensors_of(file);
+        if self.target_size.is_none() && self.target_bpw.is_none() {
+            return Ok(None);
+        }
+        let source = Source::new(file)?;
+        let tensors = source.tensors();
         if let Some(bits) = self.target_bpw {
             let elements: u64 = tensors.iter().map(crate::tensor::Tensor::elements).sum();
             return Ok(Some((bits * elements as f64 / 8.0) as u64));
@@ -270,10 +337,10 @@ impl Quantize {
             return Ok(None);
         };
         let plan = Plan {
-            types: tensors.iter().map(|tensor| tensor.ty).collect(),
+            types: tensors.iter().map(|tensor| tensor.kept_as).collect(),
             fallbacks: 0,
         };
-        let recipe = recipe(file, tensors, plan, ("Q4_K_M", 0), options.importance);
+        let recipe = source.recipe(plan, &MIXES[0], options.importance);
         let report = options.report.as_ref();
         let head = overhead(&recipe, file, report.map(|report| report.command.as_str()))?;
         let left = size.checked_sub(head);
@@ -381,3 +448,8 @@ pub fn describe(result: &compare::Comparison) -> String {
         result.n_ctx
     )
 }
+
+const EXAMPLES: &str = "Examples:
+  oxidize quantize qwen3-8b.gguf qwen3-8b-q4.gguf Q4_K_M
+  oxidize quantize ./Qwen3-8B qwen3-8b-q4.gguf Q4_K_M --calibrate
+  oxidize quantize ./Qwen3-8B qwen3-8b-small.gguf --target-size 4GB --calibrate=my-texts.txt --report -f test.txt";

@@ -7,10 +7,11 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::Value;
 use oxidize_core::mix::Mix;
 use oxidize_quantize::convert::convert;
+use oxidize_quantize::importance::Entry;
 use oxidize_quantize::plan::Wishes;
 use oxidize_quantize::quantize::Options;
 
-use super::run::{distance, outputs};
+use super::run::{Entries, distance, run};
 
 /// Where the golden models are, if they are here.
 fn shared() -> Option<PathBuf> {
@@ -111,12 +112,15 @@ fn golden_directories_become_golden_files() {
             continue;
         }
         let tokens = input(&folder);
-        let theirs = outputs(&folder, &tokens);
+        let theirs = run(&folder, &tokens);
         if let (Some(theirs), false) = (theirs, MEAN_OTHERWISE.contains(&name.as_str())) {
-            let distance = distance(&theirs, &outputs(&path, &tokens).unwrap());
+            let ours = run(&path, &tokens).unwrap();
+            let distance = distance(&theirs.0, &ours.0);
             if distance.is_nan() || distance > 1e-4 {
                 problems.push(format!("{name}: {distance:.1e} from the directory"));
             }
+            let problem = other_inputs(&theirs.1, &ours.1);
+            problems.extend(problem.map(|problem| format!("{name}: {problem}")));
         }
         checked += 1;
         if let Ok(expected) = ModelFile::open(folder.join("model.gguf"), &options) {
@@ -127,6 +131,35 @@ fn golden_directories_become_golden_files() {
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
     assert!(checked >= 100 || folders().is_empty(), "{checked} models");
+}
+
+/// The first matrix whose importance differs, where one was collected from a directory and the other from the
+/// file that was made of it.
+fn other_inputs(theirs: &Entries, ours: &Entries) -> Option<String> {
+    for (name, entry) in ours {
+        let Some(other) = theirs.get(name) else {
+            return Some(format!("of {name} nothing is known"));
+        };
+        // Parts of a matrix may be shown one by one. Factors of all inputs, which files may have in their
+        // weights, make nothing more important either.
+        let is_seen = |entry: &Entry| entry.counts.iter().map(|n| *n > 0.0).collect::<Vec<_>>();
+        if is_seen(other) != is_seen(entry) {
+            return Some(format!("{name} has other inputs"));
+        }
+        let shares = |entry: &Entry| -> Vec<f32> {
+            let most = entry
+                .sums
+                .iter()
+                .fold(f32::MIN_POSITIVE, |most, x| most.max(*x));
+            entry.sums.iter().map(|sum| sum / most).collect()
+        };
+        let (theirs, ours) = (shares(other), shares(entry));
+        let far = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-3;
+        if theirs.len() != ours.len() || theirs.iter().zip(&ours).any(far) {
+            return Some(format!("{name} has other importance"));
+        }
+    }
+    None
 }
 
 /// The golden models.

@@ -4,6 +4,7 @@
 mod adapters;
 mod back;
 mod bad_input;
+mod calibrating;
 mod converting;
 mod golden;
 mod measure;

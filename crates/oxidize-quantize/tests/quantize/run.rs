@@ -1,5 +1,6 @@
 //! Runs a small model on one input, so that two forms of it can be compared.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use oxidize_core::backend::cpu::Cpu;
@@ -8,10 +9,20 @@ use oxidize_core::file::OpenOptions;
 use oxidize_core::graph::Gives;
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
+use oxidize_quantize::imatrix::Collector;
+use oxidize_quantize::importance::Entry;
+
+/// Of each matrix, what it has seen.
+pub(crate) type Entries = BTreeMap<String, Entry>;
 
 /// The logits at every position of an input, or the hidden states of a model that has none. `None`
 /// for a model that reads its prompt with another stack than it writes with.
 pub(crate) fn outputs(path: &Path, tokens: &[u32]) -> Option<Vec<f32>> {
+    run(path, tokens).map(|(outputs, _)| outputs)
+}
+
+/// The same, and what its matrices have seen.
+pub(crate) fn run(path: &Path, tokens: &[u32]) -> Option<(Vec<f32>, Entries)> {
     let model = Model::load(path, &OpenOptions::default()).unwrap();
     assert!(
         model.unused_tensors().is_empty(),
@@ -22,6 +33,7 @@ pub(crate) fn outputs(path: &Path, tokens: &[u32]) -> Option<Vec<f32>> {
     if model.arch().encoder.is_some() {
         return None;
     }
+    let collector = Collector::new(&model, false);
     let config = SessionConfig {
         n_blocks: 16,
         block_size: 8,
@@ -33,7 +45,7 @@ pub(crate) fn outputs(path: &Path, tokens: &[u32]) -> Option<Vec<f32>> {
         key_type: KvType::F32,
         value_type: KvType::F32,
         n_threads: Some(1),
-        observer: None,
+        observer: Some(collector.observer()),
     };
     let backend = Cpu::default();
     let mut session = match model.plan().gives {
@@ -55,7 +67,8 @@ pub(crate) fn outputs(path: &Path, tokens: &[u32]) -> Option<Vec<f32>> {
     };
     session.run(&batch).unwrap();
     let output = |i: usize| session.output(i).unwrap().to_vec();
-    Some((0..tokens.len()).flat_map(output).collect())
+    let outputs = (0..tokens.len()).flat_map(output).collect();
+    Some((outputs, collector.entries()))
 }
 
 /// The largest difference, beside the largest number.

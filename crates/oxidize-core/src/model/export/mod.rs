@@ -64,6 +64,34 @@ pub fn gguf_tensors<'a>(
     tensors
 }
 
+/// What a tensor of a GGUF file has to do with those of another file of the same model.
+pub struct Origin<'a> {
+    /// Its name.
+    pub name: String,
+    /// Its dimensions, the fastest-varying first.
+    pub shape: Vec<u64>,
+    /// The tensors that it is made of.
+    pub parts: Vec<&'a TensorInfo>,
+    /// Their columns in its order, where that is another.
+    pub columns: Option<Vec<usize>>,
+}
+
+/// Where the tensors of a GGUF file of the model in `file` come from.
+pub fn gguf_origins<'a>(
+    file: &'a ModelFile,
+    arch: &'static Arch,
+    hparams: &Hparams,
+) -> Vec<Origin<'a>> {
+    let links = links(file, arch, hparams).into_iter();
+    let origin = |link: Link<'a>| Origin {
+        name: link.name,
+        shape: gguf_shape(&link.dims),
+        parts: link.parts,
+        columns: link.form.columns,
+    };
+    links.map(origin).collect()
+}
+
 /// The tensors of `file` that nothing in `tensors` is made of and that matter to the model they are stored with.
 pub fn left_out<'a>(file: &'a ModelFile, tensors: &[ExportedTensor<'a>]) -> Vec<&'a TensorInfo> {
     let parts = tensors.iter().flat_map(|tensor| &tensor.parts);

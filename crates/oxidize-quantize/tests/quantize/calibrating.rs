@@ -1,0 +1,258 @@
+//! From a directory to a small file in one command, which learns what matters on the way.
+
+use std::path::{Path, PathBuf};
+
+use oxidize_core::file::OpenOptions;
+use oxidize_core::model::Model;
+use oxidize_quantize::imatrix::{self, collect};
+use oxidize_quantize::importance::Importance;
+use oxidize_quantize::report::Report;
+use oxidize_quantize::text::Text;
+
+use super::bad_input::{directory, path, program};
+use super::{fingerprint, open, synthetic, tiny};
+
+/// The program's messages, where it ends well.
+fn quantized(args: &[&str]) -> String {
+    let run = program(&[&["quantize"], args].concat());
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(run.status.success(), "{said}");
+    said
+}
+
+fn refused(args: &[&str]) -> String {
+    let run = program(&[&["quantize"], args].concat());
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(!run.status.success(), "{said}");
+    said
+}
+
+/// A text in a file.
+fn text(dir: &Path) -> PathBuf {
+    let path = dir.join("text.txt");
+    let words = "Once upon a time a crab met a quick brown fox; 1, 2, 3. ";
+    std::fs::write(&path, words.repeat(60)).unwrap();
+    path
+}
+
+/// What a model learns from a text.
+fn learned(model: &Path, text: &Path) -> Importance {
+    let model = Model::load(model, &OpenOptions::default()).unwrap();
+    let options = imatrix::Options {
+        n_ctx: 64,
+        ..imatrix::Options::default()
+    };
+    let text = Text::load(text).unwrap();
+    collect(&model, &text, &options, |_, _, _| Ok(())).unwrap()
+}
+
+/// The share of bytes of their tensors in which two files differ.
+fn apart(a: &Path, b: &Path) -> f64 {
+    let (a, b) = (open(a), open(b));
+    let (mut other, mut all) = (0, 0);
+    for tensor in a.tensors() {
+        let ours = a.data(tensor).unwrap();
+        let theirs = b.data(b.tensor(&tensor.name).unwrap()).unwrap();
+        assert_eq!(ours.len(), theirs.len(), "{}", tensor.name);
+        other += ours
+            .iter()
+            .zip(theirs.iter())
+            .filter(|(a, b)| a != b)
+            .count();
+        all += ours.len();
+    }
+    other as f64 / all as f64
+}
+
+/// Directories are run with their own order of rows, so that sums may differ in the last bit.
+#[test]
+fn one_command_does_what_three_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    directory(dir.path(), |_, _| {});
+    let text = text(dir.path());
+    let calibrate = format!("--calibrate={}", path(&text));
+    let (folder, once) = (place("model"), place("once.gguf"));
+    let said = quantized(&[
+        path(&folder),
+        path(&once),
+        "Q4_0",
+        &calibrate,
+        "-c",
+        "64",
+        "-f",
+        path(&text),
+    ]);
+    assert!(said.contains("Q4_0"), "{said}");
+
+    let (whole, matrix, thrice) = (place("f32.gguf"), place("i.gguf"), place("thrice.gguf"));
+    let convert = [
+        "convert",
+        path(&folder),
+        "-o",
+        path(&whole),
+        "--type",
+        "F32",
+    ];
+    assert!(program(&convert).status.success());
+    learned(&whole, &text).save(&matrix).unwrap();
+    let with_matrix = ["Q4_0", "--imatrix", path(&matrix)];
+    quantized(&[&[path(&whole), path(&thrice)], &with_matrix[..]].concat());
+    let share = apart(&once, &thrice);
+    assert!(share < 0.005, "{share}");
+
+    // The matrix of a directory is that of the file, and does for it.
+    let again = place("again.gguf");
+    learned(&folder, &text).save(&matrix).unwrap();
+    quantized(&[&[path(&folder), path(&again)], &with_matrix[..]].concat());
+    let share = apart(&again, &thrice);
+    assert!(share < 0.005, "{share}");
+    // Without it, other levels are chosen.
+    quantized(&[path(&folder), path(&again), "Q4_0"]);
+    let share = apart(&again, &thrice);
+    assert!(share > 0.05, "{share}");
+
+    let made = open(&once);
+    let report = Report::of(&made).unwrap();
+    assert_eq!(report.source, "model");
+    let comparison = report.comparison.unwrap();
+    assert!(comparison.mean_kl > 0.0 && comparison.mean_kl < 1.0);
+    let key = |key: &str| made.metadata().str(key);
+    assert_eq!(key("quantize.imatrix.dataset"), Some("text.txt"));
+    assert_eq!(key("quantize.imatrix.file"), None);
+}
+
+#[test]
+fn a_text_adds_what_a_matrix_does_not_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let (model, text) = (place("model.gguf"), text(dir.path()));
+    synthetic(&model, "F16", 2);
+    let mut known = learned(&model, &text);
+    let (full, plain, out) = (place("full.gguf"), place("plain.gguf"), place("out.gguf"));
+    known.save(&full).unwrap();
+    for entry in known.entries.values_mut() {
+        entry.sketch = None;
+    }
+    known.save(&plain).unwrap();
+    let calibrate = format!("--calibrate={}", path(&text));
+    let make = |matrix: &Path, more: &[&str]| {
+        let args = [path(&model), path(&out), "Q3_K", "--imatrix", path(matrix)];
+        let said = quantized(&[&args[..], more].concat());
+        (fingerprint(&out), said)
+    };
+    let (whole, said) = make(&full, &[]);
+    assert!(!said.contains("vary together"), "{said}");
+    let (less, said) = make(&plain, &[]);
+    assert!(
+        said.contains("vary together") && said.contains("--calibrate"),
+        "{said}"
+    );
+    let (added, said) = make(&plain, &[&calibrate, "-c", "64"]);
+    assert!(!said.contains("vary together"), "{said}");
+    assert!(whole == added && whole != less);
+}
+
+#[test]
+fn there_is_a_text_for_those_who_have_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let (model, out) = (place("model.gguf"), place("out.gguf"));
+    synthetic(&model, "F16", 2);
+    let error = refused(&[path(&model), path(&out), "IQ2_XS"]);
+    assert!(error.contains("quantize --calibrate"), "{error}");
+    let few = ["--calibrate", "--calibrate-chunks", "2", "-c", "64"];
+    quantized(&[&[path(&model), path(&out), "IQ2_XS"], &few[..]].concat());
+    let made = open(&out);
+    let dataset = made.metadata().str("quantize.imatrix.dataset");
+    assert_eq!(dataset, Some("built-in text"));
+    let chunks = made.metadata().u64("quantize.imatrix.chunks_count");
+    assert_eq!(chunks, Some(2));
+
+    // It is long enough for chunks of the usual length, whatever the tokenizer.
+    let bytes = Text::built_in().content.len();
+    assert!(bytes / 6 > 2 * 512, "{bytes}");
+}
+
+#[test]
+fn what_cannot_be_read_or_written_is_said_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let (text, out) = (text(dir.path()), place("out.gguf"));
+    let model = place("model.gguf");
+    synthetic(&model, "F16", 2);
+    let calibrate = |text: &Path| format!("--calibrate={}", path(text));
+    let with = |text: &Path, more: &[&str]| {
+        let calibrate = calibrate(text);
+        refused(&[&[path(&model), path(&out), "Q4_0", &calibrate], more].concat())
+    };
+    let missing = with(&place("missing.txt"), &[]);
+    assert!(missing.contains("missing.txt: No such file"), "{missing}");
+    let short = place("short.txt");
+    std::fs::write(&short, "A few words.").unwrap();
+    let error = with(&short, &[]);
+    assert!(error.contains("short.txt: the text is"), "{error}");
+
+    let args = [path(&model), path(&text), "Q4_0", &calibrate(&text)];
+    assert!(refused(&args).contains("text.txt: the output is also the input"));
+    // Without a text to read, how much of it means nothing.
+    let args = [path(&model), path(&out), "Q4_0", "--calibrate-chunks", "2"];
+    assert!(refused(&args).contains("--calibrate"));
+
+    // The matrix of another model is refused before anything is read.
+    let other = place("other.gguf");
+    let mut known = super::importance(&tiny(), |_| 1.0);
+    known.save(&other).unwrap();
+    let error = with(&text, &["--imatrix", path(&other), "-c", "64"]);
+    assert!(
+        error.contains("other.gguf") && error.contains("inputs here"),
+        "{error}"
+    );
+    known.entries = [(
+        "blk.99.x.weight".to_owned(),
+        known.entries.pop_first().unwrap().1,
+    )]
+    .into();
+    known.save(&other).unwrap();
+    let error = with(&text, &["--imatrix", path(&other), "-c", "64"]);
+    assert!(error.contains("which the model does not have"), "{error}");
+    assert!(!out.exists());
+}
+
+/// A size that is aimed at holds for what is made of a directory, whose vectors grow.
+#[test]
+fn directories_fit_a_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, folder) = (dir.path().join("source.gguf"), dir.path().join("model"));
+    synthetic(&source, "F16", 2);
+    let back = [
+        "convert",
+        path(&source),
+        "-o",
+        path(&folder),
+        "--type",
+        "BF16",
+    ];
+    let back = program(&back);
+    assert!(
+        back.status.success(),
+        "{}",
+        String::from_utf8_lossy(&back.stderr)
+    );
+    let out = dir.path().join("out.gguf");
+    let size = std::fs::metadata(&source).unwrap().len() / 3;
+    quantized(&[
+        path(&folder),
+        path(&out),
+        "--target-size",
+        &size.to_string(),
+    ]);
+    let made = std::fs::metadata(&out).unwrap().len();
+    assert!(made <= size && made > size / 10 * 9, "{made} of {size}");
+    let norm = open(&out).tensor("output_norm.weight").unwrap().ty;
+    assert_eq!(norm, oxidize_kernels::quant::TensorType::F32);
+    // A folder is not written into by the name of one of its files.
+    let config = folder.join("config.json");
+    let error = refused(&[path(&folder), path(&config), "Q4_0"]);
+    assert!(error.contains("also the input"), "{error}");
+}
