@@ -173,6 +173,11 @@ impl Quantize {
             remark!("--tensor-type {pattern}: no matrix that is quantised has such a name");
         }
         let importance = self.importance(&source, &workers)?;
+        if importance.is_none() && named.is_some_and(|mix| is_coarse(mix.base)) {
+            remark!(
+                "nothing says which weights matter: --calibrate reads a text to learn it, and less is lost"
+            );
+        }
         let options = Options {
             importance: importance.as_ref(),
             allow_requantize: self.allow_requantize || source.may_be_quantized(),
@@ -363,6 +368,11 @@ impl Quantize {
 fn command_line() -> String {
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     words.collect::<Vec<String>>().join(" ")
+}
+
+/// Whether a type has so few levels that it is worth knowing where they are needed most.
+fn is_coarse(ty: TensorType) -> bool {
+    8 * ty.block_bytes() < 6 * ty.block_len()
 }
 
 /// The mix that most bytes of a plan are like, for the file's own description.
