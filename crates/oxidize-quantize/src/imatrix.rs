@@ -54,7 +54,7 @@ impl Collector {
         let (known, sink, output) = (self.names.clone(), self.seen.clone(), self.output);
         Observer::new(move |observation| {
             let tensors = known.seen(observation);
-            let tensors = tensors.filter(|made| output || made.name.starts_with("blk."));
+            let tensors = tensors.filter(|made| output || is_of_layer(&made.name));
             let mut names: Vec<&str> = Vec::new();
             // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
             let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,7 +189,7 @@ pub fn collect(
         if done == 0 && collector.is_empty() {
             return Err(Error::Unfit {
                 file: model.file().path().to_path_buf(),
-                problem: "none of its matrices is named as those of layers are (`blk.…`)".into(),
+                problem: "none of its matrices is known to be of a layer (`blk.…` in GGUF)".into(),
             });
         }
         each(done + 1, todo, &|| result(done + 1))?;
@@ -255,6 +255,11 @@ impl Names {
         let fits = move |made: &&Made| width.is_some_and(|n| n as u64 == made.inputs);
         tensors.flatten().filter(fits)
     }
+}
+
+/// Whether a tensor belongs to a layer, of an encoder (`enc.blk.0.…`) too.
+fn is_of_layer(name: &str) -> bool {
+    name.starts_with("blk.") || name.contains(".blk.")
 }
 
 /// Rows with their elements in another order.

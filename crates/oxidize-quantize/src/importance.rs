@@ -103,6 +103,22 @@ impl Entry {
         (self.counts != [count]).then_some(count)
     }
 
+    /// Takes over what another run has seen of matrices of a stack that this one has seen nothing of.
+    fn learn_experts(&mut self, other: &Entry) {
+        if self.counts.len() != other.counts.len() {
+            return;
+        }
+        let columns = (self.sums.len() / self.counts.len().max(1)).max(1);
+        let ours = self.sums.chunks_mut(columns).zip(&mut self.counts);
+        let theirs = other.sums.chunks(columns).zip(&other.counts);
+        for ((sums, count), (their_sums, their_count)) in ours.zip(theirs) {
+            if *count == 0.0 {
+                sums.copy_from_slice(their_sums);
+                *count = *their_count;
+            }
+        }
+    }
+
     /// Adds what another run has seen; `None` if it is of another shape.
     #[must_use]
     pub fn add(&mut self, other: &Entry) -> Option<()> {
@@ -342,6 +358,7 @@ impl Importance {
             if ours.sketch.is_none() {
                 ours.sketch.clone_from(&entry.sketch);
             }
+            ours.learn_experts(entry);
         }
         // What shares its inputs there may have sums of its own here.
         for (name, theirs) in &other.entries {
@@ -646,6 +663,22 @@ mod tests {
         known.entries.remove("b");
         known.learn(&text).unwrap();
         assert_eq!(known.entries["b"].sums, sums);
+        // Nor did it know this expert.
+        let stack = |sums: [f32; 4], counts: [f32; 2]| Importance {
+            entries: BTreeMap::from([(
+                "e".to_owned(),
+                Entry {
+                    sums: sums.to_vec(),
+                    counts: counts.to_vec(),
+                    sketch: None,
+                },
+            )]),
+            ..Importance::default()
+        };
+        let mut experts = stack([0.0, 0.0, 1.0, 2.0], [0.0, 1.0]);
+        let seen = stack([6.0, 8.0, 9.0, 9.0], [2.0, 3.0]);
+        experts.learn(&seen).unwrap();
+        assert_eq!(experts, stack([6.0, 8.0, 1.0, 2.0], [2.0, 1.0]));
         // A matrix of another model has nothing to learn here.
         known.entries.get_mut("a").unwrap().sums.push(1.0);
         let error = known.learn(&text).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use oxidize_core::file::{ModelFile, OpenOptions, TensorType};
 use oxidize_core::gguf::split::PartName;
-use oxidize_core::gguf::{INT8_KEY, Metadata, Planned, Value, ValueBuf, WriteError, Writer};
+use oxidize_core::gguf::{INT8_KEY, MAGIC, Metadata, Planned, Value, ValueBuf, WriteError, Writer};
 use oxidize_core::io::{PendingFile, SavedFile, remove_abandoned};
 
 use crate::error::{Error, Result};
@@ -347,6 +347,20 @@ fn are_links(a: &Path, b: &Path) -> bool {
 #[cfg(not(unix))]
 fn are_links(_: &Path, _: &Path) -> bool {
     false
+}
+
+/// Refuses to write over a file that is no model, which is there by mistake rather than from an earlier run.
+pub fn check_replaceable(path: &Path) -> Result<()> {
+    let mut head = [0; 4];
+    let is_file = std::fs::metadata(path).is_ok_and(|there| there.is_file() && there.len() > 0);
+    let mut read = || std::io::Read::read_exact(&mut std::fs::File::open(path)?, &mut head);
+    if !is_file || read().is_ok() && head == MAGIC {
+        return Ok(());
+    }
+    Err(Error::Unfit {
+        file: path.to_path_buf(),
+        problem: "it is there and is no GGUF file, so it is not written over".into(),
+    })
 }
 
 /// Finds out whether a file can be written, before the work that is to be in it.

@@ -1,4 +1,4 @@
-//! [`quantize`]: makes a smaller model of a GGUF model.
+//! [`quantize`]: writes a model with its tensors in other types.
 //!
 //! [`crate::plan`] has chosen the types; here the tensors are streamed through
 //! [`crate::encode`] into the output, and what was lost becomes a [`Report`].

@@ -4,7 +4,7 @@ use oxidize_core::file::{Format, ModelFile};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
-use crate::convert::source_of;
+use crate::convert::folder_name;
 use crate::quantize::Recipe;
 
 /// What was made, and what it cost.
@@ -58,20 +58,21 @@ impl Report {
             bytes: ty.bytes_for(tensor.elements()).unwrap_or(0),
             error: None,
         });
-        let source_bytes = recipe.tensors.iter();
-        let source_bytes = source_bytes.filter_map(|tensor| tensor.ty.bytes_for(tensor.elements()));
-        let path = match source.format() {
-            Format::Gguf { .. } => source.path().to_path_buf(),
-            _ => source_of(source),
+        let stored = source.tensors().iter();
+        let stored = stored.map(|tensor| source.stored_bytes(tensor));
+        let name = source.path().file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        let folder = match source.format() {
+            Format::Gguf { .. } => None,
+            _ => folder_name(source),
         };
-        let name = path.file_name().unwrap_or_default();
         Report {
             command: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            source: name.to_string_lossy().into_owned(),
+            source: folder.unwrap_or(name),
             mix: recipe.mix.clone(),
             bytes: recipe.plan.bytes(&recipe.tensors),
-            source_bytes: source_bytes.sum(),
+            source_bytes: stored.sum(),
             bits_per_weight: recipe.plan.bits_per_weight(&recipe.tensors),
             comparison: None,
             tensors: tensors.collect(),

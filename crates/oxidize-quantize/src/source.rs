@@ -21,16 +21,22 @@ enum Form<'a> {
     Directory(Box<Conversion<'a>>),
 }
 
+impl<'a> From<Conversion<'a>> for Source<'a> {
+    fn from(conversion: Conversion<'a>) -> Source<'a> {
+        Source(Form::Directory(Box::new(conversion)))
+    }
+}
+
 impl<'a> Source<'a> {
     /// Looks at the model in `file`.
     pub fn new(file: &'a ModelFile) -> Result<Source<'a>> {
-        Ok(Source(match file.format() {
-            Format::Gguf { .. } => Form::Gguf {
+        match file.format() {
+            Format::Gguf { .. } => Ok(Source(Form::Gguf {
                 file,
                 tensors: tensors_of(file),
-            },
-            _ => Form::Directory(Box::new(Conversion::new(file)?)),
-        }))
+            })),
+            _ => Conversion::new(file).map(Source::from),
+        }
     }
 
     /// Its tensors, with the names that they will have.
@@ -64,6 +70,15 @@ impl<'a> Source<'a> {
     /// in 4 or 8 bits are unpacked, as there is no other way to keep them.
     pub fn may_be_quantized(&self) -> bool {
         matches!(self.0, Form::Directory(_))
+    }
+
+    /// The types that its tensors have where none is quantised.
+    pub fn kept(&self) -> Plan {
+        let tensors = self.tensors().iter();
+        Plan {
+            types: tensors.map(|tensor| tensor.kept_as).collect(),
+            fallbacks: 0,
+        }
     }
 
     /// The types that `wishes` give to its tensors.

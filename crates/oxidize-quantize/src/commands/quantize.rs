@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
+use oxidize_core::arch::Arch;
 use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use oxidize_core::io::PendingFile;
 use oxidize_core::mix::{MIXES, Mix};
 use oxidize_core::model::Model;
+use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
 
 use super::progress::{Meter, Unit};
@@ -22,7 +24,7 @@ use crate::evaluate::{Settings, check_asked, chunk_size};
 use crate::html;
 use crate::imatrix;
 use crate::importance::Importance;
-use crate::output::{Parts, check_differs};
+use crate::output::{Parts, check_differs, check_replaceable, check_writable};
 use crate::plan::{Plan, Wishes, weight_type};
 use crate::quantize::{Options, ReportOptions, check, overhead, parts_of, quantize};
 use crate::report::Report;
@@ -51,11 +53,11 @@ pub struct Quantize {
     /// An importance matrix, as `oxidize imatrix` or llama.cpp write it
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Reads a text with the model first, to learn what matters to it; the built-in one where no file is
+    /// Reads a text with the model first, to learn which weights matter; the built-in one where no file is
     /// named. Beside --imatrix, it adds what that does not say
     #[arg(long, value_name = "TEXT", require_equals = true)]
     calibrate: Option<Option<PathBuf>>,
-    /// Most chunks of that text to read
+    /// Most chunks of that text to read, each of 512 tokens
     #[arg(long, value_name = "N", default_value_t = 100, requires = "calibrate", value_parser = at_least_one)]
     calibrate_chunks: usize,
     /// Another type for tensors whose names match, such as `ffn_down=Q6_K`; may be repeated
@@ -73,7 +75,8 @@ pub struct Quantize {
     /// The main type for every matrix, without a mix
     #[arg(long, conflicts_with_all = ["target_size", "target_bpw"])]
     pure: bool,
-    /// Quantises tensors that are quantised already, which loses more than doing it from the original
+    /// Quantises tensors of a GGUF file that are quantised already, which loses more than doing it from the
+    /// original
     #[arg(long)]
     allow_requantize: bool,
     /// As many parts as the input has
@@ -97,10 +100,10 @@ pub struct Quantize {
     /// A text over which the report compares the result with the source
     #[arg(short = 'f', long = "report-text", value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Most chunks of the text to read
+    /// Most chunks of the report's text to read
     #[arg(long, value_name = "N", default_value_t = 20)]
     chunks: usize,
-    /// Tokens of a chunk; 0 is the model's own limit [default: 512, or the model's limit where that is
+    /// Tokens of such a chunk; 0 is the model's own limit [default: 512, or the model's limit where that is
     /// less]
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
@@ -141,10 +144,20 @@ impl Quantize {
             ..OpenOptions::default()
         };
         let file = ModelFile::open(&self.input, &options)?;
+        let is_gguf = matches!(file.format(), Format::Gguf { .. });
+        anyhow::ensure!(
+            is_gguf || !self.keep_split,
+            "--keep-split is about the parts of a GGUF file; --split-max-size cuts what is made of a directory"
+        );
         let page = self.check_outputs(&file)?;
         let source = Source::new(&file)?;
         for line in source.remarks() {
             remark!("{line}");
+        }
+        if !is_gguf && file.tensors().iter().any(|tensor| file.is_packed(tensor)) {
+            remark!(
+                "weights that are quantised already are quantised again, which loses more than doing it from the original"
+            );
         }
         let mut workers = Workers {
             stop: Some(stop),
@@ -158,44 +171,35 @@ impl Quantize {
             }
             None => None,
         };
-        // A target size has no mix; what is asked for single tensors holds for it, too.
-        let mut wishes = Wishes {
-            pure: self.pure,
-            output: self.output_tensor_type,
-            embedding: self.token_embedding_type,
-            leave_output: self.leave_output_tensor,
-            ..Wishes::new(named.unwrap_or(MIXES[0]))
-        };
-        for pattern in &self.tensor_type {
-            wishes.pattern(pattern)?;
-        }
-        for pattern in wishes.unmatched(source.tensors()) {
-            remark!("--tensor-type {pattern}: no matrix that is quantised has such a name");
-        }
-        let importance = self.importance(&source, &workers)?;
-        if importance.is_none() && named.is_some_and(|mix| is_coarse(mix.base)) {
-            remark!(
-                "nothing says which weights matter: --calibrate reads a text to learn it, and less is lost"
-            );
-        }
-        let options = Options {
-            importance: importance.as_ref(),
-            allow_requantize: self.allow_requantize || source.may_be_quantized(),
-            parts: self.parts(&file),
+        let wishes = self.wishes(named, source.tensors())?;
+        let job = Job {
+            asked: &self,
+            file: &file,
+            may_be_quantized: source.may_be_quantized(),
+            text: text.as_ref(),
             workers,
-            report: self.wants_report().then(|| ReportOptions {
-                command: command_line(),
-                text: text.as_ref(),
-                compare: compare::Options {
-                    n_ctx: self.ctx_size,
-                    chunks: Some(self.chunks),
-                    ..compare::Options::default()
-                },
-            }),
         };
+        let importance = match &self.calibrate {
+            None => importance(self.imatrix.as_deref())?,
+            Some(path) => {
+                let text = path
+                    .as_deref()
+                    .map_or_else(|| Ok(Text::built_in()), Text::load)?;
+                let known = self.imatrix.as_deref().map(Importance::load).transpose()?;
+                // Which types a mix chooses depends on whether importance is known, not on what it is.
+                let plan = Plan::new(source.tensors(), &wishes, &source.traits(true));
+                let plan = named.map(|mix| (plan, mix));
+                job.rehearse(known.as_ref(), plan.clone())?;
+                if let (Some((plan, mix)), true) = (plan, self.dry_run) {
+                    return print_plan(source.tensors(), &plan, mix.name);
+                }
+                Some(job.calibrated(known, &text)?)
+            }
+        };
+        let options = job.options(importance.as_ref());
         let traits = source.traits(importance.is_some());
         let meter = Meter::new();
-        let fitted = self.tensor_budget(&file, &options)?.map(|bytes| {
+        let fitted = job.tensor_budget(&options)?.map(|bytes| {
             let wanted = (&wishes, &traits);
             let known = importance.as_ref();
             plan_for_size(source.tensors(), bytes, known, wanted, &workers, |at| {
@@ -247,59 +251,38 @@ impl Quantize {
             report.source_bytes as f64 / 1e6,
             start.elapsed().as_secs_f64()
         );
+        if importance.is_none() && is_coarse(mix.base) && can_calibrate(&file) {
+            remark!(
+                "--calibrate reads a text first, to learn which weights matter; less is lost then"
+            );
+        }
         Ok(())
+    }
+
+    /// What is asked of the types. A target size has no mix; what is asked for single tensors holds for it, too.
+    fn wishes(
+        &self,
+        named: Option<Mix>,
+        tensors: &[crate::tensor::Tensor<'_>],
+    ) -> anyhow::Result<Wishes> {
+        let mut wishes = Wishes {
+            pure: self.pure,
+            output: self.output_tensor_type,
+            embedding: self.token_embedding_type,
+            leave_output: self.leave_output_tensor,
+            ..Wishes::new(named.unwrap_or(MIXES[0]))
+        };
+        for pattern in &self.tensor_type {
+            wishes.pattern(pattern)?;
+        }
+        for pattern in wishes.unmatched(tensors) {
+            remark!("--tensor-type {pattern}: no matrix that is quantised has such a name");
+        }
+        Ok(wishes)
     }
 
     fn wants_report(&self) -> bool {
         self.report || self.html.is_some() || self.text.is_some()
-    }
-
-    /// What matters to the model: what a matrix says, and what reading a text does.
-    fn importance(
-        &self,
-        source: &Source<'_>,
-        workers: &Workers<'_>,
-    ) -> anyhow::Result<Option<Importance>> {
-        let Some(text) = &self.calibrate else {
-            return Ok(importance(self.imatrix.as_deref())?);
-        };
-        let known = self.imatrix.as_deref().map(Importance::load).transpose()?;
-        if let Some(known) = &known {
-            known.check(source.tensors())?;
-        }
-        let text = match text {
-            Some(path) => Text::load(path)?,
-            None => Text::built_in(),
-        };
-        let mapped = OpenOptions {
-            huge_pages: false,
-            ..OpenOptions::default()
-        };
-        let model = Model::load(&self.input, &mapped)?;
-        let options = imatrix::Options {
-            n_ctx: chunk_size(&model, self.ctx_size),
-            chunks: Some(self.calibrate_chunks),
-            settings: Settings {
-                threads: Some(workers.threads),
-                ..Settings::default()
-            },
-            ..imatrix::Options::default()
-        };
-        let meter = Meter::new();
-        let seen = imatrix::collect(&model, &text, &options, |done, total, _| {
-            let unit = Unit::Pieces("chunks read");
-            meter.set(unit, done as u64, total as u64, "calibrating");
-            workers.check()
-        });
-        meter.finish();
-        let seen = seen?;
-        Ok(Some(match known {
-            Some(mut known) => {
-                known.learn(&seen)?;
-                known
-            }
-            None => seen,
-        }))
     }
 
     /// Refuses to write over anything that is read, and begins the page, if one is wanted: a place where
@@ -316,6 +299,7 @@ impl Quantize {
                 check_output(output, &self.input)?;
             }
         }
+        check_replaceable(&self.output)?;
         let Some(page) = page else {
             return Ok(None);
         };
@@ -323,37 +307,7 @@ impl Quantize {
         Ok(Some(PendingFile::create(page)?))
     }
 
-    /// What tensors may take, where a size is aimed at: for that of a file, what is left beside its head.
-    fn tensor_budget(
-        &self,
-        file: &ModelFile,
-        options: &Options<'_>,
-    ) -> anyhow::Result<Option<u64>> {
-        if self.target_size.is_none() && self.target_bpw.is_none() {
-            return Ok(None);
-        }
-        let source = Source::new(file)?;
-        let tensors = source.tensors();
-        if let Some(bits) = self.target_bpw {
-            let elements: u64 = tensors.iter().map(crate::tensor::Tensor::elements).sum();
-            return Ok(Some((bits * elements as f64 / 8.0) as u64));
-        }
-        let Some(size) = self.target_size else {
-            return Ok(None);
-        };
-        let plan = Plan {
-            types: tensors.iter().map(|tensor| tensor.kept_as).collect(),
-            fallbacks: 0,
-        };
-        let recipe = source.recipe(plan, &MIXES[0], options.importance);
-        let report = options.report.as_ref();
-        let head = overhead(&recipe, file, report.map(|report| report.command.as_str()))?;
-        let left = size.checked_sub(head);
-        left.map(Some).with_context(|| {
-            format!("--target-size: {size} bytes are too few: the header alone takes {head}")
-        })
-    }
-
+    /// How the output is split, which the flags say without contradicting each other.
     fn parts(&self, file: &ModelFile) -> Parts {
         match (self.split_max_size, self.split_max_tensors) {
             (Some(bytes), _) => Parts::MaxBytes(bytes),
@@ -362,6 +316,136 @@ impl Quantize {
             (None, None) => Parts::One,
         }
     }
+}
+
+/// What is asked for, and of which model.
+struct Job<'a> {
+    asked: &'a Quantize,
+    file: &'a ModelFile,
+    may_be_quantized: bool,
+    /// What the report compares over.
+    text: Option<&'a Text>,
+    workers: Workers<'a>,
+}
+
+impl<'a> Job<'a> {
+    fn options(&self, importance: Option<&'a Importance>) -> Options<'a> {
+        Options {
+            importance,
+            allow_requantize: self.asked.allow_requantize || self.may_be_quantized,
+            parts: self.asked.parts(self.file),
+            workers: self.workers,
+            report: self.asked.wants_report().then(|| ReportOptions {
+                command: command_line(),
+                text: self.text,
+                compare: self.comparison(),
+            }),
+        }
+    }
+
+    fn comparison(&self) -> compare::Options {
+        compare::Options {
+            n_ctx: self.asked.ctx_size,
+            chunks: Some(self.asked.chunks),
+            ..compare::Options::default()
+        }
+    }
+
+    /// Refuses what will be refused later, before a text is read, which may take long. `known` is what is
+    /// known without it.
+    fn rehearse(
+        &self,
+        known: Option<&'a Importance>,
+        plan: Option<(Plan, Mix)>,
+    ) -> anyhow::Result<()> {
+        let options = self.options(known);
+        self.tensor_budget(&options)?;
+        let source = Source::new(self.file)?;
+        // Embeddings are looked up, not multiplied, so their importance may be of the output.
+        let mut multiplied = source
+            .tensors()
+            .iter()
+            .filter(|tensor| tensor.name != "token_embd.weight");
+        multiplied
+            .try_for_each(|tensor| known.map_or(Ok(None), |known| known.of(tensor)).map(drop))?;
+        let (plan, mix) = plan.unwrap_or_else(|| (source.kept(), MIXES[0]));
+        let recipe = source.recipe(plan, &mix, known);
+        check(&recipe, self.file, &self.asked.output, &options)?;
+        if !self.asked.dry_run {
+            check_writable(&self.asked.output)?;
+        }
+        Ok(())
+    }
+
+    /// What a matrix says of the model, and what reading a text does.
+    fn calibrated(&self, known: Option<Importance>, text: &Text) -> anyhow::Result<Importance> {
+        let mapped = OpenOptions {
+            huge_pages: false,
+            ..OpenOptions::default()
+        };
+        let model = Model::load(&self.asked.input, &mapped)?;
+        if let Some(text) = self.text {
+            compare::chunks(&model, text, &self.comparison())?;
+        }
+        let options = imatrix::Options {
+            n_ctx: chunk_size(&model, None),
+            chunks: Some(self.asked.calibrate_chunks),
+            settings: Settings {
+                threads: Some(self.workers.threads),
+                ..Settings::default()
+            },
+            ..imatrix::Options::default()
+        };
+        let meter = Meter::new();
+        let seen = imatrix::collect(&model, text, &options, |done, total, _| {
+            let unit = Unit::Pieces("chunks read");
+            meter.set(unit, done as u64, total as u64, "calibrating");
+            self.workers.check()
+        });
+        meter.finish();
+        let seen = seen?;
+        let Some(mut known) = known else {
+            return Ok(seen);
+        };
+        known.learn(&seen)?;
+        Ok(known)
+    }
+
+    /// What tensors may take, where a size is aimed at: for that of a file, what is left beside its head.
+    fn tensor_budget(&self, options: &Options<'_>) -> anyhow::Result<Option<u64>> {
+        let Quantize {
+            target_size,
+            target_bpw,
+            ..
+        } = self.asked;
+        if target_size.is_none() && target_bpw.is_none() {
+            return Ok(None);
+        }
+        let source = Source::new(self.file)?;
+        if let Some(bits) = target_bpw {
+            let tensors = source.tensors().iter();
+            let elements: u64 = tensors.map(crate::tensor::Tensor::elements).sum();
+            return Ok(Some((bits * elements as f64 / 8.0) as u64));
+        }
+        let Some(size) = target_size else {
+            return Ok(None);
+        };
+        let plan = source.kept();
+        let recipe = source.recipe(plan, &MIXES[0], options.importance);
+        let report = options.report.as_ref();
+        let command = report.map(|report| report.command.as_str());
+        let head = overhead(&recipe, self.file, command)?;
+        let left = size.checked_sub(head);
+        left.map(Some).with_context(|| {
+            format!("--target-size: {size} bytes are too few: the header alone takes {head}")
+        })
+    }
+}
+
+/// Whether a model can read a text at all.
+fn can_calibrate(file: &ModelFile) -> bool {
+    let decoder = Arch::detect(file).is_ok_and(|arch| arch.encoder.is_none());
+    decoder && VocabSpec::of_file(file).is_ok()
 }
 
 /// The command that runs, as far as it is text.

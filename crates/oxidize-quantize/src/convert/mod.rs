@@ -22,7 +22,7 @@ use oxidize_kernels::quant::TensorType;
 
 use crate::error::{Error, Result};
 use crate::importance::Importance;
-use crate::output::{Output, check_differs};
+use crate::output::{Output, check_differs, check_replaceable};
 use crate::plan::{Plan, Wishes, is_quantizable};
 use crate::quantize::{Options, Progress, Recipe, quantize, set_importance};
 use crate::report::Report;
@@ -38,7 +38,7 @@ pub fn convert(
     options: &Options<'_>,
     progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
-    let source = Source::new(file)?;
+    let source = Source::from(Conversion::new(file)?);
     let plan = source.plan(wishes, options.importance)?;
     let recipe = source.recipe(plan, &wishes.mix, options.importance);
     write(file, recipe, path, options, progress)
@@ -53,6 +53,7 @@ pub fn write(
     progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
     check_output(path, file.path())?;
+    check_replaceable(path)?;
     let options = Options {
         importance: options.importance,
         // Weights that came in 4 or 8 bits are unpacked: there is no other way to keep them.
@@ -64,6 +65,14 @@ pub fn write(
     quantize(file, recipe, path, &options, progress)
 }
 
+/// The folder of a bare file name is empty.
+fn here_if_empty(folder: &Path) -> &Path {
+    match folder == Path::new("") {
+        true => Path::new("."),
+        false => folder,
+    }
+}
+
 /// Refuses to write over what lies beside `source` and may be part of it. GGUF files may be what an earlier
 /// run has made.
 pub fn check_output(output: &Path, source: &Path) -> Result<()> {
@@ -71,11 +80,7 @@ pub fn check_output(output: &Path, source: &Path) -> Result<()> {
         true => source,
         false => source.parent().unwrap_or(source),
     };
-    // A bare file name has an empty folder.
-    let folder = match folder == Path::new("") {
-        true => Path::new("."),
-        false => folder,
-    };
+    let folder = here_if_empty(folder);
     let entries = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect()
@@ -87,7 +92,19 @@ pub fn check_output(output: &Path, source: &Path) -> Result<()> {
     files.extend(inner);
     files.retain(|path| path.extension().is_none_or(|ending| ending != "gguf"));
     files.extend(source.is_file().then(|| source.to_path_buf()));
-    check_differs(output, files.iter().map(PathBuf::as_path))
+    check_differs(output, files.iter().map(PathBuf::as_path))?;
+    // A new file may be taken for part of the model too.
+    let ending = output.extension().and_then(|ending| ending.to_str());
+    let place = |folder: &Path| here_if_empty(folder).canonicalize().ok();
+    let parent = output.parent().and_then(place);
+    let inside = parent.is_some() && parent == place(folder);
+    if inside && !matches!(ending, Some("gguf" | "html")) {
+        return Err(Error::Unfit {
+            file: output.to_path_buf(),
+            problem: "beside the files of the source, it could be taken for one of them: call it .gguf, or write it elsewhere".into(),
+        });
+    }
+    Ok(())
 }
 
 /// A Hugging Face model, and what a GGUF file of it consists of but for the types of its tensors.
@@ -205,10 +222,17 @@ impl<'a> Conversion<'a> {
 }
 
 /// What people call the source: the directory, or a file that has none.
-pub(crate) fn source_of(file: &ModelFile) -> PathBuf {
+fn source_of(file: &ModelFile) -> PathBuf {
     let folder = file.path().parent();
     let folder = folder.filter(|folder| *folder != Path::new(""));
     folder.unwrap_or(file.path()).to_path_buf()
+}
+
+/// The name of the folder that a model is in, by whatever path.
+pub(crate) fn folder_name(file: &ModelFile) -> Option<String> {
+    let folder = file.path().canonicalize().ok()?;
+    let name = folder.parent()?.file_name()?;
+    Some(name.to_string_lossy().into_owned())
 }
 
 /// The names of the tensors that those of the GGUF file are made of, by their names.

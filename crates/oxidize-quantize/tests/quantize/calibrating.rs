@@ -1,9 +1,11 @@
 //! From a directory to a small file in one command, which learns what matters on the way.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use oxidize_core::file::OpenOptions;
 use oxidize_core::model::Model;
+use oxidize_quantize::evaluate::chunk_size;
 use oxidize_quantize::imatrix::{self, collect};
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::report::Report;
@@ -31,7 +33,7 @@ fn refused(args: &[&str]) -> String {
 fn text(dir: &Path) -> PathBuf {
     let path = dir.join("text.txt");
     let words = "Once upon a time a crab met a quick brown fox; 1, 2, 3. ";
-    std::fs::write(&path, words.repeat(60)).unwrap();
+    std::fs::write(&path, words.repeat(120)).unwrap();
     path
 }
 
@@ -39,7 +41,7 @@ fn text(dir: &Path) -> PathBuf {
 fn learned(model: &Path, text: &Path) -> Importance {
     let model = Model::load(model, &OpenOptions::default()).unwrap();
     let options = imatrix::Options {
-        n_ctx: 64,
+        n_ctx: chunk_size(&model, None),
         ..imatrix::Options::default()
     };
     let text = Text::load(text).unwrap();
@@ -148,7 +150,7 @@ fn a_text_adds_what_a_matrix_does_not_say() {
         said.contains("vary together") && said.contains("--calibrate"),
         "{said}"
     );
-    let (added, said) = make(&plain, &[&calibrate, "-c", "64"]);
+    let (added, said) = make(&plain, &[&calibrate]);
     assert!(!said.contains("vary together"), "{said}");
     assert!(whole == added && whole != less);
 }
@@ -161,7 +163,7 @@ fn there_is_a_text_for_those_who_have_none() {
     synthetic(&model, "F16", 2);
     let error = refused(&[path(&model), path(&out), "IQ2_XS"]);
     assert!(error.contains("quantize --calibrate"), "{error}");
-    let few = ["--calibrate", "--calibrate-chunks", "2", "-c", "64"];
+    let few = ["--calibrate", "--calibrate-chunks", "2"];
     quantized(&[&[path(&model), path(&out), "IQ2_XS"], &few[..]].concat());
     let made = open(&out);
     let dataset = made.metadata().str("quantize.imatrix.dataset");
@@ -174,49 +176,110 @@ fn there_is_a_text_for_those_who_have_none() {
     assert!(bytes / 6 > 2 * 512, "{bytes}");
 }
 
+/// Reading takes long: whatever is refused is refused before. This text is too short to be read.
 #[test]
-fn what_cannot_be_read_or_written_is_said_first() {
+fn refusals_come_before_the_text() {
     let dir = tempfile::tempdir().unwrap();
     let place = |name: &str| dir.path().join(name);
-    let (text, out) = (text(dir.path()), place("out.gguf"));
-    let model = place("model.gguf");
-    synthetic(&model, "F16", 2);
-    let calibrate = |text: &Path| format!("--calibrate={}", path(text));
-    let with = |text: &Path, more: &[&str]| {
-        let calibrate = calibrate(text);
-        refused(&[&[path(&model), path(&out), "Q4_0", &calibrate], more].concat())
-    };
-    let missing = with(&place("missing.txt"), &[]);
-    assert!(missing.contains("missing.txt: No such file"), "{missing}");
-    let short = place("short.txt");
+    let (model, out, short) = (place("model.gguf"), place("out.gguf"), place("short.txt"));
+    synthetic(&model, "Q8_0", 2);
     std::fs::write(&short, "A few words.").unwrap();
-    let error = with(&short, &[]);
-    assert!(error.contains("short.txt: the text is"), "{error}");
-
-    let args = [path(&model), path(&text), "Q4_0", &calibrate(&text)];
-    assert!(refused(&args).contains("text.txt: the output is also the input"));
-    // Without a text to read, how much of it means nothing.
-    let args = [path(&model), path(&out), "Q4_0", "--calibrate-chunks", "2"];
-    assert!(refused(&args).contains("--calibrate"));
-
-    // The matrix of another model is refused before anything is read.
+    let calibrate = format!("--calibrate={}", path(&short));
+    let expect = |args: &[&str], expected: &[&str]| {
+        let error = refused(&[args, &[&calibrate]].concat());
+        let all = expected.iter().all(|part| error.contains(part));
+        assert!(all, "{args:?}: {error}");
+    };
+    let (input, output) = (path(&model), path(&out));
+    expect(&[input, output, "Q4_0"], &["--allow-requantize"]);
+    let plain = [input, output, "Q4_0", "--allow-requantize"];
+    let and = |more: &[&'static str]| [&plain[..], more].concat();
+    expect(&and(&[]), &["short.txt: the text is"]);
+    // Of both texts, that of the report is looked at first.
+    let report = place("report.txt");
+    std::fs::write(&report, "Fewer words.").unwrap();
+    expect(
+        &[&plain[..], &["-f", path(&report)]].concat(),
+        &["report.txt: the text is"],
+    );
+    let size = [input, output, "--allow-requantize", "--target-size", "1k"];
+    expect(&size, &["too few"]);
+    let nowhere = place("nowhere/out.gguf");
+    expect(
+        &[input, path(&nowhere), "Q4_0", "--allow-requantize"],
+        &["nowhere", "No such file"],
+    );
+    expect(
+        &[input, path(&report), "Q4_0"],
+        &["report.txt", "not written over"],
+    );
+    let page = [&plain[..], &["--html", path(&short)]].concat();
+    expect(&page, &["short.txt: the output is also the input"]);
+    // Matrices of other models.
     let other = place("other.gguf");
     let mut known = super::importance(&tiny(), |_| 1.0);
     known.save(&other).unwrap();
-    let error = with(&text, &["--imatrix", path(&other), "-c", "64"]);
-    assert!(
-        error.contains("other.gguf") && error.contains("inputs here"),
-        "{error}"
-    );
-    known.entries = [(
-        "blk.99.x.weight".to_owned(),
-        known.entries.pop_first().unwrap().1,
-    )]
-    .into();
+    let matrix = [&plain[..], &["--imatrix", path(&other)]].concat();
+    expect(&matrix, &["other.gguf", "inputs here"]);
+    let (_, entry) = known.entries.pop_first().unwrap();
+    known.entries = [("blk.99.x.weight".to_owned(), entry)].into();
     known.save(&other).unwrap();
-    let error = with(&text, &["--imatrix", path(&other), "-c", "64"]);
-    assert!(error.contains("which the model does not have"), "{error}");
+    expect(&matrix, &["other.gguf", "which the model does not have"]);
     assert!(!out.exists());
+
+    // Of a named mix, the plan is known without it.
+    let plan = program(&[&["quantize"], &plain[..], &["--dry-run", &calibrate]].concat());
+    let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
+    assert!(plan.contains("Q8_0 -> Q4_0"), "{plan}");
+
+    let missing = refused(&[&plain[..], &["--calibrate=missing.txt"]].concat());
+    assert!(missing.contains("missing.txt: No such file"), "{missing}");
+    // Without a text to read, how much of it means nothing.
+    let error = refused(&[&plain[..], &["--calibrate-chunks", "2"]].concat());
+    assert!(error.contains("--calibrate"), "{error}");
+}
+
+/// Files that are there and no models are not written over, nor is anything put among those of a directory
+/// that could be taken for part of it.
+#[test]
+fn outputs_are_where_they_do_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    directory(dir.path(), |_, _| {});
+    let (folder, notes) = (place("model"), place("notes.txt"));
+    std::fs::write(&notes, "Do not lose this.").unwrap();
+    let error = refused(&[path(&folder), path(&notes), "Q4_0"]);
+    assert!(error.contains("notes.txt: it is there"), "{error}");
+    let error = program(&["convert", path(&folder), "-o", path(&notes)]);
+    assert!(!error.status.success());
+    assert_eq!(std::fs::read(&notes).unwrap(), b"Do not lose this.");
+
+    let inside = folder.join("model-00002-of-00002.safetensors");
+    let error = refused(&[path(&folder), path(&inside), "Q4_0"]);
+    assert!(error.contains("call it .gguf"), "{error}");
+    let error = refused(&[
+        path(&folder),
+        path(&place("o.gguf")),
+        "Q4_0",
+        "--keep-split",
+    ]);
+    assert!(error.contains("--split-max-size"), "{error}");
+
+    // From within, the model has a name all the same, where no page of it gives one.
+    std::fs::remove_file(folder.join("README.md")).unwrap();
+    let run = Command::new(env!("CARGO_BIN_EXE_oxidize-quantize"))
+        .args(["quantize", ".", "small.gguf", "Q4_0", "--report"])
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{said}");
+    assert!(said.contains("--calibrate"), "{said}");
+    let made = open(&folder.join("small.gguf"));
+    assert_eq!(Report::of(&made).unwrap().source, "model");
+    assert_eq!(made.metadata().str("general.name"), Some("model"));
+    // And can be made once more.
+    quantized(&[path(&folder), path(&folder.join("small.gguf")), "Q5_0"]);
 }
 
 /// A size that is aimed at holds for what is made of a directory, whose vectors grow.

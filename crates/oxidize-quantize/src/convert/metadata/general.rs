@@ -8,6 +8,7 @@ use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, ValueBuf};
 use serde_json::{Map, Value};
 
+use crate::convert::folder_name;
 use crate::output::Output;
 use crate::tensor::Tensor;
 
@@ -24,9 +25,8 @@ pub(in crate::convert) fn general(
         .sidecar("README.md")
         .and_then(|path| std::fs::read_to_string(path).ok());
     let card = Card::parse(&text.unwrap_or_default());
-    let folder = file.path().parent().and_then(|folder| folder.file_name());
-    let folder = folder.map(|name| name.to_string_lossy().into_owned());
-    if let Some(name) = card.text("model_name").or(folder) {
+    let name = card.text("model_name").or_else(|| folder_name(file));
+    if let Some(name) = name {
         output.set("general.name", ValueBuf::Str(name));
     }
     output.set("general.size_label", ValueBuf::Str(size_label(tensors)));
