@@ -15,7 +15,7 @@ use crate::evaluate::{Chunks, Evaluator, Settings};
 use crate::importance::{Entry, Importance, Reading};
 use crate::quantize::tensors_of;
 use crate::sketch::Sketch;
-use crate::text::Text;
+use crate::text::{Fingerprint, Text};
 
 /// How a matrix is collected.
 #[derive(Clone, Debug, Default)]
@@ -102,9 +102,29 @@ struct Seen {
     sketch: Option<Sketch>,
 }
 
-/// Chunks at the beginning of `text` that a matrix has read, so that reading can go on after them. An error
-/// where it was made of another text, or in other chunks.
-pub fn chunks_read(known: &Importance, text: &Text, n_ctx: usize) -> Result<usize> {
+/// A number that another model hardly has, not even one that was trained further: of the names, shapes and
+/// first bytes of its tensors.
+pub fn fingerprint(model: &Model) -> Result<u64> {
+    /// So many bytes of each tensor are read.
+    const BYTES: u64 = 256;
+    let mut hash = Fingerprint::default();
+    let file = model.file();
+    for tensor in file.tensors() {
+        hash.add(tensor.name.as_bytes());
+        for n in &tensor.shape {
+            hash.add(&n.to_le_bytes());
+        }
+        // What is packed would be unpacked, all of it.
+        if !file.is_packed(tensor) {
+            hash.add(&file.data_range(tensor, 0..tensor.bytes.min(BYTES))?);
+        }
+    }
+    Ok(hash.0)
+}
+
+/// Chunks at the beginning of `text` that a matrix has read with `model`, so that reading can go on after them.
+/// An error where it was made of another text, by another model, or in other chunks.
+pub fn chunks_read(known: &Importance, model: &Model, text: &Text, n_ctx: usize) -> Result<usize> {
     let name = text.name();
     let refuse = |problem: String| Error::Importance {
         file: known.file.clone(),
@@ -128,6 +148,14 @@ pub fn chunks_read(known: &Importance, text: &Text, n_ctx: usize) -> Result<usiz
     if reading.is_some_and(|reading| reading.fingerprint != text.fingerprint()) {
         let problem = format!("{} has changed since", text.file.display());
         return Err(refuse(problem));
+    }
+    if let Some(begun) = reading.and_then(|reading| reading.model)
+        && begun != fingerprint(model)?
+    {
+        let model = model.file().path().display();
+        return Err(refuse(format!(
+            "it was begun with another model than {model}"
+        )));
     }
     Ok(chunks as usize)
 }
@@ -154,7 +182,7 @@ pub fn collect(
     let cpu = Cpu::default();
     let (settings, observer) = (&options.settings, collector.observer());
     let mut evaluator = Evaluator::observed(model, &cpu, settings, options.n_ctx, observer)?;
-    let fingerprint = text.fingerprint();
+    let (model_fingerprint, fingerprint) = (fingerprint(model)?, text.fingerprint());
     let result = |done: usize| {
         let importance = Importance {
             entries: collector.entries(),
@@ -166,6 +194,7 @@ pub fn collect(
                 fingerprint,
                 chunks: (options.skip + done) as u32,
                 chunk_size: options.n_ctx as u32,
+                model: Some(model_fingerprint),
             }),
             file: PathBuf::new(),
         };

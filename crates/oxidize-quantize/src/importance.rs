@@ -44,6 +44,8 @@ pub struct Reading {
     pub chunks: u32,
     /// Tokens of a chunk.
     pub chunk_size: u32,
+    /// The [fingerprint](crate::imatrix::fingerprint) of the model; none in files of earlier versions.
+    pub model: Option<u64>,
 }
 
 impl Reading {
@@ -51,6 +53,7 @@ impl Reading {
     const FINGERPRINT: &str = "oxidize.imatrix.text_fingerprint";
     const CHUNKS: &str = "oxidize.imatrix.text_chunks";
     const CHUNK_SIZE: &str = "oxidize.imatrix.text_chunk_size";
+    const MODEL: &str = "oxidize.imatrix.model_fingerprint";
 
     fn of(metadata: &Metadata) -> Option<Reading> {
         let number = |key| u32::try_from(metadata.u64(key)?).ok();
@@ -59,6 +62,7 @@ impl Reading {
             fingerprint: metadata.u64(Reading::FINGERPRINT)?,
             chunks: number(Reading::CHUNKS)?,
             chunk_size: number(Reading::CHUNK_SIZE)?,
+            model: metadata.u64(Reading::MODEL),
         })
     }
 }
@@ -272,6 +276,9 @@ impl Importance {
             writer.key(Reading::FINGERPRINT, &Value::U64(reading.fingerprint))?;
             writer.key(Reading::CHUNKS, &Value::U32(reading.chunks))?;
             writer.key(Reading::CHUNK_SIZE, &Value::U32(reading.chunk_size))?;
+            if let Some(model) = reading.model {
+                writer.key(Reading::MODEL, &Value::U64(model))?;
+            }
         }
         for (name, entry) in &self.entries {
             let matrices = entry.counts.len() as u64;
@@ -548,6 +555,7 @@ mod tests {
                 fingerprint: u64::MAX,
                 chunks: 2,
                 chunk_size: 512,
+                model: Some(7),
             }),
             file: PathBuf::new(),
         }

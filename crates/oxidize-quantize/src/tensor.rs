@@ -18,6 +18,8 @@ pub struct Tensor<'a> {
     pub kept_as: TensorType,
     /// Its dimensions, the fastest-varying first.
     pub shape: Vec<u64>,
+    /// What it is made of is called otherwise in the file it comes from: for messages.
+    pub origins: Vec<String>,
     data: Data<'a>,
     /// The file it comes from, for messages.
     file: PathBuf,
@@ -45,6 +47,7 @@ impl<'a> Tensor<'a> {
             ty: info.ty,
             kept_as: info.ty,
             shape,
+            origins: Vec::new(),
             data: Data::File(file, vec![info]),
             file: file.path().to_path_buf(),
         }
@@ -63,6 +66,7 @@ impl<'a> Tensor<'a> {
             ty,
             kept_as: ty,
             shape,
+            origins: Vec::new(),
             data: Data::File(file, parts),
             file: file.path().to_path_buf(),
         }
@@ -81,6 +85,7 @@ impl<'a> Tensor<'a> {
             ty,
             kept_as: ty,
             shape,
+            origins: Vec::new(),
             data: Data::Made(make),
             file: file.to_path_buf(),
         }
@@ -109,6 +114,20 @@ impl<'a> Tensor<'a> {
     /// The file it comes from.
     pub fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// What it is called, here and in the file it comes from, where one of its elements is to be named.
+    fn called(&self, element: u64) -> String {
+        // Those under each other are of the same size.
+        let parts = self.origins.len() as u64;
+        let part = u128::from(element) * u128::from(parts) / u128::from(self.elements().max(1));
+        let origin = usize::try_from(part).ok();
+        match origin.and_then(|part| self.origins.get(part)) {
+            Some(origin) if *origin != self.name => {
+                format!("{}`, in the source `{origin}", self.name)
+            }
+            _ => self.name.clone(),
+        }
     }
 
     /// Opens it for reading. Of a tensor in a file nothing is read yet.
@@ -173,7 +192,7 @@ impl Reader<'_> {
             let at = start + at.unwrap_or(0);
             return Err(Error::NotFinite {
                 file: file.to_path_buf(),
-                tensor: tensor.clone(),
+                tensor: self.tensor.called(first + at as u64),
                 element: first + at as u64,
                 value: out[at],
             });

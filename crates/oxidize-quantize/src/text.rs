@@ -36,9 +36,26 @@ impl Text {
         name.to_string_lossy().into_owned()
     }
 
-    /// A number that another text hardly has (FNV-1a).
+    /// A number that another text hardly has.
     pub fn fingerprint(&self) -> u64 {
-        let add = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        self.content.bytes().fold(0xcbf2_9ce4_8422_2325, add)
+        let mut hash = Fingerprint::default();
+        hash.add(self.content.as_bytes());
+        hash.0
+    }
+}
+
+/// A number that other bytes hardly have (FNV-1a).
+pub(crate) struct Fingerprint(pub(crate) u64);
+
+impl Default for Fingerprint {
+    fn default() -> Fingerprint {
+        Fingerprint(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fingerprint {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        self.0 = bytes.iter().fold(self.0, add);
     }
 }

@@ -118,7 +118,7 @@ impl Imatrix {
         let known = self.known(Some(&model))?;
         let skip = match &known {
             Some(known) if self.resume && self.merge.is_empty() => {
-                chunks_read(known, &text, n_ctx)?
+                chunks_read(known, &model, &text, n_ctx)?
             }
             _ => 0,
         };

@@ -430,6 +430,18 @@ fn a_matrix_is_resumed_by_what_began_it() {
     let begun = read(&half);
     change(&|matrix| matrix.reading.as_mut().unwrap().fingerprint ^= 1);
     refused(&text, &["-c", "16"], "has changed since");
+    begun.save(Path::new(&half)).unwrap();
+    // A model that was trained further has other weights under the same names.
+    let tuned = file("tuned.gguf");
+    let mut weights = std::fs::read(&model).unwrap();
+    let there = ModelFile::open(&model, &OpenOptions::default()).unwrap();
+    weights[there.tensor("blk.0.attn_q.weight").unwrap().offset as usize] ^= 1;
+    std::fs::write(&tuned, weights).unwrap();
+    let args = [
+        "imatrix", "-m", &tuned, "-f", &text, "-o", &half, "-c", "16", "--resume",
+    ];
+    let error = oxidize(&args).error();
+    assert!(error.contains("begun with another model"), "{error}");
     change(&|matrix| {
         let entry = matrix.entries["blk.0.attn_q.weight"].clone();
         matrix.entries.insert("blk.7.attn_q.weight".into(), entry);

@@ -327,7 +327,9 @@ fn check(made: ModelFile, hparams: &Hparams) -> Result<(), String> {
 
 /// A tensor to be, ready to be read.
 fn as_tensor<'a>(file: &'a ModelFile, tensor: ExportedTensor<'a>) -> Tensor<'a> {
-    match tensor.data {
+    let origins = tensor.parts.iter().map(|part| part.name.clone());
+    let origins = origins.collect();
+    let mut made = match tensor.data {
         ExportedData::Stored(parts) => {
             Tensor::stacked(file, parts, tensor.name, tensor.ty, tensor.shape)
         }
@@ -335,7 +337,9 @@ fn as_tensor<'a>(file: &'a ModelFile, tensor: ExportedTensor<'a>) -> Tensor<'a> 
             let make = Box::new(move || Ok(make()?));
             Tensor::made(tensor.name, tensor.ty, tensor.shape, file.path(), make)
         }
-    }
+    };
+    made.origins = origins;
+    made
 }
 
 /// Writes the vocabulary, if the directory has one: models for tests may lack it. Whether it has.
