@@ -55,23 +55,23 @@ impl Collector {
         Observer::new(move |observation| {
             let tensors = known.seen(observation);
             let tensors = tensors.filter(|made| output || is_of_layer(&made.name));
-            let mut names: Vec<&str> = Vec::new();
+            let mut as_they_are: Vec<&Made> = Vec::new();
             // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
             let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
             for made in tensors {
                 match &made.columns {
-                    None => names.push(&made.name),
+                    None => as_they_are.push(made),
                     Some(columns) => {
                         let rows = &reordered(observation.rows, columns);
                         let observation = Observation {
                             rows,
                             ..*observation
                         };
-                        add(&mut seen, &observation, &[&made.name]);
+                        add(&mut seen, &observation, &[made]);
                     }
                 }
             }
-            add(&mut seen, observation, &names);
+            add(&mut seen, observation, &as_they_are);
         })
     }
 
@@ -237,6 +237,8 @@ struct Made {
     name: String,
     /// Its inputs, of all matrices of a stack.
     inputs: u64,
+    /// Whether it is a stack: of experts, or of heads, whose inputs are seen side by side.
+    is_stack: bool,
     /// Where each of them is among those of the weight, if they are in another order.
     columns: Option<Vec<usize>>,
 }
@@ -245,28 +247,23 @@ impl Names {
     fn of(model: &Model) -> Names {
         let file = model.file();
         let mut tensors: HashMap<String, Vec<Made>> = HashMap::new();
-        let inputs = |shape: &[u64]| -> u64 {
-            let columns = shape.iter().take(1);
-            columns.chain(shape.iter().skip(2)).product()
+        let matrices = |shape: &[u64]| -> u64 { shape.iter().skip(2).product() };
+        let made = |name: &str, shape: &[u64], columns: Option<&Vec<usize>>| Made {
+            name: name.to_owned(),
+            inputs: shape.first().unwrap_or(&1).saturating_mul(matrices(shape)),
+            is_stack: matrices(shape) > 1,
+            columns: columns.cloned(),
         };
         if matches!(file.format(), Format::Gguf { .. }) {
             for tensor in tensors_of(file) {
-                let made = Made {
-                    name: tensor.name.clone(),
-                    inputs: inputs(&tensor.shape),
-                    columns: None,
-                };
+                let made = made(&tensor.name, &tensor.shape, None);
                 tensors.insert(tensor.name, vec![made]);
             }
             return Names { tensors };
         }
         for tensor in gguf_origins(file, model.arch(), model.hparams()) {
             for part in &tensor.parts {
-                let made = Made {
-                    name: tensor.name.clone(),
-                    inputs: inputs(&tensor.shape),
-                    columns: tensor.columns.clone(),
-                };
+                let made = made(&tensor.name, &tensor.shape, tensor.columns.as_ref());
                 // Nibbles are half of a weight, which is called without this.
                 let weight = part.name.trim_end_matches("_blocks").to_owned();
                 tensors.entry(weight).or_default().push(made);
@@ -298,8 +295,8 @@ fn reordered(rows: &[f32], columns: &[usize]) -> Vec<f32> {
         .collect()
 }
 
-fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, names: &[&str]) {
-    if names.is_empty() {
+fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, tensors: &[&Made]) {
+    if tensors.is_empty() {
         return;
     }
     let mut squares = vec![0.0f32; observation.width];
@@ -317,12 +314,14 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, names: &
             *sum += f64::from(*square);
         }
     }
-    for (i, name) in names.iter().enumerate() {
+    // Each matrix of a stack would need its own sketch; matrices that share inputs share it.
+    let sketched = tensors.iter().position(|made| !made.is_stack);
+    for (i, made) in tensors.iter().enumerate() {
         let width = observation.width;
-        if !seen.contains_key(*name) {
-            seen.insert((*name).to_owned(), Seen::default());
+        if !seen.contains_key(&made.name) {
+            seen.insert(made.name.clone(), Seen::default());
         }
-        let Some(entry) = seen.get_mut(*name) else {
+        let Some(entry) = seen.get_mut(&made.name) else {
             continue;
         };
         entry.sums.resize(width * observation.n_experts, 0.0);
@@ -332,8 +331,7 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, names: &
             *total += sum;
         }
         entry.counts[observation.expert] += n as u64;
-        // Each expert of a stack would need its own; matrices that share inputs share it.
-        if i == 0 && observation.n_experts == 1 {
+        if Some(i) == sketched {
             let sketch = entry.sketch.get_or_insert_with(|| Sketch::new(width));
             sketch.see(observation.rows);
         }
@@ -351,6 +349,7 @@ mod tests {
         let made = Made {
             name: name.to_owned(),
             inputs: 2,
+            is_stack: false,
             columns: None,
         };
         let names = Names {
@@ -365,8 +364,8 @@ mod tests {
                 rows,
                 width: rows.len(),
             };
-            let names: Vec<&str> = names.seen(&observation).map(|made| &*made.name).collect();
-            add(&mut seen, &observation, &names);
+            let tensors: Vec<&Made> = names.seen(&observation).collect();
+            add(&mut seen, &observation, &tensors);
         };
         look(&[1.0, 2.0]);
         look(&[5.0, 6.0, 7.0]);

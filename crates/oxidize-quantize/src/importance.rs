@@ -404,7 +404,7 @@ impl Importance {
         }
         let squares = entry.means();
         // Of a stack, each matrix would need its own.
-        let sketch = self.sketch_of(entry).filter(|_| entry.counts.len() == 1);
+        let sketch = self.sketch_of(entry).filter(|_| tensor.matrices() == 1);
         let correlation = sketch.and_then(|sketch| sketch.correlation(&squares));
         Ok(Some(Inputs {
             squares,

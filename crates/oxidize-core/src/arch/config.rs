@@ -86,7 +86,12 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
     if let Some(token) = hp.decoder_start {
         config.set("decoder_start_token_id", Value::from(token));
     }
-    config.set("max_position_embeddings", Value::from(hp.n_ctx_train));
+    let counted = match arch.hf_counts_offset {
+        true => arch.position_offset,
+        false => 0,
+    };
+    let positions = hp.n_ctx_train.saturating_add(counted);
+    config.set("max_position_embeddings", Value::from(positions));
     let epsilon = match arch.norm {
         NormKind::Rms => "rms_norm_eps",
         NormKind::Layer => "layer_norm_eps",

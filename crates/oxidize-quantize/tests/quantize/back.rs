@@ -10,6 +10,7 @@ use oxidize_quantize::convert::convert;
 use oxidize_quantize::convert::directory::{DirectoryOptions, SHARD_BYTES, to_directory};
 use oxidize_quantize::encode::Workers;
 use oxidize_quantize::quantize::Options;
+use serde_json::Value;
 
 use super::golden::{MEAN_OTHERWISE, floats, folders, input};
 use super::run::{distance, outputs};
@@ -96,6 +97,23 @@ fn round_trip(path: &Path) -> Result<(), String> {
         }
     }
     let directory = ModelFile::open(&folder, &OpenOptions::default()).map_err(|e| e.to_string())?;
+    // A table of positions has as many rows as the configuration says, or nobody can load it.
+    if file.tensor("position_embd.weight").is_some() {
+        let golden = path.with_file_name("config.json");
+        let golden: Option<Value> = std::fs::read(golden)
+            .ok()
+            .and_then(|json| serde_json::from_slice(&json).ok());
+        let rows = |config: &Value| config.get("max_position_embeddings").cloned();
+        let rows = (
+            golden.as_ref().and_then(rows),
+            directory.config().and_then(rows),
+        );
+        if let (Some(theirs), Some(ours)) = rows
+            && theirs != ours
+        {
+            return Err(format!("{ours} positions, not {theirs}"));
+        }
+    }
     convert(
         &directory,
         &again,

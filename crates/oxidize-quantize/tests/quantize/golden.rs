@@ -7,7 +7,9 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::Value;
 use oxidize_core::mix::Mix;
 use oxidize_quantize::convert::convert;
-use oxidize_quantize::importance::Entry;
+use oxidize_quantize::encode::Workers;
+use oxidize_quantize::importance::{Entry, Importance};
+use oxidize_quantize::in_memory::quantized;
 use oxidize_quantize::plan::Wishes;
 use oxidize_quantize::quantize::Options;
 
@@ -121,6 +123,16 @@ fn golden_directories_become_golden_files() {
             }
             let problem = other_inputs(&theirs.1, &ours.1);
             problems.extend(problem.map(|problem| format!("{name}: {problem}")));
+            // What was seen can be made use of, whatever the matrices are.
+            let importance = Importance {
+                entries: theirs.1,
+                ..Importance::default()
+            };
+            let mix = Mix::named("Q4_0").unwrap();
+            let workers = Workers::default();
+            if let Err(error) = quantized(&file, mix, Some(&importance), &workers, |_| {}) {
+                problems.push(format!("{name}: {error}"));
+            }
         }
         checked += 1;
         if let Ok(expected) = ModelFile::open(folder.join("model.gguf"), &options) {
