@@ -154,11 +154,6 @@ impl Quantize {
         for line in source.remarks() {
             remark!("{line}");
         }
-        if !is_gguf && file.tensors().iter().any(|tensor| file.is_packed(tensor)) {
-            remark!(
-                "weights that are quantised already are quantised again, which loses more than doing it from the original"
-            );
-        }
         let mut workers = Workers {
             stop: Some(stop),
             ..Workers::default()
@@ -171,6 +166,13 @@ impl Quantize {
             }
             None => None,
         };
+        let rounds = named.is_none_or(|mix| mix.base.is_quantized());
+        let is_packed = !is_gguf && file.tensors().iter().any(|tensor| file.is_packed(tensor));
+        if rounds && is_packed {
+            remark!(
+                "weights that are quantised already are quantised again, which loses more than doing it from the original"
+            );
+        }
         let wishes = self.wishes(named, source.tensors())?;
         let job = Job {
             asked: &self,
