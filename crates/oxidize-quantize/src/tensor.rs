@@ -184,12 +184,7 @@ impl Reader<'_> {
             tensor: tensor.clone(),
             error,
         })?;
-        // A sum is no number as soon as one of its terms is none; it is looked at sixteen at a time.
-        let odd = |x: &[f32]| !x.iter().map(|x| x * 0.0).sum::<f32>().eq(&0.0);
-        if let Some(chunk) = out.chunks(16).position(odd) {
-            let start = chunk * 16;
-            let at = out[start..].iter().position(|x| !x.is_finite());
-            let at = start + at.unwrap_or(0);
+        if let Some(at) = first_not_finite(out) {
             return Err(Error::NotFinite {
                 file: file.to_path_buf(),
                 tensor: self.tensor.called(first + at as u64),
@@ -199,6 +194,22 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// The place of the first float that is no number, or infinite. Almost always there is none, so many are looked
+/// at together.
+fn first_not_finite(floats: &[f32]) -> Option<usize> {
+    const TOGETHER: usize = 64;
+    const EXPONENT: u32 = 0x7f80_0000;
+    const ONE: u32 = 0x0080_0000;
+    // The exponent of such a float is all ones: one more, and it is carried into the place of the sign.
+    let is_odd = |floats: &[f32]| {
+        let carried = |float: &f32| (float.to_bits() & EXPONENT) + ONE;
+        floats.iter().fold(0, |all, float| all | carried(float)) >> 31 == 1
+    };
+    let start = TOGETHER * floats.chunks(TOGETHER).position(is_odd)?;
+    let at = floats[start..].iter().position(|float| !float.is_finite());
+    at.map(|at| start + at)
 }
 
 /// Bytes of tensors that lie under each other, counted from the start of the first.
@@ -221,4 +232,24 @@ fn read_across(
         start = end;
     }
     Ok(TensorBytes::from(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_found() {
+        let usual = [0.0, -0.0, 1.0, f32::MAX, f32::MIN, f32::MIN_POSITIVE, 1e-45];
+        let mut floats: Vec<f32> = usual.iter().copied().cycle().take(200).collect();
+        assert_eq!(first_not_finite(&floats), None);
+        assert_eq!(first_not_finite(&[]), None);
+        for odd in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 63, 64, 130, 199] {
+                let before = std::mem::replace(&mut floats[at], odd);
+                assert_eq!(first_not_finite(&floats), Some(at), "{odd} at {at}");
+                floats[at] = before;
+            }
+        }
+    }
 }

@@ -444,10 +444,14 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Whether a model can read a text at all.
+/// Whether a model can read a text at all. Of a vocabulary in the file itself, nothing is read for that.
 fn can_calibrate(file: &ModelFile) -> bool {
-    let decoder = Arch::detect(file).is_ok_and(|arch| arch.encoder.is_none());
-    decoder && VocabSpec::of_file(file).is_ok()
+    let has_one_stack = Arch::detect(file).is_ok_and(|arch| arch.encoder.is_none());
+    let has_tokens = || match file.format() {
+        Format::Gguf { .. } => file.metadata().array("tokenizer.ggml.tokens").is_some(),
+        _ => VocabSpec::of_file(file).is_ok(),
+    };
+    has_one_stack && has_tokens()
 }
 
 /// The command that runs, as far as it is text.
