@@ -114,25 +114,41 @@ pub fn recipe<'a>(
     output.copy_keys(file);
     output.forget_making();
     output.set("general.quantization_version", ValueBuf::U32(2));
-    output.set("general.file_type", ValueBuf::U32(mix.1));
-    if let Some(importance) = importance {
-        set_importance(&mut output, importance);
-    }
-    for (tensor, ty) in tensors.iter().zip(&plan.types) {
-        output.tensor(&tensor.name, *ty, &tensor.shape);
-    }
     Recipe {
-        tensors,
-        output,
         metadata: Some(file.metadata()),
-        plan,
-        mix: mix.0.to_owned(),
-        verify: None,
+        ..Recipe::new(tensors, output, plan, mix, importance)
+    }
+}
+
+impl<'a> Recipe<'a> {
+    /// Tensors and keys, to which those are added that tell of the types.
+    pub(crate) fn new(
+        tensors: Vec<Tensor<'a>>,
+        mut output: Output,
+        plan: Plan,
+        (mix, file_type): (&str, u32),
+        importance: Option<&Importance>,
+    ) -> Recipe<'a> {
+        output.set("general.file_type", ValueBuf::U32(file_type));
+        if let Some(importance) = importance {
+            set_importance(&mut output, importance);
+        }
+        for (tensor, ty) in tensors.iter().zip(&plan.types) {
+            output.tensor(&tensor.name, *ty, &tensor.shape);
+        }
+        Recipe {
+            tensors,
+            output,
+            metadata: None,
+            plan,
+            mix: mix.to_owned(),
+            verify: None,
+        }
     }
 }
 
 /// Writes down what was important, and how that is known.
-pub(crate) fn set_importance(output: &mut Output, importance: &Importance) {
+fn set_importance(output: &mut Output, importance: &Importance) {
     let entries = u32::try_from(importance.entries.len()).unwrap_or(u32::MAX);
     let text = |text: &str| ValueBuf::Str(text.to_owned());
     // What was learned on the way has none.
@@ -301,6 +317,12 @@ pub(crate) fn check_types(
         importance.check(&recipe.tensors)?;
     }
     for (tensor, &ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
+        if let Some(importance) = importance {
+            // Embeddings are looked up, not multiplied, so their importance may be of the output.
+            if tensor.name != "token_embd.weight" {
+                importance.of(tensor)?;
+            }
+        }
         if ty == tensor.ty {
             continue;
         }
@@ -318,12 +340,6 @@ pub(crate) fn check_types(
                 columns: tensor.columns(),
                 ty,
             });
-        }
-        if let Some(importance) = importance {
-            // Embeddings are looked up, not multiplied, so their importance may be of the output.
-            if tensor.name != "token_embd.weight" {
-                importance.of(tensor)?;
-            }
         }
     }
     Ok(())

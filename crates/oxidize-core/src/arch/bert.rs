@@ -101,7 +101,7 @@ pub(super) static ROBERTA: Arch = Arch {
         "XLMRobertaForSequenceClassification",
     ],
     position_offset: 2,
-    hf_counts_offset: true,
+    hf_extra_positions: 2,
     hf_names: bert_names!("roberta", "classifier.dense", "classifier.out_proj"),
     ..ENCODER
 };

@@ -86,11 +86,7 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
     if let Some(token) = hp.decoder_start {
         config.set("decoder_start_token_id", Value::from(token));
     }
-    let counted = match arch.hf_counts_offset {
-        true => arch.position_offset,
-        false => 0,
-    };
-    let positions = hp.n_ctx_train.saturating_add(counted);
+    let positions = hp.n_ctx_train.saturating_add(arch.hf_extra_positions);
     config.set("max_position_embeddings", Value::from(positions));
     let epsilon = match arch.norm {
         NormKind::Rms => "rms_norm_eps",

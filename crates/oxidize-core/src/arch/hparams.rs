@@ -238,11 +238,10 @@ impl Hparams {
             2048
         };
         let n_ctx_train = source.optional(&CONTEXT, 1, MAX_CONTEXT)?.unwrap_or(unsaid);
-        let uncounted = match source.config.is_some() && arch.hf_counts_offset {
-            true => arch.position_offset,
-            false => 0,
+        let n_ctx_train = match source.config {
+            Some(_) => n_ctx_train.saturating_sub(arch.hf_extra_positions).max(1),
+            None => n_ctx_train,
         };
-        let n_ctx_train = n_ctx_train.saturating_sub(uncounted).max(1);
         let mla = match arch.mixer {
             Mixer::Mla => Some(source.mla()?),
             Mixer::Attention => None,

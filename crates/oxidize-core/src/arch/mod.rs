@@ -75,8 +75,8 @@ pub struct Arch {
     pub hf_rotary_share: f32,
     /// Rows before position 0 in a table of learned positions.
     pub position_offset: usize,
-    /// Whether a `config.json` counts them among the positions.
-    pub hf_counts_offset: bool,
+    /// Positions that a `config.json` counts and that are not there: such rows, in some families.
+    pub hf_extra_positions: usize,
 
     /// Whether tokens see only those before them, where the file does not say.
     pub causal: bool,
@@ -418,7 +418,7 @@ const BASE: Arch = Arch {
     alibi: Alibi::IfGiven,
     hf_rotary_share: 1.0,
     position_offset: 0,
-    hf_counts_offset: false,
+    hf_extra_positions: 0,
     causal: true,
     encoder: None,
     mixer: Mixer::Attention,

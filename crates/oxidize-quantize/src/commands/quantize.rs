@@ -363,13 +363,6 @@ impl<'a> Job<'a> {
         let options = self.options(known);
         self.tensor_budget(&options)?;
         let source = Source::new(self.file)?;
-        // Embeddings are looked up, not multiplied, so their importance may be of the output.
-        let mut multiplied = source
-            .tensors()
-            .iter()
-            .filter(|tensor| tensor.name != "token_embd.weight");
-        multiplied
-            .try_for_each(|tensor| known.map_or(Ok(None), |known| known.of(tensor)).map(drop))?;
         let (plan, mix) = plan.unwrap_or_else(|| (source.kept(), MIXES[0]));
         let recipe = source.recipe(plan, &mix, known);
         check(&recipe, self.file, &self.asked.output, &options)?;

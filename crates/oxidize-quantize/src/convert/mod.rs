@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::importance::Importance;
 use crate::output::{Output, check_differs, check_replaceable};
 use crate::plan::{Plan, Wishes, is_quantizable};
-use crate::quantize::{Options, Progress, Recipe, quantize, set_importance};
+use crate::quantize::{Options, Progress, Recipe, quantize};
 use crate::report::Report;
 use crate::source::Source;
 use crate::tensor::Tensor;
@@ -117,8 +117,6 @@ pub struct Conversion<'a> {
     pub remarks: Vec<String>,
     output: Output,
     hparams: Hparams,
-    /// The source's names of what each tensor is made of.
-    origins: HashMap<String, Vec<String>>,
     source: PathBuf,
 }
 
@@ -135,7 +133,6 @@ impl<'a> Conversion<'a> {
         let hparams = Hparams::read(file, arch).map_err(oxidize_core::Error::from)?;
         let exported = gguf_tensors(file, arch, &hparams);
         let mut remarks = left_out_remarks(file, &exported);
-        let origins = origins(&exported);
         let mut tensors: Vec<Tensor<'a>> = exported
             .into_iter()
             .map(|tensor| as_tensor(file, tensor))
@@ -179,7 +176,6 @@ impl<'a> Conversion<'a> {
             remarks,
             output,
             hparams,
-            origins,
             source,
         })
     }
@@ -189,25 +185,17 @@ impl<'a> Conversion<'a> {
     pub fn recipe(self, plan: Plan, mix: &Mix, importance: Option<&Importance>) -> Recipe<'a> {
         let Conversion {
             tensors,
-            mut output,
+            output,
             hparams,
-            origins,
             source,
             ..
         } = self;
-        output.set("general.file_type", ValueBuf::U32(mix.file_type));
-        if let Some(importance) = importance {
-            set_importance(&mut output, importance);
-        }
-        for (tensor, ty) in tensors.iter().zip(&plan.types) {
-            output.tensor(&tensor.name, *ty, &tensor.shape);
-        }
+        let origins = tensors.iter();
+        let origins: HashMap<String, Vec<String>> = origins
+            .map(|tensor| (tensor.name.clone(), tensor.origins.clone()))
+            .collect();
+        let described = (mix.name, mix.file_type);
         Recipe {
-            tensors,
-            output,
-            metadata: None,
-            plan,
-            mix: mix.name.to_owned(),
             verify: Some(Box::new(move |made| {
                 check(made.clone(), &hparams).map_err(|problem| Error::Unfit {
                     file: source.clone(),
@@ -217,6 +205,7 @@ impl<'a> Conversion<'a> {
                     ),
                 })
             })),
+            ..Recipe::new(tensors, output, plan, described, importance)
         }
     }
 }
@@ -233,15 +222,6 @@ pub(crate) fn folder_name(file: &ModelFile) -> Option<String> {
     let folder = file.path().canonicalize().ok()?;
     let name = folder.parent()?.file_name()?;
     Some(name.to_string_lossy().into_owned())
-}
-
-/// The names of the tensors that those of the GGUF file are made of, by their names.
-fn origins(tensors: &[ExportedTensor<'_>]) -> HashMap<String, Vec<String>> {
-    let names = |tensor: &ExportedTensor<'_>| tensor.parts.iter().map(|p| p.name.clone()).collect();
-    let tensors = tensors.iter();
-    tensors
-        .map(|tensor| (tensor.name.clone(), names(tensor)))
-        .collect()
 }
 
 /// What is wrong with files that have no names yet: without the places they are at, and with the names
