@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use oxidize_core::arch::{Arch, Hparams};
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
 use oxidize_kernels::quant::TensorType;
@@ -82,7 +83,7 @@ fn round_trip(path: &Path) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let (folder, again) = (dir.path().join("model"), dir.path().join("again.gguf"));
     let file = ModelFile::open(path, &OpenOptions::default()).map_err(|e| e.to_string())?;
-    if oxidize_core::arch::Arch::detect(&file).is_err() {
+    if Arch::detect(&file).is_err() {
         return Ok(());
     }
     to_directory(&file, &folder, &OPTIONS, |_, _, _| {}).map_err(|e| e.to_string())?;
@@ -112,6 +113,13 @@ fn round_trip(path: &Path) -> Result<(), String> {
             && theirs != ours
         {
             return Err(format!("{ours} positions, not {theirs}"));
+        }
+        let context = |file: &ModelFile| {
+            let arch = Arch::detect(file).unwrap();
+            Hparams::read(file, arch).unwrap().n_ctx_train
+        };
+        if context(&directory) != context(&file) {
+            return Err(format!("a context of {}", context(&directory)));
         }
     }
     convert(
@@ -149,7 +157,7 @@ fn golden_directories_come_back_as_they_were() {
             continue;
         }
         let file = ModelFile::open(&path, &OpenOptions::default()).unwrap();
-        if oxidize_core::arch::Arch::detect(&file).is_err() {
+        if Arch::detect(&file).is_err() {
             continue;
         }
         checked += 1;
