@@ -17,6 +17,7 @@ mod style;
 use std::process::ExitCode;
 
 use clap::Parser;
+use oxidize_core::io::raise_file_limit;
 use oxidize_quantize::commands::console::is_unread;
 use oxidize_quantize::remark;
 
@@ -47,6 +48,7 @@ fn arguments() -> impl Iterator<Item = std::ffi::OsString> {
 }
 
 fn main() -> ExitCode {
+    raise_file_limit();
     match Cli::parse_from(arguments()).verb.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_unread(&error) => ExitCode::SUCCESS,

@@ -11,8 +11,8 @@ use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::engine::{Engine, EngineConfig, EngineHandle};
 use oxidize_core::file::{ModelFile, OpenOptions, SpellOut};
 use oxidize_core::lora::Adapter;
-use oxidize_core::mix::{self, Mix};
 use oxidize_core::model::Model;
+use oxidize_quantize::commands::on_the_way_in::OnTheWayIn;
 use oxidize_quantize::commands::progress::Meter;
 use oxidize_quantize::commands::{importance, threads};
 use oxidize_quantize::encode::Workers;
@@ -64,7 +64,7 @@ pub(crate) struct ModelArgs {
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
     #[command(flatten)]
-    pub(crate) quantize: QuantizeArgs,
+    pub(crate) on_the_way_in: OnTheWayIn,
     /// Run the model even if it seems not to fit in memory
     #[arg(long)]
     pub(crate) no_memory_check: bool,
@@ -79,17 +79,6 @@ pub(crate) struct AdapterArgs {
     /// Add a LoRA adapter with this strength; may be given several times
     #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
     lora_scaled: Vec<(PathBuf, f32)>,
-}
-
-/// What the weights become before the model is run.
-#[derive(Args, Clone, Default)]
-pub(crate) struct QuantizeArgs {
-    /// Quantises the weights on the way in, to a type or a mix such as Q4_K_M
-    #[arg(long, value_name = "TYPE")]
-    quantize: Option<String>,
-    /// An importance matrix for it, as `oxidize imatrix` or llama.cpp write it
-    #[arg(long, value_name = "FILE", requires = "quantize")]
-    imatrix: Option<PathBuf>,
 }
 
 /// What `-c` is to verbs that read a text in chunks.
@@ -154,19 +143,17 @@ impl ModelArgs {
     pub(crate) fn as_it_is(&self) -> ModelArgs {
         ModelArgs {
             adapters: AdapterArgs::default(),
-            quantize: QuantizeArgs::default(),
+            on_the_way_in: OnTheWayIn::default(),
             ..self.clone()
         }
     }
 
     /// The file, or what it becomes when it is quantised without a file.
     fn on_the_way_in(&self, file: ModelFile) -> anyhow::Result<ModelFile> {
-        let QuantizeArgs { quantize, imatrix } = &self.quantize;
-        let Some(name) = quantize else {
+        let OnTheWayIn { quantize, imatrix } = &self.on_the_way_in;
+        let Some(mix) = *quantize else {
             return Ok(file);
         };
-        let mix = Mix::named(name)
-            .with_context(|| format!("{name} is no type of weights; known are {}", mix::names()))?;
         let known = importance(imatrix.as_deref())?;
         let mut workers = Workers::default();
         workers.threads = self.threads.unwrap_or(workers.threads).max(1);

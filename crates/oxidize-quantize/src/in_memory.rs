@@ -37,5 +37,9 @@ pub fn quantized(
             done += planned.bytes;
             write_tensor(&recipe, index, importance, *workers, out).map(drop)
         })?;
-    Ok(ModelFile::from_bytes(bytes, &OpenOptions::default())?)
+    let options = OpenOptions {
+        spell_out: file.spell_out(),
+        ..OpenOptions::default()
+    };
+    Ok(ModelFile::from_bytes(bytes, &options)?)
 }

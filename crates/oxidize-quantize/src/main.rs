@@ -6,6 +6,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use oxidize_core::io::raise_file_limit;
 use oxidize_quantize::commands;
 use oxidize_quantize::remark;
 
@@ -26,6 +27,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
+    raise_file_limit();
     let done = match Cli::parse().verb {
         Verb::Convert(args) => args.run(),
         Verb::Quantize(args) => args.run(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use oxidize_core::backend::KvType;
 use oxidize_core::file::SpellOut;
+use oxidize_quantize::commands::on_the_way_in::OnTheWayIn;
 
 use crate::auth::{KeyError, Keys};
 
@@ -179,6 +180,9 @@ pub struct EngineArgs {
     /// Add a LoRA adapter to the first model, as PATH or PATH:SCALE (repeatable)
     #[arg(long, value_name = "PATH[:SCALE]", value_parser = adapter, env = "OXIDIZE_LORA", value_delimiter = ',')]
     pub lora: Vec<(PathBuf, f32)>,
+    /// What their weights become.
+    #[command(flatten)]
+    pub on_the_way_in: OnTheWayIn,
     /// A chat template from a file, or a built-in one by name, instead of the models' own
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE|NAME")]
     pub chat_template: Option<String>,
@@ -308,6 +312,12 @@ impl ServeArgs {
                 return Err(ConfigError::SameName(spec.name.clone()));
             }
         }
+        if self.engine.on_the_way_in.imatrix.is_some() && specs.len() > 1 {
+            return Err(ConfigError::Option {
+                option: "--imatrix",
+                problem: format!("{} models are served, and it is of one", specs.len()),
+            });
+        }
         let NetworkArgs { host, no_auth, .. } = self.network;
         if !host.is_loopback() && keys.is_empty() && !no_auth {
             return Err(ConfigError::OpenBind(host));
@@ -361,6 +371,15 @@ mod tests {
         assert!(check(&[&open[..], &["--api-key", "k"]].concat()).is_ok());
         assert!(check(&[&open[..], &["--no-auth"]].concat()).is_ok());
         assert!(matches!(check(&[]), Err(ConfigError::NoModel)));
+    }
+
+    #[test]
+    fn an_importance_matrix_is_of_one_model() {
+        let flags = ["--quantize", "q4_k_m", "--imatrix", "a.imatrix"];
+        let one = args(&[&["a.gguf"], &flags[..]].concat());
+        assert!(one.check(&specs(&one)).is_ok());
+        let two = args(&[&["a.gguf", "b.gguf"], &flags[..]].concat());
+        assert!(two.check(&specs(&two)).is_err());
     }
 
     #[test]

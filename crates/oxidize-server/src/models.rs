@@ -11,12 +11,16 @@ use oxidize_core::backend::Backend;
 use oxidize_core::chat::{AnswerFormat, ChatOptions, ChatTemplate};
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::engine::{DiskCache, Engine, EngineConfig, EngineHandle};
-use oxidize_core::file::OpenOptions;
+use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::graph::Gives;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::{MemoryPlan, Model, ModelError, available_memory};
 use oxidize_core::sampling::SamplingParams;
 use oxidize_core::tokenizer::{TokenPair, Tokenizer};
+use oxidize_quantize::commands::on_the_way_in::OnTheWayIn;
+use oxidize_quantize::encode::Workers;
+use oxidize_quantize::importance::Importance;
+use oxidize_quantize::in_memory::quantized;
 
 use crate::config::{ModelSpec, ServeArgs};
 use crate::error::{ApiError, ApiResult};
@@ -349,7 +353,12 @@ impl Entry {
 
 impl Loader {
     /// Loads a model while others take `taken` bytes.
-    fn load(&self, spec: &ModelSpec, is_first: bool, taken: u64) -> oxidize_core::Result<Loaded> {
+    fn load(
+        &self,
+        spec: &ModelSpec,
+        is_first: bool,
+        taken: u64,
+    ) -> oxidize_quantize::Result<Loaded> {
         let args = &self.args.engine;
         let options = OpenOptions {
             mmap: !args.no_mmap,
@@ -357,7 +366,8 @@ impl Loader {
             spell_out: args.spell_out,
             ..OpenOptions::default()
         };
-        let mut model = Model::load(&spec.path, &options)?;
+        let file = ModelFile::open(&spec.path, &options)?;
+        let mut model = Model::from_file(self.on_the_way_in(file)?)?;
         if is_first && !args.lora.is_empty() {
             let open = |(path, scale): &(PathBuf, f32)| {
                 oxidize_core::Result::Ok((Adapter::open(path, &options)?, *scale))
@@ -369,7 +379,8 @@ impl Loader {
         let plan = MemoryPlan::new(&model, &config.session(&model));
         if let Some(limit) = self.args.limits.memory_limit {
             let left = limit.saturating_mul(1_000_000).saturating_sub(taken);
-            plan.check_within(&model, left)?;
+            plan.check_within(&model, left)
+                .map_err(oxidize_core::Error::from)?;
         }
         let template = template(args.chat_template.as_deref(), &model)?;
         let generates = model.plan().gives == Gives::Logits;
@@ -399,6 +410,19 @@ impl Loader {
             engine,
             model,
         })
+    }
+
+    /// The file, or what it becomes when it is quantised.
+    fn on_the_way_in(&self, file: ModelFile) -> oxidize_quantize::Result<ModelFile> {
+        let OnTheWayIn { quantize, imatrix } = &self.args.engine.on_the_way_in;
+        let Some(mix) = *quantize else {
+            return Ok(file);
+        };
+        let known = imatrix.as_deref().map(Importance::load).transpose()?;
+        let mut workers = Workers::default();
+        workers.threads = self.args.engine.threads.unwrap_or(workers.threads).max(1);
+        tracing::info!(to = mix.name, "quantising the weights");
+        quantized(&file, mix, known.as_ref(), &workers, |_| {})
     }
 
     fn engine_config(&self, model: &Model) -> EngineConfig {
@@ -435,10 +459,11 @@ impl Loader {
     }
 }
 
-fn is_out_of_memory(error: &oxidize_core::Error) -> bool {
+fn is_out_of_memory(error: &oxidize_quantize::Error) -> bool {
+    use oxidize_core::Error::Model;
     matches!(
         error,
-        oxidize_core::Error::Model(ModelError::OutOfMemory { .. })
+        oxidize_quantize::Error::Core(Model(ModelError::OutOfMemory { .. }))
     )
 }
 

@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use oxidize_core::backend::Backend;
+use oxidize_core::io::raise_file_limit;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
@@ -366,20 +367,4 @@ fn log_to_stderr(args: &LogArgs) -> Result<(), ConfigError> {
             .try_init(),
     };
     Ok(())
-}
-
-/// Lets the process have as many connections as the system allows; many shells stop at 1024.
-fn raise_file_limit() {
-    #[cfg(unix)]
-    {
-        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-        let limit = getrlimit(Resource::Nofile);
-        let raised = Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        };
-        if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::debug!(%error, "the limit of open files stays as it is");
-        }
-    }
 }

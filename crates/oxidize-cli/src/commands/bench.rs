@@ -8,13 +8,14 @@ use oxidize_core::backend::cpu::{Cpu, default_threads};
 use oxidize_core::engine::EngineError;
 use oxidize_core::graph::Gives;
 use oxidize_core::model::Model;
+use oxidize_quantize::commands::on_the_way_in::OnTheWayIn;
 use oxidize_quantize::commands::threads;
 use oxidize_quantize::evaluate::Evaluator;
 use oxidize_quantize::say;
 use serde::Serialize;
 
 use crate::bandwidth::{self, Bandwidth};
-use crate::model_args::{AdapterArgs, ModelArgs, QuantizeArgs, find_model};
+use crate::model_args::{AdapterArgs, ModelArgs, find_model};
 
 /// Measure the speed of a model
 #[derive(Args)]
@@ -84,7 +85,7 @@ pub(crate) struct Bench {
     #[command(flatten)]
     adapters: AdapterArgs,
     #[command(flatten)]
-    quantize: QuantizeArgs,
+    on_the_way_in: OnTheWayIn,
     /// How the result is printed
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Md)]
     output: Output,
@@ -211,7 +212,7 @@ impl Bench {
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
             adapters: self.adapters.clone(),
-            quantize: self.quantize.clone(),
+            on_the_way_in: self.on_the_way_in.clone(),
             no_mmap: false,
             no_huge_pages: false,
             spell_out: self.spell_out,

@@ -336,7 +336,7 @@ impl ModelFile {
     }
 
     /// How much its weights may grow where it is run.
-    pub(crate) fn spell_out(&self) -> SpellOut {
+    pub fn spell_out(&self) -> SpellOut {
         self.0.spell_out
     }
 

@@ -14,3 +14,19 @@ pub(crate) use huge::advise as advise_huge_pages;
 pub use save::{PendingFile, SavedFile, remove_abandoned, save_atomically};
 pub(crate) use source::not_a_file;
 pub use source::{SharedBytes, Source};
+
+/// Lets the process have as many open files and connections as the system allows; many shells stop at 1024.
+pub fn raise_file_limit() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::debug!(%error, "the limit of open files stays as it is");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 pub mod console;
 pub mod convert;
+pub mod on_the_way_in;
 pub mod progress;
 pub mod quantize;
 pub mod split;

@@ -44,6 +44,9 @@ pub struct Quantize {
     output: PathBuf,
     #[arg(value_name = "TYPE", help = type_help(), required_unless_present_any = ["target_size", "target_bpw"])]
     mix: Option<String>,
+    /// Threads, where llama-quantize takes them; the same as --threads
+    #[arg(value_name = "THREADS", conflicts_with = "threads", value_parser = last_threads)]
+    last_threads: Option<usize>,
     /// Chooses the type of each tensor so that all of them take at most this, such as 4GB
     #[arg(long, value_name = "SIZE", value_parser = byte_size, conflicts_with_all = ["mix", "target_bpw"])]
     target_size: Option<u64>,
@@ -125,6 +128,15 @@ fn tensor_type(name: &str) -> Result<TensorType, String> {
     })
 }
 
+fn last_threads(text: &str) -> Result<usize, String> {
+    threads(text).map_err(|error| match text.parse::<f64>() {
+        Ok(_) => error,
+        Err(_) => {
+            format!("{error} of threads; a text to calibrate on is named as --calibrate={text}")
+        }
+    })
+}
+
 fn bits(text: &str) -> Result<f64, String> {
     let bits = text.parse().ok();
     bits.filter(|bits| *bits > 0.0 && *bits <= 64.0)
@@ -158,7 +170,8 @@ impl Quantize {
             stop: Some(stop),
             ..Workers::default()
         };
-        workers.threads = self.threads.unwrap_or(workers.threads).max(1);
+        let threads = self.threads.or(self.last_threads);
+        workers.threads = threads.unwrap_or(workers.threads).max(1);
         let text = self.text.as_deref().map(Text::load).transpose()?;
         let named = match &self.mix {
             Some(name) => {

@@ -234,6 +234,17 @@ fn refusals_come_before_the_text() {
 
     let missing = refused(&[&plain[..], &["--calibrate=missing.txt"]].concat());
     assert!(missing.contains("missing.txt: No such file"), "{missing}");
+    // The fourth word is a number of threads, as llama-quantize has it.
+    let apart = [input, output, "Q4_0", "--calibrate", "words.txt"];
+    let error = refused(&apart);
+    assert!(error.contains("--calibrate=words.txt"), "{error}");
+    let many = refused(&[&plain[..], &["99999"]].concat());
+    assert!(
+        many.contains("at most") && !many.contains("--calibrate"),
+        "{many}"
+    );
+    let made = program(&[&["quantize"], &plain[..], &["2"]].concat());
+    assert!(made.status.success() && out.exists());
     // Without a text to read, how much of it means nothing.
     let error = refused(&[&plain[..], &["--calibrate-chunks", "2"]].concat());
     assert!(error.contains("--calibrate"), "{error}");

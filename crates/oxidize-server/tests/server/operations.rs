@@ -351,3 +351,19 @@ fn the_log_says_who_and_what_but_not_the_words() {
         "{log}"
     );
 }
+
+#[test]
+fn weights_are_quantised_on_the_way_in() {
+    let bytes = |args: &[&str]| {
+        let server = start(args);
+        let answer = server.post(CHAT, &question("Hello", 4)).ok();
+        assert_eq!(answer["usage"]["completion_tokens"], 4);
+        server.metric("oxidize_model_bytes")
+    };
+    // 8.5 and 4.5 bits for each weight; the cache is the same.
+    let saved = bytes(&[]) - bytes(&["--quantize", "q4_0", "--threads", "1"]);
+    let weights = std::fs::metadata(tiny()).unwrap().len() as f64;
+    assert!((0.3..0.5).contains(&(saved / weights)), "{saved}");
+    let refused = command(&[&fixture(), "--quantize", "Q4_Q"]).output();
+    assert!(!refused.unwrap().status.success());
+}
