@@ -59,6 +59,23 @@ fn the_output_may_not_be_the_input() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
 
+/// All parts are open until the last is whole, and a shell may let a program open fewer than the system does.
+#[test]
+fn there_may_be_more_parts_than_files_that_a_shell_lets_open() {
+    let dir = tempfile::tempdir().unwrap();
+    synthetic(&dir.path().join("in.gguf"), "Q8_0", 8);
+    let script = "ulimit -Sn 40 && \"$0\" split in.gguf part --max-tensors 1 \
+        && \"$0\" merge part-00001-of-*.gguf out.gguf && cmp in.gguf out.gguf";
+    let done = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_oxidize-quantize")])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{error}");
+    assert!(files(dir.path()).len() > 60);
+}
+
 /// Whatever is read, and whatever name the output gets in the end.
 #[test]
 fn nothing_that_is_read_is_written_over() {
