@@ -210,7 +210,8 @@ impl Kernels {
     }
 
     /// Turns weights into whole blocks of type `ty`, whatever the instruction set the same ones as
-    /// [`quant::quantize`] does. `importance` says how much an error of each element matters.
+    /// [`quant::quantize`] does. `importance` says how much an error of each element of a row matters; `src`
+    /// may be several rows, but for [`TensorType::INT8`].
     pub fn encode(
         &self,
         ty: TensorType,
@@ -222,9 +223,29 @@ impl Kernels {
             return Err(QuantError::Unsupported { ty });
         }
         quant::check_length(ty, out.len(), src.len())?;
-        assert!(importance.is_none_or(|importance| importance.len() == src.len()));
+        assert!(
+            importance.is_none_or(|row| !row.is_empty() && src.len().is_multiple_of(row.len()))
+        );
         call!(self.encode(ty, src, importance, out));
         Ok(())
+    }
+
+    /// The same for whole rows, of any type.
+    pub fn encode_rows(
+        &self,
+        ty: TensorType,
+        rows: &[f32],
+        columns: usize,
+        importance: Option<&[f32]>,
+        out: &mut [u8],
+    ) -> Result<(), QuantError> {
+        if ty != TensorType::INT8 {
+            return self.encode(ty, rows, importance, out);
+        }
+        let row_bytes = out.len() / (rows.len() / columns.max(1)).max(1);
+        let rows = rows.chunks_exact(columns.max(1));
+        rows.zip(out.chunks_exact_mut(row_bytes.max(1)))
+            .try_for_each(|(row, out)| self.encode(ty, row, importance, out))
     }
 
     /// The same for whole rows whose inputs vary together as `correlation` says: errors are chosen so
@@ -246,11 +267,7 @@ impl Kernels {
                 self.encode(ty, target, Some(&importance[columns]), out)
             });
         }
-        let row_bytes = out.len() / (rows.len() / columns).max(1);
-        let each = rows.chunks_exact(columns);
-        for (row, out) in each.zip(out.chunks_exact_mut(row_bytes.max(1))) {
-            self.encode(ty, row, Some(importance), out)?;
-        }
+        self.encode_rows(ty, rows, columns, Some(importance), out)?;
         // Plain types have no levels: their errors are too small to be worth it.
         call!(self.settle(ty, rows, correlation, out));
         Ok(())

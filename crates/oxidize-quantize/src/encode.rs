@@ -320,7 +320,13 @@ pub(crate) fn encode_rows<'a>(
     if let (Some(correlation), Some(squares)) = (correlation, squares(0)) {
         return kernels.encode_correlated(ty, rows, squares, correlation, out);
     }
-    let row_bytes = out.len() / (rows.len() / columns.max(1)).max(1);
+    let n = rows.len() / columns.max(1);
+    let at = |row| squares(row).map(<[f32]>::as_ptr);
+    if at(0) == at(n.saturating_sub(1)) {
+        return kernels.encode_rows(ty, rows, columns, squares(0), out);
+    }
+    // They are of several matrices, each with inputs of its own.
+    let row_bytes = out.len() / n.max(1);
     let rows = rows.chunks_exact(columns.max(1));
     let rows = rows.zip(out.chunks_exact_mut(row_bytes.max(1)));
     rows.enumerate()

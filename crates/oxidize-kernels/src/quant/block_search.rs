@@ -12,6 +12,7 @@ pub(super) type Lane<const G: usize> = [f32; G];
 
 /// A block with its groups side by side: `x[i][g]` is element `i` of group `g`.
 #[derive(Clone, Copy)]
+#[repr(C, align(64))]
 pub(super) struct Columns<const G: usize, const N: usize> {
     pub(super) x: [Lane<G>; N],
     pub(super) w: [Lane<G>; N],

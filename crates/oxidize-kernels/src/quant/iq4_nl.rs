@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::scale_search::{best_scale, inverse_or_zero};
-use super::weighting::weights;
+use super::scale_search::inverse_or_zero;
+use super::side_by_side::{Blocks, SIDE, one_of_many};
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -62,12 +62,21 @@ impl Dot for IQ4_NL {
 impl Quantize for IQ4_NL {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 32] = weights(src, importance);
-        let (d, _) = best_scale(src, &w, &ENDS, nearest);
-        let d = F16Le::from_f32(d);
-        IQ4_NL {
-            d,
-            qs: pack_nibbles(&indices(src, d.to_f32())),
+        one_of_many(src, importance)
+    }
+
+    #[inline(always)]
+    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+        for (n, (out, src)) in out.chunks_mut(SIDE).zip(src.chunks(32 * SIDE)).enumerate() {
+            let blocks = Blocks::weighted(src, importance, n * SIDE);
+            let scales = blocks.best_scales(&ENDS, nearest);
+            for ((block, src), d) in out.iter_mut().zip(src.chunks_exact(32)).zip(scales) {
+                let d = F16Le::from_f32(d);
+                *block = IQ4_NL {
+                    d,
+                    qs: pack_nibbles(&indices(src, d.to_f32())),
+                };
+            }
         }
     }
 }

@@ -48,6 +48,7 @@ pub mod q8_0;
 pub mod q8_1;
 pub mod q8_k;
 mod scale_search;
+mod side_by_side;
 pub mod spelled;
 mod ternary_search;
 #[cfg(test)]
@@ -102,6 +103,22 @@ pub trait Quantize: Block {
     /// The same, where errors of some elements matter more: `importance` has one number an element,
     /// none negative. Formats whose nearest block does not depend on it ignore it.
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self;
+
+    /// Makes the blocks of rows, one after the other; `importance` is that of one row.
+    #[inline(always)]
+    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+        for (i, (block, src)) in out.iter_mut().zip(src.chunks_exact(Self::LEN)).enumerate() {
+            *block = Self::quantize_weighted(src, importance_of(importance, i, Self::LEN));
+        }
+    }
+}
+
+/// The part of a row's importance that a block of rows, one after the other, has.
+#[inline(always)]
+fn importance_of(importance: Option<&[f32]>, block: usize, len: usize) -> Option<&[f32]> {
+    let importance = importance?;
+    let first = block * len % importance.len();
+    Some(&importance[first..first + len])
 }
 
 /// A block that can only be made together with the others of its row.

@@ -8,8 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::scale_search::{best_scale, inverse_or_zero, largest, level, whole};
-use super::weighting::weights;
+use super::scale_search::{inverse_or_zero, largest, level, whole};
+use super::side_by_side::{Blocks, SIDE, one_of_many};
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -55,11 +55,15 @@ impl Dot for Q4_0 {
 impl Quantize for Q4_0 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let (d, q) = around_zero(src, importance, 8);
-        Q4_0 {
+        one_of_many(src, importance)
+    }
+
+    #[inline(always)]
+    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+        around_zero(src, importance, 8, out, |d, q| Q4_0 {
             d,
-            qs: pack_nibbles(&q),
-        }
+            qs: pack_nibbles(q),
+        });
     }
 }
 
@@ -85,28 +89,41 @@ impl Levelled for Q4_0 {
     }
 }
 
-/// Scale and stored weights of Q4_0 and Q5_0, whose levels are `−half` to `half − 1`.
+/// Blocks of Q4_0 and Q5_0, whose levels are `−half` to `half − 1`; `make` puts together scale and stored weights.
 #[inline(always)]
-pub(super) fn around_zero(src: &[f32], importance: Option<&[f32]>, half: i32) -> (F16Le, [u8; 32]) {
+pub(super) fn around_zero<B>(
+    src: &[f32],
+    importance: Option<&[f32]>,
+    half: i32,
+    out: &mut [B],
+    make: impl Fn(F16Le, &[u8; 32]) -> B,
+) {
     let (low, high) = (-half as f32, (half - 1) as f32);
     let mut q = [0; 32];
     if importance.is_none() {
         // The largest element gets the lowest level: what other engines write, bit for bit.
-        let d = largest(src) / low;
-        let inverse = inverse_or_zero(d);
-        for (q, x) in q.iter_mut().zip(src) {
-            *q = ((x * inverse + (half as f32 + 0.5)) as u8).min(2 * half as u8 - 1);
+        for (block, src) in out.iter_mut().zip(src.chunks_exact(32)) {
+            let d = largest(src) / low;
+            let inverse = inverse_or_zero(d);
+            for (q, x) in q.iter_mut().zip(src) {
+                *q = ((x * inverse + (half as f32 + 0.5)) as u8).min(2 * half as u8 - 1);
+            }
+            *block = make(F16Le::from_f32(d), &q);
         }
-        return (F16Le::from_f32(d), q);
+        return;
     }
-    let w: [f32; 32] = weights(src, importance);
-    let (d, _) = best_scale(src, &w, &[low, high], |x| whole(x, low, high));
-    let d = F16Le::from_f32(d);
-    let inverse = inverse_or_zero(d.to_f32());
-    for (q, x) in q.iter_mut().zip(src) {
-        *q = (level(*x, inverse, -half, half - 1) + half) as u8;
+    for (n, (out, src)) in out.chunks_mut(SIDE).zip(src.chunks(32 * SIDE)).enumerate() {
+        let blocks = Blocks::weighted(src, importance, n * SIDE);
+        let scales = blocks.best_scales(&[low, high], |x| whole(x, low, high));
+        for ((block, src), d) in out.iter_mut().zip(src.chunks_exact(32)).zip(scales) {
+            let d = F16Le::from_f32(d);
+            let inverse = inverse_or_zero(d.to_f32());
+            for (q, x) in q.iter_mut().zip(src) {
+                *q = (level(*x, inverse, -half, half - 1) + half) as u8;
+            }
+            *block = make(d, &q);
+        }
     }
-    (d, q)
 }
 
 #[cfg(test)]

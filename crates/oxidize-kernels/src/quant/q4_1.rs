@@ -8,8 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_1::Q8_1;
-use super::scale_search::{best_line, inverse_or_zero, level, whole};
-use super::weighting::weights;
+use super::scale_search::{inverse_or_zero, level, whole};
+use super::side_by_side::{Blocks, SIDE, one_of_many};
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -53,12 +53,16 @@ impl Dot for Q4_1 {
 impl Quantize for Q4_1 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let (d, m, q) = above_minimum(src, importance, 15);
-        Q4_1 {
+        one_of_many(src, importance)
+    }
+
+    #[inline(always)]
+    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+        above_minimum(src, importance, 15, out, |d, m, q| Q4_1 {
             d,
             m,
-            qs: pack_nibbles(&q),
-        }
+            qs: pack_nibbles(q),
+        });
     }
 }
 
@@ -84,32 +88,41 @@ impl Levelled for Q4_1 {
     }
 }
 
-/// Scale, minimum and stored weights of Q4_1 and Q5_1, whose levels are 0 to `last`.
+/// Blocks of Q4_1 and Q5_1, whose levels are 0 to `last`; `make` puts together scale, minimum and stored weights.
 #[inline(always)]
-pub(super) fn above_minimum(
+pub(super) fn above_minimum<B>(
     src: &[f32],
     importance: Option<&[f32]>,
     last: u8,
-) -> (F16Le, F16Le, [u8; 32]) {
+    out: &mut [B],
+    make: impl Fn(F16Le, F16Le, &[u8; 32]) -> B,
+) {
     let mut q = [0; 32];
     if importance.is_none() {
         // What other engines write, bit for bit.
-        let (min, max) = min_max(src);
-        let d = (max - min) / f32::from(last);
-        let inverse = inverse_or_zero(d);
-        for (q, x) in q.iter_mut().zip(src) {
-            *q = (((x - min) * inverse + 0.5) as u8).min(last);
+        for (block, src) in out.iter_mut().zip(src.chunks_exact(32)) {
+            let (min, max) = min_max(src);
+            let d = (max - min) / f32::from(last);
+            let inverse = inverse_or_zero(d);
+            for (q, x) in q.iter_mut().zip(src) {
+                *q = (((x - min) * inverse + 0.5) as u8).min(last);
+            }
+            *block = make(F16Le::from_f32(d), F16Le::from_f32(min), &q);
         }
-        return (F16Le::from_f32(d), F16Le::from_f32(min), q);
+        return;
     }
-    let w: [f32; 32] = weights(src, importance);
-    let line = best_line(src, &w, f32::from(last));
-    let (d, m) = (F16Le::from_f32(line.scale), F16Le::from_f32(-line.min));
-    let (inverse, min) = (inverse_or_zero(d.to_f32()), m.to_f32());
-    for (q, x) in q.iter_mut().zip(src) {
-        *q = level(x - min, inverse, 0, i32::from(last)) as u8;
+    for (n, (out, src)) in out.chunks_mut(SIDE).zip(src.chunks(32 * SIDE)).enumerate() {
+        let blocks = Blocks::weighted(src, importance, n * SIDE);
+        let lines = blocks.best_lines(f32::from(last));
+        for ((block, src), line) in out.iter_mut().zip(src.chunks_exact(32)).zip(lines) {
+            let (d, m) = (F16Le::from_f32(line.scale), F16Le::from_f32(-line.min));
+            let (inverse, min) = (inverse_or_zero(d.to_f32()), m.to_f32());
+            for (q, x) in q.iter_mut().zip(src) {
+                *q = level(x - min, inverse, 0, i32::from(last)) as u8;
+            }
+            *block = make(d, m, &q);
+        }
     }
-    (d, m, q)
 }
 
 /// The least and the greatest element, as Q4_1 and Q5_1 see it.

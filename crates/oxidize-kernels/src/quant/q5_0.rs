@@ -9,6 +9,7 @@ use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q4_0::around_zero;
 use super::q8_0::Q8_0;
 use super::scale_search::whole;
+use super::side_by_side::one_of_many;
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -56,12 +57,16 @@ impl Dot for Q5_0 {
 impl Quantize for Q5_0 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let (d, q) = around_zero(src, importance, 16);
-        Q5_0 {
+        one_of_many(src, importance)
+    }
+
+    #[inline(always)]
+    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+        around_zero(src, importance, 16, out, |d, q| Q5_0 {
             d,
-            qh: fifth_bits(&q),
-            qs: pack_nibbles(&q),
-        }
+            qh: fifth_bits(q),
+            qs: pack_nibbles(q),
+        });
     }
 }
 

@@ -10,6 +10,7 @@ use super::q4_1::above_minimum;
 use super::q5_0::{fifth_bits, five_bits};
 use super::q8_1::Q8_1;
 use super::scale_search::whole;
+use super::side_by_side::one_of_many;
 use super::{Block, Dot, Levelled, Quantize, TensorType};
 
 /// A block of 32 weights.
@@ -55,13 +56,17 @@ impl Dot for Q5_1 {
 impl Quantize for Q5_1 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let (d, m, q) = above_minimum(src, importance, 31);
-        Q5_1 {
+        one_of_many(src, importance)
+    }
+
+    #[inline(always)]
+    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+        above_minimum(src, importance, 31, out, |d, m, q| Q5_1 {
             d,
             m,
-            qh: fifth_bits(&q),
-            qs: pack_nibbles(&q),
-        }
+            qh: fifth_bits(q),
+            qs: pack_nibbles(q),
+        });
     }
 }
 

@@ -211,14 +211,11 @@ fn quantize<B: Quantize>(src: &[f32], out: &mut [u8]) {
     quantizes::<B>(src, None, out);
 }
 
-/// What the registry's mark stands for: blocks from floats, with a weight an element if there are any.
+/// What the registry's mark stands for: blocks from floats, with a weight for each element of a row if there are
+/// any.
 #[inline(always)]
 fn quantizes<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    let blocks: &mut [B] = bytemuck::cast_slice_mut(out);
-    for (i, (block, src)) in blocks.iter_mut().zip(src.chunks_exact(B::LEN)).enumerate() {
-        let importance = importance.map(|importance| &importance[i * B::LEN..(i + 1) * B::LEN]);
-        *block = B::quantize_weighted(src, importance);
-    }
+    B::quantize_rows(src, importance, bytemuck::cast_slice_mut(out));
 }
 
 /// The same for a format whose blocks of a row are made together: `src` is one row.
