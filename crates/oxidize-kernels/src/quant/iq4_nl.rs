@@ -66,7 +66,7 @@ impl Quantize for IQ4_NL {
     }
 
     #[inline(always)]
-    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+    fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
         for (n, (out, src)) in out.chunks_mut(SIDE).zip(src.chunks(32 * SIDE)).enumerate() {
             let blocks = Blocks::weighted(src, importance, n * SIDE);
             let scales = blocks.best_scales(&ENDS, nearest);

@@ -106,7 +106,7 @@ pub trait Quantize: Block {
 
     /// Makes the blocks of rows, one after the other; `importance` is that of one row.
     #[inline(always)]
-    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+    fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
         for (i, (block, src)) in out.iter_mut().zip(src.chunks_exact(Self::LEN)).enumerate() {
             *block = Self::quantize_weighted(src, importance_of(importance, i, Self::LEN));
         }

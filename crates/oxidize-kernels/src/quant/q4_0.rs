@@ -59,7 +59,7 @@ impl Quantize for Q4_0 {
     }
 
     #[inline(always)]
-    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+    fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
         around_zero(src, importance, 8, out, |d, q| Q4_0 {
             d,
             qs: pack_nibbles(q),

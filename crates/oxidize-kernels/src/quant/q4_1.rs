@@ -57,7 +57,7 @@ impl Quantize for Q4_1 {
     }
 
     #[inline(always)]
-    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+    fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
         above_minimum(src, importance, 15, out, |d, m, q| Q4_1 {
             d,
             m,

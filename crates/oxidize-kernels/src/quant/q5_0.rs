@@ -61,7 +61,7 @@ impl Quantize for Q5_0 {
     }
 
     #[inline(always)]
-    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+    fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
         around_zero(src, importance, 16, out, |d, q| Q5_0 {
             d,
             qh: fifth_bits(q),

@@ -60,7 +60,7 @@ impl Quantize for Q5_1 {
     }
 
     #[inline(always)]
-    fn quantize_rows(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
+    fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
         above_minimum(src, importance, 31, out, |d, m, q| Q5_1 {
             d,
             m,

@@ -24,7 +24,7 @@ pub(super) struct Line {
 #[inline(always)]
 pub(super) fn one_of_many<B: Quantize>(src: &[f32], importance: Option<&[f32]>) -> B {
     let mut block = [B::zeroed()];
-    B::quantize_rows(src, importance, &mut block);
+    B::quantize_blocks(src, importance, &mut block);
     block[0]
 }
 

@@ -215,7 +215,7 @@ fn quantize<B: Quantize>(src: &[f32], out: &mut [u8]) {
 /// any.
 #[inline(always)]
 fn quantizes<B: Quantize>(src: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    B::quantize_rows(src, importance, bytemuck::cast_slice_mut(out));
+    B::quantize_blocks(src, importance, bytemuck::cast_slice_mut(out));
 }
 
 /// The same for a format whose blocks of a row are made together: `src` is one row.
