@@ -217,11 +217,14 @@ fn source_of(file: &ModelFile) -> PathBuf {
     folder.unwrap_or(file.path()).to_path_buf()
 }
 
-/// The name of the folder that a model is in, by whatever path.
+/// The name of the folder that a model is in, by whatever path. That of a link is its own: the files of a hub's
+/// cache are links to others.
 pub(crate) fn folder_name(file: &ModelFile) -> Option<String> {
-    let folder = file.path().canonicalize().ok()?;
-    let name = folder.parent()?.file_name()?;
-    Some(name.to_string_lossy().into_owned())
+    let folder = here_if_empty(file.path().parent()?);
+    let found = || folder.canonicalize().ok();
+    let name = folder.file_name().map(ToOwned::to_owned);
+    let name = name.or_else(|| found()?.file_name().map(ToOwned::to_owned));
+    Some(name?.to_string_lossy().into_owned())
 }
 
 /// What is wrong with files that have no names yet: without the places they are at, and with the names

@@ -291,6 +291,17 @@ fn outputs_are_where_they_do_no_harm() {
     assert_eq!(made.metadata().str("general.name"), Some("model"));
     // And can be made once more.
     quantized(&[path(&folder), path(&folder.join("small.gguf")), "Q5_0"]);
+
+    // Links to the files, as in a hub's cache, are files of the folder that they are in.
+    let links = place("links");
+    std::fs::create_dir(&links).unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let file = entry.unwrap();
+        std::os::unix::fs::symlink(file.path(), links.join(file.file_name())).unwrap();
+    }
+    let out = place("linked.gguf");
+    quantized(&[path(&links), path(&out), "Q4_0"]);
+    assert_eq!(open(&out).metadata().str("general.name"), Some("links"));
 }
 
 /// A size that is aimed at holds for what is made of a directory, whose vectors grow.
