@@ -385,19 +385,23 @@ fn of_lanes(lanes: [f32; LANES]) -> f32 {
     // The compiler shall not see where they come from: it would take the vectors apart, the sooner to
     // have single lanes to compare.
     let lanes = std::hint::black_box(lanes);
-    let mut most = [0.0; LANES / 2];
-    for lane in 0..LANES / 2 {
-        most[lane] = larger(lanes[lane], lanes[lane + LANES / 2]);
+    let [mut eight, mut four] = [[0.0; LANES / 2]; 2];
+    for lane in 0..8 {
+        eight[lane] = larger(lanes[lane], lanes[lane + 8]);
     }
-    most.into_iter().fold(f32::NEG_INFINITY, larger)
+    for lane in 0..4 {
+        four[lane] = larger(eight[lane], eight[lane + 4]);
+    }
+    larger(larger(four[0], four[2]), larger(four[1], four[3]))
 }
 
 /// The first place where `a − h · b` is `most`; the last of all if there is none.
 #[inline(always)]
 fn place(a: &[f32], b: &[f32], h: f32, most: f32) -> usize {
-    let mut first = a.len() as i32 - 1;
+    let mut first = a.len() as u32 - 1;
     for ((a, b), place) in a.iter().zip(b).zip(0..) {
-        let here = if a - h * b == most { place } else { i32::MAX };
+        // All bits set: a mask does where other numbers would have to be blended in.
+        let here = if a - h * b == most { place } else { u32::MAX };
         first = if here < first { here } else { first };
     }
     first as usize
