@@ -22,6 +22,7 @@ pub(super) struct Guide(Option<Constraint>);
 
 /// Makes guides for one model; what they share is made with the first.
 #[derive(Clone, Default)]
+#[cfg_attr(target_arch = "wasm32", expect(dead_code))]
 pub(super) struct Guides(Arc<OnceLock<Result<Grammars, GrammarError>>>);
 
 #[cfg(not(target_arch = "wasm32"))]

@@ -159,6 +159,7 @@ pub fn remove_abandoned(path: &Path) {
 #[derive(Debug)]
 enum Place {
     /// Nowhere; the path leads to it through this process's descriptor.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code))]
     Unnamed(PathBuf),
     /// Beside its future name.
     Named(RemoveOnDrop),

@@ -95,6 +95,7 @@ impl Plane {
         }
         drop(probe);
         // Zeroed by the system page by page, when a block is first used.
+        #[cfg_attr(target_arch = "wasm32", expect(unused_mut))]
         let mut data = vec![0; bytes];
         #[cfg(not(target_arch = "wasm32"))]
         crate::io::advise_huge_pages(&mut data);
