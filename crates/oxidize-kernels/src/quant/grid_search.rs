@@ -386,11 +386,11 @@ fn of_lanes(lanes: [f32; LANES]) -> f32 {
     // have single lanes to compare.
     let lanes = std::hint::black_box(lanes);
     let [mut eight, mut four] = [[0.0; LANES / 2]; 2];
-    for lane in 0..8 {
-        eight[lane] = larger(lanes[lane], lanes[lane + 8]);
+    for lane in 0..LANES / 2 {
+        eight[lane] = larger(lanes[lane], lanes[lane + LANES / 2]);
     }
-    for lane in 0..4 {
-        four[lane] = larger(eight[lane], eight[lane + 4]);
+    for lane in 0..LANES / 4 {
+        four[lane] = larger(eight[lane], eight[lane + LANES / 4]);
     }
     larger(larger(four[0], four[2]), larger(four[1], four[3]))
 }

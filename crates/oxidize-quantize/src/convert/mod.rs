@@ -221,10 +221,11 @@ fn source_of(file: &ModelFile) -> PathBuf {
 /// cache are links to others.
 pub(crate) fn folder_name(file: &ModelFile) -> Option<String> {
     let folder = here_if_empty(file.path().parent()?);
-    let found = || folder.canonicalize().ok();
-    let name = folder.file_name().map(ToOwned::to_owned);
-    let name = name.or_else(|| found()?.file_name().map(ToOwned::to_owned));
-    Some(name?.to_string_lossy().into_owned())
+    let name = match folder.file_name() {
+        Some(name) => name.to_owned(),
+        None => folder.canonicalize().ok()?.file_name()?.to_owned(),
+    };
+    Some(name.to_string_lossy().into_owned())
 }
 
 /// What is wrong with files that have no names yet: without the places they are at, and with the names
