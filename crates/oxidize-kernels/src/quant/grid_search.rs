@@ -253,19 +253,12 @@ impl<const D: usize> Search<'_, D> {
                 (scale, best) = (scales[these.scale], these);
             }
         }
+        // The scale that fits the entries is good enough: it becomes a multiple of the block's, whose
+        // neighbours are tried too, with entries of their own.
         let mut chosen = [0; 8];
         let chosen = &mut chosen[..self.per_scale];
-        let mut fit = self.choose(products, scale, &best.most, chosen);
-        if let Some(fitted) = fit.scale() {
-            // At the scale that fits the entries there may be better entries still.
-            for (v, most) in best.most[..self.per_scale].iter_mut().enumerate() {
-                let (a, b) = products.lists(v);
-                *most = greatest(a, b, 0.5 * fitted);
-            }
-            fit = self.choose(products, fitted, &best.most, chosen);
-            scale = fit.scale().unwrap_or(fitted);
-        }
-        (scale, fit.b)
+        let fit = self.choose(products, scale, &best.most, chosen);
+        (fit.scale().unwrap_or(scale), fit.b)
     }
 
     /// The scale at which the nearest entries of some vectors gain most.
@@ -343,17 +336,6 @@ fn greatest_at_four(a: &[f32], b: &[f32], h: [f32; 4]) -> [f32; 4] {
         of_lanes(third),
         of_lanes(fourth),
     ]
-}
-
-/// The largest `a − h · b` of a list.
-#[inline(always)]
-fn greatest(a: &[f32], b: &[f32], h: f32) -> f32 {
-    let mut most = [f32::NEG_INFINITY; LANES];
-    let chunks = a.as_chunks::<LANES>().0.iter();
-    for (a, b) in chunks.zip(b.as_chunks::<LANES>().0) {
-        most = raised(most, *a, *b, h);
-    }
-    of_lanes(most)
 }
 
 /// The larger of `most` and `a − h · b`, lane by lane.
@@ -505,11 +487,7 @@ mod tests {
                 let scales = [1.0, 0.05, 0.3 + random.normal().abs(), 30.0];
                 let mut least = [0.0; 4];
                 for (scale, least) in scales.into_iter().zip(&mut least) {
-                    let mut most = [0.0; 8];
-                    for (v, most) in most[..x.len()].iter_mut().enumerate() {
-                        let (a, b) = products.lists(v);
-                        *most = greatest(a, b, 0.5 * scale);
-                    }
+                    let most = search.best_of(products, [scale; 4]).most;
                     let mut chosen = [0; 8];
                     search.choose(products, scale, &most, &mut chosen[..x.len()]);
                     for ((x, w), chosen) in x.iter().zip(&w).zip(chosen) {

@@ -38,7 +38,7 @@ impl Dot for INT8 {
 
 impl Levelled for INT8 {
     const GROUP: usize = Q8_0::GROUP;
-    const SWEEPS: usize = Q8_0::SWEEPS;
+    const SWEEPS: usize = 2;
 
     fn line(&self, group: usize) -> (f32, f32) {
         self.0.line(group)

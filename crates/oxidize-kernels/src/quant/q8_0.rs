@@ -62,7 +62,7 @@ impl Quantize for Q8_0 {
 
 impl Levelled for Q8_0 {
     const GROUP: usize = 32;
-    const SWEEPS: usize = 2;
+    const SWEEPS: usize = 1;
 
     fn line(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), 0.0)
