@@ -16,6 +16,9 @@ use super::scale_search::{best_scale, inverse_or_zero, largest, level};
 /// Entries that are compared side by side.
 const LANES: usize = 16;
 
+/// Entries that are looked through at once for a certain one.
+const MANY: usize = 4 * LANES;
+
 type Lanes = [f32; LANES];
 
 /// Sixteen floats in a cache line of their own: vectors that lie in two cost twice as much.
@@ -29,7 +32,7 @@ pub(super) struct Grid<const D: usize> {
 }
 
 impl<const D: usize> Grid<D> {
-    /// A table of entries whose number is a multiple of sixteen.
+    /// A table of entries whose number is a multiple of sixty-four.
     pub(super) fn new(entries: impl ExactSizeIterator<Item = [i8; D]>) -> Grid<D> {
         let mut chunks = vec![[Line([0.0; LANES]); D]; entries.len() / LANES];
         for (n, entry) in entries.enumerate() {
@@ -380,7 +383,24 @@ fn of_lanes(lanes: [f32; LANES]) -> f32 {
 /// The first place where `a − h · b` is `most`; the last of all if there is none.
 #[inline(always)]
 fn place(a: &[f32], b: &[f32], h: f32, most: f32) -> usize {
-    let mut first = a.len() as u32 - 1;
+    // First whether it is among so many, only then where.
+    let chunks = a.as_chunks::<MANY>().0.iter().zip(b.as_chunks::<MANY>().0);
+    for (n, (a, b)) in chunks.enumerate() {
+        let mut found = false;
+        for lane in 0..MANY {
+            found |= a[lane] - h * b[lane] == most;
+        }
+        if found {
+            return MANY * n + place_among(a, b, h, most);
+        }
+    }
+    a.len() - 1
+}
+
+/// The first place where `a − h · b` is `most`, which is one of them.
+#[inline(always)]
+fn place_among(a: &[f32; MANY], b: &[f32; MANY], h: f32, most: f32) -> usize {
+    let mut first = u32::MAX;
     for ((a, b), place) in a.iter().zip(b).zip(0..) {
         // All bits set: a mask does where other numbers would have to be blended in.
         let here = if a - h * b == most { place } else { u32::MAX };

@@ -87,7 +87,7 @@ impl Dot for IQ3_S {
 impl Quantize for IQ3_S {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        const TOPS: [f32; 8] = [9.0, 10.3, 11.5, 12.6, 13.7, 14.8, 16.0, 17.8];
+        const TOPS: [f32; 8] = [9.5, 10.9, 12.2, 13.4, 14.6, 15.8, 17.2, 19.0];
         static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_S_GRID));
         let w = weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, false);
