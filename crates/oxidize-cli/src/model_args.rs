@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::backend::KvType;
 use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::{ActivationRounding, KvType};
 use oxidize_core::engine::{Engine, EngineConfig, EngineHandle};
 use oxidize_core::file::{ModelFile, OpenOptions, SpellOut};
 use oxidize_core::lora::Adapter;
@@ -70,6 +70,25 @@ pub(crate) struct ModelArgs {
     pub(crate) no_memory_check: bool,
 }
 
+/// How exactly a model is measured.
+#[derive(Args, Clone)]
+pub(crate) struct MeasureArgs {
+    /// How activations are rounded before they meet quantised weights
+    #[arg(long, value_enum, default_value_t)]
+    activations: Rounding,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Default)]
+enum Rounding {
+    /// As whenever the model runs: 32 share a scale
+    #[default]
+    Fine,
+    /// As llama.cpp does: 256 share a scale where weights come in blocks of 256, as those of K and IQ types
+    Coarse,
+    /// Not at all, which takes longer
+    Float,
+}
+
 /// What is added to the model.
 #[derive(Args, Clone, Default)]
 pub(crate) struct AdapterArgs {
@@ -79,6 +98,20 @@ pub(crate) struct AdapterArgs {
     /// Add a LoRA adapter with this strength; may be given several times
     #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
     lora_scaled: Vec<(PathBuf, f32)>,
+}
+
+impl MeasureArgs {
+    /// How the arguments would have a model run.
+    pub(crate) fn settings(&self, model_args: &ModelArgs) -> Settings {
+        Settings {
+            activations: match self.activations {
+                Rounding::Fine => ActivationRounding::Fine,
+                Rounding::Coarse => ActivationRounding::Coarse,
+                Rounding::Float => ActivationRounding::Float,
+            },
+            ..model_args.evaluation()
+        }
+    }
 }
 
 /// What `-c` is to verbs that read a text in chunks.
@@ -204,12 +237,13 @@ impl ModelArgs {
         }
     }
 
-    /// How the arguments would have a model run for measuring.
+    /// How the arguments would have a model run outside of an engine.
     pub(crate) fn evaluation(&self) -> Settings {
         Settings {
             batch_size: self.batch_size,
             key_type: self.cache_type_k,
             value_type: self.cache_type_v,
+            activations: ActivationRounding::default(),
             threads: self.threads,
             check_memory: !self.no_memory_check,
         }

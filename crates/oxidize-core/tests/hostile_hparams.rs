@@ -61,14 +61,10 @@ fn run(model: &Model) -> std::result::Result<(), String> {
         n_blocks: 2,
         block_size: 2,
         max_tokens: 4,
-        max_outputs: 1,
-        state_slots: 1,
-        exact_tokens: 0,
-        max_context: 16,
         key_type: KvType::F32,
         value_type: KvType::F32,
         n_threads: Some(1),
-        observer: None,
+        ..SessionConfig::for_context(16)
     };
     let session = model.session(&Cpu::default(), &config);
     let mut session = session.map_err(|error| error.to_string())?;

@@ -13,7 +13,8 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oxidize_kernels::quant::TensorType::{self, *};
 use oxidize_kernels::{
-    Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut, WeightRows,
+    ActivationRounding, Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut,
+    WeightRows,
 };
 use random::Random;
 
@@ -37,7 +38,7 @@ fn matmul(criterion: &mut Criterion) {
                 let weight = WeightRows::new(ty, K, &data).unwrap();
                 let input = random.floats(m * K);
                 let mut quantized = QuantizedRows::new();
-                let acts = match kernels.precision([ty], m) {
+                let acts = match kernels.precision([ty], m, ActivationRounding::Fine) {
                     Some(precision) => {
                         quantized.resize(precision, m, K);
                         kernels.quantize_rows(&input, quantized.rows_mut());

@@ -11,7 +11,9 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use oxidize_kernels::quant::TensorType;
-use oxidize_kernels::{Activations, Epilogue, QuantizedRows, Scratch, TileMut, WeightRows, select};
+use oxidize_kernels::{
+    ActivationRounding, Activations, Epilogue, QuantizedRows, Scratch, TileMut, WeightRows, select,
+};
 use random::Random;
 
 const ROWS: usize = 64;
@@ -37,7 +39,7 @@ fn main() -> ExitCode {
     let mut out = vec![0.0; tokens * ROWS];
     let mut scratch = Scratch::new();
     for _ in 0..times {
-        let acts = match kernels.precision([ty], tokens) {
+        let acts = match kernels.precision([ty], tokens, ActivationRounding::Fine) {
             Some(precision) => {
                 quantized.resize(precision, tokens, K);
                 kernels.quantize_rows(&input, quantized.rows_mut());

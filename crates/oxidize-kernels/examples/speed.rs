@@ -13,7 +13,8 @@ use std::time::Instant;
 
 use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut, WeightRows,
+    ActivationRounding, Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut,
+    WeightRows,
 };
 use random::Random;
 
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
     let isas = Isa::ALL.into_iter().filter(named);
     for kernels in isas.filter_map(Kernels::for_isa) {
         let mut quantized = QuantizedRows::new();
-        let acts = match kernels.precision([ty], tokens) {
+        let acts = match kernels.precision([ty], tokens, ActivationRounding::Fine) {
             Some(precision) => {
                 quantized.resize(precision, tokens, K);
                 kernels.quantize_rows(&input, quantized.rows_mut());

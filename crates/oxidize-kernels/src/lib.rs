@@ -23,8 +23,8 @@ mod table;
 pub use ops::activation::Activation;
 pub use ops::attention::{Alibi, AttentionArgs, KvType, PagedKv, RelativeBias, merge_attention};
 pub use ops::matmul::{
-    Activations, Epilogue, Precision, QuantizedRows, QuantizedRowsMut, Scratch, SharedRows,
-    WeightRows,
+    ActivationRounding, Activations, Epilogue, Precision, QuantizedRows, QuantizedRowsMut, Scratch,
+    SharedRows, WeightRows,
 };
 pub use ops::rope::RopeLayout;
 pub use out::{SharedMatrix, TileMut};

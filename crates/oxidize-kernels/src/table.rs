@@ -11,8 +11,8 @@ use crate::ops::attention::row_bytes;
 use crate::ops::matmul::QuantizedRow;
 use crate::quant::{self, Correlation, QuantError, TensorType};
 use crate::{
-    Activation, Activations, AttentionArgs, Epilogue, KvType, Precision, QuantizedRowsMut,
-    RopeLayout, Scratch, TileMut, WeightRows, merge_attention,
+    Activation, ActivationRounding, Activations, AttentionArgs, Epilogue, KvType, Precision,
+    QuantizedRowsMut, RopeLayout, Scratch, TileMut, WeightRows, merge_attention,
 };
 
 /// An instruction set with kernels of its own.
@@ -198,6 +198,7 @@ impl Kernels {
         &self,
         types: impl IntoIterator<Item = TensorType>,
         tokens: usize,
+        rounding: ActivationRounding,
     ) -> Option<Precision> {
         // Up to so many tokens, 16-bit floats are multiplied as floats: rounding them takes longer. NEON
         // multiplies as many floats as words.
@@ -206,7 +207,7 @@ impl Kernels {
             Isa::WasmSimd128 => 8,
             Isa::Scalar | Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => usize::MAX,
         };
-        Precision::of(types, tokens > float_tokens)
+        Precision::of(types, tokens > float_tokens, rounding)
     }
 
     /// Turns weights into whole blocks of type `ty`, whatever the instruction set the same ones as

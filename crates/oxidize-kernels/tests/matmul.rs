@@ -106,8 +106,14 @@ fn every_type_agrees_with_the_reference() {
         for m in [1, 2, 3, 4, 5, 7, 13, 16, 17, 33] {
             for (rows, &k) in [1, 16, 37, 70].into_iter().zip(ks.iter().cycle()) {
                 let case = Case::new(&mut random, ty, rows, k, m);
-                for precision in [None, Some(Precision::Bytes), Some(Precision::Words)] {
-                    if precision == Some(Precision::Bytes) && k % 32 != 0 {
+                for precision in [
+                    None,
+                    Some(Precision::Bytes),
+                    Some(Precision::Coarse),
+                    Some(Precision::Words),
+                ] {
+                    let is_bytes = matches!(precision, Some(Precision::Bytes | Precision::Coarse));
+                    if is_bytes && k % 32 != 0 {
                         continue;
                     }
                     let want = case.run(scalar, ty, k, precision);
@@ -118,7 +124,7 @@ fn every_type_agrees_with_the_reference() {
                         let bound = match (ty, precision) {
                             // Types without an integer kernel use the floats, and so are more exact
                             // than the reference with its 8-bit activations.
-                            (TensorType::Q8_1 | TensorType::Q8_K, Some(Precision::Bytes)) => 1e-3,
+                            (TensorType::Q8_1 | TensorType::Q8_K, _) if is_bytes => 1e-3,
                             // The reference does not round.
                             (TensorType::F16 | TensorType::BF16, Some(Precision::Words)) => 1e-7,
                             _ => 1e-9,
@@ -179,6 +185,40 @@ fn rows_that_ask_for_it_are_multiplied_as_if_alone() {
                             "{ty} on {}: token {token} of {m}, {precision:?}",
                             kernels.isa()
                         );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every instruction set rounds to the same bytes, so that the largest of those that share a scale is ±127.
+#[test]
+fn rows_are_rounded_alike_however_many_share_a_scale() {
+    let mut random = Random::new(8);
+    for k in [32, 96, 256, 320, 768] {
+        let input = random.floats(3 * k);
+        for (precision, sharing) in [
+            (Precision::Bytes, 32),
+            (Precision::Coarse, 256),
+            (Precision::Tokens, k),
+        ] {
+            for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
+                let mut rows = QuantizedRows::new();
+                rows.resize(precision, 3, k);
+                kernels.quantize_rows(&input, rows.rows_mut());
+                for (row, input) in input.chunks(k).enumerate() {
+                    let groups = rows.quants(row).chunks(32).zip(rows.scales(row));
+                    for (group, (quants, &scale)) in groups.enumerate() {
+                        let first = group * 32 / sharing * sharing;
+                        let sharers = &input[first..k.min(first + sharing)];
+                        let max = sharers.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+                        assert_eq!(scale, max / 127.0, "{precision:?}, {k}, {}", kernels.isa());
+                        for (q, x) in quants.iter().zip(&input[group * 32..]) {
+                            assert_eq!(f32::from(*q), (x * (1.0 / scale)).round_ties_even());
+                        }
+                        let sum = scale * quants.iter().map(|&q| f32::from(q)).sum::<f32>();
+                        assert!((rows.sums(row)[group] - sum).abs() < 1e-4);
                     }
                 }
             }

@@ -3,7 +3,8 @@
 
 use oxidize_core::Error;
 use oxidize_core::backend::{
-    Backend, BackendError, Batch, KvType, Observer, SeqSlice, Session, SessionConfig,
+    ActivationRounding, Backend, BackendError, Batch, KvType, Observer, SeqSlice, Session,
+    SessionConfig,
 };
 use oxidize_core::graph::Gives;
 use oxidize_core::kv::BlockId;
@@ -22,6 +23,8 @@ pub struct Settings {
     pub key_type: KvType,
     /// How the cache keeps values.
     pub value_type: KvType,
+    /// How the inputs of matrices are rounded.
+    pub activations: ActivationRounding,
     /// Threads; all cores where nothing is said.
     pub threads: Option<usize>,
     /// Whether a model that seems not to fit in memory is refused.
@@ -34,6 +37,7 @@ impl Default for Settings {
             batch_size: 512,
             key_type: KvType::F16,
             value_type: KvType::F16,
+            activations: ActivationRounding::default(),
             threads: None,
             check_memory: true,
         }
@@ -176,6 +180,7 @@ impl Evaluator {
             },
             key_type: settings.key_type,
             value_type: settings.value_type,
+            activations: settings.activations,
             n_threads: settings.threads,
             observer: wanted.observer,
             ..one

@@ -9,7 +9,7 @@ use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::say;
 use oxidize_quantize::wording::count;
 
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::{MeasureArgs, ModelArgs, find_model};
 
 /// Score a model on multiple-choice questions (HellaSwag, Winogrande, ARC, MMLU)
 #[derive(Args)]
@@ -27,6 +27,8 @@ pub(crate) struct Choice {
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    measure_args: MeasureArgs,
     #[command(flatten)]
     model_args: ModelArgs,
 }
@@ -48,7 +50,7 @@ impl Choice {
         let meter = Meter::new();
         let options = Options {
             n_ctx: self.model_args.ctx_size,
-            settings: self.model_args.evaluation(),
+            settings: self.measure_args.settings(&self.model_args),
         };
         let result = score(&model, &questions, &options, |done, total, share| {
             let state = format!("{:.2}% right", 100.0 * share);

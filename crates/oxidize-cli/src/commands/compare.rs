@@ -10,7 +10,7 @@ use oxidize_quantize::evaluate::check_asked;
 use oxidize_quantize::say;
 use oxidize_quantize::text::Text;
 
-use crate::model_args::{ModelArgs, find_model, size_of_chunks};
+use crate::model_args::{MeasureArgs, ModelArgs, find_model, size_of_chunks};
 
 /// Compare two models over a text: KL divergence, agreement, perplexity
 #[derive(Args)]
@@ -32,6 +32,8 @@ pub(crate) struct Compare {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    measure_args: MeasureArgs,
+    #[command(flatten)]
     model_args: ModelArgs,
 }
 
@@ -47,7 +49,7 @@ impl Compare {
         let options = Options {
             n_ctx: self.model_args.ctx_size,
             chunks: self.chunks,
-            settings: self.model_args.evaluation(),
+            settings: self.measure_args.settings(&self.model_args),
         };
         let meter = Meter::new();
         let result = compare(&first, &second, &text, &options, |done, total, kl| {

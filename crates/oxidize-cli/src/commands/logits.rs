@@ -14,7 +14,7 @@ use oxidize_quantize::evaluate::{Evaluator, Results};
 use oxidize_quantize::output::check_not_input;
 use oxidize_quantize::remark;
 
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::{MeasureArgs, ModelArgs, find_model};
 use crate::{npy, style};
 
 /// Write the logits at every position of an input
@@ -41,6 +41,8 @@ pub(crate) struct Logits {
     /// Computes with the plain reference backend
     #[arg(long)]
     reference: bool,
+    #[command(flatten)]
+    measure_args: MeasureArgs,
     #[command(flatten)]
     model_args: ModelArgs,
 }
@@ -71,7 +73,7 @@ impl Logits {
             let dim = style::for_stderr().dim;
             remark!("{dim}{n_ctx} tokens; the model was trained on up to {trained}{dim:#}");
         }
-        let settings = self.model_args.evaluation();
+        let settings = self.measure_args.settings(&self.model_args);
         let backend = backend.as_ref();
         let mut evaluator = Evaluator::for_results(&model, backend, &settings, n_ctx, results)?;
         let input = if has_encoder {

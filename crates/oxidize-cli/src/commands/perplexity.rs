@@ -13,7 +13,7 @@ use oxidize_quantize::say;
 use oxidize_quantize::text::Text;
 use oxidize_quantize::wording::count;
 
-use crate::model_args::{ModelArgs, find_model, size_of_chunks};
+use crate::model_args::{MeasureArgs, ModelArgs, find_model, size_of_chunks};
 
 /// Measure how well a model predicts a text
 #[derive(Args)]
@@ -32,6 +32,8 @@ pub(crate) struct Perplexity {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    measure_args: MeasureArgs,
+    #[command(flatten)]
     model_args: ModelArgs,
 }
 
@@ -44,7 +46,7 @@ impl Perplexity {
         let n_ctx = chunk_size(&model, self.model_args.ctx_size);
         let chunks = Chunks::new(&model, &text, n_ctx, self.chunks)?;
         let n_chunks = chunks.n_chunks;
-        let settings = self.model_args.evaluation();
+        let settings = self.measure_args.settings(&self.model_args);
         let mut evaluator = Evaluator::new(&model, &Cpu::default(), &settings, n_ctx)?;
         let mut score = Score::default();
         let meter = Meter::new();

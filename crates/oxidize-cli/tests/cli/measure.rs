@@ -121,6 +121,27 @@ fn logits_are_pytorchs() {
     assert!(error.contains("no encoder"), "{error}");
 }
 
+/// Unrounded, quantised weights give what the reference computes of them; rounded, something near it.
+#[test]
+fn activations_are_rounded_as_asked() {
+    let path = fixture("model.gguf");
+    let (tokens, _) = reference(&path, "logits", 0);
+    let run = |extra: &[&str]| {
+        let quantized = ["--quantize", "Q8_0", "-ctk", "f32", "-ctv", "f32"];
+        logits(&path, &tokens, tokens.len(), &[&quantized, extra].concat())
+    };
+    let exact = run(&["--reference"]);
+    assert_near(&run(&["--activations", "float"]), &exact, "float");
+    let fine = run(&[]);
+    let far = fine.iter().zip(&exact).map(|(a, b)| (a - b).abs());
+    let far = far.fold(0.0, f32::max);
+    assert!((1e-3..0.1).contains(&far), "{far}");
+    // Blocks of 32 are not rounded any coarser.
+    assert_eq!(run(&["--activations", "coarse"]), fine);
+    let error = oxidize(&["logits", "--tokens", "1", "-o", "x", "--activations", "q8"]).error();
+    assert!(error.contains("fine, coarse, float"), "{error}");
+}
+
 #[test]
 fn encoders_give_hidden_states_and_classifiers_scores() {
     let folder = fixture("").join("../encoders");

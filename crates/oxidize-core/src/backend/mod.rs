@@ -12,8 +12,8 @@ use crate::graph::{Op, Plan, Rows};
 use crate::kv::BlockId;
 use crate::model::Weights;
 pub use observe::{Observation, Observer};
-pub use oxidize_kernels::KvType;
 use oxidize_kernels::quant::TensorType;
+pub use oxidize_kernels::{ActivationRounding, KvType};
 
 /// A kind of machine that can run plans.
 pub trait Backend: Send + Sync {
@@ -135,6 +135,8 @@ pub struct SessionConfig {
     pub key_type: KvType,
     /// How values are kept.
     pub value_type: KvType,
+    /// How the inputs of products are rounded, where the backend rounds them.
+    pub activations: ActivationRounding,
     /// Threads, where the backend has threads; all cores where `None`.
     pub n_threads: Option<usize>,
     /// Who sees the inputs of matrices, where the backend shows them.
@@ -155,6 +157,7 @@ impl SessionConfig {
             exact_tokens: 0,
             key_type: KvType::F16,
             value_type: KvType::F16,
+            activations: ActivationRounding::default(),
             n_threads: None,
             observer: None,
         }

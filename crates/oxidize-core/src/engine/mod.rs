@@ -18,7 +18,7 @@ pub use handle::{EngineHandle, EngineMonitor};
 pub use request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
 pub use stream::TokenStream;
 
-use crate::backend::{Backend, KvType, SessionConfig};
+use crate::backend::{ActivationRounding, Backend, KvType, SessionConfig};
 use crate::error::Result;
 use crate::graph::Gives;
 use crate::model::{MemoryPlan, Model};
@@ -128,6 +128,7 @@ impl EngineConfig {
             max_context: self.context(model),
             key_type: self.key_type,
             value_type: self.value_type,
+            activations: ActivationRounding::default(),
             n_threads: self.n_threads,
             observer: None,
         }

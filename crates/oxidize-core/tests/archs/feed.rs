@@ -13,12 +13,10 @@ pub(crate) fn config(max_context: usize) -> SessionConfig {
         max_tokens: 128,
         max_outputs: 128,
         state_slots: 3,
-        exact_tokens: 0,
-        max_context,
         key_type: KvType::F32,
         value_type: KvType::F32,
         n_threads: Some(2),
-        observer: None,
+        ..SessionConfig::for_context(max_context)
     }
 }
 

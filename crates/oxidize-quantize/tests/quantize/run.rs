@@ -39,13 +39,11 @@ pub(crate) fn run(path: &Path, tokens: &[u32]) -> Option<(Vec<f32>, Entries)> {
         block_size: 8,
         max_tokens: 128,
         max_outputs: 128,
-        state_slots: 1,
-        exact_tokens: 0,
-        max_context: tokens.len(),
         key_type: KvType::F32,
         value_type: KvType::F32,
         n_threads: Some(1),
         observer: Some(collector.observer()),
+        ..SessionConfig::for_context(tokens.len())
     };
     let backend = Cpu::default();
     let mut session = match model.plan().gives {

@@ -9,8 +9,8 @@ use crate::graph::{ValueId, WeightId};
 use crate::model::{Weight, Weights};
 use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    Activation, Activations, Epilogue, Kernels, Precision, QuantizedRows, Scratch, TileMut,
-    WeightRows,
+    Activation, ActivationRounding, Activations, Epilogue, Kernels, Precision, QuantizedRows,
+    Scratch, TileMut, WeightRows,
 };
 
 /// Bytes of weights in a piece of a projection: a few microseconds of memory traffic.
@@ -23,6 +23,7 @@ impl CpuSession {
         Rounding {
             each_alone: self.each_alone,
             exact: self.exact,
+            activations: self.config.activations,
         }
     }
 
@@ -207,6 +208,7 @@ impl CpuSession {
 pub(super) struct Rounding {
     each_alone: bool,
     exact: bool,
+    activations: ActivationRounding,
 }
 
 impl Rounding {
@@ -219,7 +221,7 @@ impl Rounding {
     ) -> Option<Precision> {
         // A few tokens always meet floats as they are.
         let few = self.each_alone || self.exact;
-        kernels.precision(types, if few { 1 } else { n_tokens })
+        kernels.precision(types, if few { 1 } else { n_tokens }, self.activations)
     }
 }
 

@@ -14,17 +14,18 @@ pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
 }
 
 fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
-    let common = out.one_scale.then(|| magnitude(x));
-    let (quants, _) = out.quants.as_chunks_mut::<GROUP>();
+    let mut common = None;
     let mut total = 0;
-    for (g, (x, quants)) in x.as_chunks::<GROUP>().0.iter().zip(quants).enumerate() {
-        let scale = common.unwrap_or_else(|| magnitude(x)) / 127.0;
+    for (g, group) in x.as_chunks::<GROUP>().0.iter().enumerate() {
+        common = out.shared_from(g, x).map(magnitude).or(common);
+        let scale = common.unwrap_or_else(|| magnitude(group)) / 127.0;
         // A scale too small to be inverted stands for a group of zeros.
         let inverse = match scale > f32::MIN_POSITIVE {
             true => F32x4::splat(1.0 / scale),
             false => F32x4::splat(0.0),
         };
-        let (halves, _) = x.as_chunks::<16>();
+        let (halves, _) = group.as_chunks::<16>();
+        let quants = &mut out.quants.as_chunks_mut::<GROUP>().0[g];
         let quants: &mut [[u8; 16]; 2] = bytemuck::cast_mut(quants);
         let mut sum = 0;
         for (half, (x, quants)) in halves.iter().zip(quants).enumerate() {

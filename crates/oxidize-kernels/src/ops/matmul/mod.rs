@@ -1,17 +1,17 @@
 //! Matrix product of weights in any format with a batch of activations: its arguments and its
 //! reference.
 //!
-//! Quantised weights meet activations quantised to 8 bits ([`QuantizedRows`]), 32 to a scale, so
-//! that the multiplication is one of integers. Weights of 16-bit floats meet a few activations as
+//! Quantised weights meet activations quantised to 8 bits ([`QuantizedRows`]), 32 to a scale unless
+//! [`ActivationRounding`] says otherwise, so that the multiplication is one of integers. Weights of 16-bit floats meet a few activations as
 //! they are, and many rounded to words; others always as they are.
 //! One call computes some rows of the weight for every token; threads share out the rows.
 
 mod rows;
 
+pub use rows::{ActivationRounding, Precision, QuantizedRows, QuantizedRowsMut, SharedRows};
 pub(crate) use rows::{
     ByteRow, GROUP, MOVED, QuantizedRow, RawRows, WORD_GROUP, WORD_MAX, WordRow, quantize_row,
 };
-pub use rows::{Precision, QuantizedRows, QuantizedRowsMut, SharedRows};
 
 use crate::out::TileMut;
 use crate::quant::{self, TensorType};

@@ -9,6 +9,9 @@ use crate::quant::TensorType;
 /// Elements that share a scale.
 pub(crate) const GROUP: usize = 32;
 
+/// Elements that share a scale where activations are rounded coarsely: those of a block of most formats.
+const COARSE_GROUP: usize = 256;
+
 /// Elements of 16 bits that share a scale.
 pub(crate) const WORD_GROUP: usize = 64;
 
@@ -22,9 +25,11 @@ pub(crate) const MOVED: i32 = -128;
 /// How activations are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
-    /// To 8 bits, for quantised weights.
+    /// To 8 bits, 32 to a scale, for quantised weights.
     #[default]
     Bytes,
+    /// To 8 bits, 256 to a scale: what other engines have for weights in blocks of as many.
+    Coarse,
     /// To 8 bits, with one scale for a token, for weights that have one scale a row.
     Tokens,
     /// To 13 bits and a sign, for weights of 16-bit floats, which are rounded in the same way. The
@@ -36,7 +41,7 @@ pub enum Precision {
 impl Precision {
     /// Whether these are bytes, whatever their scales.
     pub(crate) fn is_bytes(self) -> bool {
-        matches!(self, Precision::Bytes | Precision::Tokens)
+        self != Precision::Words
     }
 
     /// What products of weights of these types want, if not floats; `words` says whether those of 16-bit
@@ -44,9 +49,14 @@ impl Precision {
     pub(crate) fn of(
         types: impl IntoIterator<Item = TensorType>,
         words: bool,
+        rounding: ActivationRounding,
     ) -> Option<Precision> {
         let of_one = |ty: TensorType| match ty {
+            _ if rounding == ActivationRounding::Float => None,
             TensorType::INT8 => Some(Precision::Tokens),
+            _ if rounding == ActivationRounding::Coarse && ty.block_len() == COARSE_GROUP => {
+                Some(Precision::Coarse)
+            }
             _ if ty.is_quantized() => Some(Precision::Bytes),
             TensorType::F16 | TensorType::BF16 if words => Some(Precision::Words),
             _ => None,
@@ -55,11 +65,23 @@ impl Precision {
     }
 }
 
+/// How far activations may be rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationRounding {
+    /// As is fast and close: 32 share a scale where weights are quantised.
+    #[default]
+    Fine,
+    /// Where all weights that they meet come in blocks of 256, as many share a scale: what llama.cpp does.
+    Coarse,
+    /// Not at all.
+    Float,
+}
+
 /// Rows of activations quantised to integers: `x ≈ scale · q`, one scale for 32 bytes or 64 words.
 ///
 /// Beside bytes lie, for formats whose weights have an offset, the sums of each group already
 /// multiplied by its scale; for kernels that multiply weights as `w + 128`, what takes the 128 back; and
-/// the sum of a row. Where a token has one scale, each group has it.
+/// the sum of a row. Where more elements share a scale, each group of 32 has it.
 /// Quantise with [`crate::Kernels::quantize_rows`].
 #[derive(Default)]
 pub struct QuantizedRows {
@@ -92,7 +114,7 @@ impl QuantizedRows {
         let (quants, groups) = (rows * self.quant_stride(), rows * self.group_stride());
         super::grown(&mut self.scales, groups);
         match precision {
-            Precision::Bytes | Precision::Tokens => {
+            Precision::Bytes | Precision::Coarse | Precision::Tokens => {
                 super::grown(&mut self.totals, rows);
                 super::grown(&mut self.quants, quants);
                 super::grown(&mut self.sums, groups);
@@ -171,7 +193,7 @@ impl QuantizedRows {
         assert!(row < self.rows);
         let scales = &self.scales[row * self.group_stride()..][..self.group_stride()];
         match self.precision {
-            Precision::Bytes | Precision::Tokens => &scales[..self.k / GROUP],
+            Precision::Bytes | Precision::Coarse | Precision::Tokens => &scales[..self.k / GROUP],
             Precision::Words => scales,
         }
     }
@@ -224,7 +246,9 @@ impl QuantizedRows {
     /// Scales from one row to the next: whole vectors of eight, ending in zeros.
     pub(crate) fn group_stride(&self) -> usize {
         match self.precision {
-            Precision::Bytes | Precision::Tokens => (self.k / GROUP).next_multiple_of(8),
+            Precision::Bytes | Precision::Coarse | Precision::Tokens => {
+                (self.k / GROUP).next_multiple_of(8)
+            }
             Precision::Words => self.k.div_ceil(WORD_GROUP),
         }
     }
@@ -289,11 +313,19 @@ pub(crate) struct ByteRow<'a> {
     pub(crate) half_sums: &'a mut [f32],
     pub(crate) moved: &'a mut [i32],
     pub(crate) total: &'a mut i32,
-    /// Whether all groups get the scale of the largest element.
-    pub(crate) one_scale: bool,
+    /// So many elements, whole groups, get the scale of the largest of them.
+    pub(crate) sharing: usize,
 }
 
 impl ByteRow<'_> {
+    /// Those of a row that share their scale from this group on, if they are more than the group.
+    #[inline(always)]
+    pub(crate) fn shared_from<'x>(&self, group: usize, x: &'x [f32]) -> Option<&'x [f32]> {
+        let first = group * GROUP;
+        let wide = self.sharing > GROUP && first.is_multiple_of(self.sharing);
+        wide.then(|| &x[first..x.len().min(first + self.sharing)])
+    }
+
     /// Writes the zeros after the last group.
     pub(crate) fn clear_padding(&mut self, groups: usize) {
         self.scales[groups..].fill(0.0);
@@ -337,15 +369,21 @@ impl QuantizedRowsMut<'_> {
             use std::slice::from_raw_parts_mut as slice;
             let scales = slice(scales.add(row * group_stride), group_stride);
             match precision {
-                Precision::Bytes | Precision::Tokens => QuantizedRow::Bytes(ByteRow {
-                    quants: slice(quants.add(row * quant_stride), k),
-                    scales,
-                    sums: slice(sums.add(row * group_stride), group_stride),
-                    half_sums: slice(half_sums.add(2 * row * group_stride), 2 * group_stride),
-                    moved: slice(moved.add(2 * row * group_stride), 2 * group_stride),
-                    total: &mut *totals.add(row),
-                    one_scale: precision == Precision::Tokens,
-                }),
+                Precision::Bytes | Precision::Coarse | Precision::Tokens => {
+                    QuantizedRow::Bytes(ByteRow {
+                        quants: slice(quants.add(row * quant_stride), k),
+                        scales,
+                        sums: slice(sums.add(row * group_stride), group_stride),
+                        half_sums: slice(half_sums.add(2 * row * group_stride), 2 * group_stride),
+                        moved: slice(moved.add(2 * row * group_stride), 2 * group_stride),
+                        total: &mut *totals.add(row),
+                        sharing: match precision {
+                            Precision::Tokens => k,
+                            Precision::Coarse => COARSE_GROUP,
+                            _ => GROUP,
+                        },
+                    })
+                }
                 Precision::Words => QuantizedRow::Words(WordRow {
                     words: slice(words.add(row * quant_stride), group_stride * WORD_GROUP),
                     scales,
@@ -420,13 +458,14 @@ fn quantize_words(x: &[f32], out: WordRow<'_>) {
     }
 }
 
-/// Each 32 elements, or all of them, so that the largest becomes ±127.
+/// Those that share a scale so that the largest becomes ±127.
 fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     let largest = |x: &[f32]| x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-    let common = out.one_scale.then(|| largest(x));
+    let mut common = None;
     *out.total = 0;
-    for (g, x) in x.chunks_exact(GROUP).enumerate() {
-        let max = common.unwrap_or_else(|| largest(x));
+    for (g, group) in x.chunks_exact(GROUP).enumerate() {
+        common = out.shared_from(g, x).map(largest).or(common);
+        let max = common.unwrap_or_else(|| largest(group));
         let scale = max / 127.0;
         // A scale too small to be inverted stands for a group of zeros.
         let inverse = if scale > f32::MIN_POSITIVE {
@@ -436,7 +475,7 @@ fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
         };
         out.scales[g] = scale;
         let quants = &mut out.quants[g * GROUP..][..GROUP];
-        for (&x, q) in x.iter().zip(quants.iter_mut()) {
+        for (&x, q) in group.iter().zip(quants.iter_mut()) {
             *q = (x * inverse).round_ties_even() as i8;
         }
         let mut sum = 0;
@@ -470,6 +509,25 @@ mod tests {
         let sum: f32 = back[32..].iter().sum();
         assert!((rows.sums(0)[1] - sum).abs() < 1e-3);
         assert!((rows.half_sums(0)[2] + rows.half_sums(0)[3] - sum).abs() < 1e-3);
+    }
+
+    /// Inputs that several matrices share are rounded as the one that wants it most exact would have it.
+    #[test]
+    fn only_blocks_of_256_take_coarse_activations() {
+        use TensorType::{F16, INT8, IQ2_XXS, IQ4_NL, Q4_K, Q6_K, Q8_0};
+        let coarse = |types: &[TensorType]| {
+            Precision::of(types.iter().copied(), true, ActivationRounding::Coarse)
+        };
+        assert_eq!(coarse(&[Q4_K, Q6_K, IQ2_XXS]), Some(Precision::Coarse));
+        assert_eq!(coarse(&[Q4_K, Q8_0]), Some(Precision::Bytes));
+        assert_eq!(coarse(&[IQ4_NL]), Some(Precision::Bytes));
+        assert_eq!(coarse(&[INT8]), Some(Precision::Tokens));
+        assert_eq!(coarse(&[F16]), Some(Precision::Words));
+        for ty in [Q4_K, Q8_0, INT8, F16] {
+            let of = |rounding| Precision::of([ty], true, rounding);
+            assert_eq!(of(ActivationRounding::Float), None);
+            assert_ne!(of(ActivationRounding::Fine), Some(Precision::Coarse));
+        }
     }
 
     #[test]

@@ -42,17 +42,12 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
     // Packing interleaves 128-bit halves; this puts the words of four back in order.
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    let common = out.one_scale.then(|| {
-        let (vectors, _) = x.as_chunks::<8>();
-        let largest = |max: __m256, x: &[f32; 8]| {
-            // SAFETY: eight floats.
-            let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
-            _mm256_max_ps(max, _mm256_and_ps(x, magnitude))
-        };
-        largest_lane(vectors.iter().fold(_mm256_setzero_ps(), largest))
-    });
+    let mut common = None;
     let mut total = 0;
     for g in 0..groups {
+        if let Some(shared) = out.shared_from(g, x) {
+            common = Some(largest(shared));
+        }
         // SAFETY: the group's 32 elements are in `x`, and its places in `out`.
         unsafe {
             let x: [__m256; 4] =
@@ -94,6 +89,20 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     }
     *out.total = total;
     out.clear_padding(groups);
+}
+
+/// The largest magnitude of whole vectors.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn largest(x: &[f32]) -> f32 {
+    let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
+    let (vectors, _) = x.as_chunks::<8>();
+    let larger = |max: __m256, x: &[f32; 8]| {
+        // SAFETY: eight floats.
+        let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+        _mm256_max_ps(max, _mm256_and_ps(x, magnitude))
+    };
+    largest_lane(vectors.iter().fold(_mm256_setzero_ps(), larger))
 }
 
 /// The largest of eight.
