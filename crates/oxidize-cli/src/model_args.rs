@@ -89,17 +89,6 @@ enum Rounding {
     Float,
 }
 
-/// What is added to the model.
-#[derive(Args, Clone, Default)]
-pub(crate) struct AdapterArgs {
-    /// Add a LoRA adapter: a GGUF adapter or a PEFT directory; may be given several times
-    #[arg(long, value_name = "PATH", env = "OXIDIZE_LORA", value_delimiter = ',')]
-    lora: Vec<PathBuf>,
-    /// Add a LoRA adapter with this strength; may be given several times
-    #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
-    lora_scaled: Vec<(PathBuf, f32)>,
-}
-
 impl MeasureArgs {
     /// How the arguments would have a model run.
     pub(crate) fn settings(&self, model_args: &ModelArgs) -> Settings {
@@ -112,6 +101,17 @@ impl MeasureArgs {
             ..model_args.evaluation()
         }
     }
+}
+
+/// What is added to the model.
+#[derive(Args, Clone, Default)]
+pub(crate) struct AdapterArgs {
+    /// Add a LoRA adapter: a GGUF adapter or a PEFT directory; may be given several times
+    #[arg(long, value_name = "PATH", env = "OXIDIZE_LORA", value_delimiter = ',')]
+    lora: Vec<PathBuf>,
+    /// Add a LoRA adapter with this strength; may be given several times
+    #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', value_parser = scaled_adapter)]
+    lora_scaled: Vec<(PathBuf, f32)>,
 }
 
 /// What `-c` is to verbs that read a text in chunks.

@@ -2,8 +2,8 @@
 //! reference.
 //!
 //! Quantised weights meet activations quantised to 8 bits ([`QuantizedRows`]), 32 to a scale unless
-//! [`ActivationRounding`] says otherwise, so that the multiplication is one of integers. Weights of 16-bit floats meet a few activations as
-//! they are, and many rounded to words; others always as they are.
+//! [`ActivationRounding`] says otherwise, so that the multiplication is one of integers. Weights of
+//! 16-bit floats meet a few activations as they are, and many rounded to words; others always as they are.
 //! One call computes some rows of the weight for every token; threads share out the rows.
 
 mod rows;
