@@ -115,7 +115,7 @@ pub(super) fn above_minimum<B>(
         let blocks = Blocks::weighted(src, importance, n * SIDE);
         let lines = blocks.best_lines(f32::from(last));
         for ((block, src), line) in out.iter_mut().zip(src.chunks_exact(32)).zip(lines) {
-            let (d, m) = (F16Le::from_f32(line.scale), F16Le::from_f32(-line.min));
+            let (d, m) = (F16Le::from_f32(line.scale), F16Le::from_f32(line.min));
             let (inverse, min) = (inverse_or_zero(d.to_f32()), m.to_f32());
             for (q, x) in q.iter_mut().zip(src) {
                 *q = level(x - min, inverse, 0, i32::from(last)) as u8;

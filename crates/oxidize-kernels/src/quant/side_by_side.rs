@@ -13,7 +13,7 @@ pub(super) type Blocks = Columns<SIDE, 32>;
 
 type Side = Lane<SIDE>;
 
-/// A block's scale and minimum, neither negative: `scale · q − min` with `q` in `0..=last`.
+/// A block's scale, which is not negative, and its minimum: `scale · q + min` with `q` in `0..=last`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Line {
     pub(super) scale: f32,
@@ -111,32 +111,35 @@ impl Blocks {
         scales
     }
 
-    /// The lines for which `scale · q − min` comes closest to `x`, of those that split the range into a little more
+    /// The lines for which `scale · q + min` comes closest to `x`, of those that split the range into a little more
     /// or less than `last` parts, and fitted again to the levels these led to.
+    ///
+    /// One input may be a million times as important as those beside it, and singles have seven digits. So
+    /// elements and levels are counted from the middle, where such a one has nothing to add to the sums.
     #[inline(always)]
     pub(super) fn best_lines(&self, last: f32) -> [Line; SIDE] {
         let zero = [0.0; SIDE];
-        let mut low = zero;
+        let (mut low, mut high) = (self.x[0], self.x[0]);
         for x in &self.x {
             for g in 0..SIDE {
                 low[g] = if x[g] < low[g] { x[g] } else { low[g] };
-            }
-        }
-        let mut high = low;
-        for x in &self.x {
-            for g in 0..SIDE {
                 high[g] = if x[g] > high[g] { x[g] } else { high[g] };
             }
         }
-        let [sum_w, sum_x] = self.sums();
-        let (mut scale, mut min, mut most) = (zero, zero, [f32::NEG_INFINITY; SIDE]);
+        let [sum_w, sum_x] = total(FromMiddle(self, &zero));
+        let mut middle = zero;
         for g in 0..SIDE {
-            (scale[g], min[g]) = ((high[g] - low[g]) / last, -low[g]);
+            middle[g] = sum_x[g] / sum_w[g];
+        }
+        let [_, sum_x] = total(FromMiddle(self, &middle));
+        let (mut scale, mut min, mut most) = (zero, low, [f32::NEG_INFINITY; SIDE]);
+        for g in 0..SIDE {
+            scale[g] = (high[g] - low[g]) / last;
         }
         for k in -STEPS..STEPS + 4 {
             // At last, three times, the line that fits the best levels so far.
             let refine = k > STEPS;
-            let (mut from, mut inverse) = (zero, zero);
+            let (mut from, mut inverse, mut center) = (zero, zero, zero);
             for g in 0..SIDE {
                 let range = (last + 0.1 * k as f32) / (high[g] - low[g]);
                 inverse[g] = if refine {
@@ -144,50 +147,38 @@ impl Blocks {
                 } else {
                     range
                 };
-                from[g] = if refine { min[g] } else { -low[g] };
+                from[g] = if refine { min[g] } else { low[g] };
+                center[g] = whole((middle[g] - from[g]) * inverse[g], 0.0, last);
             }
-            let [q, qq, xq] = self.line_sums(&from, &inverse, last);
+            let [q, qq, xq] = total(AtLine {
+                blocks: self,
+                from: &from,
+                inverse: &inverse,
+                middle: &middle,
+                center: &center,
+                last,
+            });
             for g in 0..SIDE {
                 let (w, x, q, qq, xq) = (sum_w[g], sum_x[g], q[g], qq[g], xq[g]);
                 let determinant = w * qq - q * q;
                 let slope = (w * xq - q * x) / determinant;
-                let below = (q * xq - qq * x) / determinant;
-                // Through the origin, where the minimum would be negative.
-                let line = below >= 0.0 && determinant > 0.0;
-                let slope = if line { slope } else { xq / qq };
-                let below = if line { below } else { 0.0 };
-                let gain = slope * (2.0 * xq - slope * qq + 2.0 * below * q)
-                    - below * (2.0 * x + below * w);
-                let better = gain > most[g] && slope >= 0.0;
+                let above = (qq * x - q * xq) / determinant;
+                let gain = slope * (2.0 * xq - slope * qq - 2.0 * above * q)
+                    + above * (2.0 * x - above * w);
+                let better = gain > most[g] && slope >= 0.0 && determinant > 0.0;
                 most[g] = if better { gain } else { most[g] };
                 scale[g] = if better { slope } else { scale[g] };
-                min[g] = if better { below } else { min[g] };
+                let start = middle[g] + (above - slope * center[g]);
+                min[g] = if better { start } else { min[g] };
             }
         }
         let mut lines = [Line::default(); SIDE];
         for g in 0..SIDE {
             let flat = high[g] == low[g];
             lines[g].scale = if flat { 0.0 } else { scale[g] };
-            lines[g].min = if flat { -low[g] } else { min[g] };
+            lines[g].min = if flat { low[g] } else { min[g] };
         }
         lines
-    }
-
-    /// Σw and Σwx of each block.
-    #[inline(always)]
-    fn sums(&self) -> [Side; 2] {
-        total(Plain(self))
-    }
-
-    /// Σwq, Σwq² and Σwxq of each block, at the levels nearest to `(x + min) · inverse`.
-    #[inline(always)]
-    fn line_sums(&self, min: &Side, inverse: &Side, last: f32) -> [Side; 3] {
-        total(AtLine {
-            blocks: self,
-            min,
-            inverse,
-            last,
-        })
     }
 
     /// Σwxq and Σwq² of each block, at the levels nearest to `x · inverse`.
@@ -208,16 +199,17 @@ trait Terms<const K: usize>: Copy {
     fn of(self, i: usize) -> [Side; K];
 }
 
+/// Σw and Σwx of each block, with `x` counted from somewhere.
 #[derive(Clone, Copy)]
-struct Plain<'a>(&'a Blocks);
+struct FromMiddle<'a>(&'a Blocks, &'a Side);
 
-impl Terms<2> for Plain<'_> {
+impl Terms<2> for FromMiddle<'_> {
     #[inline(always)]
     fn of(self, i: usize) -> [Side; 2] {
         let (x, w) = (&self.0.x[i], &self.0.w[i]);
         let mut wx = [0.0; SIDE];
         for g in 0..SIDE {
-            wx[g] = w[g] * x[g];
+            wx[g] = w[g] * (x[g] - self.1[g]);
         }
         [*w, wx]
     }
@@ -245,11 +237,15 @@ impl<F: Fn(f32) -> f32 + Copy> Terms<2> for AtScale<'_, F> {
     }
 }
 
+/// Σwq, Σwq² and Σwxq of each block, at the levels nearest to `(x − from) · inverse`, with `x` counted from the
+/// middle and `q` from its level.
 #[derive(Clone, Copy)]
 struct AtLine<'a> {
     blocks: &'a Blocks,
-    min: &'a Side,
+    from: &'a Side,
     inverse: &'a Side,
+    middle: &'a Side,
+    center: &'a Side,
     last: f32,
 }
 
@@ -259,11 +255,12 @@ impl Terms<3> for AtLine<'_> {
         let (x, w) = (&self.blocks.x[i], &self.blocks.w[i]);
         let (mut q1, mut qq, mut xq) = ([0.0; SIDE], [0.0; SIDE], [0.0; SIDE]);
         for g in 0..SIDE {
-            let q = whole((x[g] + self.min[g]) * self.inverse[g], 0.0, self.last);
+            let q = whole((x[g] - self.from[g]) * self.inverse[g], 0.0, self.last);
+            let q = q - self.center[g];
             let wq = w[g] * q;
             q1[g] = wq;
             qq[g] = wq * q;
-            xq[g] = wq * x[g];
+            xq[g] = wq * (x[g] - self.middle[g]);
         }
         [q1, qq, xq]
     }
@@ -363,43 +360,65 @@ mod tests {
     }
 
     fn line_alone(x: &[f32], w: &[f32; 32], last: f32) -> Line {
-        let low = x.iter().fold(0.0f32, |m, x| m.min(*x));
+        let low = x.iter().fold(x[0], |m, x| m.min(*x));
         let range = x.iter().fold(low, |m, x| m.max(*x)) - low;
         let mut best = Line {
             scale: range / last,
-            min: -low,
+            min: low,
         };
         if range == 0.0 {
             return best;
         }
-        let (sum_w, sum_x) = (sum(*w), sum(std::array::from_fn(|i| w[i] * x[i])));
+        let sum_of = |f: &dyn Fn(usize) -> f32| sum(std::array::from_fn(f));
+        let sum_w = sum(*w);
+        let middle = sum_of(&|i| w[i] * x[i]) / sum_w;
+        let sum_x = sum_of(&|i| w[i] * (x[i] - middle));
         let mut most = f32::NEG_INFINITY;
         for k in -STEPS..=STEPS + 3 {
-            let (min, inverse) = if k > STEPS {
+            let (from, inverse) = if k > STEPS {
                 (best.min, inverse_or_zero(best.scale))
             } else {
-                (-low, (last + 0.1 * k as f32) / range)
+                (low, (last + 0.1 * k as f32) / range)
             };
-            let q: [f32; 32] = std::array::from_fn(|i| whole((x[i] + min) * inverse, 0.0, last));
-            let q1 = sum(std::array::from_fn(|i| w[i] * q[i]));
-            let qq = sum(std::array::from_fn(|i| w[i] * q[i] * q[i]));
-            let xq = sum(std::array::from_fn(|i| w[i] * q[i] * x[i]));
+            let level = |x: f32| whole((x - from) * inverse, 0.0, last);
+            let center = level(middle);
+            let q: [f32; 32] = std::array::from_fn(|i| level(x[i]) - center);
+            let q1 = sum_of(&|i| w[i] * q[i]);
+            let qq = sum_of(&|i| w[i] * q[i] * q[i]);
+            let xq = sum_of(&|i| w[i] * q[i] * (x[i] - middle));
             let determinant = sum_w * qq - q1 * q1;
-            let mut line = Line {
-                scale: (sum_w * xq - q1 * sum_x) / determinant,
-                min: (q1 * xq - qq * sum_x) / determinant,
-            };
-            if !(line.min >= 0.0 && determinant > 0.0) {
-                (line.scale, line.min) = (xq / qq, 0.0);
-            }
-            let Line { scale, min } = line;
-            let gain = scale * (2.0 * xq - scale * qq + 2.0 * min * q1)
-                - min * (2.0 * sum_x + min * sum_w);
-            if gain > most && scale >= 0.0 {
-                (best, most) = (line, gain);
+            let scale = (sum_w * xq - q1 * sum_x) / determinant;
+            let above = (qq * sum_x - q1 * xq) / determinant;
+            let gain = scale * (2.0 * xq - scale * qq - 2.0 * above * q1)
+                + above * (2.0 * sum_x - above * sum_w);
+            if gain > most && scale >= 0.0 && determinant > 0.0 {
+                let min = middle + (above - scale * center);
+                (best, most) = (Line { scale, min }, gain);
             }
         }
         best
+    }
+
+    /// What is on a line stays there, however unlike the inputs are, and wherever the line is.
+    #[test]
+    fn lines_are_found_again() {
+        let mut random = Random::new(9);
+        for round in 0..ROUNDS {
+            let (scale, min) = (0.25 + random.normal().abs(), 3.0 * random.normal());
+            let mut q: Vec<f32> = (0..32).map(|i| ((i * 7 + round) % 16) as f32).collect();
+            q[round % 32] = [0.0, 15.0][round % 2];
+            let x: Vec<f32> = q.iter().map(|q| scale * q + min).collect();
+            let mut importance: Vec<f32> = random.normals(32).iter().map(|x| x * x).collect();
+            importance[round % 32] = 1e6;
+            let line = Blocks::weighted(&x, Some(&importance), 0).best_lines(15.0)[0];
+            for (q, x) in q.iter().zip(&x) {
+                let found = line.scale * q + line.min;
+                assert!(
+                    (found - x).abs() < 1e-4 * (scale + x.abs()),
+                    "{round}: {found} {x}"
+                );
+            }
+        }
     }
 
     /// Whatever lies beside a block, and however many blocks there are.
