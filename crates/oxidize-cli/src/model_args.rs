@@ -75,11 +75,13 @@ pub(crate) struct ModelArgs {
 pub(crate) struct MeasureArgs {
     /// How activations are rounded before they meet quantised weights
     #[arg(long, value_enum, default_value_t)]
-    activations: Rounding,
+    pub(crate) activations: Rounding,
 }
 
-#[derive(clap::ValueEnum, Clone, Copy, Default)]
-enum Rounding {
+/// How activations are rounded, where a model is measured.
+#[derive(clap::ValueEnum, Clone, Copy, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Rounding {
     /// As whenever the model runs: 32 share a scale
     #[default]
     Fine,

@@ -3,6 +3,7 @@
 //! The second model is measured by the first: how far its predictions are from the first's (KL
 //! divergence), how often both would say the same token, and what became of the perplexity.
 
+use oxidize_core::backend::ActivationRounding;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::model::Model;
 use serde::{Deserialize, Serialize};
@@ -49,7 +50,7 @@ pub struct Comparison {
 }
 
 /// How a comparison is made.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Tokens of a chunk, as [`chunk_size`] takes them.
     pub n_ctx: Option<usize>,
@@ -57,6 +58,21 @@ pub struct Options {
     pub chunks: Option<usize>,
     /// How the models are run.
     pub settings: Settings,
+}
+
+impl Default for Options {
+    /// All of the text, and activations as they are: what the weights have lost is the same wherever a model is
+    /// run, what rounding activations adds is not.
+    fn default() -> Options {
+        Options {
+            n_ctx: None,
+            chunks: None,
+            settings: Settings {
+                activations: ActivationRounding::Float,
+                ..Settings::default()
+            },
+        }
+    }
 }
 
 /// Cuts a text as [`compare`] reads it, or says why it cannot be: before a model to compare with is made.

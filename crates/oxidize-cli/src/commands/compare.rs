@@ -15,6 +15,8 @@ use crate::model_args::{MeasureArgs, ModelArgs, find_model, size_of_chunks};
 /// Compare two models over a text: KL divergence, agreement, perplexity
 #[derive(Args)]
 #[command(mut_arg("ctx_size", size_of_chunks))]
+// What files have lost, on whatever machine they will be run.
+#[command(mut_arg("activations", |arg| arg.default_value("float")))]
 pub(crate) struct Compare {
     /// The model to measure by
     #[arg(value_name = "A")]

@@ -1,5 +1,6 @@
 //! `oxidize perplexity`: how well a model predicts a text, computed as llama.cpp does, so that the
-//! figures can be compared: the text is cut into chunks, and the second half of each is scored.
+//! figures can be compared: the text is cut into chunks, the second half of each is scored, and
+//! activations are rounded as there unless something else is asked for.
 
 use std::path::PathBuf;
 
@@ -18,6 +19,8 @@ use crate::model_args::{MeasureArgs, ModelArgs, find_model, size_of_chunks};
 /// Measure how well a model predicts a text
 #[derive(Args)]
 #[command(mut_arg("ctx_size", size_of_chunks))]
+// Figures are there to stand beside those of llama.cpp.
+#[command(mut_arg("activations", |arg| arg.default_value("coarse")))]
 pub(crate) struct Perplexity {
     /// The model
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
@@ -73,6 +76,7 @@ impl Perplexity {
         if self.json {
             let report = serde_json::json!({
                 "perplexity": score.perplexity(), "stderr": score.stderr(), "chunks": n_chunks, "n_ctx": n_ctx, "tokens": score.n,
+                "activations": self.measure_args.activations,
             });
             say!("{report}")?;
         } else {

@@ -138,6 +138,16 @@ fn activations_are_rounded_as_asked() {
     assert!((1e-3..1.0).contains(&far), "{far}");
     // Blocks of 32 are not rounded any coarser.
     assert_eq!(run(&["--activations", "coarse"]), fine);
+    // What files have lost is compared without it.
+    let (_folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let compared = |rounding: &[&str]| {
+        let model = model();
+        let args = ["compare", &model, &model, "--quantize", "Q8_0", "-f", &text];
+        let less = ["-c", "32", "--chunks", "2", "--json"];
+        oxidize(&[&args[..], &less, rounding].concat()).json()["mean_kl"].clone()
+    };
+    assert_eq!(compared(&[]), compared(&["--activations", "float"]));
+    assert_ne!(compared(&[]), compared(&["--activations", "fine"]));
     let wrong = ["logits", "--tokens", "1", "-o", "x", "--activations", "q8"];
     let refused = oxidize(&wrong);
     let named = refused.stderr.contains("fine, coarse, float");
@@ -217,6 +227,7 @@ fn perplexity_is_what_the_logits_say() {
         (&2.into(), &n_ctx.into())
     );
     assert_eq!(report["tokens"], 2 * (n_ctx / 2 - 1));
+    assert_eq!(report["activations"], "coarse");
 
     let text = std::fs::read_to_string(&path).unwrap();
     let tokens = oxidize(&["tokenize", "-m", &model, "--json", &text]).json();
