@@ -453,6 +453,21 @@ impl Chunks {
         })
     }
 
+    /// One chunk only, of short runs from all over the text: a little of everything in it.
+    #[must_use]
+    pub fn excerpt(self) -> Chunks {
+        /// Tokens of a run: a sentence or two.
+        const RUN: usize = 32;
+        let runs = self.n_ctx.div_ceil(RUN);
+        let starts = (0..runs).map(|run| run * self.tokens.len() / runs);
+        let tokens = starts.flat_map(|start| self.tokens[start..].iter().take(RUN));
+        Chunks {
+            tokens: tokens.copied().take(self.n_ctx).collect(),
+            n_chunks: 1,
+            ..self
+        }
+    }
+
     /// Each chunk: what the model reads, which begins as the model's texts do, and what was there.
     pub fn iter(&self) -> impl Iterator<Item = (Vec<u32>, &[u32])> {
         let chunks = self.tokens.chunks_exact(self.n_ctx).take(self.n_chunks);

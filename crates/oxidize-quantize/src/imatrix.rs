@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Observation, Observer};
-use oxidize_core::file::Format;
+use oxidize_core::file::{Format, TensorBytes};
 use oxidize_core::model::{Model, gguf_origins};
 
 use crate::error::{Error, Result};
@@ -24,10 +24,15 @@ pub struct Options {
     pub n_ctx: usize,
     /// Most chunks to read; all where nothing is said.
     pub chunks: Option<usize>,
+    /// Whether only an [excerpt](Chunks::excerpt) of the text is read.
+    pub excerpt: bool,
     /// Chunks at the beginning that were read before.
     pub skip: usize,
     /// Whether the matrix that makes the logits is looked at too.
     pub output: bool,
+    /// Whether the memory of mapped weights is given back after each of their products, so that of a model
+    /// of any size only a few are in memory.
+    pub one_by_one: bool,
     /// How the model is run.
     pub settings: Settings,
 }
@@ -177,10 +182,16 @@ pub fn collect(
             ),
         });
     }
-    let chunks = Chunks::new(model, text, options.n_ctx, options.chunks)?;
+    let mut chunks = Chunks::new(model, text, options.n_ctx, options.chunks)?;
+    if options.excerpt {
+        chunks = chunks.excerpt();
+    }
     let collector = Collector::new(model, options.output);
     let cpu = Cpu::default();
-    let (settings, observer) = (&options.settings, collector.observer());
+    let (settings, mut observer) = (&options.settings, collector.observer());
+    if options.one_by_one {
+        observer = one_by_one(model, observer)?;
+    }
     let mut evaluator = Evaluator::observed(model, &cpu, settings, options.n_ctx, observer)?;
     let (model_fingerprint, fingerprint) = (fingerprint(model)?, text.fingerprint());
     let result = |done: usize| {
@@ -224,6 +235,32 @@ pub fn collect(
         each(done + 1, todo, &|| result(done + 1))?;
     }
     result(todo)
+}
+
+/// Shows `observer` everything, and gives back the memory of mapped weights once others are in turn.
+fn one_by_one(model: &Model, observer: Observer) -> Result<Observer> {
+    let file = model.file();
+    let mut mapped: HashMap<String, TensorBytes> = HashMap::new();
+    for tensor in file.tensors() {
+        // What is packed would be unpacked.
+        if !file.is_packed(tensor) {
+            let bytes = file.data(tensor)?;
+            if bytes.is_mapped() {
+                mapped.insert(tensor.name.clone(), bytes);
+            }
+        }
+    }
+    let in_turn: Mutex<Vec<TensorBytes>> = Mutex::default();
+    Ok(Observer::new(move |observation| {
+        let next = observation.weights.iter();
+        let next = next.filter_map(|name| mapped.get(*name)).cloned().collect();
+        // Any list of weights does: at worst they stay where they are.
+        let mut in_turn = in_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        for done in std::mem::replace(&mut *in_turn, next) {
+            done.release(0..done.len());
+        }
+        observer.look(observation);
+    }))
 }
 
 /// What the weights of a model are called in a GGUF file of it, which importance is kept by.

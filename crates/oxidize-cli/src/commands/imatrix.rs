@@ -128,6 +128,7 @@ impl Imatrix {
             skip,
             output: self.process_output,
             settings: self.model_args.evaluation(),
+            ..Options::default()
         };
         let with_known = |new: Importance| {
             let mut total = known.clone().unwrap_or_default();

@@ -212,8 +212,9 @@ impl SharedBytes {
         }
     }
 
-    /// Gives back the memory that some bytes of a mapped file are in, until they are read again.
-    pub(crate) fn release(&self, part: Range<usize>) {
+    /// Gives back the memory that some bytes of a mapped file are in, until they are read again. Other
+    /// bytes stay where they are.
+    pub fn release(&self, part: Range<usize>) {
         #[cfg(not(target_arch = "wasm32"))]
         if let (Owner::Map(map), Some(part)) = (&self.owner, self.slice(part)) {
             map.release(part.range);

@@ -22,13 +22,18 @@ pub use stop::{exit_code, interrupted, is_ignored};
 /// The importance matrix in a file, if one is named.
 pub fn importance(path: Option<&Path>) -> Result<Option<Importance>, Error> {
     let known = path.map(Importance::load).transpose()?;
-    if let Some(known) = known.as_ref().filter(|known| !known.has_sketches()) {
+    known.as_ref().into_iter().for_each(remark_lack);
+    Ok(known)
+}
+
+/// Says what more an importance matrix could say, if it does not.
+pub(crate) fn remark_lack(known: &Importance) {
+    if !known.has_sketches() {
         remark!(
             "{}: does not say how inputs vary together; matrices of `oxidize imatrix` do, `quantize --calibrate` adds it, and less is lost with it",
             known.file.display()
         );
     }
-    Ok(known)
 }
 
 /// A number of things of which there has to be one.

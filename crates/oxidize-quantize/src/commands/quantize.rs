@@ -1,28 +1,26 @@
 //! `oxidize quantize`: a smaller model of a model.
 
+mod calibrate;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::arch::Arch;
 use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use oxidize_core::io::PendingFile;
 use oxidize_core::mix::{MIXES, Mix};
-use oxidize_core::model::Model;
-use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
 
-use super::progress::{Meter, Unit};
-use super::{at_least_one, byte_size, importance, interrupted, threads};
+use super::progress::Meter;
+use super::{at_least_one, byte_size, interrupted, remark_lack, threads};
 use crate::compare;
 use crate::convert::check_output;
 use crate::encode::Workers;
 use crate::error::Error;
-use crate::evaluate::{Settings, check_asked, chunk_size};
+use crate::evaluate::check_asked;
 use crate::html;
-use crate::imatrix;
 use crate::importance::Importance;
 use crate::output::{Parts, check_differs, check_replaceable, check_writable};
 use crate::plan::{Plan, Wishes, weight_type};
@@ -33,6 +31,7 @@ use crate::target::plan_for_size;
 use crate::text::Text;
 use crate::wording::count;
 use crate::{remark, say};
+use calibrate::{can_calibrate, is_coarse};
 
 /// Make a smaller model of a model
 #[derive(Args, Debug)]
@@ -60,6 +59,10 @@ pub struct Quantize {
     /// named. Beside --imatrix, it adds what that does not say
     #[arg(long, value_name = "TEXT", require_equals = true)]
     calibrate: Option<Option<PathBuf>>,
+    /// Does not have the model read anything, not even the little that is read where --imatrix does not say how
+    /// inputs vary together
+    #[arg(long, conflicts_with = "calibrate")]
+    no_calibrate: bool,
     /// Most chunks of that text to read, each of 512 tokens
     #[arg(long, value_name = "N", default_value_t = 100, requires = "calibrate", value_parser = at_least_one)]
     calibrate_chunks: usize,
@@ -194,13 +197,13 @@ impl Quantize {
             text: text.as_ref(),
             workers,
         };
-        let importance = match &self.calibrate {
-            None => importance(self.imatrix.as_deref())?,
-            Some(path) => {
-                let text = path
-                    .as_deref()
-                    .map_or_else(|| Ok(Text::built_in()), Text::load)?;
-                let known = self.imatrix.as_deref().map(Importance::load).transpose()?;
+        let known = self.imatrix.as_deref().map(Importance::load).transpose()?;
+        let importance = match self.reading(known.as_ref(), named, is_packed, &file)? {
+            None => {
+                known.as_ref().into_iter().for_each(remark_lack);
+                known
+            }
+            Some(reading) => {
                 // Which types a mix chooses depends on whether importance is known, not on what it is.
                 let plan = Plan::new(source.tensors(), &wishes, &source.traits(true));
                 let plan = named.map(|mix| (plan, mix));
@@ -208,7 +211,7 @@ impl Quantize {
                 if let (Some((plan, mix)), true) = (plan, self.dry_run) {
                     return print_plan(source.tensors(), &plan, mix.name);
                 }
-                Some(job.calibrated(known, &text)?)
+                job.calibrated(known, &reading)?
             }
         };
         let options = job.options(importance.as_ref());
@@ -385,40 +388,6 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// What a matrix says of the model, and what reading a text does.
-    fn calibrated(&self, known: Option<Importance>, text: &Text) -> anyhow::Result<Importance> {
-        let mapped = OpenOptions {
-            huge_pages: false,
-            ..OpenOptions::default()
-        };
-        let model = Model::load(&self.asked.input, &mapped)?;
-        if let Some(text) = self.text {
-            compare::chunks(&model, text, &self.comparison())?;
-        }
-        let options = imatrix::Options {
-            n_ctx: chunk_size(&model, None),
-            chunks: Some(self.asked.calibrate_chunks),
-            settings: Settings {
-                threads: Some(self.workers.threads),
-                ..Settings::default()
-            },
-            ..imatrix::Options::default()
-        };
-        let meter = Meter::new();
-        let seen = imatrix::collect(&model, text, &options, |done, total, _| {
-            let unit = Unit::Pieces("chunks read");
-            meter.set(unit, done as u64, total as u64, "calibrating");
-            self.workers.check()
-        });
-        meter.finish();
-        let seen = seen?;
-        let Some(mut known) = known else {
-            return Ok(seen);
-        };
-        known.learn(&seen)?;
-        Ok(known)
-    }
-
     /// What tensors may take, where a size is aimed at: for that of a file, what is left beside its head.
     fn tensor_budget(&self, options: &Options<'_>) -> anyhow::Result<Option<u64>> {
         let Quantize {
@@ -450,25 +419,10 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Whether a model can read a text at all. Of a vocabulary in the file itself, nothing is read for that.
-fn can_calibrate(file: &ModelFile) -> bool {
-    let has_one_stack = Arch::detect(file).is_ok_and(|arch| arch.encoder.is_none());
-    let has_tokens = || match file.format() {
-        Format::Gguf { .. } => file.metadata().array("tokenizer.ggml.tokens").is_some(),
-        _ => VocabSpec::of_file(file).is_ok(),
-    };
-    has_one_stack && has_tokens()
-}
-
 /// The command that runs, as far as it is text.
 fn command_line() -> String {
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     words.collect::<Vec<String>>().join(" ")
-}
-
-/// Whether a type has so few levels that it is worth knowing where they are needed most.
-fn is_coarse(ty: TensorType) -> bool {
-    8 * ty.block_bytes() < 6 * ty.block_len()
 }
 
 /// The mix that most bytes of a plan are like, for the file's own description.

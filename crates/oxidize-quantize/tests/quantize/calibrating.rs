@@ -145,7 +145,7 @@ fn a_text_adds_what_a_matrix_does_not_say() {
     };
     let (whole, said) = make(&full, &[]);
     assert!(!said.contains("vary together"), "{said}");
-    let (less, said) = make(&plain, &[]);
+    let (less, said) = make(&plain, &["--no-calibrate"]);
     assert!(
         said.contains("vary together") && said.contains("--calibrate"),
         "{said}"
@@ -153,6 +153,101 @@ fn a_text_adds_what_a_matrix_does_not_say() {
     let (added, said) = make(&plain, &[&calibrate]);
     assert!(!said.contains("vary together"), "{said}");
     assert!(whole == added && whole != less);
+
+    // Unasked, the model reads a little.
+    let (by_itself, said) = make(&plain, &[]);
+    assert!(said.contains("reads a few sentences"), "{said}");
+    assert!(by_itself != less);
+    let dataset = open(&out)
+        .metadata()
+        .str("quantize.imatrix.dataset")
+        .map(str::to_owned);
+    assert_eq!(dataset.as_deref(), Some("text.txt, built-in text"));
+    // Not where levels are many, and not for a plan.
+    for more in [["Q8_0", "--pure"], ["Q3_K", "--dry-run"]] {
+        let args = [path(&model), path(&out), "--imatrix", path(&plain)];
+        let said = quantized(&[&args[..2], &more, &args[2..]].concat());
+        assert!(!said.contains("reads a few sentences"), "{said}");
+    }
+    let both = [
+        path(&model),
+        path(&out),
+        "Q3_K",
+        "--calibrate",
+        "--no-calibrate",
+    ];
+    assert!(refused(&both).contains("--no-calibrate"));
+}
+
+/// What nobody has asked for is no reason to fail: a model that cannot be run is quantised all the same.
+#[test]
+fn a_model_that_cannot_read_is_quantised() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let (model, broken, matrix) = (place("model.gguf"), place("broken.gguf"), place("i.gguf"));
+    synthetic(&model, "F16", 2);
+    let mut known = learned(&model, &text(dir.path()));
+    known
+        .entries
+        .values_mut()
+        .for_each(|entry| entry.sketch = None);
+    known.save(&matrix).unwrap();
+    // Of another architecture, it would need tensors that it does not have.
+    let bytes = std::fs::read(&model).unwrap();
+    let name = b"llama";
+    let at = bytes
+        .windows(name.len())
+        .position(|part| part == name)
+        .unwrap();
+    let mut other = bytes.clone();
+    other[at..at + name.len()].copy_from_slice(b"qwen3");
+    std::fs::write(&broken, other).unwrap();
+    let out = place("out.gguf");
+    let args = [
+        path(&broken),
+        path(&out),
+        "Q4_0",
+        "--imatrix",
+        path(&matrix),
+    ];
+    let said = quantized(&args);
+    assert!(
+        said.contains("broken.gguf") && said.contains("nothing was read"),
+        "{said}"
+    );
+    let alone = fingerprint(&out);
+    quantized(&[&args[..], &["--no-calibrate"]].concat());
+    assert_eq!(alone, fingerprint(&out));
+}
+
+/// Weights that are given back after their turn are read again as they were, and an excerpt is one chunk.
+#[test]
+fn reading_one_weight_after_the_other_is_reading() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    synthetic(&model, "F16", 2);
+    let text = Text::load(&text(dir.path())).unwrap();
+    let read = |one_by_one: bool, excerpt: bool| {
+        let options = OpenOptions {
+            huge_pages: false,
+            ..OpenOptions::default()
+        };
+        let model = Model::load(&model, &options).unwrap();
+        let options = imatrix::Options {
+            n_ctx: 40,
+            chunks: (!excerpt).then_some(3),
+            excerpt,
+            one_by_one,
+            ..imatrix::Options::default()
+        };
+        collect(&model, &text, &options, |_, _, _| Ok(())).unwrap()
+    };
+    assert_eq!(read(true, false), read(false, false));
+    let little = read(true, true);
+    assert_eq!((little.chunks, little.chunk_size), (1, 40));
+    for (name, entry) in &little.entries {
+        assert_eq!(entry.counts, [40.0], "{name}");
+    }
 }
 
 #[test]

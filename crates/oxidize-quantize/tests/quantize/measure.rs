@@ -145,6 +145,7 @@ fn importance_is_the_mean_square_of_the_inputs() {
         skip: 0,
         output: false,
         settings: Default::default(),
+        ..imatrix::Options::default()
     };
     let all = collect(&model, &text(), &collect_options, |_, _, _| Ok(())).unwrap();
     assert_eq!((all.chunks, all.chunk_size), (2, 64));
