@@ -37,6 +37,18 @@ impl Reading {
     fn is_excerpt(&self) -> bool {
         self.chunks.is_none()
     }
+
+    /// Tokens of a chunk, or of the excerpt: so many show how inputs vary together, and twice as many hardly more.
+    fn chunk_size(&self, model: &Model) -> usize {
+        /// Of an excerpt.
+        const FEW: usize = 256;
+        let usual = chunk_size(model, None);
+        if self.is_excerpt() {
+            usual.min(FEW)
+        } else {
+            usual
+        }
+    }
 }
 
 impl Quantize {
@@ -108,7 +120,7 @@ impl Job<'_> {
             compare::chunks(&model, text, &self.comparison())?;
         }
         let options = imatrix::Options {
-            n_ctx: chunk_size(&model, None),
+            n_ctx: reading.chunk_size(&model),
             chunks: reading.chunks,
             excerpt: reading.is_excerpt(),
             one_by_one: true,
