@@ -1,4 +1,4 @@
-//! An answer with reasoning and tool calls, read at once and in pieces.
+//! Parses an answer with reasoning and tool calls, at once and in pieces.
 
 #![no_main]
 

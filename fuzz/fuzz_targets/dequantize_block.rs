@@ -1,4 +1,4 @@
-//! Blocks of any bytes in any type, turned into floats.
+//! Dequantizes blocks of any bytes in any type.
 
 #![no_main]
 

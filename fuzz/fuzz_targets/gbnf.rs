@@ -1,4 +1,4 @@
-//! A GBNF grammar, followed where it compiles.
+//! Compiles a GBNF grammar and generates tokens with it.
 
 #![no_main]
 

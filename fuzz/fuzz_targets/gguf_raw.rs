@@ -1,4 +1,4 @@
-//! Any bytes, opened as a GGUF file.
+//! Opens any bytes as a GGUF file.
 
 #![no_main]
 

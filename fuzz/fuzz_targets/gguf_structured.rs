@@ -1,4 +1,4 @@
-//! A GGUF file out of arbitrary values: written, read back, written again.
+//! Writes a GGUF file of arbitrary values, reads it back and writes it again.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A JSON schema, followed where it compiles.
+//! Compiles a JSON schema and generates tokens with it.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes, opened as a safetensors file and as its header.
+//! Opens any bytes as a safetensors file and as its header.
 
 #![no_main]
 

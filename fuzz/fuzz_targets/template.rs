@@ -1,4 +1,4 @@
-//! A chat template, rendered.
+//! Renders a conversation with a chat template.
 
 #![no_main]
 

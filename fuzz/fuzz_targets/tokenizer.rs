@@ -1,4 +1,4 @@
-//! A small vocabulary of any kind, and a text to encode with it.
+//! Encodes a text with a small vocabulary of any kind.
 
 #![no_main]
 

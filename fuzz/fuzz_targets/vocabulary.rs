@@ -1,4 +1,4 @@
-//! Any bytes, read as each kind of tokenizer file.
+//! Reads any bytes as each kind of tokenizer file.
 
 #![no_main]
 

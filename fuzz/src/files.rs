@@ -1,5 +1,5 @@
-//! What the fuzz targets for model files check. The test `fuzz_corpus` of oxidize-core runs the same
-//! functions over the stored corpus, so that every build replays what was found before.
+//! Checks of the fuzz targets for model files. The test `fuzz_corpus` of oxidize-core runs the same functions
+//! on the stored corpus, so that every build replays earlier findings.
 
 use arbitrary::{Arbitrary, Unstructured};
 use oxidize_core::file::{ModelFile, ModelLoader, OpenOptions, TensorType};
@@ -8,12 +8,12 @@ use oxidize_core::io::SharedBytes;
 use oxidize_core::safetensors::SafetensorsLoader;
 use oxidize_kernels::quant::dequantize;
 
-/// Any bytes, opened as a GGUF file: an error, or a model that can be walked.
+/// Opens any bytes as a GGUF file; a valid model is read completely.
 pub fn gguf_raw(data: &[u8]) {
     open(&GgufLoader, data);
 }
 
-/// Any bytes, opened as a safetensors file; and as the header of one, up to the first zero byte.
+/// Opens any bytes as a safetensors file, and as the header of one up to the first zero byte.
 pub fn safetensors(data: &[u8]) {
     open(&SafetensorsLoader, data);
     let end = data
@@ -54,7 +54,7 @@ fn walk(value: Value<'_>) {
     }
 }
 
-/// A type chosen by the first byte, then blocks: the floats are the same together and one by one.
+/// Dequantizes blocks of a type chosen by the first byte: the floats are the same together and one by one.
 pub fn dequantize_block(data: &[u8]) {
     let Some((&choice, blocks)) = data.split_first() else {
         return;
@@ -79,7 +79,7 @@ pub fn dequantize_block(data: &[u8]) {
     }
 }
 
-/// A GGUF file out of arbitrary values: written, read back, written again to the same bytes.
+/// Writes a GGUF file of arbitrary values, reads it back, and writes it again to the same bytes.
 pub fn gguf_structured(data: &[u8]) {
     let Ok(plan) = Plan::arbitrary(&mut Unstructured::new(data)) else {
         return;
@@ -94,7 +94,7 @@ pub fn gguf_structured(data: &[u8]) {
             ),
             scalar => (writer.key(key, &scalar.value()), 0),
         };
-        // Duplicates and a bad alignment are refused.
+        // Duplicates and an invalid alignment are rejected.
         if written.is_ok() {
             depth = depth.max(deep);
         }
@@ -106,7 +106,7 @@ pub fn gguf_structured(data: &[u8]) {
         if let Some(row) = shape.first_mut() {
             *row *= ty.block_len() as u64;
         }
-        // Duplicates, too many dimensions and types without an id are refused.
+        // Duplicates, too many dimensions and types without an id are rejected.
         let _ = writer.tensor(&tensor.name, ty, &shape);
     }
     let file = write(&writer, |_, n| vec![plan.fill; n]);
@@ -143,11 +143,11 @@ fn write(writer: &Writer, data: impl Fn(&str, usize) -> Vec<u8>) -> Vec<u8> {
     let written = writer.write(&mut file, |tensor, out| {
         Ok::<_, WriteError>(out.write_all(&data(&tensor.name, tensor.bytes as usize))?)
     });
-    written.expect("memory takes everything");
+    written.expect("writing to memory cannot fail");
     file
 }
 
-/// What a structured file is made of.
+/// Content of a structured file.
 #[derive(Arbitrary, Debug)]
 struct Plan {
     keys: Vec<(String, AnyValue)>,

@@ -1,5 +1,5 @@
-//! What the fuzz targets for grammars, chat templates and answers check. The test `fuzz_corpus` of
-//! oxidize-core runs the same functions over the stored corpus.
+//! Checks of the fuzz targets for grammars, chat templates and answers. The test `fuzz_corpus` of
+//! oxidize-core runs the same functions on the stored corpus.
 
 use oxidize_core::chat::{
     Answer, AnswerFormat, AnswerOptions, AnswerParser, ChatInput, ChatOptions, ChatTemplate,
@@ -9,27 +9,27 @@ use oxidize_core::grammar::{Grammar, Grammars};
 use oxidize_core::tokenizer::{ModelSpec, StringTable, TokenKind, Tokenizer, VocabSpec};
 use std::sync::OnceLock;
 
-/// A GBNF grammar: an error, or a constraint that can be followed.
+/// Compiles a GBNF grammar and generates tokens with it.
 pub fn gbnf(data: &[u8]) {
     let (choices, source) = split(data);
-    follow(&Grammar::Gbnf(source), choices);
+    generate(&Grammar::Gbnf(source), choices);
 }
 
-/// A JSON schema: an error, or a constraint that can be followed.
+/// Compiles a JSON schema and generates tokens with it.
 pub fn json_schema(data: &[u8]) {
     let (choices, source) = split(data);
     if let Ok(schema) = serde_json::from_str(&source) {
-        follow(&Grammar::JsonSchema(schema), choices);
+        generate(&Grammar::JsonSchema(schema), choices);
     }
 }
 
-/// A chat template and a conversation: an error or a text, within fuel and size.
+/// Renders a conversation with a chat template, within the limits of fuel and size.
 pub fn template(data: &[u8]) {
-    const MOST: usize = 1 << 20;
+    const MAX_OUTPUT: usize = 1 << 20;
     let source = String::from_utf8_lossy(data);
     let options = ChatOptions {
         now: Some(std::time::UNIX_EPOCH),
-        max_output: MOST,
+        max_output: MAX_OUTPUT,
     };
     let Ok(template) = ChatTemplate::new(&source, options) else {
         return;
@@ -51,14 +51,14 @@ pub fn template(data: &[u8]) {
         eos_token: "</s>",
         ..ChatInput::default()
     });
-    // One that cannot be rendered has used up its fuel: that is enough.
+    // A template that exceeds the limits is an error.
     if let Ok(text) = rendered {
-        assert!(text.len() <= MOST);
+        assert!(text.len() <= MAX_OUTPUT);
         AnswerFormat::of(&template);
     }
 }
 
-/// An answer in some family's format, read at once and in pieces: the same is found.
+/// Parses an answer in the format of some family at once and in pieces, with the same result.
 pub fn answer(data: &[u8]) {
     static FORMATS: OnceLock<Vec<AnswerFormat>> = OnceLock::new();
     let formats = FORMATS.get_or_init(|| {
@@ -106,18 +106,18 @@ pub fn answer(data: &[u8]) {
     assert_eq!(pieces, whole);
 }
 
-/// The first bytes make choices, the rest is text.
+/// Splits the input into bytes that make choices, and text.
 fn split(data: &[u8]) -> (&[u8], String) {
     let (choices, source) = data.split_at(data.len().min(32));
     (choices, String::from_utf8_lossy(source).into_owned())
 }
 
-/// Compiles a grammar and goes on by allowed tokens.
-fn follow(grammar: &Grammar, choices: &[u8]) {
+/// Compiles a grammar and generates allowed tokens.
+fn generate(grammar: &Grammar, choices: &[u8]) {
     static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
     let grammars = GRAMMARS.get_or_init(|| {
         let tokenizer = bytes_and_words();
-        Grammars::new(&tokenizer, tokenizer.vocab_size()).expect("a sound vocabulary")
+        Grammars::new(&tokenizer, tokenizer.vocab_size()).expect("a valid vocabulary")
     });
     let Ok(mut constraint) = grammars.compile(grammar) else {
         return;
@@ -126,21 +126,21 @@ fn follow(grammar: &Grammar, choices: &[u8]) {
         if constraint.is_complete() {
             return;
         }
-        // What a grammar may ask of the engine is bounded: then it says so.
+        // An error means that the grammar exceeds a limit of the engine.
         let Ok(mask) = constraint.mask() else { return };
         let allowed: Vec<u32> = (0..mask.len() as u32)
             .filter(|&token| mask.allows(token))
             .collect();
-        assert!(!allowed.is_empty(), "nothing may follow, not even the end");
+        assert!(!allowed.is_empty(), "no token is allowed, not even the end");
         let token = allowed[usize::from(choice) % allowed.len()];
         if token == 0 {
             return;
         }
-        constraint.accept(token).expect("it was allowed");
+        constraint.accept(token).expect("the token is allowed");
     }
 }
 
-/// An end, every byte, and a few longer tokens.
+/// Vocabulary of an end token, every byte, and a few longer tokens.
 fn bytes_and_words() -> Tokenizer {
     let words = ["</s>", "{\"", "\":", "null", "true", "ab", "abc", " ", "\n"];
     let bytes: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
@@ -165,5 +165,5 @@ fn bytes_and_words() -> Tokenizer {
             _ => TokenKind::Byte,
         })
         .collect();
-    Tokenizer::new(spec).expect("a sound vocabulary")
+    Tokenizer::new(spec).expect("a valid vocabulary")
 }

@@ -1,4 +1,4 @@
-//! What the fuzz targets check, by the kind of their input.
+//! Checks of the fuzz targets, by kind of input.
 
 mod files;
 mod language;

@@ -1,5 +1,5 @@
-//! What the fuzz targets for text check. The test `fuzz_corpus` of oxidize-core runs the same functions
-//! over the stored corpus.
+//! Checks of the fuzz targets for text. The test `fuzz_corpus` of oxidize-core runs the same functions on the
+//! stored corpus.
 
 use arbitrary::{Arbitrary, Unstructured};
 use oxidize_core::tokenizer::{
@@ -7,7 +7,7 @@ use oxidize_core::tokenizer::{
     VocabSpec, WordMarker,
 };
 
-/// Any bytes, read as each kind of tokenizer file: an error, or a tokenizer that works.
+/// Reads any bytes as each kind of tokenizer file, and uses a valid tokenizer.
 pub fn vocabulary(data: &[u8]) {
     for name in [
         "tokenizer.json",
@@ -22,7 +22,7 @@ pub fn vocabulary(data: &[u8]) {
     }
 }
 
-/// A small vocabulary of any kind, and a text to encode with it.
+/// Encodes a text with a small vocabulary of any kind.
 pub fn tokenizer(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let Ok(case) = Case::arbitrary(&mut input) else {
@@ -87,7 +87,7 @@ impl Case<'_> {
             },
             4 => ModelSpec::WordPiece {
                 marker: WordMarker::Continuation("##".into()),
-                longest_word: 100,
+                max_word_chars: 100,
             },
             _ => ModelSpec::Rwkv,
         };
@@ -110,7 +110,7 @@ impl Case<'_> {
     }
 }
 
-/// Encodes, decodes and streams; every token is one of the vocabulary.
+/// Encodes, decodes and streams a text; all tokens must be in the vocabulary.
 fn exercise(tokenizer: &Tokenizer, text: &str) {
     for options in [EncodeOptions::PLAIN, EncodeOptions::default()] {
         let tokens = tokenizer.encode(text, options);

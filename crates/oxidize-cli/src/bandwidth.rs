@@ -1,4 +1,4 @@
-//! How fast the machine reads memory: the wall that generating one token at a time runs against.
+//! Memory read bandwidth, which limits the generation speed of a single sequence.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -6,23 +6,23 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// What a plain summing loop reaches.
+/// Read bandwidth of a summing loop.
 #[derive(Clone, Copy, Serialize)]
 pub(crate) struct Bandwidth {
-    /// Threads that read, each its own part.
+    /// Number of threads, each of which reads its own part.
     pub(crate) threads: usize,
-    /// 10⁹ bytes a second, the best of several rounds.
+    /// 10⁹ bytes per second, the best of several rounds.
     pub(crate) gigabytes_per_second: f64,
 }
 
-/// Words that the threads read together: far more than any cache holds.
+/// Number of 64-bit words that the threads read together, much larger than any cache.
 const WORDS: usize = 1 << 27;
 const ROUNDS: usize = 6;
 
-/// Sums a gigabyte on `threads` threads, several times.
+/// Sums 1 GiB on `threads` threads, several times.
 pub(crate) fn measure(threads: usize) -> Bandwidth {
     let threads = threads.max(1);
-    // Written, so that the pages are real ones and differ.
+    // Written, so that the pages are allocated.
     let words: Vec<u64> = (0..WORDS as u64).collect();
     let parts: Vec<&[u64]> = words.chunks(WORDS.div_ceil(threads)).collect();
     let start_line = Barrier::new(parts.len());
@@ -56,7 +56,7 @@ pub(crate) fn measure(threads: usize) -> Bandwidth {
     }
 }
 
-/// Their sum, in enough partial sums that adding never waits for adding.
+/// Sum in enough partial sums to hide the latency of additions.
 fn sum(words: &[u64]) -> u64 {
     let mut sums = [0u64; 16];
     let mut chunks = words.chunks_exact(sums.len());
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loop_reads_every_word() {
+    fn sum_includes_every_word() {
         let words: Vec<u64> = (1..=1000).collect();
         assert_eq!(sum(&words), 500_500);
     }

@@ -1,4 +1,4 @@
-//! The arguments of beam search, which `run` and `chat` do instead of asking an engine.
+//! Arguments of beam search, which `run` and `chat` use instead of the engine.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use oxidize_core::model::Model;
 
 use crate::model_args::ModelArgs;
 
-/// How wide to search.
+/// Arguments of beam search.
 #[derive(Args, Clone, Copy, Default)]
 #[command(next_help_heading = "Beam search")]
 pub(crate) struct BeamArgs {
-    /// Search for the most likely answer as a whole, following N at once; it appears when it is complete
+    /// Search for the most likely complete answer with N beams; the answer is printed when it is complete
     #[arg(long, value_name = "N")]
     beams: Option<usize>,
-    /// Compare answers by their log probability over their length to this power [default: 1]
+    /// Set the length penalty: beams are ranked by log probability / length^X [default: 1]
     #[arg(
         long,
         value_name = "X",
@@ -27,12 +27,12 @@ pub(crate) struct BeamArgs {
 }
 
 impl BeamArgs {
-    /// Whether a search was asked for.
+    /// True if beam search is enabled.
     pub(crate) fn is_set(self) -> bool {
         self.beams.is_some()
     }
 
-    /// The most likely answers, the best first.
+    /// Runs the search and returns the answers, best first.
     pub(crate) fn search(
         self,
         model: &Model,

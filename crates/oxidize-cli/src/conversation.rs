@@ -1,40 +1,39 @@
-//! What `run` and `chat` share: the template, rendering, and what is said about an answer.
+//! Chat templates, prompt rendering and timing output, shared by `run` and `chat`.
 
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
 use oxidize_core::Error;
-use oxidize_core::chat::{ChatInput, ChatOptions, ChatTemplate, Message};
+use oxidize_core::chat::{ChatOptions, ChatTemplate, Conversation, Message};
 use oxidize_core::engine::{EngineError, FinishReason, Finished};
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingError;
-use oxidize_core::tokenizer::EncodeOptions;
 
-/// How conversations are put into words.
+/// Arguments of the chat template.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Chat")]
 pub(crate) struct ChatArgs {
-    /// What the model is told before the conversation
+    /// Set the system prompt
     #[arg(long = "system-prompt", visible_alias = "sys", value_name = "TEXT")]
     pub(crate) system: Option<String>,
-    /// The same, from a file
+    /// Read the system prompt from a file
     #[arg(
         long = "system-prompt-file",
         value_name = "FILE",
         conflicts_with = "system"
     )]
     system_file: Option<PathBuf>,
-    /// A built-in chat template by name, or Jinja source, instead of the model's own
+    /// Use a built-in chat template by name, or Jinja source, instead of the model's template
     #[arg(long, value_name = "NAME|JINJA")]
     chat_template: Option<String>,
-    /// A chat template from a file
+    /// Read the chat template from a file
     #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
     chat_template_file: Option<PathBuf>,
 }
 
 impl ChatArgs {
-    /// The template that was asked for, or the model's own, if it has one.
+    /// The requested template, or the model's template if it has one.
     pub(crate) fn template(&self, model: &Model) -> anyhow::Result<Option<ChatTemplate>> {
         let options = ChatOptions::default();
         if let Some(path) = &self.chat_template_file {
@@ -51,7 +50,7 @@ impl ChatArgs {
         }
     }
 
-    /// The system message, if there is one.
+    /// The system message, if set.
     pub(crate) fn system_message(&self) -> anyhow::Result<Option<Message>> {
         let text = match &self.system_file {
             Some(path) => {
@@ -62,72 +61,35 @@ impl ChatArgs {
         Ok(text.map(|text| Message::new("system", text)))
     }
 
-    /// A conversation that begins with `prompt`.
-    pub(crate) fn first_messages(&self, prompt: &str) -> anyhow::Result<Vec<Message>> {
-        Ok(self
-            .system_message()?
-            .into_iter()
-            .chain([Message::new("user", prompt)])
-            .collect())
+    /// A conversation of the system message, if there is one, and `prompt`.
+    pub(crate) fn conversation(&self, prompt: &str) -> anyhow::Result<Conversation> {
+        let system = self.system_message()?;
+        Ok(Conversation::from_iter(system).user(prompt))
     }
 }
 
-/// The tokens of a conversation, up to where the model is to speak.
-pub(crate) fn render(
-    model: &Model,
-    template: &ChatTemplate,
-    messages: &[Message],
-) -> anyhow::Result<Vec<u32>> {
-    let tokenizer = model.tokenizer()?;
-    let text_of = |id: Option<u32>| {
-        id.and_then(|id| tokenizer.token_text(id))
-            .unwrap_or_default()
-    };
-    let text = template.render(&ChatInput {
-        messages,
-        add_generation_prompt: true,
-        bos_token: text_of(tokenizer.bos()),
-        eos_token: text_of(tokenizer.eos()),
-        ..ChatInput::default()
-    })?;
-    let mut tokens = tokenizer.encode(
-        &text,
-        EncodeOptions {
-            add_special: true,
-            parse_special: true,
-        },
-    );
-    // Most templates write the first token themselves.
-    if let Some(bos) = tokenizer.bos()
-        && tokens.starts_with(&[bos, bos])
-    {
-        tokens.remove(0);
-    }
-    Ok(tokens)
-}
-
-/// Adds what can be found out about an error that comes from the weights.
+/// Adds the tensor that causes NaN logits to an error.
 pub(crate) fn explain(error: Error, model: &Model) -> anyhow::Error {
     let bad_logits = matches!(
         &error,
         Error::Engine(EngineError::Sampling(SamplingError::BadLogit { .. }))
     );
-    let culprit = if bad_logits {
+    let cause = if bad_logits {
         model.find_not_finite()
     } else {
         None
     };
     let error = anyhow::Error::from(error);
-    match culprit {
+    match cause {
         Some(name) => error.context(format!(
-            "{}: tensor {name:?} has an element that is not a number",
+            "{}: tensor {name:?} has a NaN or infinite element",
             model.file().path().display()
         )),
         None => error,
     }
 }
 
-/// How an answer ended, for scripts.
+/// The `finish_reason` of JSON output.
 pub(crate) fn reason_name(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::EndOfText => "stop",
@@ -137,7 +99,7 @@ pub(crate) fn reason_name(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Tokens per second, where there is something to divide.
+/// Tokens per second; 0 if no time passed.
 fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 {
         tokens as f64 / seconds
@@ -146,8 +108,8 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
     }
 }
 
-/// Tokens that were computed for the prompt, and those whose time the generation phase measures:
-/// the first token comes with the prompt.
+/// Number of computed prompt tokens, and of tokens timed in the generation phase: the first generated token
+/// is part of the prompt phase.
 fn measured(finished: &Finished) -> (usize, usize) {
     (
         finished.prompt_tokens - finished.cached_tokens,
@@ -155,7 +117,7 @@ fn measured(finished: &Finished) -> (usize, usize) {
     )
 }
 
-/// Timings for scripts, named as llama-server names them.
+/// Timings for JSON output, with the field names of llama-server.
 pub(crate) fn timings_json(finished: &Finished) -> serde_json::Value {
     let (prompt, generated) = measured(finished);
     let (prompt_s, generation_s) = (
@@ -177,7 +139,7 @@ pub(crate) fn timings_json(finished: &Finished) -> serde_json::Value {
     })
 }
 
-/// One line about the speed, for people.
+/// Speed as one line of text.
 pub(crate) fn speed(finished: &Finished) -> String {
     let (prompt, generated) = measured(finished);
     let cached = match finished.cached_tokens {
@@ -185,14 +147,14 @@ pub(crate) fn speed(finished: &Finished) -> String {
         n => format!(" ({n} cached)"),
     };
     let drafts = match finished.drafts.acceptance() {
-        Some(share) => format!(
-            " · {} guessed, {:.0}% right",
+        Some(rate) => format!(
+            " · {} drafted, {:.0}% accepted",
             finished.drafts.drafted,
-            100.0 * share
+            100.0 * rate
         ),
         None => String::new(),
     };
-    // The first token comes with the prompt: a single one has no speed of its own.
+    // The first token is part of the prompt phase, so a single token has no generation speed.
     let answer = match finished.generated_tokens {
         n @ (0 | 1) => format!("{n} token{}", if n == 0 { "s" } else { "" }),
         n => {

@@ -1,4 +1,4 @@
-//! The arguments that give an answer its form, by llama.cpp's names where it has them.
+//! Arguments of constrained output, with llama.cpp's names where it has them.
 
 use std::path::{Path, PathBuf};
 
@@ -6,39 +6,39 @@ use anyhow::Context;
 use clap::Args;
 use oxidize_core::grammar::Grammar;
 
-/// The form of the answer: at most one of these.
+/// A constraint of the output; at most one can be given.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Form of the answer")]
+#[command(next_help_heading = "Constrained output")]
 #[group(multiple = false)]
 pub(crate) struct GrammarArgs {
-    /// A grammar in GBNF that the answer has to follow
+    /// Constrain the answer to a GBNF grammar
     #[arg(long, value_name = "GBNF")]
     grammar: Option<String>,
-    /// The same, from a file
+    /// Read the GBNF grammar from a file
     #[arg(long, value_name = "FILE")]
     grammar_file: Option<PathBuf>,
-    /// A JSON schema that the answer has to fit
+    /// Constrain the answer to a JSON schema
     #[arg(short = 'j', long, value_name = "SCHEMA")]
     json_schema: Option<String>,
-    /// The same, from a file
+    /// Read the JSON schema from a file
     #[arg(long, value_name = "FILE")]
     json_schema_file: Option<PathBuf>,
-    /// The answer is a JSON object
+    /// Constrain the answer to a JSON object
     #[arg(long)]
     json_object: bool,
-    /// A regular expression that matches the whole answer
+    /// Constrain the answer to a regular expression that matches it as a whole
     #[arg(long, value_name = "REGEX")]
     regex: Option<String>,
-    /// A grammar in Lark (llguidance's dialect) that the answer has to follow
+    /// Constrain the answer to a Lark grammar (dialect of llguidance)
     #[arg(long, value_name = "LARK")]
     lark: Option<String>,
-    /// The same, from a file
+    /// Read the Lark grammar from a file
     #[arg(long, value_name = "FILE")]
     lark_file: Option<PathBuf>,
 }
 
 impl GrammarArgs {
-    /// What was asked for, if anything.
+    /// The requested constraint, if any.
     pub(crate) fn grammar(&self) -> anyhow::Result<Option<Grammar>> {
         let text = |given: &Option<String>, file: &Option<PathBuf>| match (given, file) {
             (Some(text), _) => Ok(Some(text.clone())),

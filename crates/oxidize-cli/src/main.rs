@@ -1,27 +1,33 @@
-//! The `oxidize` command: parses the command line and runs one verb of [`commands`].
+//! The `oxidize` command: parses the command line and runs a subcommand of [`commands`].
 
-// They panic where nobody reads: `say!` and `remark!` do not.
+// `println!` panics on a closed pipe; `outln!` and `status!` do not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod args;
 mod bandwidth;
 mod beam_args;
 mod commands;
+mod console;
 mod conversation;
 mod grammar_args;
+mod load_quant;
 mod model_args;
 mod npy;
+mod progress;
 mod sampling_args;
+mod signals;
 mod speculation_args;
 mod style;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use oxidize_core::backend::cpu::check_isa;
 use oxidize_core::io::raise_file_limit;
-use oxidize_quantize::commands::console::is_unread;
-use oxidize_quantize::remark;
 
-/// Runs large language models from GGUF and safetensors files.
+use crate::console::{is_broken_pipe, status};
+
+/// Run, serve, quantize and evaluate large language models from GGUF and safetensors files
 #[derive(Parser)]
 #[command(
     name = "oxidize",
@@ -31,15 +37,15 @@ use oxidize_quantize::remark;
 )]
 struct Cli {
     #[command(subcommand)]
-    verb: commands::Verb,
+    command: commands::Command,
 }
 
-/// llama.cpp's short flags of more than one letter, which `clap` would take apart.
+/// Short flags of llama.cpp with more than one letter, which `clap` would split.
 const LONG_SHORTS: &[&str] = &[
     "-ctk", "-ctv", "-fa", "-hf", "-md", "-ngl", "-np", "-sys", "-ub",
 ];
 
-/// The arguments, with llama.cpp's spelling of some flags turned into ours: `-ctk` is `--ctk`.
+/// The command line, with [`LONG_SHORTS`] rewritten to long flags: `-ctk` becomes `--ctk`.
 fn arguments() -> impl Iterator<Item = std::ffi::OsString> {
     std::env::args_os().map(|argument| {
         let known = argument.to_str().filter(|text| LONG_SHORTS.contains(text));
@@ -49,14 +55,16 @@ fn arguments() -> impl Iterator<Item = std::ffi::OsString> {
 
 fn main() -> ExitCode {
     raise_file_limit();
-    match Cli::parse_from(arguments()).verb.run() {
+    let command = Cli::parse_from(arguments()).command;
+    let checked = check_isa().map_err(anyhow::Error::from);
+    match checked.and_then(|()| command.run()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_unread(&error) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let text = format!("{error:#}").replace('\n', " ");
             let red = style::for_stderr().error;
-            remark!("{red}error{red:#}: {text}");
-            oxidize_quantize::commands::exit_code(&error)
+            status!("{red}error{red:#}: {text}");
+            signals::exit_code(&error)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! NumPy files, version 1.0:
+//! Writer of NumPy files, format version 1.0:
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::path::Path;
 use oxidize_core::Error;
 use oxidize_core::io::save_atomically;
 
-/// Writes a matrix of f32 whose rows come one after the other from `rows`.
+/// Writes an f32 array; `rows` passes its rows in order to a writer.
 pub(crate) fn write_rows<E: From<Error>>(
     path: &Path,
     dims: &[usize],
@@ -23,18 +23,18 @@ pub(crate) fn write_rows<E: From<Error>>(
     })
 }
 
-/// The head of a file of f32.
+/// The header of an f32 array.
 fn header(dims: &[usize]) -> Vec<u8> {
     const PREFIX: &[u8] = b"\x93NUMPY\x01\x00";
     const ALIGNMENT: usize = 64;
-    // A tuple of one needs its comma, and more than one may have it.
+    // A Python tuple of one element needs a trailing comma, and longer ones allow it.
     let shape: String = dims.iter().map(|dim| format!("{dim},")).collect();
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}");
     let unpadded = PREFIX.len() + 2 + text.len() + 1;
     let padding = unpadded.next_multiple_of(ALIGNMENT) - unpadded;
     text.extend(std::iter::repeat_n(' ', padding));
     text.push('\n');
-    // Four dimensions of twenty digits stay far below 64 kB.
+    // Four dimensions of twenty digits stay far below 64 KiB.
     let len = (text.len() as u16).to_le_bytes();
     [PREFIX, &len, text.as_bytes()].concat()
 }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_aligned_and_say_the_shape() {
+    fn header_is_aligned_and_has_the_shape() {
         for (dims, shape) in [(&[][..], "()"), (&[3][..], "(3,)"), (&[2, 3][..], "(2,3,)")] {
             let header = header(dims);
             assert_eq!(header.len() % 64, 0);

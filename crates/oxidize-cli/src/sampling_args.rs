@@ -1,15 +1,15 @@
-//! The arguments that say how tokens are chosen, by llama.cpp's names.
+//! Arguments of sampling, with llama.cpp's names.
 
 use clap::Args;
 use oxidize_core::sampling::{
     DryParams, MirostatMode, MirostatParams, SamplerKind, SamplingParams,
 };
 
-/// How tokens are chosen. What is not given is the model's own default, or ours.
+/// Sampling parameters. Defaults are the model's recommended values, else those of the help text.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
-    /// Temperature; 0 always takes the most likely token [default: 0.8]
+    /// Set the temperature; 0 selects the most likely token [default: 0.8]
     #[arg(
         long = "temp",
         visible_alias = "temperature",
@@ -17,98 +17,98 @@ pub(crate) struct SamplingArgs {
         allow_negative_numbers = true
     )]
     temp: Option<f32>,
-    /// Width of the dynamic temperature, by entropy, around the temperature [default: 0, off]
+    /// Set the range of the entropy-based dynamic temperature around the temperature [default: 0, off]
     #[arg(long, value_name = "T")]
     dynatemp_range: Option<f32>,
-    /// How the entropy maps onto the dynamic temperature [default: 1]
+    /// Set the exponent of the dynamic temperature [default: 1]
     #[arg(long, value_name = "X")]
     dynatemp_exp: Option<f32>,
-    /// Keep the K most likely tokens; 0 is off [default: 40]
+    /// Keep the K most likely tokens; 0 disables [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
-    /// Keep the most likely tokens that hold this share of the probability [default: 0.95]
+    /// Keep the smallest set of tokens with this total probability [default: 0.95]
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the most likely one [default: 0.05]
+    /// Drop tokens with less than this fraction of the highest probability [default: 0.05]
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
-    /// Locally typical sampling [default: 1, off]
+    /// Set the probability mass of locally typical sampling [default: 1, off]
     #[arg(long = "typical", visible_alias = "typical-p", value_name = "P")]
     typical: Option<f32>,
-    /// Keep logits within so many standard deviations of the largest [default: 0, off]
+    /// Keep logits within N standard deviations of the maximum [default: 0, off]
     #[arg(long, value_name = "N")]
     top_n_sigma: Option<f32>,
-    /// Tail-free sampling [default: 1, off]
+    /// Set the parameter z of tail-free sampling [default: 1, off]
     #[arg(long = "tfs", visible_alias = "tfs-z", value_name = "Z")]
     tfs: Option<f32>,
-    /// Chance that XTC removes the top choices in a step [default: 0, off]
+    /// Set the probability that XTC removes the top tokens in a step [default: 0, off]
     #[arg(long, value_name = "P")]
     xtc_probability: Option<f32>,
-    /// XTC takes tokens at least this likely for top choices [default: 0.1]
+    /// Set the minimum probability of a top token for XTC [default: 0.1]
     #[arg(long, value_name = "P")]
     xtc_threshold: Option<f32>,
-    /// Mirostat 1 or 2 in place of the truncating samplers [default: 0, off]
+    /// Use Mirostat 1 or 2 instead of the truncating samplers [default: 0, off]
     #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u8).range(0..=2))]
     mirostat: Option<u8>,
-    /// Mirostat's target surprise, in bits [default: 5]
+    /// Set the target surprise of Mirostat in bits [default: 5]
     #[arg(
         long = "mirostat-ent",
         visible_alias = "mirostat-tau",
         value_name = "BITS"
     )]
     mirostat_ent: Option<f32>,
-    /// Mirostat's learning rate [default: 0.1]
+    /// Set the learning rate of Mirostat [default: 0.1]
     #[arg(
         long = "mirostat-lr",
         visible_alias = "mirostat-eta",
         value_name = "RATE"
     )]
     mirostat_lr: Option<f32>,
-    /// Strength of DRY, a penalty on going on with a repetition [default: 0, off]
+    /// Set the multiplier of DRY, a penalty on continuing a repetition [default: 0, off]
     #[arg(long, value_name = "X")]
     dry_multiplier: Option<f32>,
-    /// Growth of DRY's penalty with each repeated token [default: 1.75]
+    /// Set the base of the DRY penalty, its growth per repeated token [default: 1.75]
     #[arg(long, value_name = "X")]
     dry_base: Option<f32>,
-    /// Repetitions up to this length are free [default: 2]
+    /// Set the length up to which DRY does not penalize repetitions [default: 2]
     #[arg(long, value_name = "N")]
     dry_allowed_length: Option<u32>,
-    /// How many tokens back DRY looks; -1 is all [default: -1]
+    /// Set the number of last tokens that DRY considers; -1 is all [default: -1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     dry_penalty_last_n: Option<i32>,
-    /// A repetition does not reach across this text (repeatable; `none` for no such text)
-    /// [default: newline, colon, quotation mark, asterisk]
+    /// End DRY repetitions at this text (repeatable; `none` clears the list) [default: newline, colon,
+    /// quotation mark, asterisk]
     #[arg(long, value_name = "TEXT")]
     dry_sequence_breaker: Vec<String>,
-    /// Penalty on tokens that came up recently [default: 1, off]
+    /// Set the penalty factor of recent tokens [default: 1, off]
     #[arg(long, value_name = "X")]
     repeat_penalty: Option<f32>,
-    /// How many tokens back the penalties look; -1 is all [default: 64]
+    /// Set the number of last tokens that the penalties consider; -1 is all [default: 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
-    /// Penalty for each time a token came up [default: 0, off]
+    /// Set the penalty per occurrence of a token [default: 0, off]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Penalty on tokens that came up at all [default: 0, off]
+    /// Set the penalty of tokens that have occurred [default: 0, off]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// The penalties hit the newline too
+    /// Apply the penalties to the newline token too
     #[arg(long)]
     penalize_nl: bool,
-    /// Same seed, same tokens [default: random]
+    /// Set the random seed [default: random]
     #[arg(short = 's', long, value_name = "SEED")]
     seed: Option<u64>,
-    /// Adds to a token's logit: `--logit-bias 15043=-2`, `-inf` bans it (repeatable)
+    /// Add a bias to a token's logit, such as 15043=-2; -inf bans the token (repeatable)
     #[arg(long, value_name = "TOKEN=BIAS", value_parser = parse_bias, allow_hyphen_values = true)]
     logit_bias: Vec<(u32, f32)>,
-    /// The samplers in their order, separated by `;` or `,`: penalties, dry, top_n_sigma, top_k, tfs_z,
-    /// typ_p, top_p, min_p, xtc, temperature, infill; or their letters, `edskfypmxti`
+    /// Set the samplers and their order, separated by `;` or `,`: penalties, dry, top_n_sigma, top_k, tfs_z,
+    /// typ_p, top_p, min_p, xtc, temperature, infill; or by their letters `edskfypmxti`
     #[arg(long, visible_aliases = ["sampler-seq", "sampling-seq"], value_name = "LIST")]
     samplers: Option<String>,
-    /// Reports each token's log probability and the N most likely ones (with --json)
+    /// Report the log probabilities of each token and of the N most likely ones, with --json
     #[arg(long, visible_alias = "logprobs", value_name = "N")]
     n_probs: Option<u32>,
-    /// Ends the answer before this text (repeatable)
+    /// Stop generation before this text (repeatable)
     #[arg(
         short = 'r',
         long = "reverse-prompt",
@@ -116,7 +116,7 @@ pub(crate) struct SamplingArgs {
         value_name = "TEXT"
     )]
     stop: Vec<String>,
-    /// The answer never contains this text (repeatable)
+    /// Prevent this text in the answer (repeatable)
     #[arg(long, value_name = "TEXT")]
     ban_string: Vec<String>,
 }
@@ -133,7 +133,7 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl SamplingArgs {
-    /// The parameters: `base` with what was given on the command line.
+    /// Applies the arguments to the parameters in `base`.
     pub(crate) fn params(&self, base: SamplingParams) -> anyhow::Result<SamplingParams> {
         let samplers = self
             .samplers

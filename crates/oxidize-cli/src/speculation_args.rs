@@ -1,4 +1,4 @@
-//! The arguments of speculative decoding, by llama.cpp's names.
+//! Arguments of speculative decoding, with llama.cpp's names.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use oxidize_core::speculative::{DraftSource, Speculation};
 
 use crate::model_args::{ModelArgs, find_model};
 
-/// How tokens are guessed ahead. The answer is the same with and without.
+/// Arguments of speculative decoding, which does not change the answer.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculationArgs {
-    /// A smaller model with the same vocabulary that guesses ahead
+    /// Draft tokens with a smaller model of the same vocabulary
     #[arg(
         long,
         visible_alias = "md",
@@ -20,7 +20,7 @@ pub(crate) struct SpeculationArgs {
         env = "OXIDIZE_MODEL_DRAFT"
     )]
     model_draft: Option<PathBuf>,
-    /// Guesses without a draft model: what followed the last tokens where they came up before
+    /// Source of draft tokens
     #[arg(
         long,
         value_name = "TYPE",
@@ -28,10 +28,10 @@ pub(crate) struct SpeculationArgs {
         env = "OXIDIZE_SPEC_TYPE"
     )]
     spec_type: Option<SpecType>,
-    /// Most tokens guessed at a time [default: 8]
+    /// Maximum number of draft tokens per step [default: 8]
     #[arg(long, visible_aliases = ["draft", "draft-n"], value_name = "N", env = "OXIDIZE_DRAFT_MAX")]
     draft_max: Option<usize>,
-    /// Guesses shorter than this are not tried [default: 1]
+    /// Minimum number of draft tokens; shorter drafts are dropped [default: 1]
     #[arg(
         long,
         visible_alias = "draft-n-min",
@@ -39,29 +39,29 @@ pub(crate) struct SpeculationArgs {
         env = "OXIDIZE_DRAFT_MIN"
     )]
     draft_min: Option<usize>,
-    /// The draft model guesses on while it holds its token at least this likely [default: 0.75]
+    /// Stop drafting when the draft model's token is less likely than this [default: 0.75]
     #[arg(long, value_name = "P", env = "OXIDIZE_DRAFT_P_MIN")]
     draft_p_min: Option<f32>,
-    /// Guess even where it makes the answer slower
+    /// Draft even when it makes generation slower
     #[arg(long)]
     draft_always: bool,
 }
 
-/// Where guesses come from.
+/// Source of draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SpecType {
-    /// No guesses
+    /// No speculative decoding
     None,
-    /// What the text repeats
+    /// Continuations of earlier occurrences of the last tokens in the context
     #[value(aliases = ["ngram-simple", "lookup"])]
     Ngram,
-    /// The draft model
+    /// The model of --model-draft
     #[value(alias = "model")]
     Draft,
 }
 
 impl SpeculationArgs {
-    /// Adds what was asked for to the settings of an engine.
+    /// Applies the arguments to an engine configuration.
     pub(crate) fn apply(
         &self,
         config: EngineConfig,
@@ -77,13 +77,13 @@ impl SpeculationArgs {
             )),
         };
         let speculation = source.map(|source| {
-            let usual = Speculation::new(source);
+            let default = Speculation::new(source);
             Speculation {
-                max_tokens: self.draft_max.unwrap_or(usual.max_tokens),
-                min_tokens: self.draft_min.unwrap_or(usual.min_tokens),
-                min_probability: self.draft_p_min.unwrap_or(usual.min_probability),
+                max_tokens: self.draft_max.unwrap_or(default.max_tokens),
+                min_tokens: self.draft_min.unwrap_or(default.min_tokens),
+                min_probability: self.draft_p_min.unwrap_or(default.min_probability),
                 always: self.draft_always,
-                ..usual
+                ..default
             }
         });
         Ok(EngineConfig {

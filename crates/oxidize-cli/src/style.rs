@@ -1,15 +1,15 @@
-//! Colours for people, none for pipes.
+//! Text styles on terminals; output to pipes has none.
 
 use std::io::IsTerminal;
 
 use anstyle::{AnsiColor, Style};
 
-/// The few styles in use. `{style}text{style:#}` puts text in one.
+/// Text styles, used as `{style}text{style:#}`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Styles {
     /// Titles.
     pub(crate) title: Style,
-    /// Labels and what matters less.
+    /// Labels and secondary text.
     pub(crate) dim: Style,
     /// The word `error`.
     pub(crate) error: Style,
@@ -25,7 +25,7 @@ pub(crate) fn for_stderr() -> Styles {
     choose(std::io::stderr().is_terminal())
 }
 
-/// <https://no-color.org>: any value but the empty one turns colours off.
+/// Chooses styles by terminal and `NO_COLOR` (<https://no-color.org>): any non-empty value turns colors off.
 fn choose(is_terminal: bool) -> Styles {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

@@ -1,4 +1,4 @@
-//! `oxidize inspect` as a user meets it: text, JSON, NumPy files, errors.
+//! `oxidize inspect`: text, JSON, NumPy files and errors.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -23,7 +23,7 @@ fn stdout(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A model of one Q8_0 matrix of two rows: scale 0.5, codes -16 to 15.
+/// Writes a model with one Q8_0 matrix of two rows: scale 0.5, codes -16 to 15.
 fn write_model(directory: &Path) -> PathBuf {
     let mut writer = Writer::new();
     writer
@@ -70,7 +70,7 @@ fn write_model(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn the_summary_says_what_a_person_asks_for() {
+fn summary_shows_hyperparameters_and_memory() {
     let directory = tempfile::tempdir().unwrap();
     let path = write_model(directory.path());
     let text = stdout(&["inspect", path.to_str().unwrap()]);
@@ -78,7 +78,7 @@ fn the_summary_says_what_a_person_asks_for() {
         !text.contains('\u{1b}'),
         "a pipe gets no escape sequences: {text:?}"
     );
-    // Rows of a label and its value, whatever the spaces between.
+    // Rows of label and value with single spaces.
     let rows: Vec<String> = text
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -90,7 +90,7 @@ fn the_summary_says_what_a_person_asks_for() {
         "type Q4_K_M",
         "context 8192 tokens",
         "layers 3",
-        "heads 4, 2 for keys and values",
+        "heads 4, 2 KV heads",
         "vocabulary 100 tokens",
         "chat template no",
         "Q8_0 1 68 B 100.0 %",
@@ -104,7 +104,7 @@ fn the_summary_says_what_a_person_asks_for() {
 }
 
 #[test]
-fn lists_and_json_have_everything() {
+fn tensor_list_metadata_and_json() {
     let directory = tempfile::tempdir().unwrap();
     let path = write_model(directory.path());
     let path = path.to_str().unwrap();
@@ -142,7 +142,7 @@ fn lists_and_json_have_everything() {
 }
 
 #[test]
-fn a_tensor_is_dumped_as_floats() {
+fn dump_writes_f32() {
     let directory = tempfile::tempdir().unwrap();
     let path = write_model(directory.path());
     let npy = directory.path().join("w.npy");
@@ -186,16 +186,16 @@ fn errors_are_one_line_and_exit_code_one() {
     std::fs::write(&broken, &bytes[..60]).unwrap();
     let good = good.to_str().unwrap();
     let nowhere = directory.path().join("none/w.npy");
-    for (arguments, says) in [
+    for (arguments, message) in [
         (&["inspect", broken.to_str().unwrap()][..], "at byte"),
         (&["inspect", "/no/such/model.gguf"], "/no/such/model.gguf"),
         (
             &["inspect", directory.path().to_str().unwrap()],
-            "not a model file",
+            "not a known model format",
         ),
         (
             &["inspect", good, "--dump", "v", "-o", "x.npy"],
-            "no tensor `v`",
+            "tensor `v` not found",
         ),
         (
             &[
@@ -213,7 +213,7 @@ fn errors_are_one_line_and_exit_code_one() {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(
-            stderr.starts_with("error: ") && stderr.contains(says),
+            stderr.starts_with("error: ") && stderr.contains(message),
             "{stderr}"
         );
         assert_eq!(stderr.lines().count(), 1, "{stderr}");

@@ -1,4 +1,4 @@
-//! `oxidize inspect --json` of real files against what the gguf Python package reads from them.
+//! `oxidize inspect --json` of real files, compared with the gguf Python package.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,14 +12,14 @@ fn cache() -> PathBuf {
     )
 }
 
-/// SmolLM2 and the vocabularies; the other models would only take longer.
+/// SmolLM2 and the vocabulary files.
 fn files() -> Vec<PathBuf> {
     let is_gguf = |path: &PathBuf| {
         path.extension()
             .is_some_and(|extension| extension == "gguf")
     };
-    let list = |folder: &str| {
-        let entries = std::fs::read_dir(cache().join(folder)).ok();
+    let list = |directory: &str| {
+        let entries = std::fs::read_dir(cache().join(directory)).ok();
         entries
             .into_iter()
             .flatten()
@@ -52,17 +52,17 @@ fn inspect(path: &Path, options: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What the gguf package says about a file. It takes seconds for a vocabulary, so the answer is kept
-/// in the cache until the file or the script changes.
+/// The tables of the gguf package for a file. Reading a vocabulary takes seconds, so the result is cached
+/// until the file or the script changes.
 fn python_table(python: &Path, path: &Path) -> Value {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/gguf_tables.py");
-    let kept = cache()
+    let cached = cache()
         .join("vectors/tables")
         .join(path.file_name().unwrap())
         .with_extension("json");
     let modified = |path: &Path| path.metadata().and_then(|info| info.modified()).ok();
-    if modified(&kept) > modified(path).max(modified(&script)) {
-        return serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();
+    if modified(&cached) > modified(path).max(modified(&script)) {
+        return serde_json::from_slice(&std::fs::read(cached).unwrap()).unwrap();
     }
     let output = Command::new(python).arg(script).arg(path).output().unwrap();
     assert!(
@@ -70,16 +70,16 @@ fn python_table(python: &Path, path: &Path) -> Value {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    std::fs::create_dir_all(kept.parent().unwrap()).unwrap();
-    oxidize_core::io::save_atomically(&kept, |file| {
-        std::io::Write::write_all(file, &output.stdout).map_err(oxidize_core::Error::io(&kept))
+    std::fs::create_dir_all(cached.parent().unwrap()).unwrap();
+    oxidize_core::io::save_atomically(&cached, |file| {
+        std::io::Write::write_all(file, &output.stdout).map_err(oxidize_core::Error::io(&cached))
     })
     .unwrap();
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[test]
-fn tables_agree_with_the_gguf_package() {
+fn tables_match_the_gguf_package() {
     let python = cache().join("venv/bin/python");
     let files = files();
     if files.is_empty() || !python.exists() {

@@ -1,6 +1,6 @@
-//! The mask for one token, over real vocabularies. The bar is 1 ms at the median for 128k tokens.
-//! `cargo bench -p oxidize-core --bench grammar -- VOCABULARY…`: GGUF files or tokenizer folders; without
-//! any, those of the test cache.
+//! Time to compute the mask of one token with real vocabularies; the target is a median of 1 ms for
+//! 128k tokens. `cargo bench -p oxidize-core --bench grammar -- VOCABULARY…` takes GGUF files or
+//! tokenizer directories; the default is those of the test cache.
 
 use oxidize_core::grammar::{Grammar, Grammars};
 use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
@@ -42,7 +42,7 @@ fn cached() -> Vec<PathBuf> {
     .into()
 }
 
-/// Grammars, each with an answer that follows it.
+/// Grammars, each with an answer that matches it.
 fn cases() -> Vec<(&'static str, Grammar, String)> {
     let person = serde_json::json!({
         "type": "object",
@@ -94,7 +94,7 @@ fn measure(
     let compile = start.elapsed();
     let mut times: Vec<Duration> = Vec::new();
     for _ in 0..10 {
-        // Each answer begins anew, with nothing remembered from the last.
+        // Recompile for each answer, so that nothing is cached.
         let mut constraint = grammars.compile(grammar).expect("a good grammar");
         for &token in &tokens {
             let start = Instant::now();
@@ -109,7 +109,7 @@ fn measure(
         }
     }
     times.sort_unstable();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+    let at = |quantile: f64| times[((times.len() - 1) as f64 * quantile) as usize];
     println!(
         "{name:<28} {:>7} {kind:<8} {compile:>9.1?} {:>9.1?} {:>9.1?} {:>9.1?}",
         tokenizer.vocab_size(),

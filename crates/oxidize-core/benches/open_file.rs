@@ -1,4 +1,4 @@
-//! How long it takes to open a model: the header only, mapped and read.
+//! Time to open a model, header only, with and without memory mapping.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use oxidize_core::file::{ModelFile, OpenOptions, Summary, TensorType};
 use oxidize_core::gguf::{ArrayBuf, Value, WriteError, Writer};
 
-/// A file like a real one: 150,000 tokens and merges, and the 339 tensors of 28 layers.
+/// File with realistic metadata: 150,000 tokens and merges, and the 339 tensors of 28 layers.
 fn synthetic() -> Vec<u8> {
     let mut writer = Writer::new();
     let tokens = ArrayBuf::strings((0..150_000).map(|i| format!("token{i}")));

@@ -1,6 +1,6 @@
-//! One sampling step over a vocabulary of 262,144 tokens, for the chains people use. The bar is 1 ms.
-//! `cargo bench -p oxidize-core --bench sampling [NAME]`; the fastest run is what the code costs, the median what a busy
-//! machine makes of it.
+//! One sampling step over a vocabulary of 262,144 tokens, for common chains; the target is 1 ms.
+//! `cargo bench -p oxidize-core --bench sampling [NAME]`. The fastest run shows the cost of the
+//! code, the median that on a busy machine.
 
 use std::borrow::Cow;
 use std::hint::black_box;
@@ -28,7 +28,7 @@ fn main() {
     for (shape, peaked) in [("peaked", true), ("flat", false)] {
         let logits = logits(peaked);
         for (name, params) in chains() {
-            if !wanted(name) {
+            if !is_selected(name) {
                 continue;
             }
             let mut sampler = Sampler::new(&params, &vocab).expect("valid parameters");
@@ -41,7 +41,7 @@ fn main() {
             });
         }
     }
-    if !wanted("default with mask") {
+    if !is_selected("default with mask") {
         return;
     }
     let mut mask = TokenMask::none(N_TOKENS);
@@ -58,8 +58,9 @@ fn main() {
     });
 }
 
-/// Whether a chain is asked for: all are, unless the command line names a part of their names.
-fn wanted(name: &str) -> bool {
+/// True if a chain is selected: the command line may contain parts of names, and selects all chains
+/// otherwise.
+fn is_selected(name: &str) -> bool {
     let mut parts = std::env::args()
         .skip(1)
         .filter(|part| !part.starts_with('-'))
@@ -67,7 +68,7 @@ fn wanted(name: &str) -> bool {
     parts.peek().is_none() || parts.any(|part| name.contains(&part))
 }
 
-/// Tokens are words of four letters.
+/// Synthetic vocabulary of four-letter tokens.
 struct Words;
 
 impl TokenPieces for Words {
@@ -240,7 +241,8 @@ fn report(name: &str, shape: &str, mut step: impl FnMut() -> u32) {
     );
 }
 
-/// Roughly normal logits with a few likely tokens, as a model gives, or all alike, which is the worst case.
+/// Logits that are roughly normal with a few likely tokens, like a model's, or flat, which is the
+/// worst case.
 fn logits(peaked: bool) -> Vec<f32> {
     let mut rng = Rng::new(1);
     (0..N_TOKENS)

@@ -1,5 +1,6 @@
-//! Encoding speed, one thread: the vocabularies of the test cache over the WikiText test set (or,
-//! without it, over this crate's documentation). `cargo bench -p oxidize-core --bench tokenize`.
+//! Single-threaded encoding speed: the vocabularies of the test cache on the WikiText test set (or,
+//! if it is missing, on this crate's documentation). `cargo bench -p oxidize-core --bench
+//! tokenize`.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,7 @@ fn encode(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What must not take more than a second a megabyte.
+/// Worst cases, which must run at 1 MB/s or more.
 fn runs(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("runs");
     for name in ["llama-bpe", "llama-spm", "gemma-4"] {

@@ -1,24 +1,36 @@
-//! Embeddings: one vector for a text, pooled from the hidden states that a model has of its tokens.
+//! [`Embedder`]: text embeddings, pooled from the hidden states of a text's tokens, and reranking scores.
 //!
-//! [`Embedder`] packs several texts into each batch of a [`Session`]; a text that is longer than a
-//! batch goes through it in pieces.
+//! Several texts share each batch of a [`Session`]; a text longer than a batch is processed in pieces.
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use std::ops::Range;
 
-use crate::backend::{Backend, Batch, KvType, SeqSlice, Session, SessionConfig};
+use crate::backend::cpu::Cpu;
+use crate::backend::{Backend, Batch, KvType, RepackLimit, SeqSlice, Session, SessionConfig};
 use crate::engine::{DEFAULT_CONTEXT, EngineError};
 use crate::error::Result;
 use crate::file::ModelFile;
-use crate::graph::Gives;
+use crate::graph::OutputKind;
 use crate::kv::BlockId;
 use crate::model::{Model, sidecar_json};
-use crate::tokenizer::TokenPair;
+use crate::tokenizer::{EncodeOptions, TokenPair};
 use serde_json::Value;
 
-/// Makes embeddings of token sequences.
+/// Computes text embeddings and reranking scores with an embedding, reranking or generative model.
+///
+/// ```no_run
+/// use oxidize_core::{Embedder, Model};
+///
+/// # fn main() -> Result<(), oxidize_core::Error> {
+/// let mut embedder = Embedder::new(&Model::load("all-MiniLM-L6-v2")?)?;
+/// let vectors = embedder.embed(&["A cat sits outside.", "The weather is lovely."])?;
+/// println!("{} dimensions", vectors[0].len());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Embedder {
+    model: Model,
     session: Box<dyn Session>,
     config: SessionConfig,
     pooling: Pooling,
@@ -28,31 +40,31 @@ pub struct Embedder {
     adapters: Vec<f32>,
 }
 
-/// How the hidden states of a text's tokens become its embedding.
+/// Pooling of the hidden states of a text's tokens into its embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pooling {
     /// One embedding for each token.
     None,
-    /// Their mean.
+    /// Mean over all tokens.
     Mean,
-    /// That of the first token, which models like BERT train to stand for the text.
+    /// First token (`[CLS]`), as BERT models are trained.
     Cls,
-    /// That of the last token, the only one that has seen all of the text in a decoder.
+    /// Last token, the only one that attends to the whole text in a decoder.
     Last,
-    /// No embedding, but the scores that the model's classifier gives the text.
+    /// Scores of the model's classification head instead of an embedding, for reranking.
     Rank,
 }
 
 impl Pooling {
-    /// What the model's file asks for, or the directory as sentence-transformers keep it.
+    /// Pooling declared by the model: `{arch}.pooling_type` in GGUF, or sentence-transformers' `1_Pooling`.
     pub fn of(model: &Model) -> Option<Pooling> {
-        let scores = model.plan().gives == Gives::Scores;
+        let scores = model.plan().output == OutputKind::Scores;
         Pooling::of_file(model.file(), model.arch().name)
             .or_else(|| scores.then_some(Pooling::Rank))
     }
 
-    /// The same of a model that need not be loaded, whose architecture has this name.
+    /// Pooling declared by a model file whose architecture has this name.
     pub fn of_file(file: &ModelFile, arch: &str) -> Option<Pooling> {
         if let Ok(Some(config)) = sidecar_json(file, "1_Pooling/config.json") {
             let modes = [
@@ -64,8 +76,8 @@ impl Pooling {
                 config.get(flag).and_then(Value::as_bool) == Some(true)
                     || config.get("pooling_mode").and_then(Value::as_str) == Some(name)
             };
-            let asked = modes.into_iter().find(|(flag, name, _)| on(flag, name));
-            if let Some((.., pooling)) = asked {
+            let enabled = modes.into_iter().find(|(flag, name, _)| on(flag, name));
+            if let Some((.., pooling)) = enabled {
                 return Some(pooling);
             }
         }
@@ -82,7 +94,7 @@ impl Pooling {
 }
 
 impl Pooling {
-    /// How GGUF files say it.
+    /// Value of GGUF's `pooling_type`.
     pub fn gguf_number(self) -> usize {
         match self {
             Pooling::None => 0,
@@ -94,8 +106,8 @@ impl Pooling {
     }
 }
 
-/// Whether the directory of the model says that its embeddings have length one.
-fn asks_for_unit_length(model: &Model) -> bool {
+/// True if sentence-transformers' `modules.json` normalizes the embeddings.
+fn is_normalized(model: &Model) -> bool {
     let Ok(Some(Value::Array(modules))) = model.sidecar_json("modules.json") else {
         return false;
     };
@@ -106,18 +118,21 @@ fn asks_for_unit_length(model: &Model) -> bool {
     modules.iter().any(kind)
 }
 
-/// How an embedder is laid out.
+/// Configuration of an [`Embedder`].
 #[derive(Clone, Debug)]
 pub struct EmbedderConfig {
-    /// Most tokens of a text; the model's own limit, but at most [`DEFAULT_CONTEXT`], where `None`.
+    /// Maximum tokens per text. `None` is the model's own limit, at most 4096.
     pub n_ctx: Option<usize>,
-    /// Most tokens in a step.
+    /// Maximum tokens per step.
     pub max_batch_tokens: usize,
-    /// How tokens become a text; what the model's file says where `None`, else their mean.
+    /// Pooling; `None` is the pooling the model declares, else the mean.
     pub pooling: Option<Pooling>,
-    /// Scales embeddings to length one, as is done in any case where the model's directory says so.
+    /// Scale embeddings to unit length. Models whose directory declares normalization are normalized in any
+    /// case.
     pub normalize: bool,
-    /// Threads; all cores where `None`.
+    /// Memory that the backend may spend on repacking weights.
+    pub repack: RepackLimit,
+    /// Number of threads; all cores where `None`.
     pub n_threads: Option<usize>,
 }
 
@@ -128,14 +143,30 @@ impl Default for EmbedderConfig {
             max_batch_tokens: 512,
             pooling: None,
             normalize: false,
+            repack: RepackLimit::default(),
             n_threads: None,
         }
     }
 }
 
 impl Embedder {
-    /// Prepares `backend` to make embeddings with `model`.
-    pub fn new(model: &Model, backend: &dyn Backend, config: &EmbedderConfig) -> Result<Embedder> {
+    /// Prepares `model` for embeddings with the default configuration and the best backend of this machine.
+    pub fn new(model: &Model) -> Result<Embedder> {
+        Embedder::with_config(model, &EmbedderConfig::default())
+    }
+
+    /// Prepares `model` for embeddings.
+    pub fn with_config(model: &Model, config: &EmbedderConfig) -> Result<Embedder> {
+        Embedder::with_backend(model, &Cpu::default(), config)
+    }
+
+    /// Prepares `model` for embeddings on a given backend.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
+    pub fn with_backend(
+        model: &Model,
+        backend: &dyn Backend,
+        config: &EmbedderConfig,
+    ) -> Result<Embedder> {
         let trained = model.hparams().n_ctx_train;
         let n_ctx = config
             .n_ctx
@@ -145,7 +176,7 @@ impl Embedder {
             .pooling
             .or_else(|| Pooling::of(model))
             .unwrap_or(Pooling::Mean);
-        if pooling == Pooling::Rank && model.plan().gives != Gives::Scores {
+        if pooling == Pooling::Rank && model.plan().output != OutputKind::Scores {
             return Err(EngineError::NoScores(model.arch().name).into());
         }
         let whole = model.plan().is_bidirectional();
@@ -154,19 +185,20 @@ impl Embedder {
             false => config.max_batch_tokens.max(1),
         };
         let room = SessionConfig::for_context(n_ctx.max(max_tokens));
-        // Recurrent state takes room for each text of a batch, whether it is there or not.
+        // The session allocates recurrent state for the maximum number of texts in a batch.
         let state_slots = match model.plan().states.is_empty() {
             true => max_tokens,
             false => max_tokens.min(MAX_RECURRENT),
         };
         let session_config = SessionConfig {
-            // Each text of a batch starts a block of its own, and may be a single token.
+            // Each text of a batch has blocks of its own, and may be a single token.
             n_blocks: room.n_blocks.max(max_tokens),
             max_tokens,
             max_outputs: max_tokens,
             state_slots,
+            repack: config.repack,
             n_threads: config.n_threads,
-            // What is looked at once, in the same step, need not be small.
+            // Keys and values of a bidirectional model are used once, in the same step.
             key_type: if whole { KvType::F32 } else { room.key_type },
             value_type: if whole { KvType::F32 } else { room.value_type },
             ..room
@@ -176,24 +208,66 @@ impl Embedder {
             _ => model.embedding_session(backend, &session_config)?,
         };
         Ok(Embedder {
+            model: model.clone(),
             session,
             config: session_config,
             pooling: match pooling {
-                // A classifier looks at the token that has seen all.
+                // The classification head reads the token that attends to the whole text.
                 Pooling::Rank if whole => Pooling::Cls,
                 Pooling::Rank => Pooling::Last,
                 pooling => pooling,
             },
-            normalize: pooling != Pooling::Rank
-                && (config.normalize || asks_for_unit_length(model)),
+            normalize: pooling != Pooling::Rank && (config.normalize || is_normalized(model)),
             n_ctx,
             n_vocab: model.n_vocab(),
-            adapters: model.adapter_strengths().to_vec(),
+            adapters: model.adapter_scales().to_vec(),
         })
     }
 
-    /// The embeddings of each text: one, or with [`Pooling::None`] one for each of its tokens.
-    pub fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
+    /// Computes one embedding per text. With [`Pooling::None`], which has one per token, their concatenation.
+    pub fn embed(&mut self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
+        let tokenizer = self.model.tokenizer()?;
+        let tokens: Vec<Vec<u32>> = texts
+            .iter()
+            .map(|text| tokenizer.encode(text.as_ref(), EncodeOptions::default()))
+            .collect();
+        let embeddings = self.embed_tokens(&tokens)?;
+        Ok(embeddings
+            .into_iter()
+            .map(|vectors| vectors.concat())
+            .collect())
+    }
+
+    /// Scores each document against a query with a reranking model; higher is more relevant.
+    ///
+    /// ```no_run
+    /// use oxidize_core::{Embedder, Model};
+    ///
+    /// # fn main() -> Result<(), oxidize_core::Error> {
+    /// let mut reranker = Embedder::new(&Model::load("bge-reranker-v2-m3.gguf")?)?;
+    /// let scores = reranker.rerank("capital of Norway", &["Oslo is a city.", "Cats purr."])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rerank(&mut self, query: &str, documents: &[impl AsRef<str>]) -> Result<Vec<f32>> {
+        if self.model.plan().output != OutputKind::Scores {
+            return Err(EngineError::NoScores(self.model.arch().name).into());
+        }
+        let tokenizer = self.model.tokenizer()?;
+        let pairs: Vec<TokenPair> = documents
+            .iter()
+            .map(|document| tokenizer.encode_pair(query, document.as_ref(), false))
+            .collect();
+        let scores = self.embed_token_pairs(&pairs)?.into_iter();
+        Ok(scores
+            .map(|vectors| vectors.first().and_then(|scores| scores.first()).copied())
+            .map(Option::unwrap_or_default)
+            .collect())
+    }
+
+    /// Computes the embeddings of tokenized texts: one per text, or one per token with [`Pooling::None`].
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
+    pub fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
         let alone = texts.iter().map(|tokens| Text {
             tokens,
             second: None,
@@ -201,8 +275,9 @@ impl Embedder {
         self.embed_texts(&alone.collect::<Vec<_>>())
     }
 
-    /// The embedding of each pair of texts, with [`Pooling::Rank`] the scores it gets.
-    pub fn embed_pairs(&mut self, pairs: &[TokenPair]) -> Result<Vec<Vec<Vec<f32>>>> {
+    /// Computes the embeddings of pairs of texts; with [`Pooling::Rank`], their scores.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
+    pub fn embed_token_pairs(&mut self, pairs: &[TokenPair]) -> Result<Vec<Vec<Vec<f32>>>> {
         let texts = pairs.iter().map(|pair| Text {
             tokens: &pair.tokens,
             second: u32::try_from(pair.second).ok(),
@@ -244,7 +319,7 @@ impl Embedder {
         let mut tokens = Vec::with_capacity(self.config.max_tokens);
         let mut positions = Vec::with_capacity(self.config.max_tokens);
         let mut outputs = Vec::new();
-        // Which text each output is of.
+        // Text of each output.
         let mut owners = Vec::new();
         let mut blocks: Vec<Range<u32>> = Vec::with_capacity(step.len());
         for piece in step {
@@ -293,25 +368,25 @@ impl Embedder {
     }
 }
 
-/// The tokens of a text, or of two and where the second begins.
+/// Tokens of a text, or of a pair and the position where its second text begins.
 #[derive(Clone, Copy)]
 struct Text<'a> {
     tokens: &'a [u32],
     second: Option<u32>,
 }
 
-/// A part of a text that is computed in one step.
+/// The part of a text that one step computes.
 #[derive(Debug, PartialEq)]
 struct Piece {
     text: usize,
     positions: Range<usize>,
 }
 
-/// Most texts in a step of a model with recurrent state.
+/// Maximum texts per step of a model with recurrent state.
 const MAX_RECURRENT: usize = 8;
 
-/// Shares texts of these lengths out over steps of at most `max_tokens` and `max_texts`: as many whole ones as fit;
-/// one that does not fit alone is cut, and shares its steps with no other, so that its blocks stay
+/// Packs texts of these lengths into steps of at most `max_tokens` and `max_texts`, as many whole texts as
+/// fit. A text longer than a step is split, and shares its steps with no other text, so that its blocks stay
 /// its own.
 fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piece>> {
     let mut steps: Vec<Vec<Piece>> = Vec::new();
@@ -336,7 +411,7 @@ fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piec
     steps
 }
 
-/// The embedding of a text in the making.
+/// Accumulator of the embedding of a text.
 struct Pool {
     pooling: Pooling,
     n_tokens: usize,
@@ -352,7 +427,7 @@ impl Pool {
         }
     }
 
-    /// Whether the hidden state of the token at `position` is needed.
+    /// True if the hidden state of the token at `position` is needed.
     fn wants(&self, position: usize) -> bool {
         match self.pooling {
             Pooling::None | Pooling::Mean => true,
@@ -397,12 +472,12 @@ mod tests {
     use crate::backend::cpu::Cpu;
     use crate::backend::reference::Reference;
     use crate::file::{ModelFile, OpenOptions};
-    use crate::synth::{Mix, Shape, Synthesis};
+    use crate::synth::{QuantRecipe, Shape, Synthesis};
 
     fn model() -> Model {
         let synthesis = Synthesis {
             shape: Shape::named("tiny").unwrap(),
-            mix: Mix::named("F32").unwrap(),
+            recipe: QuantRecipe::named("F32").unwrap(),
             seed: 7,
         };
         let mut bytes = Vec::new();
@@ -433,13 +508,13 @@ mod tests {
     }
 
     #[test]
-    fn a_text_has_one_embedding_whatever_it_is_batched_with() {
+    fn embedding_does_not_depend_on_the_batch() {
         let model = model();
         for pooling in [Pooling::None, Pooling::Mean, Pooling::Cls, Pooling::Last] {
             let embed = |backend: &dyn Backend, max_tokens| {
                 let mut embedder =
-                    Embedder::new(&model, backend, &config(pooling, max_tokens)).unwrap();
-                embedder.embed(&texts()).unwrap()
+                    Embedder::with_backend(&model, backend, &config(pooling, max_tokens)).unwrap();
+                embedder.embed_tokens(&texts()).unwrap()
             };
             let expected = embed(&Reference, 512);
             for max_tokens in [512, 45, 16] {
@@ -460,15 +535,15 @@ mod tests {
     }
 
     #[test]
-    fn pooled_embeddings_follow_from_those_of_the_tokens() {
+    fn pooled_embeddings_match_token_embeddings() {
         let model = model();
         let embed = |pooling, normalize| {
             let config = EmbedderConfig {
                 normalize,
                 ..config(pooling, 64)
             };
-            let mut embedder = Embedder::new(&model, &Cpu::default(), &config).unwrap();
-            embedder.embed(&texts()[1..2]).unwrap().remove(0)
+            let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &config).unwrap();
+            embedder.embed_tokens(&texts()[1..2]).unwrap().remove(0)
         };
         let tokens = embed(Pooling::None, false);
         assert_near(&embed(Pooling::Cls, false)[0], &tokens[0]);
@@ -486,15 +561,17 @@ mod tests {
     }
 
     #[test]
-    fn hidden_states_times_the_output_matrix_are_the_logits() {
+    fn hidden_states_times_output_matrix_are_the_logits() {
         let model = model();
         let tokens = texts().remove(1);
         let last = EmbedderConfig {
             pooling: Some(Pooling::Last),
             ..EmbedderConfig::default()
         };
-        let mut embedder = Embedder::new(&model, &Cpu::default(), &last).unwrap();
-        let hidden = embedder.embed(std::slice::from_ref(&tokens)).unwrap();
+        let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &last).unwrap();
+        let hidden = embedder
+            .embed_tokens(std::slice::from_ref(&tokens))
+            .unwrap();
         let config = SessionConfig::for_context(64);
         let mut session = model.session(&Cpu::default(), &config).unwrap();
         let positions: Vec<u32> = (0..tokens.len() as u32).collect();
@@ -526,21 +603,21 @@ mod tests {
     }
 
     #[test]
-    fn bad_texts_are_refused() {
+    fn invalid_texts_are_rejected() {
         let model = model();
         let config = EmbedderConfig {
             n_ctx: Some(8),
             ..EmbedderConfig::default()
         };
-        let mut embedder = Embedder::new(&model, &Cpu::default(), &config).unwrap();
+        let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &config).unwrap();
         for text in [vec![], vec![300; 9], vec![1024]] {
-            assert!(embedder.embed(&[text]).is_err());
+            assert!(embedder.embed_tokens(&[text]).is_err());
         }
-        assert!(embedder.embed(&[vec![300; 8]]).is_ok());
+        assert!(embedder.embed_tokens(&[vec![300; 8]]).is_ok());
     }
 
     #[test]
-    fn whole_texts_share_steps_and_long_ones_do_not() {
+    fn only_whole_texts_share_steps() {
         let steps = steps(&[5, 4, 2, 25, 3], 10, 10);
         let shape: Vec<Vec<(usize, Range<usize>)>> = steps
             .into_iter()

@@ -1,4 +1,4 @@
-//! [`Error`]: everything that can go wrong in this crate, said so that a user can act on it.
+//! [`Error`]: all errors of this crate, with messages for users.
 
 use std::path::{Path, PathBuf};
 
@@ -7,133 +7,154 @@ use oxidize_kernels::quant::QuantError;
 use crate::backend::BackendError;
 use crate::chat::ChatError;
 use crate::engine::EngineError;
-use crate::gguf::{GgufError, WriteError};
+use crate::file::gguf::{GgufError, WriteError};
+use crate::file::safetensors::SafetensorsError;
+use crate::grammar::GrammarError;
 use crate::limits::LimitExceeded;
-use crate::lora::LoraError;
 use crate::model::ModelError;
-use crate::safetensors::SafetensorsError;
+use crate::model::lora::LoraError;
+use crate::sampling::SamplingError;
+use crate::speculative::SpeculationError;
 use crate::synth::SynthesisError;
 use crate::tokenizer::TokenizerError;
 
-/// A result whose error is [`Error`].
+/// Result with [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. The message is complete: it names the file and the place in it.
+/// Error of this crate. The message is complete: it names the file and the position in it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused to open, read or write a file.
+    /// A file could not be opened, read or written.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// I/O error.
         error: std::io::Error,
     },
-    /// No loader knows the file.
-    #[error("{}: not a model file that oxidize knows (GGUF file, safetensors file or directory)", path.display())]
+    /// The file is of no known format.
+    #[error("{}: not a known model format (GGUF file, safetensors file or directory)", path.display())]
     UnknownFormat {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A GGUF file is broken.
+    /// A GGUF file is invalid.
     #[error("{}: {error}", path.display())]
     Gguf {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// Problem and position.
         error: Box<GgufError>,
     },
-    /// A GGUF file cannot be written.
+    /// A GGUF file could not be written.
     #[error(transparent)]
     GgufWrite(#[from] WriteError),
-    /// A safetensors file, or a JSON file beside it, is broken.
+    /// A safetensors file, or a JSON file in its directory, is invalid.
     #[error("{}: {error}", path.display())]
     Safetensors {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// Problem and position.
         error: Box<SafetensorsError>,
     },
-    /// A file asks for more than [`Limits`](crate::Limits) allows.
+    /// A file exceeds the [`Limits`](crate::Limits).
     #[error("{}: {place}: {limit}", path.display())]
     Limit {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The key, the tensor or the part of the file, with its byte offset.
+        /// Key, tensor or part of the file, with the byte offset.
         place: String,
-        /// The limit and what was asked.
+        /// Exceeded limit.
         limit: LimitExceeded,
     },
-    /// Some of the files that a model is split over are not there.
+    /// Files of a split model are missing.
     #[error("{}: missing {}", path.display(), list(missing))]
     MissingParts {
-        /// The file that was opened.
+        /// Path of the file that was opened.
         path: PathBuf,
-        /// Every file that is missing.
+        /// Paths of all missing files.
         missing: Vec<PathBuf>,
     },
-    /// The files of a split model do not belong together.
+    /// Files of a split model do not belong together.
     #[error("{}: {problem}", path.display())]
     Parts {
-        /// The file that does not fit.
+        /// Path of the file that does not belong.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         problem: String,
     },
-    /// The file is in order, but what it says cannot be run.
+    /// The file is valid, but its model cannot be run.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// An adapter is broken, or not made for the model.
+    /// A LoRA adapter is invalid, or does not fit the model.
     #[error(transparent)]
     Lora(#[from] LoraError),
-    /// A chat template is wrong, or a conversation does not fit it.
+    /// A chat template is invalid, or a conversation does not fit it.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// A random model of these dimensions or types cannot be.
+    /// A random model with these dimensions or types is impossible.
     #[error(transparent)]
     Synthesis(#[from] SynthesisError),
-    /// The engine could not serve a request.
+    /// A request could not be served.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A backend could not prepare or run the model.
+    /// A backend could not load or run the model.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The vocabulary of a model is broken, or of a kind that is not known.
+    /// The vocabulary of a model is invalid or of an unknown kind.
     #[error("{}: {error}", path.display())]
     Tokenizer {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem.
         error: TokenizerError,
     },
-    /// The model has no tensor of this name.
-    #[error("{}: there is no tensor `{name}`", path.display())]
+    /// The model has no tensor with this name.
+    #[error("{}: tensor `{name}` not found", path.display())]
     NoTensor {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The name that was asked for.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor cannot be turned into floats.
+    /// A tensor could not be dequantized.
     #[error("{}: tensor `{name}`: {error}", path.display())]
     Dequantize {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Why.
+        /// Reason.
         error: QuantError,
     },
 }
 
 impl Error {
-    /// Names the file that an I/O error is about; for `map_err`.
+    /// Returns a function that adds the path of a file to an I/O error, for `map_err`.
     pub fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
         move |error| Error::Io {
             path: path.to_path_buf(),
             error,
         }
+    }
+}
+
+impl From<GrammarError> for Error {
+    fn from(error: GrammarError) -> Error {
+        EngineError::Grammar(error).into()
+    }
+}
+
+impl From<SamplingError> for Error {
+    fn from(error: SamplingError) -> Error {
+        EngineError::Sampling(error).into()
+    }
+}
+
+impl From<SpeculationError> for Error {
+    fn from(error: SpeculationError) -> Error {
+        EngineError::Speculation(error).into()
     }
 }
 

@@ -1,31 +1,34 @@
-//! Caps on what a file may ask for, checked before anything is allocated.
+//! Limits on the sizes that a model file may declare, checked before memory is allocated.
 
-/// Caps on what a model file may ask for. The defaults are far above any real model.
+/// Limits on the sizes that a model file may declare. The defaults are far above those of any real model.
+///
+/// A malicious file can declare sizes that would exhaust memory. A file that exceeds a limit is rejected with
+/// [`Error::Limit`](crate::Error::Limit).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Tensors in a model, over all its files.
+    /// Maximum tensors of a model, over all its files.
     pub tensors: u64,
-    /// Metadata keys in a file.
+    /// Maximum metadata keys of a file.
     pub metadata_keys: u64,
-    /// Bytes in one metadata string, key or tensor name.
+    /// Maximum bytes of a metadata string, key or tensor name.
     pub string_bytes: u64,
-    /// Arrays inside arrays, counting the outermost.
+    /// Maximum depth of nested arrays, including the outermost one.
     pub array_depth: u32,
-    /// Dimensions of a GGUF tensor.
+    /// Maximum dimensions of a GGUF tensor.
     pub gguf_dimensions: u32,
-    /// Dimensions of a safetensors tensor; convolutions over time have five.
+    /// Maximum dimensions of a safetensors tensor; 3D convolutions have five.
     pub safetensors_dimensions: u32,
-    /// Alignment of the tensor data, which also has to be a power of two.
+    /// Maximum alignment of the tensor data, which must also be a power of two.
     pub alignment: u64,
-    /// Bytes of GGUF header read into memory where the file is not mapped.
+    /// Maximum bytes of a GGUF header that are read into memory if the file is not mapped.
     pub gguf_header_bytes: u64,
-    /// Bytes of JSON at the start of a safetensors file, or in its index.
+    /// Maximum bytes of the JSON header of a safetensors file, or of its index.
     pub safetensors_header_bytes: u64,
-    /// Free-form entries in the `__metadata__` of a safetensors file.
+    /// Maximum entries of the `__metadata__` of a safetensors file.
     pub safetensors_metadata_keys: u64,
-    /// Bytes of `config.json`.
+    /// Maximum bytes of `config.json`.
     pub config_bytes: u64,
-    /// Files that one model is split over.
+    /// Maximum files of a split model.
     pub parts: u64,
 }
 
@@ -48,20 +51,20 @@ impl Default for Limits {
     }
 }
 
-/// A cap that was hit: which, how much it allows and how much was asked for.
+/// A limit that a file exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{asked} {what} asked for, the limit is {limit}")]
+#[error("{asked} {what} exceed the limit of {limit}")]
 pub struct LimitExceeded {
-    /// What is limited, in the plural: `tensors`, `bytes in a string`.
+    /// Limited quantity, in the plural: `tensors`, `bytes in a string`.
     pub what: &'static str,
-    /// The most that is allowed.
+    /// Maximum.
     pub limit: u64,
-    /// How much was asked for.
+    /// Declared size.
     pub asked: u64,
 }
 
 impl LimitExceeded {
-    /// `Err` if `asked` is over `limit`.
+    /// Returns an error if `asked` exceeds `limit`.
     pub fn check(what: &'static str, asked: u64, limit: u64) -> Result<(), LimitExceeded> {
         if asked > limit {
             Err(LimitExceeded { what, limit, asked })

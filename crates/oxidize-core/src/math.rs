@@ -1,6 +1,6 @@
-//! Functions that the standard library lacks.
+//! Mathematical functions that the standard library lacks.
 
-/// The error function: Taylor's series near zero, a continued fraction far from it.
+/// Error function: the Taylor series near zero, a continued fraction elsewhere.
 pub(crate) fn erf(x: f64) -> f64 {
     if x.abs() > 3.0 {
         let mut fraction = 0.0;
@@ -18,17 +18,17 @@ pub(crate) fn erf(x: f64) -> f64 {
     sum * 2.0 / std::f64::consts::PI.sqrt()
 }
 
-/// The share of the normal distribution below `x`.
-pub(crate) fn normal_share(x: f64) -> f64 {
+/// Cumulative distribution function of the standard normal distribution.
+pub(crate) fn normal_cdf(x: f64) -> f64 {
     0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2))
 }
 
-/// The point below which a share `p` of the normal distribution lies, by bisection.
+/// Quantile function of the standard normal distribution, by bisection.
 pub(crate) fn normal_quantile(p: f64) -> f64 {
     let (mut low, mut high) = (-40.0, 40.0);
     for _ in 0..100 {
         let middle = 0.5 * (low + high);
-        if normal_share(middle) < p {
+        if normal_cdf(middle) < p {
             low = middle;
         } else {
             high = middle;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_function_is_right_on_both_sides_of_the_seam() {
+    fn erf_matches_tables_in_both_branches() {
         // Abramowitz and Stegun, table 7.1.
         for (x, expected) in [
             (0.5, 0.520_499_877_8),
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_of_the_normal_distribution() {
+    fn normal_quantile_matches_tables() {
         assert!((normal_quantile(0.95) - 1.644_853_626_951).abs() < 1e-9);
         assert!(normal_quantile(0.5).abs() < 1e-9);
     }

@@ -1,13 +1,14 @@
-//! An index of names that finds duplicates while it is made.
+//! Sorted index of names, with detection of duplicates.
 
-/// The indices `0..n` sorted by name, or the index of a name that was there before.
+/// Returns the indices `0..n` sorted by name, or the index of the first name that is a duplicate.
 ///
-/// A sorted index needs four bytes a name, no copy of it, and no hash that an attacker could aim at.
+/// A sorted index takes four bytes per name, stores no copies of the names, and has no hashes that an
+/// attacker could make collide.
 pub(crate) fn sorted_without_duplicates<'a>(
     n: usize,
     name: impl Fn(usize) -> &'a [u8],
 ) -> Result<Vec<u32>, usize> {
-    // Callers hold counts against limits far below 2^32.
+    // Callers limit `n` to far less than 2^32.
     let mut order: Vec<u32> = (0..n).map_while(|i| u32::try_from(i).ok()).collect();
     let name = |index: u32| usize::try_from(index).map_or(&[][..], &name);
     order.sort_unstable_by(|&a, &b| name(a).cmp(name(b)).then(a.cmp(&b)));
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sorts_and_reports_the_later_duplicate() {
+    fn sorts_and_reports_later_duplicate() {
         let index = |names: &[&'static str]| {
             let names = names.to_vec();
             sorted_without_duplicates(names.len(), move |i| names[i].as_bytes())

@@ -1,4 +1,4 @@
-//! Beam search on the tiny model, against every continuation there is.
+//! Beam search on the tiny model, compared with an exhaustive search.
 
 #[allow(dead_code, reason = "each test uses some of it")]
 mod tiny;
@@ -26,8 +26,8 @@ fn config() -> EngineConfig {
 
 fn request(tokens: &[u32], max_tokens: usize) -> Request {
     Request {
-        tokens: tokens.to_vec(),
-        sampling: SamplingParams::greedy(),
+        prompt: tokens.to_vec().into(),
+        sampling: Some(SamplingParams::greedy()),
         max_tokens: Some(max_tokens),
         ignore_eos: true,
         ..Request::default()
@@ -42,7 +42,7 @@ fn search(model: &Model, request: &Request, beams: usize) -> Result<Vec<BeamAnsw
     beam_search(model, &Cpu::default(), &config(), request, params, || true)
 }
 
-/// The log probabilities of what follows `tokens`.
+/// Log probabilities of the token after `tokens`.
 fn logprobs(model: &Model, tokens: &[u32]) -> Vec<f32> {
     let session_config = SessionConfig {
         key_type: KvType::F32,
@@ -70,7 +70,7 @@ fn logprobs(model: &Model, tokens: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn finds_the_most_likely_pairs_of_all() {
+fn finds_the_most_likely_pairs() {
     let model = tiny::model();
     for prompt in [&[5u32, 80, 7][..], &[100, 42, 42, 17, 300]] {
         let mut all = Vec::new();
@@ -95,9 +95,9 @@ fn finds_the_most_likely_pairs_of_all() {
 }
 
 #[test]
-fn one_beam_is_the_greedy_answer_and_scores_are_the_models() {
+fn one_beam_is_greedy_and_scores_match_model() {
     let model = tiny::model();
-    // A long prompt, in pieces, and an answer over several blocks.
+    // The prompt takes several chunks and the answer several blocks.
     let prompt: Vec<u32> = (0..100).map(|i| 5 + i * 37 % 315).collect();
     let request = request(&prompt, 70);
     let engine = Engine::start(model.clone(), Arc::new(Cpu::default()), &config()).unwrap();
@@ -108,7 +108,7 @@ fn one_beam_is_the_greedy_answer_and_scores_are_the_models() {
     let five = search(&model, &request, 5).unwrap();
     assert_eq!(five.len(), 5);
     assert!(five.windows(2).all(|pair| pair[0].score >= pair[1].score));
-    // What it says of an answer is what the model says of it.
+    // The reported log probability is the model's.
     let mut tokens = prompt;
     let mut logprob = 0.0;
     for &token in &five[0].tokens {
@@ -119,7 +119,7 @@ fn one_beam_is_the_greedy_answer_and_scores_are_the_models() {
 }
 
 #[test]
-fn a_form_and_stop_strings_hold() {
+fn grammar_and_stop_strings_apply() {
     let model = tiny::model();
     let mut request = request(&[10, 20, 30], 40);
     request.grammar = Some(Grammar::Regex("(yes|no|maybe later)!".into()));
@@ -129,14 +129,15 @@ fn a_form_and_stop_strings_hold() {
     assert!(found.iter().all(|a| a.reason == FinishReason::EndOfText));
     let known = ["yes!", "no!", "maybe later!"];
     assert!(texts.iter().all(|text| known.contains(text)), "{texts:?}");
-    request.sampling.stop = vec!["be".into()];
-    request.sampling.banned_strings = vec!["yes".into(), "no".into()];
+    let sampling = request.sampling.get_or_insert_default();
+    sampling.stop = vec!["be".into()];
+    sampling.banned_strings = vec!["yes".into(), "no".into()];
     let found = search(&model, &request, 6).unwrap();
     assert!(found.iter().all(|answer| answer.text == "may"), "{found:?}");
 }
 
 #[test]
-fn it_ends_when_told_and_refuses_what_cannot_be() {
+fn search_stops_early_and_rejects_invalid_parameters() {
     let model = tiny::model();
     let params = |beams| BeamParams {
         beams,
@@ -156,7 +157,7 @@ fn it_ends_when_told_and_refuses_what_cannot_be() {
         assert!(matches!(error, Error::Engine(EngineError::Beams(n)) if n == beams));
     }
     let long = Request {
-        tokens: vec![7; 300],
+        prompt: vec![7; 300].into(),
         ..request.clone()
     };
     let error = search(&model, &long, 2).unwrap_err();
@@ -165,7 +166,7 @@ fn it_ends_when_told_and_refuses_what_cannot_be() {
         "{error}"
     );
     let wrong = Request {
-        tokens: vec![320],
+        prompt: vec![320].into(),
         ..request
     };
     assert!(search(&model, &wrong, 2).is_err());

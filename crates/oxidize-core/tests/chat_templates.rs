@@ -1,5 +1,5 @@
-//! Every template of the test cache renders to exactly what Jinja2 gives. The vectors come from
-//! `scripts/template_vectors.py`; a few small ones are committed in `fixtures/`.
+//! Chat templates of the test cache render exactly as with Jinja2. `scripts/template_vectors.py`
+//! generates the vectors; a few small ones are committed in `fixtures/`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use oxidize_core::chat::{
 };
 use serde_json::{Value as Json, json};
 
-/// The moment the vectors were rendered at.
+/// Options with the time at which the vectors were rendered.
 fn options() -> ChatOptions {
     ChatOptions {
         now: Some(UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
@@ -17,7 +17,7 @@ fn options() -> ChatOptions {
     }
 }
 
-/// Checks one file of vectors and returns how many conversations rendered and what differed.
+/// Checks one file of vectors. Returns the number of equal renderings and the failures.
 fn check(path: &Path) -> (usize, Vec<String>) {
     let name = path.file_stem().unwrap().to_string_lossy().into_owned();
     let vectors: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -49,8 +49,8 @@ fn check(path: &Path) -> (usize, Vec<String>) {
                 ));
             }
             (Some(_), Err(error)) => failures.push(format!("{name} {}: {error}", case["name"])),
-            // What a template refuses on purpose we refuse in its words. Where Python trips over a type (a loop
-            // over None), we may be kinder.
+            // An intentional refusal must have the same message. Where Python fails with a type
+            // error (such as a loop over None), rendering may succeed.
             (None, ours) => {
                 let error = case["error"].as_str().unwrap();
                 if let Some(message) = error.strip_prefix("TemplateError: ")
@@ -67,7 +67,7 @@ fn check(path: &Path) -> (usize, Vec<String>) {
     (rendered, failures)
 }
 
-/// The vectors of the test cache; says so where there are none.
+/// Vectors of the test cache; prints a note if there are none.
 fn cached_vectors() -> Vec<PathBuf> {
     let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
         .map(PathBuf::from)
@@ -84,7 +84,7 @@ fn cached_vectors() -> Vec<PathBuf> {
     paths
 }
 
-/// What a template writes for a tool call, our parser reads back: the round trip of one call.
+/// Round trip of a tool call: the template renders it and the answer parser reads it back.
 fn call_round_trip(path: &Path) -> Result<bool, String> {
     let name = path.file_stem().unwrap().to_string_lossy().into_owned();
     let vectors: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -117,7 +117,8 @@ fn call_round_trip(path: &Path) -> Result<bool, String> {
             .map_err(|error| format!("{name}: {error}"))
     };
     let text = render(&messages, false)?;
-    // The turn is what follows the generation prompt, or where that already thinks, the conversation.
+    // The turn follows the generation prompt, or the conversation if that prompt opens the
+    // reasoning.
     let prompt = render(&messages[..1], true)?;
     let prompt = if text.starts_with(&prompt) {
         prompt
@@ -130,9 +131,9 @@ fn call_round_trip(path: &Path) -> Result<bool, String> {
         .take_while(|(a, b)| a == b)
         .count();
     let turn = &text[text.floor_char_boundary(common)..];
-    // The engine stops at this token and does not show it.
+    // The engine stops at this token and does not return it.
     let turn = turn.strip_suffix("<|eot_id|>").unwrap_or(turn);
-    // Harmony's parser starts where the prompt ends.
+    // The Harmony parser starts where the prompt ends.
     let turn = turn.strip_prefix("<|start|>assistant").unwrap_or(turn);
     let answer_options = AnswerOptions {
         reasoning: true,
@@ -149,8 +150,8 @@ fn call_round_trip(path: &Path) -> Result<bool, String> {
     }
 }
 
-fn vectors_in(folder: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+fn vectors_in(directory: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(directory)
         .into_iter()
         .flatten()
         .map(|entry| entry.unwrap().path())
@@ -181,7 +182,7 @@ fn assert_all(paths: &[PathBuf]) -> usize {
 }
 
 #[test]
-fn templates_of_the_cache_render_as_jinja2_does() {
+fn cached_templates_render_as_jinja2() {
     let paths = cached_vectors();
     if paths.is_empty() {
         return;
@@ -195,7 +196,7 @@ fn templates_of_the_cache_render_as_jinja2_does() {
 }
 
 #[test]
-fn calls_as_templates_write_them_are_read_back() {
+fn rendered_calls_are_parsed_back() {
     let paths = cached_vectors();
     let results: Vec<Result<bool, String>> =
         paths.iter().map(|path| call_round_trip(path)).collect();
@@ -216,9 +217,9 @@ fn calls_as_templates_write_them_are_read_back() {
 }
 
 #[test]
-fn committed_templates_render_as_jinja2_does() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/chat_templates");
-    let paths = vectors_in(&folder);
-    assert!(!paths.is_empty(), "no fixtures in {}", folder.display());
+fn committed_templates_render_as_jinja2() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/chat_templates");
+    let paths = vectors_in(&directory);
+    assert!(!paths.is_empty(), "no fixtures in {}", directory.display());
     assert!(assert_all(&paths) >= 10);
 }

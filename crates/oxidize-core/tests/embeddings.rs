@@ -1,4 +1,4 @@
-//! Embeddings of real models: what sentence-transformers and llama.cpp make of the same texts.
+//! Embeddings of real models, compared with those of sentence-transformers and llama.cpp.
 
 mod shared;
 
@@ -10,7 +10,7 @@ use oxidize_core::tokenizer::EncodeOptions;
 use shared::shared;
 use std::path::PathBuf;
 
-/// A model of the test cache, which `scripts/setup --models` fills.
+/// Loads a model of the test cache, which `scripts/setup --models` fills.
 fn cached(name: &str) -> Option<Model> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
@@ -21,7 +21,7 @@ fn cached(name: &str) -> Option<Model> {
         eprintln!("SKIPPED: no {}", path.display());
         return None;
     }
-    Some(Model::load(path, &OpenOptions::default()).unwrap())
+    Some(Model::load_with(path, &OpenOptions::default()).unwrap())
 }
 
 fn embed(model: &Model, texts: &[&str], normalize: bool) -> Vec<Vec<f32>> {
@@ -32,13 +32,13 @@ fn embed(model: &Model, texts: &[&str], normalize: bool) -> Vec<Vec<f32>> {
         normalize,
         ..EmbedderConfig::default()
     };
-    let mut embedder = Embedder::new(model, &Cpu::default(), &config).unwrap();
-    let embeddings = embedder.embed(&texts).unwrap();
+    let mut embedder = Embedder::with_backend(model, &Cpu::default(), &config).unwrap();
+    let embeddings = embedder.embed_tokens(&texts).unwrap();
     embeddings.into_iter().flatten().collect()
 }
 
-/// Double precision in NumPy, with the `tokenizers` package: mean pooling and unit length are what
-/// the model's directory asks for.
+/// Compares with NumPy in double precision and the `tokenizers` package. The model's directory declares mean
+/// pooling and normalization.
 #[test]
 fn minilm() {
     let Some(model) = cached("all-MiniLM-L6-v2") else {
@@ -74,7 +74,7 @@ fn minilm() {
     }
 }
 
-/// llama.cpp on the same file, which rounds keys, values and activations to half precision.
+/// Compares with llama.cpp on the same file, which rounds keys, values and activations to half precision.
 #[test]
 fn nomic() {
     let Some(model) = cached("nomic-embed-text-v1.5.f16.gguf") else {

@@ -1,4 +1,4 @@
-//! Replays the stored corpus of the fuzz targets for model files and text through the checks they make.
+//! Replays the stored corpus of the fuzz targets for model files and text.
 
 #[allow(unreachable_pub, reason = "public for the fuzz targets")]
 #[path = "../../../fuzz/src/files.rs"]
@@ -76,7 +76,7 @@ fn answer() {
     replay("answer", language::answer);
 }
 
-/// Random bytes of a fixed seed: more cases than a corpus holds, in every build.
+/// Random bytes from a fixed seed: more cases than the corpus holds, in every build.
 #[test]
 fn random_vocabularies() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,14 +1,14 @@
-//! Greedy answers of real models against llama.cpp's, token by token with log probabilities.
+//! Greedy answers of real models, compared with llama.cpp's token by token and by log probability.
 //!
-//! llama.cpp rounds activations to 8 bits where weights are quantised, and so do we, in blocks of
-//! our own: where two tokens are nearly as likely, the two may choose differently. Such a place is
-//! shown with both logits, must be a near-tie for llama.cpp as well, and must not contradict the
-//! reference backend, which rounds nothing. Nor may our rounding cost more than llama.cpp's does.
+//! llama.cpp rounds activations to 8 bits if weights are quantized, and so does this engine, with other block
+//! sizes. If two tokens are nearly equally likely, the engines may choose differently. Each such position is
+//! printed with both log probabilities, must be a near-tie for llama.cpp as well, and must not contradict the
+//! reference backend, which does not round. The mean rounding error must not be much larger than llama.cpp's.
 
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, Batch, SeqSlice, SessionConfig};
-use oxidize_core::engine::{Engine, EngineConfig, Event, Request};
+use oxidize_core::engine::{Engine, EngineConfig, Request};
 use oxidize_core::file::OpenOptions;
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
@@ -18,60 +18,60 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Log probabilities nearer than this are a near-tie between engines that round differently.
+/// Maximum difference of log probabilities that counts as a near-tie between engines that round differently.
 const NEAR_TIE: f64 = 0.35;
 
 #[test]
-fn smollm2_says_what_llama_cpp_says() {
+fn smollm2_matches_llama_cpp() {
     compare("SmolLM2-135M-Instruct.Q4_1");
 }
 
 #[test]
-fn stories15m_says_what_llama_cpp_says() {
+fn stories15m_matches_llama_cpp() {
     compare("stories15M-f32");
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn gemma3_says_what_llama_cpp_says() {
+fn gemma3_matches_llama_cpp() {
     compare("gemma-3-270m-q4_k_m");
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn tinyllama_says_what_llama_cpp_says() {
+fn tinyllama_matches_llama_cpp() {
     compare("tinyllama-1.1b-chat.IQ2_XXS");
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn qwen2_says_what_llama_cpp_says() {
+fn qwen2_matches_llama_cpp() {
     compare("qwen2.5-coder-1.5b-instruct-q4_k_m");
 }
 
-/// One greedy answer of llama.cpp.
+/// A greedy answer of llama.cpp.
 struct Run {
     prompt: String,
-    /// The chosen tokens.
+    /// Chosen tokens.
     tokens: Vec<u32>,
-    /// For each, the five most likely tokens with their log probabilities.
+    /// The five most likely tokens with their log probabilities, for each chosen token.
     top: Vec<Vec<(u32, f64)>>,
 }
 
-/// The model and llama.cpp's answers, or `None` where they are not there.
+/// Loads the model and llama.cpp's answers; `None` if they are missing.
 fn find(name: &str) -> Option<(Model, Vec<Run>)> {
     let set = |name| std::env::var_os(name).map(PathBuf::from);
     let cache = set("OXIDIZE_TEST_CACHE").or_else(|| Some(set("HOME")?.join(".cache/oxidize")))?;
     let shared = set("OXIDIZE_SHARED")
         .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
     let model = cache.join(format!("models/{name}.gguf"));
-    // Short answers that are kept, and longer ones where `scripts/greedy_references.py` was run.
+    // Short answers are stored with the golden models; longer ones come from `scripts/greedy_references.py`.
     let answers = [
         shared.join(format!("ref/{name}.greedy.json")),
         cache.join(format!("greedy/{name}.greedy.json")),
     ];
     if !model.exists() || !answers.iter().any(|path| path.exists()) {
-        eprintln!("SKIPPED: no {} or no answers to it", model.display());
+        eprintln!("SKIPPED: {} or its answers are missing", model.display());
         return None;
     }
     let id = |value: &Value| value.as_u64().unwrap() as u32;
@@ -94,7 +94,10 @@ fn find(name: &str) -> Option<(Model, Vec<Run>)> {
         let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         runs.extend(golden["runs"].as_array().unwrap().iter().map(run));
     }
-    Some((Model::load(model, &OpenOptions::default()).unwrap(), runs))
+    Some((
+        Model::load_with(model, &OpenOptions::default()).unwrap(),
+        runs,
+    ))
 }
 
 /// Compares all answers.
@@ -110,37 +113,37 @@ fn compare(name: &str) {
         };
         let prompt = model.tokenizer().unwrap().encode(&run.prompt, options);
         let total = run.tokens.len();
-        // With llama.cpp's tokens as input every place can be compared.
+        // With llama.cpp's tokens as input, all positions can be compared.
         let mut tokens = prompt.clone();
         tokens.extend(&run.tokens[..total - 1]);
         let first = prompt.len() - 1;
-        let place = Place {
+        let comparison = Comparison {
             what: format!("{name}, {:?}", run.prompt),
             run,
             ours: logprobs(&model, &Cpu::default(), &tokens, first),
             exact: logprobs(&model, &Reference, &tokens, first),
         };
-        let what = &place.what;
+        let what = &comparison.what;
 
-        // What a user gets. Past a near-tie the two tell different stories.
+        // The answer of the engine. After the first near-tie, the two continuations differ.
         let answer = greedy(&model, prompt, total);
         if let Some(at) = (0..total).find(|&at| answer.get(at) != Some(&run.tokens[at])) {
             let ours = answer.get(at).copied();
             let ours = ours.unwrap_or_else(|| panic!("{what}: the answer ends at {at}"));
-            place.assert_near_tie(at, ours);
+            comparison.assert_near_tie(at, ours);
         }
 
         let mut same = 0;
-        for (at, ours) in place.ours.iter().enumerate() {
+        for (at, ours) in comparison.ours.iter().enumerate() {
             let best = argmax(ours);
             if best == run.tokens[at] {
                 same += 1;
             } else {
-                place.assert_near_tie(at, best);
+                comparison.assert_near_tie(at, best);
             }
         }
-        let (ours, theirs) = place.rounding();
-        println!("{what}: {same} of {total} tokens; off by {ours:.4}, llama.cpp by {theirs:.4}");
+        let (ours, theirs) = comparison.rounding();
+        println!("{what}: {same} of {total} tokens; error {ours:.4}, llama.cpp's {theirs:.4}");
         assert!(
             same + total / 12 >= total,
             "{what}: only {same} of {total} tokens"
@@ -149,17 +152,18 @@ fn compare(name: &str) {
     }
 }
 
-/// The places of an answer, as three engines see them: log probabilities of every token.
-struct Place<'a> {
+/// Log probabilities of every token at every position of an answer, from three engines.
+struct Comparison<'a> {
     what: String,
     run: &'a Run,
     ours: Vec<Vec<f64>>,
-    /// Without any rounding.
+    /// Of the reference backend, which does not round.
     exact: Vec<Vec<f64>>,
 }
 
-impl Place<'_> {
-    /// Where we choose `ours` and llama.cpp something else: both must find the two nearly as likely.
+impl Comparison<'_> {
+    /// Asserts that position `at`, where we choose `ours` and llama.cpp another token, is a near-tie for
+    /// both.
     fn assert_near_tie(&self, at: usize, ours: u32) {
         let theirs = self.run.tokens[at];
         let known = |token: u32| self.run.top[at].iter().find(|(id, _)| *id == token);
@@ -181,8 +185,8 @@ impl Place<'_> {
         assert!(gap < NEAR_TIE, "{what}: wrong without rounding, by {gap}");
     }
 
-    /// How far we are off, and llama.cpp is, on average over the tokens that matter: far down the
-    /// list, small probabilities have large logarithms.
+    /// Mean absolute error of our and llama.cpp's log probabilities. Tokens below exp(-6) are left out,
+    /// because their log probabilities are sensitive to rounding.
     fn rounding(&self) -> (f64, f64) {
         let (mut ours, mut theirs, mut n) = (0.0, 0.0, 0.0);
         for (at, top) in self.run.top.iter().enumerate() {
@@ -197,7 +201,7 @@ impl Place<'_> {
     }
 }
 
-/// The engine's own answer, as long as llama.cpp's.
+/// The engine's greedy answer of `n` tokens.
 fn greedy(model: &Model, tokens: Vec<u32>, n: usize) -> Vec<u32> {
     let config = EngineConfig {
         cache_tokens: Some(512),
@@ -206,20 +210,16 @@ fn greedy(model: &Model, tokens: Vec<u32>, n: usize) -> Vec<u32> {
     };
     let engine = Engine::start(model.clone(), Arc::new(Cpu::default()), &config).unwrap();
     let request = Request {
-        tokens,
-        sampling: SamplingParams::greedy(),
+        prompt: tokens.into(),
+        sampling: Some(SamplingParams::greedy()),
         max_tokens: Some(n),
         ..Request::default()
     };
     let stream = engine.submit(request).unwrap();
-    let token = |event| match event {
-        Event::Token(token) => Some(token.id),
-        Event::Finished(_) => None,
-    };
-    stream.filter_map(|event| token(event.unwrap())).collect()
+    stream.map(|token| token.unwrap().id).collect()
 }
 
-/// The log probabilities at every position of `tokens` from `first` on.
+/// Log probabilities at every position of `tokens` from `first` on.
 fn logprobs(model: &Model, backend: &dyn Backend, tokens: &[u32], first: usize) -> Vec<Vec<f64>> {
     let config = SessionConfig {
         max_outputs: tokens.len(),

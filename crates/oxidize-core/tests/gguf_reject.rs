@@ -1,4 +1,4 @@
-//! Broken GGUF files: each gives an error or a correct load, within the memory that was promised.
+//! Corrupt GGUF files: each gives an error or a valid model, within the memory limit.
 
 mod raw_gguf;
 
@@ -11,7 +11,7 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::{Array, Problem, Value};
 use raw_gguf::{ARRAY, RawGguf, STRING, small};
 
-/// Counts what this thread has allocated.
+/// Allocator that counts the bytes allocated by each thread.
 struct Counting;
 
 thread_local! {
@@ -20,7 +20,7 @@ thread_local! {
 }
 
 fn grew(bytes: usize) {
-    // The counters are gone while a thread ends; nothing is measured then.
+    // The counters are destroyed when a thread ends; later allocations are not counted.
     let _ = NOW.try_with(|now| {
         now.set(now.get().wrapping_add(bytes));
         PEAK.with(|peak| peak.set(peak.get().max(now.get())));
@@ -31,17 +31,17 @@ fn shrank(bytes: usize) {
     let _ = NOW.try_with(|now| now.set(now.get().saturating_sub(bytes)));
 }
 
-// SAFETY: every call goes on to the system's allocator as it came; the counters do not allocate.
+// SAFETY: every call is forwarded to the system allocator unchanged; the counters do not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grew(layout.size());
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is the same.
+        // SAFETY: `layout` has a nonzero size, which the contract of `alloc` requires of the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         shrank(layout.size());
-        // SAFETY: the pointer came from `System` through `alloc` above, with this layout.
+        // SAFETY: `pointer` was allocated by `System` in `alloc` above, with this layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most this thread held at once during `work`, beyond what it held before.
+/// Peak of the bytes that this thread allocated during `work`, beyond those it had before.
 fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     PEAK.set(before);
@@ -57,7 +57,7 @@ fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, PEAK.get() - before)
 }
 
-/// Opens `bytes` and checks what every outcome has to satisfy. `true` if it is a model.
+/// Opens `bytes` and checks the properties of every outcome. Returns true if it is a model.
 fn open(bytes: Vec<u8>) -> bool {
     let len = bytes.len();
     let (result, peak) = peak_of(|| ModelFile::from_bytes(bytes, &OpenOptions::default()));
@@ -78,7 +78,7 @@ fn open(bytes: Vec<u8>) -> bool {
     }
 }
 
-/// Everything a model offers can be walked, and lies inside the file.
+/// Checks that all metadata and tensors can be read and lie inside the file.
 fn check_load(model: &ModelFile, len: u64) {
     assert_eq!(model.metadata().iter().count(), model.metadata().len());
     for (key, value) in model.metadata().iter() {
@@ -104,7 +104,7 @@ fn check_array(array: &Array<'_>) {
 }
 
 #[test]
-fn a_hundred_thousand_broken_files() {
+fn corrupt_files_are_rejected_or_valid() {
     let start = Instant::now();
     let (mut files, mut loads) = (0u64, 0u64);
     let mut try_one = |bytes: Vec<u8>| {
@@ -117,21 +117,21 @@ fn a_hundred_thousand_broken_files() {
         for len in 0..good.bytes.len() {
             try_one(good.bytes[..len].to_vec());
         }
-        every_byte_changed(&good, &mut try_one);
-        every_integer_at_its_limits(&good, &mut try_one);
-        several_bytes_at_random(&good, 20_000, &mut try_one);
+        change_every_byte(&good, &mut try_one);
+        change_every_integer(&good, &mut try_one);
+        change_random_bytes(&good, 20_000, &mut try_one);
     }
     println!(
         "{files} files, {loads} of them load, in {:.1?}",
         start.elapsed()
     );
     assert!(files >= 100_000, "only {files} files");
-    assert!(loads >= 3, "the good files load");
+    assert!(loads >= 3, "the unchanged files load");
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
-/// Each byte of the header: every single bit, and a few values that mean something.
-fn every_byte_changed(good: &RawGguf, try_one: &mut impl FnMut(Vec<u8>)) {
+/// Flips each bit of the header, and sets each byte to significant values.
+fn change_every_byte(good: &RawGguf, try_one: &mut impl FnMut(Vec<u8>)) {
     for at in 0..good.header_len {
         let old = good.bytes[at];
         let flips = (0..8).map(|bit| old ^ (1 << bit));
@@ -155,7 +155,7 @@ fn every_byte_changed(good: &RawGguf, try_one: &mut impl FnMut(Vec<u8>)) {
     }
 }
 
-fn every_integer_at_its_limits(good: &RawGguf, try_one: &mut impl FnMut(Vec<u8>)) {
+fn change_every_integer(good: &RawGguf, try_one: &mut impl FnMut(Vec<u8>)) {
     let len = good.bytes.len() as u64;
     let mut values: Vec<u64> = (0..14).collect();
     for bits in [
@@ -187,8 +187,8 @@ fn every_integer_at_its_limits(good: &RawGguf, try_one: &mut impl FnMut(Vec<u8>)
     }
 }
 
-fn several_bytes_at_random(good: &RawGguf, n: usize, try_one: &mut impl FnMut(Vec<u8>)) {
-    // xorshift64: the same files on every run.
+fn change_random_bytes(good: &RawGguf, n: usize, try_one: &mut impl FnMut(Vec<u8>)) {
+    // xorshift64 with a fixed seed: the same files on every run.
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = |below: usize| {
         state ^= state << 13;
@@ -207,16 +207,16 @@ fn several_bytes_at_random(good: &RawGguf, n: usize, try_one: &mut impl FnMut(Ve
     }
 }
 
-/// The problem that a file is refused for.
+/// The problem for which a file is rejected.
 fn problem(file: &RawGguf) -> Problem {
     match ModelFile::from_bytes(file.bytes.clone(), &OpenOptions::default()) {
         Err(Error::Gguf { error, .. }) => error.problem,
         Err(Error::Limit { limit, .. }) => Problem::Limit(limit),
-        other => panic!("not refused as GGUF: {other:?}"),
+        other => panic!("not rejected as GGUF: {other:?}"),
     }
 }
 
-macro_rules! refused {
+macro_rules! assert_rejected {
     ($file:expr, $problem:pat) => {
         let problem = problem(&$file);
         assert!(matches!(problem, $problem), "{problem:?}");
@@ -230,54 +230,54 @@ fn one_key(value: impl FnOnce(&mut RawGguf) -> &mut RawGguf) -> RawGguf {
 }
 
 #[test]
-fn each_fault_has_its_own_error() {
+fn each_metadata_fault_has_its_own_error() {
     let mut big_endian = RawGguf::new(3, 0, 0);
     big_endian.bytes[4..8].copy_from_slice(&3u32.to_be_bytes());
-    refused!(big_endian, Problem::BigEndian);
-    refused!(RawGguf::new(4, 0, 0), Problem::Version(4));
-    refused!(RawGguf::new(3, 1_000_001, 0), Problem::Limit(_));
-    refused!(RawGguf::new(3, 10, 0), Problem::Truncated { .. });
-    refused!(RawGguf::new(3, 0, u64::MAX), Problem::Limit(_));
-    refused!(
+    assert_rejected!(big_endian, Problem::BigEndian);
+    assert_rejected!(RawGguf::new(4, 0, 0), Problem::Version(4));
+    assert_rejected!(RawGguf::new(3, 1_000_001, 0), Problem::Limit(_));
+    assert_rejected!(RawGguf::new(3, 10, 0), Problem::Truncated { .. });
+    assert_rejected!(RawGguf::new(3, 0, u64::MAX), Problem::Limit(_));
+    assert_rejected!(
         one_key(|f| f.key("k", 13).raw(&[0; 8])),
         Problem::ValueType(13)
     );
-    refused!(one_key(|f| f.key("k", 7).raw(&[2])), Problem::Bool(2));
-    refused!(
+    assert_rejected!(one_key(|f| f.key("k", 7).raw(&[2])), Problem::Bool(2));
+    assert_rejected!(
         one_key(|f| f.key("k", STRING).u64(1 << 40)),
         Problem::Limit(_)
     );
-    refused!(
+    assert_rejected!(
         one_key(|f| f.key("k", STRING).u64(9)),
         Problem::Truncated { needed: 9, .. }
     );
-    refused!(
+    assert_rejected!(
         one_key(|f| f.string(b"\xff").u32(0).raw(&[0])),
         Problem::NotUtf8
     );
-    refused!(
+    assert_rejected!(
         one_key(|f| f.key("k", ARRAY).array(4, 1 << 62)),
         Problem::Truncated {
             needed: u64::MAX,
             ..
         }
     );
-    refused!(
+    assert_rejected!(
         one_key(|f| f.key("general.alignment", 4).u32(48)),
         Problem::Alignment
     );
-    refused!(
+    assert_rejected!(
         one_key(|f| f.key("general.alignment", 4).u32(1 << 21)),
         Problem::Limit(_)
     );
 
     let mut twice = RawGguf::new(3, 0, 2);
     twice.key("k", 0).raw(&[1]).key("k", 0).raw(&[2]);
-    refused!(twice, Problem::Duplicate);
+    assert_rejected!(twice, Problem::Duplicate);
 }
 
 #[test]
-fn each_fault_of_a_tensor_has_its_own_error() {
+fn each_tensor_fault_has_its_own_error() {
     let tensors = |tensors: &[(&str, &[u64], u32, u64)]| {
         let mut file = RawGguf::new(3, tensors.len() as u64, 0);
         for (name, shape, ty, offset) in tensors {
@@ -286,48 +286,48 @@ fn each_fault_of_a_tensor_has_its_own_error() {
         file.data(32, 128);
         file
     };
-    refused!(tensors(&[("a", &[4], 99, 0)]), Problem::TensorType(99));
-    refused!(
+    assert_rejected!(tensors(&[("a", &[4], 99, 0)]), Problem::TensorType(99));
+    assert_rejected!(
         tensors(&[("a", &[4], 31, 0)]),
         Problem::RemovedTensorType("Q4_0_4_4")
     );
-    refused!(tensors(&[("a", &[1, 1, 1, 1, 1], 0, 0)]), Problem::Limit(_));
-    refused!(
+    assert_rejected!(tensors(&[("a", &[1, 1, 1, 1, 1], 0, 0)]), Problem::Limit(_));
+    assert_rejected!(
         tensors(&[("a", &[1 << 32, 1 << 32], 0, 0)]),
         Problem::TooManyElements(_)
     );
-    refused!(
+    assert_rejected!(
         tensors(&[("a", &[1 << 40, 1 << 40, 0], 0, 0)]),
         Problem::TooManyElements(_)
     );
-    refused!(
+    assert_rejected!(
         tensors(&[("a", &[1 << 62], 28, 0)]),
         Problem::TooManyElements(_)
     );
-    // The product is whole blocks, the row is not.
-    refused!(
+    // The tensor is whole blocks, but its rows are not.
+    assert_rejected!(
         tensors(&[("a", &[16, 2], 2, 0)]),
         Problem::PartialBlock { row: 16, block: 32 }
     );
-    refused!(
+    assert_rejected!(
         tensors(&[("a", &[4], 0, 8)]),
         Problem::Misaligned { offset: 8, .. }
     );
-    refused!(tensors(&[("a", &[33], 0, 0)]), Problem::OutOfFile { .. });
-    refused!(tensors(&[("a", &[4], 0, 128)]), Problem::OutOfFile { .. });
-    refused!(
+    assert_rejected!(tensors(&[("a", &[33], 0, 0)]), Problem::OutOfFile { .. });
+    assert_rejected!(tensors(&[("a", &[4], 0, 128)]), Problem::OutOfFile { .. });
+    assert_rejected!(
         tensors(&[("a", &[4], 0, u64::MAX - 31)]),
         Problem::OutOfFile { .. }
     );
-    refused!(
+    assert_rejected!(
         tensors(&[("a", &[4], 0, 0), ("a", &[4], 0, 32)]),
         Problem::Duplicate
     );
-    refused!(
+    assert_rejected!(
         tensors(&[("a", &[16], 0, 0), ("b", &[4], 0, 32)]),
         Problem::Overlap(_)
     );
-    refused!(
+    assert_rejected!(
         tensors(&[("a", &[4], 0, 32), ("b", &[4], 0, 32)]),
         Problem::Overlap(_)
     );
@@ -337,7 +337,7 @@ fn each_fault_of_a_tensor_has_its_own_error() {
 }
 
 #[test]
-fn errors_name_the_key_or_tensor_and_the_byte() {
+fn errors_name_the_key_and_the_byte() {
     let mut file = RawGguf::new(3, 0, 2);
     file.key("general.name", STRING).string(b"x");
     let at = file.bytes.len() + 8 + "broken".len();
@@ -352,7 +352,7 @@ fn errors_name_the_key_or_tensor_and_the_byte() {
 }
 
 #[test]
-fn arrays_nest_four_deep_and_no_deeper() {
+fn arrays_nest_at_most_four_deep() {
     let nested = |depth: u64| {
         one_key(|file| {
             file.key("k", ARRAY);
@@ -363,15 +363,15 @@ fn arrays_nest_four_deep_and_no_deeper() {
         })
     };
     assert!(open(nested(4).bytes));
-    refused!(nested(5), Problem::Limit(_));
+    assert_rejected!(nested(5), Problem::Limit(_));
     let start = Instant::now();
-    refused!(nested(100_000), Problem::Limit(_));
+    assert_rejected!(nested(100_000), Problem::Limit(_));
     assert!(start.elapsed() < Duration::from_millis(50));
 }
 
 #[test]
-fn a_small_file_of_many_short_entries_stays_within_the_bound() {
-    // The shortest entries there are, so that what is kept for each weighs most.
+fn many_short_entries_stay_within_memory_limit() {
+    // The shortest possible entries have the largest overhead in memory.
     let n = 20_000;
     let mut keys = RawGguf::new(1, 0, n);
     let mut tensors = RawGguf::new(1, n, 0);

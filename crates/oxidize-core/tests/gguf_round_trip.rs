@@ -1,4 +1,5 @@
-//! What the reader gives out, what the writer writes, and that the two agree to the byte.
+//! GGUF reader and writer: values, tensors and split files are read, and writing what was read gives the same
+//! bytes.
 
 mod raw_gguf;
 
@@ -16,7 +17,7 @@ fn from_bytes(bytes: Vec<u8>) -> ModelFile {
 }
 
 #[test]
-fn every_type_of_value_is_read() {
+fn every_value_type_is_read() {
     for version in [1, 2, 3] {
         let model = from_bytes(small(version).bytes);
         assert_eq!(model.format(), Format::Gguf { version });
@@ -75,7 +76,7 @@ fn every_type_of_value_is_read() {
 }
 
 #[test]
-fn tensors_are_found_with_their_bytes() {
+fn tensors_have_their_data() {
     let file = small(3);
     let model = from_bytes(file.bytes.clone());
     let data_start = file.header_len.next_multiple_of(64) as u64;
@@ -95,7 +96,7 @@ fn tensors_are_found_with_their_bytes() {
 }
 
 #[test]
-fn data_is_aligned_for_its_type_wherever_the_file_lies() {
+fn data_is_aligned_for_its_type() {
     let mut file = RawGguf::new(3, 2, 1);
     file.key("general.alignment", 4).u32(1);
     file.tensor("a", &[1], 24, 0)
@@ -108,7 +109,7 @@ fn data_is_aligned_for_its_type_wherever_the_file_lies() {
 }
 
 #[test]
-fn any_prefix_asks_for_more_until_the_header_is_whole() {
+fn prefix_of_header_asks_for_more_bytes() {
     let file = small(3);
     let len = file.bytes.len() as u64;
     for end in 0..file.bytes.len() {
@@ -128,8 +129,8 @@ fn any_prefix_asks_for_more_until_the_header_is_whole() {
     }
 }
 
-/// The same file again, by way of the reader and the writer.
-fn rewritten(model: &ModelFile, out: impl Write) -> Result<(), Error> {
+/// Writes the file that was read.
+fn rewrite(model: &ModelFile, out: impl Write) -> Result<(), Error> {
     let mut writer = Writer::new();
     for (key, value) in model.metadata().iter() {
         writer.key(key, &value)?;
@@ -144,9 +145,9 @@ fn rewritten(model: &ModelFile, out: impl Write) -> Result<(), Error> {
 }
 
 #[test]
-fn writing_what_was_read_gives_the_same_bytes() {
+fn rewritten_file_is_identical() {
     let mut file = small(3);
-    // The small file ends without the padding that a writer adds.
+    // The small file lacks the padding that a writer adds.
     let padded = file.header_len.next_multiple_of(64) + 320;
     file.bytes.truncate(padded);
     let scalar = file.header_len.next_multiple_of(64) + 192;
@@ -155,11 +156,11 @@ fn writing_what_was_read_gives_the_same_bytes() {
     file.bytes[embedding + 54..embedding + 64].fill(0);
     file.bytes[padded - 32..].fill(0);
     let mut again = Vec::new();
-    rewritten(&from_bytes(file.bytes.clone()), &mut again).unwrap();
+    rewrite(&from_bytes(file.bytes.clone()), &mut again).unwrap();
     assert!(again == file.bytes);
 }
 
-/// Compares what is written with a file, without holding either.
+/// Writer that compares its input with a file, without holding either in memory.
 struct Comparing {
     file: io::BufReader<std::fs::File>,
     at: u64,
@@ -179,7 +180,7 @@ impl Write for Comparing {
     }
 }
 
-/// The folder of downloaded models and vocabularies.
+/// Directory of downloaded models and vocabularies.
 fn cache() -> PathBuf {
     std::env::var_os("OXIDIZE_TEST_CACHE").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize"),
@@ -188,10 +189,10 @@ fn cache() -> PathBuf {
 }
 
 #[test]
-fn real_files_are_rewritten_byte_for_byte() {
+fn rewritten_real_files_are_identical() {
     let mut files = 0;
-    for folder in ["vocab", "models"] {
-        let Ok(entries) = std::fs::read_dir(cache().join(folder)) else {
+    for directory in ["vocab", "models"] {
+        let Ok(entries) = std::fs::read_dir(cache().join(directory)) else {
             continue;
         };
         for path in entries.map(|entry| entry.unwrap().path()) {
@@ -205,8 +206,7 @@ fn real_files_are_rewritten_byte_for_byte() {
             }
             let file = io::BufReader::new(std::fs::File::open(&path).unwrap());
             let mut out = Comparing { file, at: 0 };
-            rewritten(&model, &mut out)
-                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            rewrite(&model, &mut out).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             assert_eq!(out.at, path.metadata().unwrap().len(), "{}", path.display());
             files += 1;
         }
@@ -220,7 +220,7 @@ fn real_files_are_rewritten_byte_for_byte() {
 }
 
 #[test]
-fn the_writer_refuses_what_the_reader_would() {
+fn writer_rejects_what_the_reader_would() {
     let mut writer = Writer::new();
     writer.key("k", &Value::U8(1)).unwrap();
     assert!(matches!(
@@ -230,21 +230,21 @@ fn the_writer_refuses_what_the_reader_would() {
     let alignment = writer.key("general.alignment", &Value::U32(3));
     assert!(matches!(alignment, Err(WriteError::Alignment)));
     writer.tensor("t", TensorType::F32, &[2]).unwrap();
-    let mut refused = |ty, shape: &[u64]| writer.tensor("x", ty, shape).unwrap_err();
+    let mut rejected = |ty, shape: &[u64]| writer.tensor("x", ty, shape).unwrap_err();
     assert!(matches!(
-        refused(TensorType::U8, &[2]),
+        rejected(TensorType::U8, &[2]),
         WriteError::TensorType(..)
     ));
     assert!(matches!(
-        refused(TensorType::Q4_0, &[16, 2]),
+        rejected(TensorType::Q4_0, &[16, 2]),
         WriteError::Shape { .. }
     ));
     assert!(matches!(
-        refused(TensorType::F32, &[1 << 62]),
+        rejected(TensorType::F32, &[1 << 62]),
         WriteError::Shape { .. }
     ));
     assert!(matches!(
-        refused(TensorType::F32, &[1; 5]),
+        rejected(TensorType::F32, &[1; 5]),
         WriteError::Shape { .. }
     ));
     assert!(matches!(
@@ -265,7 +265,7 @@ fn the_writer_refuses_what_the_reader_would() {
 }
 
 #[test]
-fn arrays_are_built_and_read_back() {
+fn built_arrays_are_read_back() {
     let inner = ArrayBuf::strings(["a", "bc"]);
     let nested = ArrayBuf::values(ValueType::Array, [Value::Array(inner.as_array()); 2]).unwrap();
     let mut writer = Writer::new();
@@ -287,7 +287,7 @@ fn arrays_are_built_and_read_back() {
     assert!(ArrayBuf::values(ValueType::U8, [Value::I8(1)]).is_none());
 }
 
-/// Writes a model over `count` files into `directory`; each has one tensor named after it.
+/// Writes a model split over `count` files into `directory`; each file has one tensor named after it.
 fn write_split(directory: &Path, count: u16) -> Vec<PathBuf> {
     let path = |n| directory.join(format!("model-{n:05}-of-{count:05}.gguf"));
     for n in 1..=count {
@@ -314,7 +314,7 @@ fn write_split(directory: &Path, count: u16) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_split_model_opens_from_any_part() {
+fn split_model_opens_from_any_part() {
     let directory = tempfile::tempdir().unwrap();
     let parts = write_split(directory.path(), 3);
     for start in parts.iter().map(PathBuf::as_path).chain([directory.path()]) {
@@ -336,7 +336,7 @@ fn a_split_model_opens_from_any_part() {
 }
 
 #[test]
-fn every_missing_part_is_named() {
+fn all_missing_parts_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let parts = write_split(directory.path(), 4);
     std::fs::remove_file(&parts[0]).unwrap();
@@ -349,7 +349,7 @@ fn every_missing_part_is_named() {
 }
 
 #[test]
-fn parts_that_do_not_belong_together_are_refused() {
+fn parts_of_different_models_are_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let parts = write_split(directory.path(), 2);
     let open = |path: &Path| ModelFile::open(path, &OpenOptions::default());
@@ -362,7 +362,7 @@ fn parts_that_do_not_belong_together_are_refused() {
 }
 
 #[test]
-fn a_header_longer_than_the_first_read_opens_without_a_map() {
+fn header_longer_than_first_read_opens_without_mmap() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("vocabulary.gguf");
     let tokens = ArrayBuf::strings((0..100_000).map(|i| format!("token {i}")));

@@ -1,7 +1,7 @@
-//! Hyper-parameters that lie: zero, negative, huge, not dividing, at odds with tensors, of another
-//! type, lists of the wrong length. Each golden model is loaded with one of its numbers changed, from
-//! GGUF and from `config.json`: the answer is a typed error, or, where the number can be what it now
-//! is, a model that runs. Never a panic, never memory for what is not there.
+//! Invalid hyperparameters: zero, negative, huge, not dividing, contradicting the tensors, of another type,
+//! and lists of the wrong length. Each golden model is loaded with one value changed, from GGUF and from
+//! `config.json`. The result must be an error or, if the changed value is valid too, a model that runs.
+//! Nothing may panic or allocate memory for tensors that do not exist.
 
 mod shared;
 
@@ -18,16 +18,16 @@ use shared::shared;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-/// How the cases of a test ended.
+/// Counts of the outcomes of a test.
 #[derive(Default)]
 struct Tally {
-    refused: usize,
+    rejected: usize,
     ran: usize,
     wrong: Vec<String>,
 }
 
 impl Tally {
-    /// Loads a changed model. Keys whose every change contradicts a tensor must be refused.
+    /// Loads a changed model. With `must_fail`, it must be rejected.
     fn check(&mut self, what: &str, must_fail: bool, open: impl FnOnce() -> Result<ModelFile>) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let file = open().map_err(|error| error.to_string())?;
@@ -38,24 +38,24 @@ impl Tally {
             Err(_) => self.wrong.push(format!("{what}: panic")),
             Ok(Ok(())) if must_fail => self.wrong.push(format!("{what}: accepted")),
             Ok(Ok(())) => self.ran += 1,
-            Ok(Err(_)) => self.refused += 1,
+            Ok(Err(_)) => self.rejected += 1,
         }
     }
 
-    /// At least so many must have been refused.
-    fn finish(self, least: usize) {
+    /// Fails on any wrong outcome, or if fewer than `min_rejected` cases were rejected.
+    fn finish(self, min_rejected: usize) {
         let Tally {
-            refused,
+            rejected,
             ran,
             wrong,
         } = self;
-        println!("{refused} refused, {ran} ran");
+        println!("{rejected} rejected, {ran} ran");
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-        assert!(refused >= least, "only {refused} were refused");
+        assert!(rejected >= min_rejected, "only {rejected} were rejected");
     }
 }
 
-/// A model that was accepted has to run, whatever comes out.
+/// Runs an accepted model, whatever its results are.
 fn run(model: &Model) -> std::result::Result<(), String> {
     let config = SessionConfig {
         n_blocks: 2,
@@ -83,7 +83,7 @@ fn run(model: &Model) -> std::result::Result<(), String> {
     session.run(&batch).map_err(|error| error.to_string())
 }
 
-/// Numbers that any change puts at odds with the tensors.
+/// Keys whose every change contradicts the tensors.
 const FIXED_GGUF: &[&str] = &[
     "block_count",
     "embedding_length",
@@ -94,7 +94,7 @@ const FIXED_GGUF: &[&str] = &[
 ];
 const FIXED_CONFIG: &[&str] = &["hidden_size", "n_embd", "d_model", "kv_lora_rank"];
 
-/// What a number is changed to.
+/// Changed values of an integer.
 fn numbers(n: i64) -> Vec<Value> {
     let huge = [i64::from(u32::MAX), 1 << 31, 1 << 40, i64::MAX];
     let near = [n + 1, n * 2, n * 3 + 1, n / 2, -n, -1, 0, 1, 3, 1 << 20];
@@ -114,6 +114,7 @@ fn numbers(n: i64) -> Vec<Value> {
     changed
 }
 
+/// Changed values of a float.
 fn floats(x: f64) -> Vec<Value> {
     let near = [0.0, -x, -1.0, 1e-300, 1e30, 1e300, x * 7.0, 0.999];
     let mut changed: Vec<Value> = near
@@ -125,7 +126,7 @@ fn floats(x: f64) -> Vec<Value> {
     changed
 }
 
-/// Lists that are too short, too long, or of other things.
+/// Changed values of a list: shorter, longer, or with elements of another type.
 fn lists(list: &[Value]) -> Vec<Value> {
     let mut shorter = list.to_vec();
     shorter.pop();
@@ -162,7 +163,7 @@ fn changes(value: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn config_json() {
+fn changed_config_json_is_rejected_or_runs() {
     let Some(golden) = shared("golden") else {
         return;
     };
@@ -198,9 +199,9 @@ fn config_json() {
     tally.finish(4000);
 }
 
-/// The keys of a configuration that are numbers, flags or lists, two levels deep.
+/// Paths of the numbers, flags and lists of a configuration, two levels deep.
 fn paths(config: &Value) -> Vec<Vec<String>> {
-    // What has no part in what a model computes.
+    // Keys that do not affect the computation.
     const IGNORED: &[&str] = &[
         "architectures",
         "vocab_size",
@@ -241,7 +242,7 @@ fn paths(config: &Value) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn gguf_metadata() {
+fn changed_gguf_metadata_is_rejected_or_runs() {
     let Some(golden) = shared("golden") else {
         return;
     };
@@ -296,12 +297,12 @@ fn as_json(value: &Gguf<'_>) -> Value {
     }
 }
 
-/// The file with one key changed, or left out; `None` where GGUF has no such value.
+/// The file with one key changed or removed; `None` if GGUF has no such value.
 fn patched(file: &ModelFile, changed: &str, change: &Value) -> Option<Vec<u8>> {
     let mut writer = Writer::new();
     let list;
     for (key, value) in file.metadata().iter() {
-        // The vocabulary has no part in this.
+        // The vocabulary is not needed.
         if key != changed && !key.starts_with("tokenizer.") {
             writer.key(key, &value).unwrap();
         }

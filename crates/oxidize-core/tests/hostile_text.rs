@@ -1,8 +1,9 @@
-//! Hostile grammars, schemas, regular expressions and chat templates: each is refused with a clear error, in less
-//! than 50 ms of processor time and with bounded memory, where an engine without limits would hang or fall.
+//! Hostile grammars, schemas, regular expressions and chat templates, which would hang or crash an
+//! engine without limits: each is rejected with a clear error in less than 50 ms of CPU time and
+//! with bounded memory.
 //!
-//! One test in a program of its own, because it counts the processor time of the whole process: other programs on the
-//! machine do not count, and neither may other tests.
+//! This is a single test in its own binary because it measures the CPU time of the whole process,
+//! which other tests would add to.
 
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 mod tiny;
@@ -12,14 +13,14 @@ use oxidize_core::grammar::{Grammar, Grammars};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// What a refusal may take; code that is not optimised, as in this project's `dev` profile, is given more.
-const SOON: Duration = Duration::from_millis(if cfg!(debug_assertions) { 200 } else { 50 });
+/// Time limit of a rejection; unoptimized code, as in this project's `dev` profile, gets more.
+const TIME_LIMIT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 200 } else { 50 });
 
-/// Runs of which the time is taken: the kernel counts in hundredths of a second.
+/// Runs per measurement: the kernel counts CPU time in hundredths of a second.
 const RUNS: u32 = 8;
 
 #[test]
-fn what_is_hostile_is_refused_at_once() {
+fn hostile_input_is_rejected_quickly() {
     let model = tiny::model();
     let tokenizer = model.tokenizer().unwrap();
     let grammars = Grammars::new(tokenizer, model.n_vocab()).unwrap();
@@ -34,16 +35,16 @@ fn what_is_hostile_is_refused_at_once() {
             error.contains(expected) && error.len() < 1000,
             "{name}: {error:.300}"
         );
-        let took = processor_time(work);
+        let took = cpu_time(work);
         println!("{:>6.1} ms  {name}: {error:.60}", took.as_secs_f64() * 1e3);
-        if took > SOON {
+        if took > TIME_LIMIT {
             slow.push(format!("{name}: {took:?}"));
         }
     };
     for grammar in grammar_cases() {
         check(&format!("{grammar:?}"), "", &|| refuse(&grammar));
     }
-    // These make sense; whether they are too much or not has to be found out as soon.
+    // These are valid; deciding whether they are too large must be just as fast.
     for grammar in [
         Grammar::Gbnf("root ::= ((\"a\"{9999}){9999}){9999}".into()),
         Grammar::Regex("((a{9999}){9999}){9999}".into()),
@@ -72,7 +73,7 @@ fn what_is_hostile_is_refused_at_once() {
     }
     assert!(
         slow.is_empty(),
-        "longer than {SOON:?}:\n{}",
+        "longer than {TIME_LIMIT:?}:\n{}",
         slow.join("\n")
     );
     if let Some(peak) = peak_memory() {
@@ -80,8 +81,8 @@ fn what_is_hostile_is_refused_at_once() {
     }
 }
 
-/// What `work` takes of the processor, on average; where the system does not tell, the fastest run.
-fn processor_time(work: &dyn Fn() -> Option<String>) -> Duration {
+/// Average CPU time of `work`; the fastest wall time if the system does not report CPU time.
+fn cpu_time(work: &dyn Fn() -> Option<String>) -> Duration {
     let Some(before) = ticks() else {
         let runs = (0..RUNS).map(|_| {
             let start = Instant::now();
@@ -95,17 +96,17 @@ fn processor_time(work: &dyn Fn() -> Option<String>) -> Duration {
     Duration::from_millis(10) * spent / RUNS
 }
 
-/// Hundredths of a second that this process has computed, with threads that are gone.
+/// CPU time of this process in hundredths of a second, including finished threads.
 fn ticks() -> Option<u32> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field, the name, may hold anything but ends with the last parenthesis.
+    // The second field, the name, may contain anything and ends with the last parenthesis.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11);
     let mut next = || fields.next()?.parse::<u32>().ok();
     Some(next()? + next()?)
 }
 
-/// The most memory that this process has had.
+/// Peak memory of this process.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -160,7 +161,7 @@ fn schema_cases() -> Vec<(Value, &'static str)> {
     );
     vec![
         (nested(300), "levels of a schema"),
-        (chain(100_000), "asked for, the limit is"),
+        (chain(100_000), "exceed the limit of"),
         (chain(5), ""),
         (
             json!({"allOf": [doubled.clone(), doubled, {"type": "string"}]}),

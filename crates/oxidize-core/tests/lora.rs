@@ -1,12 +1,12 @@
-//! Adapters against the models that result from merging them: in both formats, across formats,
-//! over a quantised base, request by request.
+//! Adapters compared with the models that result from merging them: in both formats, across formats, over a
+//! quantized base, and per request.
 
 mod shared;
 
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, Batch, KvType, SeqSlice, SessionConfig};
-use oxidize_core::engine::{Engine, EngineConfig, Event, Request};
+use oxidize_core::engine::{Engine, EngineConfig, Request};
 use oxidize_core::error::Error;
 use oxidize_core::file::{ModelFile, OpenOptions, TensorInfo, TensorType};
 use oxidize_core::gguf::{Value, WriteError, Writer};
@@ -34,7 +34,7 @@ fn open(path: impl AsRef<Path>) -> ModelFile {
 }
 
 fn load(path: impl AsRef<Path>) -> Model {
-    Model::load(path, &OpenOptions::default()).unwrap()
+    Model::load_with(path, &OpenOptions::default()).unwrap()
 }
 
 fn adapter(path: impl AsRef<Path>) -> Adapter {
@@ -51,7 +51,7 @@ fn floats(file: &ModelFile, tensor: &TensorInfo) -> Vec<f32> {
     all
 }
 
-/// Numbers between −0.25 and 0.25 that differ from seed to seed.
+/// Pseudorandom numbers between −0.25 and 0.25.
 fn random(seed: &mut u64, n: usize) -> Vec<f32> {
     let mut next = || {
         *seed = seed
@@ -62,9 +62,9 @@ fn random(seed: &mut u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Two matrices, rank × inputs and outputs × rank, or two stacks of them.
-struct Pair {
-    /// How many there are of each; one unless these are experts'.
+/// The matrices A (rank × inputs) and B (outputs × rank) of an adapter, or stacks of them for experts.
+struct LoraPair {
+    /// Number of matrices in each stack; one unless the matrices are experts'.
     n: usize,
     rank: usize,
     inputs: usize,
@@ -73,16 +73,16 @@ struct Pair {
     b: Vec<f32>,
 }
 
-impl Pair {
-    fn random(seed: &mut u64, outputs: usize, inputs: usize) -> Pair {
-        Pair::stack(seed, 1, outputs, inputs)
+impl LoraPair {
+    fn random(seed: &mut u64, outputs: usize, inputs: usize) -> LoraPair {
+        LoraPair::stack(seed, 1, outputs, inputs)
     }
 
-    fn stack(seed: &mut u64, n: usize, outputs: usize, inputs: usize) -> Pair {
+    fn stack(seed: &mut u64, n: usize, outputs: usize, inputs: usize) -> LoraPair {
         let rank = 4;
         let a = random(seed, n * rank * inputs);
         let b = random(seed, n * outputs * rank);
-        Pair {
+        LoraPair {
             n,
             rank,
             inputs,
@@ -92,7 +92,7 @@ impl Pair {
         }
     }
 
-    /// An element of the product of the `nth` two.
+    /// An element of the scaled product of the `nth` matrices.
     fn product(&self, nth: usize, output: usize, input: usize) -> f32 {
         let (a, b) = (nth * self.rank, nth * self.outputs + output);
         let terms = (0..self.rank)
@@ -100,8 +100,7 @@ impl Pair {
         terms.sum::<f32>() * ALPHA / self.rank as f32
     }
 
-    /// The halves for a table of embeddings: a row of the rank for each token, and from there to
-    /// the width.
+    /// Shapes and data of the matrices for an embedding table: tokens × rank and width × rank.
     fn by_token(&self) -> [(Vec<usize>, Vec<f32>); 2] {
         let up = transposed(&self.a, self.inputs);
         let tokens = vec![self.outputs, self.rank];
@@ -120,9 +119,9 @@ fn is_table(name: &str) -> bool {
         .any(|table| name.ends_with(table))
 }
 
-/// Pairs for all matrices of layers, for the one that makes the logits, and for the embeddings where
-/// those are not the same, by the names of their tensors.
-fn pairs(file: &ModelFile, transposed: bool, seed: u64) -> BTreeMap<String, Pair> {
+/// Pairs for all matrices of layers, the output matrix, and the embeddings if these are not tied, by tensor
+/// name.
+fn pairs(file: &ModelFile, transposed: bool, seed: u64) -> BTreeMap<String, LoraPair> {
     let mut seed = seed;
     let is_output = |name: &str| ["lm_head.weight", "output.weight"].contains(&name);
     let untied = file.tensors().iter().any(|tensor| is_output(&tensor.name));
@@ -137,11 +136,11 @@ fn pairs(file: &ModelFile, transposed: bool, seed: u64) -> BTreeMap<String, Pair
             continue;
         }
         let pair = match *tensor.dims().as_slice() {
-            [n, rows, cols] => Pair::stack(&mut seed, n, rows, cols),
+            [n, rows, cols] => LoraPair::stack(&mut seed, n, rows, cols),
             [rows, cols] if transposed && !is_table(name) && !is_output(name) => {
-                Pair::random(&mut seed, cols, rows)
+                LoraPair::random(&mut seed, cols, rows)
             }
-            [rows, cols] => Pair::random(&mut seed, rows, cols),
+            [rows, cols] => LoraPair::random(&mut seed, rows, cols),
             _ => continue,
         };
         pairs.insert(name.clone(), pair);
@@ -150,11 +149,11 @@ fn pairs(file: &ModelFile, transposed: bool, seed: u64) -> BTreeMap<String, Pair
     pairs
 }
 
-/// The tensor with its pair's product added, as f32.
+/// The tensor as f32, with the product of its pair added.
 fn merged(
     file: &ModelFile,
     tensor: &TensorInfo,
-    pair: Option<&Pair>,
+    pair: Option<&LoraPair>,
     transposed: bool,
 ) -> Vec<f32> {
     let mut all = floats(file, tensor);
@@ -190,7 +189,7 @@ fn write_safetensors(path: &Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     }
 }
 
-fn write_peft(folder: &Path, pairs: &BTreeMap<String, Pair>) {
+fn write_peft(directory: &Path, pairs: &BTreeMap<String, LoraPair>) {
     let mut tensors = Vec::new();
     for (name, pair) in pairs {
         let module = format!("base_model.model.{}", name.trim_end_matches(".weight"));
@@ -213,13 +212,13 @@ fn write_peft(folder: &Path, pairs: &BTreeMap<String, Pair>) {
             pair.b.clone(),
         ));
     }
-    write_safetensors(&folder.join("adapter_model.safetensors"), &tensors);
+    write_safetensors(&directory.join("adapter_model.safetensors"), &tensors);
     let config =
         serde_json::json!({"peft_type": "LORA", "r": 4, "lora_alpha": ALPHA, "bias": "none"});
-    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    std::fs::write(directory.join("adapter_config.json"), config.to_string()).unwrap();
 }
 
-fn write_gguf_adapter(path: &Path, arch: &str, pairs: &BTreeMap<String, Pair>) {
+fn write_gguf_adapter(path: &Path, arch: &str, pairs: &BTreeMap<String, LoraPair>) {
     let mut writer = Writer::new();
     for (key, value) in [
         ("general.type", "adapter"),
@@ -260,8 +259,8 @@ fn write_gguf_adapter(path: &Path, arch: &str, pairs: &BTreeMap<String, Pair>) {
     writer.write(file, write).unwrap();
 }
 
-/// A copy of a GGUF model with the pairs merged in.
-fn write_merged_gguf(path: &Path, file: &ModelFile, pairs: &BTreeMap<String, Pair>) {
+/// Writes a copy of a GGUF model with the pairs merged.
+fn write_merged_gguf(path: &Path, file: &ModelFile, pairs: &BTreeMap<String, LoraPair>) {
     let mut writer = Writer::new();
     for (key, value) in file.metadata().iter() {
         writer.key(key, &value).unwrap();
@@ -284,15 +283,15 @@ fn write_merged_gguf(path: &Path, file: &ModelFile, pairs: &BTreeMap<String, Pai
     writer.write(out, write).unwrap();
 }
 
-/// A copy of a directory of safetensors with the pairs merged in.
+/// Writes a copy of a safetensors model with the pairs merged.
 fn write_merged_directory(
-    folder: &Path,
+    directory: &Path,
     from: &Path,
-    pairs: &BTreeMap<String, Pair>,
+    pairs: &BTreeMap<String, LoraPair>,
     transposed: bool,
 ) {
     let file = open(from);
-    std::fs::copy(from.join("config.json"), folder.join("config.json")).unwrap();
+    std::fs::copy(from.join("config.json"), directory.join("config.json")).unwrap();
     let tensors: Vec<_> = file
         .tensors()
         .iter()
@@ -301,10 +300,10 @@ fn write_merged_directory(
             (tensor.name.clone(), tensor.dims(), data)
         })
         .collect();
-    write_safetensors(&folder.join("model.safetensors"), &tensors);
+    write_safetensors(&directory.join("model.safetensors"), &tensors);
 }
 
-fn logits(model: &Model, backend: &dyn Backend, strengths: &[f32]) -> Vec<f32> {
+fn logits(model: &Model, backend: &dyn Backend, scales: &[f32]) -> Vec<f32> {
     let config = SessionConfig {
         max_outputs: 24,
         key_type: KvType::F32,
@@ -321,7 +320,7 @@ fn logits(model: &Model, backend: &dyn Backend, strengths: &[f32]) -> Vec<f32> {
     let sequences = [SeqSlice {
         n_tokens: 24,
         blocks: &[BlockId(0), BlockId(1)],
-        adapters: strengths,
+        adapters: scales,
         ..SeqSlice::default()
     }];
     let batch = Batch {
@@ -347,9 +346,9 @@ fn assert_near(ours: &[f32], reference: &[f32], what: &str) {
 }
 
 #[test]
-fn an_adapter_is_what_merging_it_gives() {
-    // Permuted rotary rows; fused matrices; transposed and fused ones; a bias and head norms;
-    // experts, apart and stacked.
+fn adapter_matches_merged_model() {
+    // These have permuted rotary rows; fused matrices; transposed and fused matrices; biases and head norms;
+    // experts in separate tensors and stacked.
     for (name, transposed) in [
         ("llama2", false),
         ("phi3", false),
@@ -358,22 +357,24 @@ fn an_adapter_is_what_merging_it_gives() {
         ("mixtral", false),
         ("qwen3-moe", false),
     ] {
-        let Some(folder) = golden(name) else { return };
+        let Some(directory) = golden(name) else {
+            return;
+        };
         let temporary = tempfile::tempdir().unwrap();
         let place = |name: &str| temporary.path().join(name);
         for name in ["peft", "merged"] {
             std::fs::create_dir(place(name)).unwrap();
         }
-        let (hugging_face, gguf) = (load(&folder), load(folder.join("model.gguf")));
+        let (hugging_face, gguf) = (load(&directory), load(directory.join("model.gguf")));
 
-        let changes = pairs(&open(&folder), transposed, 1);
+        let changes = pairs(&open(&directory), transposed, 1);
         write_peft(&place("peft"), &changes);
-        write_merged_directory(&place("merged"), &folder, &changes, transposed);
+        write_merged_directory(&place("merged"), &directory, &changes, transposed);
         let expected = logits(&load(place("merged")), &Reference, &[]);
         let plain = logits(&hugging_face, &Reference, &[]);
         assert!(
             distance(&expected, &plain) > 0.05,
-            "{name}: the adapter changes next to nothing"
+            "{name}: the adapter has almost no effect"
         );
         for (base, format) in [(&hugging_face, "safetensors"), (&gguf, "GGUF")] {
             let adapted = base
@@ -390,11 +391,11 @@ fn an_adapter_is_what_merging_it_gives() {
             }
         }
 
-        let changes = pairs(&open(folder.join("model.gguf")), false, 2);
+        let changes = pairs(&open(directory.join("model.gguf")), false, 2);
         write_gguf_adapter(&place("adapter.gguf"), gguf.arch().name, &changes);
         write_merged_gguf(
             &place("merged.gguf"),
-            &open(folder.join("model.gguf")),
+            &open(directory.join("model.gguf")),
             &changes,
         );
         let expected = logits(&load(place("merged.gguf")), &Reference, &[]);
@@ -408,9 +409,9 @@ fn an_adapter_is_what_merging_it_gives() {
     }
 }
 
-/// PEFT switches an adapter off by a zero; GGUF's converters write it where the factor is in the matrices.
+/// A zero alpha turns a PEFT adapter off. GGUF converters write zero if the factor is part of the matrices.
 #[test]
-fn a_zero_means_another_thing_in_each_format() {
+fn zero_alpha_depends_on_the_format() {
     let temporary = tempfile::tempdir().unwrap();
     let (model, changes) = (load(tiny()), pairs(&open(tiny()), false, 3));
     let mut one = BTreeMap::new();
@@ -429,13 +430,13 @@ fn a_zero_means_another_thing_in_each_format() {
         .position(|window| window == key)
         .unwrap();
     let mut zero = bytes.clone();
-    // Behind the key is its type.
+    // The type of the value precedes it.
     zero[at + key.len() + 4..][..4].copy_from_slice(&0f32.to_le_bytes());
     std::fs::write(&gguf, zero).unwrap();
     assert_eq!(adapter(&gguf).deltas(&model).unwrap()[0].factor, 1.0);
 
     let mut seed = 3;
-    let pair = Pair::random(&mut seed, outputs, inputs);
+    let pair = LoraPair::random(&mut seed, outputs, inputs);
     let module = "model.layers.0.mlp.up_proj.weight".to_owned();
     write_peft(temporary.path(), &BTreeMap::from([(module, pair)]));
     let config = temporary.path().join("adapter_config.json");
@@ -449,21 +450,21 @@ fn a_zero_means_another_thing_in_each_format() {
     );
 }
 
-/// A GGUF adapter for stacks of experts whose gate and up are one in the base's safetensors.
+/// A GGUF adapter for stacks of experts whose gate and up matrices are fused in the base's safetensors.
 #[test]
-fn stacks_that_are_one_elsewhere_are_adapted() {
-    let Some(folder) = golden("gpt-oss") else {
+fn adapter_of_separate_stacks_fits_fused_experts() {
+    let Some(directory) = golden("gpt-oss") else {
         return;
     };
     let temporary = tempfile::tempdir().unwrap();
     let place = |name: &str| temporary.path().join(name);
-    let file = open(folder.join("model.gguf"));
+    let file = open(directory.join("model.gguf"));
     let mut changes = pairs(&file, false, 5);
     changes.retain(|name, _| name.contains("_exps"));
     write_gguf_adapter(&place("adapter.gguf"), "gpt-oss", &changes);
     write_merged_gguf(&place("merged.gguf"), &file, &changes);
     let expected = logits(&load(place("merged.gguf")), &Reference, &[]);
-    for form in [&folder, &folder.join("model.gguf")] {
+    for form in [&directory, &directory.join("model.gguf")] {
         let adapters = vec![(adapter(place("adapter.gguf")), 1.0)];
         let adapted = load(form).with_adapters(adapters).unwrap();
         for backend in [&Reference as &dyn Backend, &Cpu::default()] {
@@ -473,10 +474,10 @@ fn stacks_that_are_one_elsewhere_are_adapted() {
     }
 }
 
-/// Where embeddings also make the logits, an adapter of the latter leaves the former alone.
+/// With tied embeddings, an adapter of the output matrix does not change the embeddings.
 #[test]
-fn logits_of_tied_embeddings_are_adapted_alone() {
-    let Some(folder) = golden("llama-tied") else {
+fn adapter_of_tied_output_does_not_change_embeddings() {
+    let Some(directory) = golden("llama-tied") else {
         return;
     };
     let temporary = tempfile::tempdir().unwrap();
@@ -484,9 +485,9 @@ fn logits_of_tied_embeddings_are_adapted_alone() {
     for name in ["peft", "merged"] {
         std::fs::create_dir(place(name)).unwrap();
     }
-    let file = open(&folder);
+    let file = open(&directory);
     let table = "model.embed_tokens.weight";
-    let change = Pair::random(&mut 6, 320, 64);
+    let change = LoraPair::random(&mut 6, 320, 64);
     let mut tensors: Vec<_> = file
         .tensors()
         .iter()
@@ -495,13 +496,13 @@ fn logits_of_tied_embeddings_are_adapted_alone() {
     let output = merged(&file, file.tensor(table).unwrap(), Some(&change), false);
     tensors.push(("lm_head.weight".into(), vec![320, 64], output));
     write_safetensors(&place("merged/model.safetensors"), &tensors);
-    std::fs::copy(folder.join("config.json"), place("merged/config.json")).unwrap();
+    std::fs::copy(directory.join("config.json"), place("merged/config.json")).unwrap();
     write_peft(
         &place("peft"),
         &BTreeMap::from([("lm_head.weight".to_owned(), change)]),
     );
     let expected = logits(&load(place("merged")), &Reference, &[]);
-    for form in [&folder, &folder.join("model.gguf")] {
+    for form in [&directory, &directory.join("model.gguf")] {
         let adapters = vec![(adapter(place("peft")), 1.0)];
         let adapted = load(form).with_adapters(adapters).unwrap();
         let ours = logits(&adapted, &Cpu::default(), &[1.0]);
@@ -509,16 +510,16 @@ fn logits_of_tied_embeddings_are_adapted_alone() {
     }
 }
 
-/// Two adapters over a base, both of which change all matrices.
-struct Two {
-    _folder: tempfile::TempDir,
+/// A model with two adapters, both of which change all matrices.
+struct TwoAdapters {
+    _directory: tempfile::TempDir,
     model: Model,
     both_merged: Model,
 }
 
-fn two_adapters(base: &Path) -> Two {
-    let folder = tempfile::tempdir().unwrap();
-    let place = |name: &str| folder.path().join(name);
+fn two_adapters(base: &Path) -> TwoAdapters {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
     let (model, file) = (load(base), open(base));
     let (first, second) = (pairs(&file, false, 3), pairs(&file, false, 4));
     write_gguf_adapter(&place("first.gguf"), model.arch().name, &first);
@@ -526,15 +527,15 @@ fn two_adapters(base: &Path) -> Two {
     write_merged_gguf(&place("one.gguf"), &file, &first);
     write_merged_gguf(&place("both.gguf"), &open(place("one.gguf")), &second);
     let adapters = ["first.gguf", "second.gguf"].map(|name| (adapter(place(name)), 1.0));
-    Two {
+    TwoAdapters {
         model: model.with_adapters(adapters.into()).unwrap(),
         both_merged: load(place("both.gguf")),
-        _folder: folder,
+        _directory: directory,
     }
 }
 
 #[test]
-fn several_adapters_add_up() {
+fn adapters_add_up() {
     let two = two_adapters(&tiny());
     let expected = logits(&two.both_merged, &Reference, &[]);
     for backend in [&Reference as &dyn Backend, &Cpu::default()] {
@@ -555,7 +556,7 @@ fn several_adapters_add_up() {
 }
 
 #[test]
-fn each_request_has_its_own_strengths() {
+fn requests_have_their_own_scales() {
     let two = two_adapters(&tiny());
     let config = EngineConfig {
         n_threads: Some(2),
@@ -564,47 +565,41 @@ fn each_request_has_its_own_strengths() {
     };
     let start = || Engine::start(two.model.clone(), Arc::new(Cpu::default()), &config).unwrap();
     let request = |adapters: Option<Vec<f32>>| Request {
-        tokens: (0..70).map(|i| (i * 11 + 5) % 320).collect(),
+        prompt: oxidize_core::engine::Prompt::Tokens((0..70).map(|i| (i * 11 + 5) % 320).collect()),
         max_tokens: Some(12),
         ignore_eos: true,
         adapters,
-        sampling: oxidize_core::sampling::SamplingParams::greedy(),
+        sampling: Some(oxidize_core::sampling::SamplingParams::greedy()),
         ..Request::default()
     };
-    let read = |stream: oxidize_core::engine::TokenStream| {
-        let (mut ids, mut cached) = (Vec::new(), 0);
-        for event in stream {
-            match event.unwrap() {
-                Event::Token(token) => ids.push(token.id),
-                Event::Finished(finished) => cached = finished.cached_tokens,
-            }
-        }
-        (ids, cached)
+    let read = |mut stream: oxidize_core::engine::TokenStream| {
+        let ids: Vec<u32> = stream.by_ref().map(|token| token.unwrap().id).collect();
+        (ids, stream.finished().unwrap().cached_tokens)
     };
-    let strengths = [
+    let scales = [
         None,
         Some(vec![0.0, 0.0]),
         Some(vec![1.0]),
         Some(vec![0.3, -1.0]),
     ];
-    let alone: Vec<_> = strengths
+    let alone: Vec<_> = scales
         .iter()
-        .map(|strengths| read(start().submit(request(strengths.clone())).unwrap()).0)
+        .map(|scales| read(start().submit(request(scales.clone())).unwrap()).0)
         .collect();
     assert!(alone.windows(2).all(|pair| pair[0] != pair[1]), "{alone:?}");
     let engine = start();
-    let streams: Vec<_> = strengths
+    let streams: Vec<_> = scales
         .iter()
-        .map(|strengths| engine.submit(request(strengths.clone())).unwrap())
+        .map(|scales| engine.submit(request(scales.clone())).unwrap())
         .collect();
     let together: Vec<_> = streams.into_iter().map(|stream| read(stream).0).collect();
     assert_eq!(together, alone);
-    // What was computed with other strengths is no use; with the same, it is.
+    // A prefix computed with other scales is not reused; one with the same scales is.
     let (_, cached) = read(engine.submit(request(Some(vec![0.7]))).unwrap());
     assert_eq!(cached, 0);
     let (ids, cached) = read(engine.submit(request(Some(vec![1.0, 0.0]))).unwrap());
     assert_eq!((ids, cached), (alone[2].clone(), 64));
-    // The model's own strengths, spelled out.
+    // The model's default scales, given explicitly.
     let (ids, cached) = read(engine.submit(request(Some(vec![1.0, 1.0]))).unwrap());
     assert_eq!((ids, cached), (alone[0].clone(), 64));
 
@@ -619,31 +614,31 @@ fn each_request_has_its_own_strengths() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let place = |name: &str| folder.path().join(name);
+fn invalid_adapters_are_rejected() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
     let model = load(tiny());
-    let refused = |path: &Path| {
+    let rejected = |path: &Path| {
         let opened = Adapter::open(path, &OpenOptions::default());
         let added = opened.and_then(|adapter| model.with_adapters(vec![(adapter, 1.0)]));
         added.err().unwrap().to_string()
     };
-    let pair = |outputs, inputs| Pair::random(&mut 9, outputs, inputs);
-    let one = |name: &str, pair: Pair| BTreeMap::from([(name.to_owned(), pair)]);
+    let pair = |outputs, inputs| LoraPair::random(&mut 9, outputs, inputs);
+    let one = |name: &str, pair: LoraPair| BTreeMap::from([(name.to_owned(), pair)]);
 
-    let error = refused(&tiny());
+    let error = rejected(&tiny());
     assert!(error.contains("general.type"), "{error}");
     let path = place("other.gguf");
     write_gguf_adapter(&path, "qwen2", &one("blk.0.attn_q.weight", pair(64, 64)));
-    let error = refused(&path);
+    let error = rejected(&path);
     assert!(
         error.contains("qwen2") && error.contains("llama"),
         "{error}"
     );
     write_gguf_adapter(&path, "llama", &one("blk.7.attn_q.weight", pair(64, 64)));
-    assert!(refused(&path).contains("blk.7.attn_q.weight"));
+    assert!(rejected(&path).contains("blk.7.attn_q.weight"));
     write_gguf_adapter(&path, "llama", &one("token_embd.weight", pair(321, 64)));
-    let error = refused(&path);
+    let error = rejected(&path);
     assert!(
         error.contains("token_embd.weight") && error.contains("[321, 64]"),
         "{error}"
@@ -652,24 +647,24 @@ fn what_does_not_fit_is_refused_by_name() {
     write_gguf_adapter(
         &path,
         "llama",
-        &one(experts, Pair::stack(&mut 9, 4, 32, 64)),
+        &one(experts, LoraPair::stack(&mut 9, 4, 32, 64)),
     );
-    assert!(refused(&path).contains(experts));
+    assert!(rejected(&path).contains(experts));
     write_gguf_adapter(&path, "llama", &one("blk.0.attn_q.weight", pair(63, 64)));
-    let error = refused(&path);
+    let error = rejected(&path);
     assert!(
         error.contains("[63, 64]") && error.contains("[64, 64]"),
         "{error}"
     );
 
-    let error = refused(folder.path());
+    let error = rejected(directory.path());
     assert!(error.contains("adapter_model.safetensors"), "{error}");
     let module = "model.layers.0.self_attn.q_proj";
     write_peft(
-        folder.path(),
+        directory.path(),
         &one(&format!("{module}.weight"), pair(64, 64)),
     );
-    assert!(Adapter::open(folder.path(), &OpenOptions::default()).is_ok());
+    assert!(Adapter::open(directory.path(), &OpenOptions::default()).is_ok());
     for (config, expected) in [
         ("{", "adapter_config.json"),
         (r#"{"peft_type": "IA3"}"#, "IA3"),
@@ -684,16 +679,16 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
     ] {
         std::fs::write(place("adapter_config.json"), config).unwrap();
-        let error = refused(folder.path());
+        let error = rejected(directory.path());
         assert!(error.contains(expected), "{error}");
     }
-    write_peft(folder.path(), &BTreeMap::new());
-    let error = refused(folder.path());
-    assert!(error.contains("no pair"), "{error}");
+    write_peft(directory.path(), &BTreeMap::new());
+    let error = rejected(directory.path());
+    assert!(error.contains("no LoRA matrices"), "{error}");
     let weights = place("adapter_model.safetensors");
     let half = format!("base_model.model.{module}.lora_A.weight");
     write_safetensors(&weights, &[(half.clone(), vec![4, 64], vec![0.0; 256])]);
-    let error = refused(folder.path());
+    let error = rejected(directory.path());
     assert!(
         error.contains(&half) && error.contains("missing"),
         "{error}"
@@ -702,5 +697,5 @@ fn what_does_not_fit_is_refused_by_name() {
         &weights,
         &[("model.norm.weight".into(), vec![64], vec![0.0; 64])],
     );
-    assert!(refused(folder.path()).contains("model.norm.weight"));
+    assert!(rejected(directory.path()).contains("model.norm.weight"));
 }

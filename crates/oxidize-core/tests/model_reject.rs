@@ -1,5 +1,5 @@
-//! Models that are well-formed files and yet cannot be run: each is refused with a message that
-//! names what is wrong and where. Made from the tiny model by changing one thing.
+//! Models in well-formed files that cannot be run. Each is the tiny model with one change, and is rejected
+//! with a message that names the problem.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod tiny;
@@ -17,7 +17,7 @@ use std::sync::{Arc, LazyLock};
 
 static ORIGINAL: LazyLock<ModelFile> = LazyLock::new(|| tiny::model().file().clone());
 
-/// The parts of a GGUF file, to be changed and put together again.
+/// Metadata and tensors of a GGUF file, which can be changed and reassembled.
 struct Parts {
     keys: Vec<(String, Value<'static>)>,
     tensors: Vec<Tensor>,
@@ -26,7 +26,7 @@ struct Parts {
 struct Tensor {
     name: String,
     ty: TensorType,
-    /// Fastest-varying first.
+    /// Dimensions, the fastest-varying first.
     shape: Vec<u64>,
     data: Vec<u8>,
 }
@@ -55,12 +55,12 @@ impl Parts {
     fn unset(&mut self, key: &str) {
         let before = self.keys.len();
         self.keys.retain(|(name, _)| name != key);
-        assert!(self.keys.len() < before, "there is no key {key}");
+        assert!(self.keys.len() < before, "no key {key}");
     }
 
     fn tensor(&mut self, name: &str) -> &mut Tensor {
         let found = self.tensors.iter_mut().find(|tensor| tensor.name == name);
-        found.unwrap_or_else(|| panic!("there is no tensor {name}"))
+        found.unwrap_or_else(|| panic!("no tensor {name}"))
     }
 
     fn load(&self) -> Result<Model, Error> {
@@ -84,8 +84,8 @@ impl Parts {
     }
 }
 
-/// Checks that the changed model is refused, in words that contain all of `named`.
-fn refused(change: impl FnOnce(&mut Parts), named: &[&str]) {
+/// Asserts that the changed model is rejected with a message that contains all of `expected`.
+fn assert_rejected(change: impl FnOnce(&mut Parts), expected: &[&str]) {
     let mut parts = Parts::new();
     change(&mut parts);
     let result = parts.load().and_then(|model| {
@@ -93,43 +93,43 @@ fn refused(change: impl FnOnce(&mut Parts), named: &[&str]) {
         Ok(())
     });
     let error = match result {
-        Ok(()) => panic!("accepted, where {named:?} should have been named"),
+        Ok(()) => panic!("accepted, where an error with {expected:?} was expected"),
         Err(error) => error.to_string(),
     };
-    for part in named {
+    for part in expected {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
 }
 
-fn refused_key(key: &'static str, value: Value<'static>, named: &[&str]) {
-    refused(|parts| parts.set(key, value), named);
+fn assert_key_rejected(key: &'static str, value: Value<'static>, expected: &[&str]) {
+    assert_rejected(|parts| parts.set(key, value), expected);
 }
 
 #[test]
-fn unchanged_it_is_accepted() {
+fn unchanged_model_is_accepted() {
     let model = Parts::new().load().unwrap();
     model.tokenizer().unwrap();
     run(&model, &[5, 6, 7]).unwrap();
 }
 
 #[test]
-fn an_architecture_must_be_known() {
+fn architecture_must_be_known() {
     let key = "general.architecture";
-    refused_key(
+    assert_key_rejected(
         key,
         Value::Str("lama"),
         &["\"lama\"", "not supported", "llama"],
     );
-    refused_key(key, Value::U32(3), &[key]);
-    refused(|parts| parts.unset(key), &[key, "missing"]);
+    assert_key_rejected(key, Value::U32(3), &[key]);
+    assert_rejected(|parts| parts.unset(key), &[key, "missing"]);
 }
 
 #[test]
-fn hyper_parameters_must_be_there_and_make_sense() {
+fn hyperparameters_must_be_present_and_valid() {
     let required = ["block_count", "embedding_length", "attention.head_count"];
     for key in required {
         let key = format!("llama.{key}");
-        refused(|parts| parts.unset(&key), &[&key, "missing"]);
+        assert_rejected(|parts| parts.unset(&key), &[&key, "missing"]);
     }
     for key in ["context_length"].iter().chain(&required) {
         let key = format!("llama.{key}");
@@ -140,23 +140,23 @@ fn hyper_parameters_must_be_there_and_make_sense() {
             Value::Str("many"),
             Value::Bool(true),
         ] {
-            refused(|parts| parts.set(&key, value), &[&key]);
+            assert_rejected(|parts| parts.set(&key, value), &[&key]);
         }
     }
-    // Some families leave it out, so it is the tensors that do not fit.
+    // Some families lack this key, so only the tensors show the problem.
     let ff = "llama.feed_forward_length";
-    refused(|parts| parts.unset(ff), &["blk.0.ffn_gate.weight", "96"]);
-    refused_key(ff, Value::U32(0), &["ffn"]);
-    refused_key(ff, Value::I32(-1), &[ff]);
+    assert_rejected(|parts| parts.unset(ff), &["blk.0.ffn_gate.weight", "96"]);
+    assert_key_rejected(ff, Value::U32(0), &["ffn"]);
+    assert_key_rejected(ff, Value::I32(-1), &[ff]);
     let heads = "llama.attention.head_count";
     let kv_heads = "llama.attention.head_count_kv";
-    refused_key(
+    assert_key_rejected(
         kv_heads,
         Value::U32(3),
         &[kv_heads, "3 does not divide the 4 heads"],
     );
-    refused_key(kv_heads, Value::U32(0), &[kv_heads]);
-    refused(
+    assert_key_rejected(kv_heads, Value::U32(0), &[kv_heads]);
+    assert_rejected(
         |parts| {
             parts.unset("llama.attention.key_length");
             parts.set(heads, Value::U32(5));
@@ -165,38 +165,38 @@ fn hyper_parameters_must_be_there_and_make_sense() {
         &[heads, "5 does not divide the width 64"],
     );
     for key in ["llama.attention.key_length", "llama.attention.value_length"] {
-        refused_key(key, Value::U32(0), &[key]);
+        assert_key_rejected(key, Value::U32(0), &[key]);
     }
     let epsilon = "llama.attention.layer_norm_rms_epsilon";
-    refused_key(epsilon, Value::F32(f32::NAN), &[epsilon]);
-    refused_key(epsilon, Value::F32(-1.0), &[epsilon]);
+    assert_key_rejected(epsilon, Value::F32(f32::NAN), &[epsilon]);
+    assert_key_rejected(epsilon, Value::F32(-1.0), &[epsilon]);
     let dims = "llama.rope.dimension_count";
-    refused_key(dims, Value::U32(17), &[dims]);
-    refused_key(dims, Value::U32(7), &[dims, "7"]);
+    assert_key_rejected(dims, Value::U32(17), &[dims]);
+    assert_key_rejected(dims, Value::U32(7), &[dims, "7"]);
     let base = "llama.rope.freq_base";
-    refused_key(base, Value::F32(f32::INFINITY), &[base]);
-    refused_key(base, Value::F32(-5.0), &[base]);
+    assert_key_rejected(base, Value::F32(f32::INFINITY), &[base]);
+    assert_key_rejected(base, Value::F32(-5.0), &[base]);
     let scaling = "llama.rope.scaling.type";
-    refused_key(scaling, Value::Str("wishful"), &[scaling, "wishful"]);
+    assert_key_rejected(scaling, Value::Str("wishful"), &[scaling, "wishful"]);
 }
 
 #[test]
-fn every_tensor_must_be_there() {
+fn every_tensor_must_be_present() {
     let names: Vec<String> = Parts::new().tensors.into_iter().map(|t| t.name).collect();
     assert_eq!(names.len(), 20);
     for name in names {
-        refused(
+        assert_rejected(
             |parts| parts.tensors.retain(|t| t.name != name),
             &[&name, "missing"],
         );
     }
-    refused_key("llama.block_count", Value::U32(3), &["blk.2.", "missing"]);
+    assert_key_rejected("llama.block_count", Value::U32(3), &["blk.2.", "missing"]);
 }
 
 #[test]
 fn every_tensor_must_have_its_shape() {
     for name in Parts::new().tensors.into_iter().map(|tensor| tensor.name) {
-        refused(
+        assert_rejected(
             |parts| {
                 // Half as many elements in a row.
                 let tensor = parts.tensor(&name);
@@ -207,24 +207,24 @@ fn every_tensor_must_have_its_shape() {
         );
     }
     let name = "blk.1.ffn_down.weight";
-    refused(
+    assert_rejected(
         |parts| parts.tensor(name).shape.reverse(),
         &[name, "[96, 64]", "[64, 96]"],
     );
-    refused(
+    assert_rejected(
         |parts| parts.tensor(name).shape = vec![64 * 96],
         &[name, "[6144]"],
     );
-    refused(
+    assert_rejected(
         |parts| parts.tensor(name).shape = vec![96, 32, 2],
         &[name, "[2, 32, 96]"],
     );
-    refused_key(
+    assert_key_rejected(
         "llama.feed_forward_length",
         Value::U32(97),
         &["ffn_gate.weight", "97"],
     );
-    refused_key(
+    assert_key_rejected(
         "llama.embedding_length",
         Value::U32(65),
         &["token_embd.weight", "65"],
@@ -232,11 +232,11 @@ fn every_tensor_must_have_its_shape() {
 }
 
 #[test]
-fn weights_must_be_of_a_type_that_holds_weights() {
+fn weights_must_have_a_weight_type() {
     let name = "blk.0.ffn_up.weight";
-    refused(
+    assert_rejected(
         |parts| {
-            // A row of 256 as one block of a type that is only for activations.
+            // A row of 256 elements is one block of a type that is only for activations.
             parts.set("llama.embedding_length", Value::U32(256));
             let embedding = parts.tensor("token_embd.weight");
             embedding.ty = TensorType::Q8_K;
@@ -245,7 +245,7 @@ fn weights_must_be_of_a_type_that_holds_weights() {
         },
         &["token_embd.weight", "Q8_K"],
     );
-    refused(
+    assert_rejected(
         |parts| {
             let tensor = parts.tensor(name);
             (tensor.ty, tensor.data) = (TensorType::I32, vec![0; 4 * 64 * 96]);
@@ -255,37 +255,37 @@ fn weights_must_be_of_a_type_that_holds_weights() {
 }
 
 #[test]
-fn the_vocabulary_must_fit_the_model() {
+fn vocabulary_must_fit_the_model() {
     let tokens = |n: usize| -> Value<'static> {
         let list = ArrayBuf::strings((0..n).map(|i| format!("token{i}")));
         Value::Array(Box::leak(Box::new(list)).as_array())
     };
-    refused(
+    assert_rejected(
         |parts| {
             parts.set("tokenizer.ggml.tokens", tokens(321));
             parts.unset("tokenizer.ggml.token_type");
         },
         &["321 tokens", "320"],
     );
-    refused(
+    assert_rejected(
         |parts| parts.set("tokenizer.ggml.tokens", tokens(0)),
         &["tokenizer"],
     );
-    refused(
+    assert_rejected(
         |parts| parts.unset("tokenizer.ggml.tokens"),
         &["tokenizer.ggml.tokens"],
     );
-    refused(
+    assert_rejected(
         |parts| parts.unset("tokenizer.ggml.model"),
         &["tokenizer.ggml.model"],
     );
-    refused_key("tokenizer.ggml.model", Value::Str("runes"), &["runes"]);
+    assert_key_rejected("tokenizer.ggml.model", Value::Str("runes"), &["runes"]);
 }
 
 #[test]
-fn a_vector_must_be_of_numbers() {
+fn vectors_must_be_finite() {
     for value in [f32::NAN, f32::INFINITY] {
-        refused(
+        assert_rejected(
             |parts| {
                 let tensor = parts.tensor("blk.1.attn_norm.weight");
                 tensor.data[4 * 9..4 * 10].copy_from_slice(&value.to_le_bytes());
@@ -295,9 +295,9 @@ fn a_vector_must_be_of_numbers() {
     }
 }
 
-/// Matrices stay in the file until they are used, so a NaN in them shows when a token is asked for.
+/// Matrices are not read before they are used, so a NaN in them is found when a token is sampled.
 #[test]
-fn a_matrix_that_is_not_of_numbers_is_named() {
+fn matrix_with_nan_is_reported() {
     let mut parts = Parts::new();
     let tensor = parts.tensor("blk.1.ffn_down.weight");
     tensor.data[2 * 77..2 * 78].copy_from_slice(&0x7e00u16.to_le_bytes());
@@ -308,7 +308,7 @@ fn a_matrix_that_is_not_of_numbers_is_named() {
     );
     let engine = Engine::start(model, Arc::new(Cpu::default()), &EngineConfig::default()).unwrap();
     let request = Request {
-        tokens: vec![5, 6, 7],
+        prompt: vec![5, 6, 7].into(),
         ..Request::default()
     };
     let error = engine.submit(request).unwrap().collect_text().unwrap_err();
@@ -321,7 +321,7 @@ fn a_matrix_that_is_not_of_numbers_is_named() {
     assert!(bad_logit(&error), "{error}");
 }
 
-/// Computes one batch.
+/// Runs one batch.
 fn run(model: &Model, tokens: &[u32]) -> Result<(), Error> {
     let mut session = model.session(&Cpu::default(), &SessionConfig::for_context(64))?;
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
@@ -341,9 +341,9 @@ fn run(model: &Model, tokens: &[u32]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whatever a number says, the model is refused or it runs; nothing panics or takes all memory.
+/// With any metadata value, the model is rejected or runs; nothing panics or exhausts memory.
 #[test]
-fn no_number_breaks_anything() {
+fn no_metadata_value_causes_a_panic() {
     let numbers = [
         Value::U32(0),
         Value::U32(1),
@@ -397,6 +397,6 @@ fn no_number_breaks_anything() {
             }
         }
     }
-    // Keys that do not matter to the graph, and values that are what the file says anyway.
+    // Some keys do not affect the graph, and some values are those of the file.
     assert!(accepted > 100, "{accepted}");
 }

@@ -1,4 +1,4 @@
-//! Opens every golden model in both formats, mapped and read, and holds the two against each other.
+//! Opens every golden model in both formats, mapped and read, and compares the two.
 
 mod shared;
 
@@ -6,7 +6,7 @@ use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use shared::shared;
 
 #[test]
-fn golden_models_open_the_same_mapped_and_read() {
+fn mapped_and_read_files_are_equal() {
     let Some(golden) = shared("golden") else {
         return;
     };
@@ -58,5 +58,5 @@ fn golden_models_open_the_same_mapped_and_read() {
             opened += 1;
         }
     }
-    assert!(opened > 0, "the golden folder has no models");
+    assert!(opened > 0, "the golden directory has no models");
 }

@@ -1,4 +1,4 @@
-//! safetensors: what is read, what is refused, shards, and weights that MLX quantised.
+//! safetensors files: valid and invalid headers, shards, MLX-quantized weights and other packed formats.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use oxidize_core::file::{Format, ModelFile, OpenOptions, TensorType};
 use oxidize_core::safetensors::Problem;
 use oxidize_core::{Error, Limits};
 
-/// A file with this header and so many bytes of data.
+/// A file with this header and `data` bytes of data.
 fn file(json: &str, data: usize) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json.as_bytes());
@@ -25,7 +25,7 @@ const GOOD: &str = r#"{"__metadata__":{"format":"pt"},
   "c":{"dtype":"F8_E5M2","shape":[1,1,1,1,5],"data_offsets":[16,21]}}  "#;
 
 #[test]
-fn a_good_file_is_read() {
+fn valid_file_is_read() {
     let model = open(file(GOOD, 21)).unwrap();
     assert_eq!(model.format(), Format::Safetensors);
     assert_eq!(
@@ -90,29 +90,30 @@ fn every_dtype_is_known() {
     }
 }
 
-fn refused(json: &str, data: usize) -> Problem {
+/// The problem for which a file is rejected.
+fn problem_of(json: &str, data: usize) -> Problem {
     match open(file(json, data)) {
         Err(Error::Safetensors { error, .. }) => error.problem,
         Err(Error::Limit { limit, .. }) => Problem::Limit(limit),
-        other => panic!("not refused: {json}: {other:?}"),
+        other => panic!("not rejected: {json}: {other:?}"),
     }
 }
 
-/// One tensor called `t`.
+/// A header with one tensor `t`.
 fn tensor(dtype: &str, shape: &str, offsets: &str) -> String {
     format!(r#"{{"t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
 }
 
-macro_rules! refused {
+macro_rules! assert_rejected {
     ($json:expr, $data:expr, $problem:pat) => {
-        let problem = refused(&$json, $data);
+        let problem = problem_of(&$json, $data);
         assert!(matches!(problem, $problem), "{problem:?}");
     };
 }
 
 #[test]
 fn each_fault_has_its_own_error() {
-    refused!(
+    assert_rejected!(
         tensor("F32", "[2]", "[0,7]"),
         7,
         Problem::Size {
@@ -120,44 +121,44 @@ fn each_fault_has_its_own_error() {
             actual: 7
         }
     );
-    refused!(tensor("F32", "[2]", "[0,8]"), 7, Problem::OutOfFile { .. });
-    refused!(tensor("F32", "[2]", "[8,0]"), 8, Problem::Json(_));
-    refused!(
+    assert_rejected!(tensor("F32", "[2]", "[0,8]"), 7, Problem::OutOfFile { .. });
+    assert_rejected!(tensor("F32", "[2]", "[8,0]"), 8, Problem::Json(_));
+    assert_rejected!(
         tensor("F32", "[2]", "[0,18446744073709551615]"),
         8,
         Problem::OutOfFile { .. }
     );
-    refused!(
+    assert_rejected!(
         tensor("F32", "[9223372036854775807,4]", "[0,8]"),
         8,
         Problem::TooManyElements(_)
     );
-    refused!(
+    assert_rejected!(
         tensor("F32", "[9223372036854775807,4,0]", "[0,0]"),
         0,
         Problem::TooManyElements(_)
     );
-    refused!(
+    assert_rejected!(
         tensor("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]"),
         4,
         Problem::Json(_)
     );
-    refused!(tensor("F32", "[-1]", "[0,4]"), 4, Problem::Json(_));
-    refused!(tensor("F32", "[1.0]", "[0,4]"), 4, Problem::Json(_));
-    refused!(tensor("Q4_0", "[32]", "[0,18]"), 18, Problem::Json(_));
-    refused!(tensor("f32", "[1]", "[0,4]"), 4, Problem::Json(_));
-    refused!(tensor("F32", "[1]", "[0,4,4]"), 4, Problem::Json(_));
-    refused!(tensor("F32", "[1]", "[4,8]"), 8, Problem::Hole(4));
-    refused!(tensor("F32", "[1]", "[0,4]"), 5, Problem::Tail(1));
-    refused!("{}", 1, Problem::Tail(1));
-    refused!(r#"{"t":{"dtype":"F32","shape":[1]}}"#, 4, Problem::Json(_));
-    refused!(
+    assert_rejected!(tensor("F32", "[-1]", "[0,4]"), 4, Problem::Json(_));
+    assert_rejected!(tensor("F32", "[1.0]", "[0,4]"), 4, Problem::Json(_));
+    assert_rejected!(tensor("Q4_0", "[32]", "[0,18]"), 18, Problem::Json(_));
+    assert_rejected!(tensor("f32", "[1]", "[0,4]"), 4, Problem::Json(_));
+    assert_rejected!(tensor("F32", "[1]", "[0,4,4]"), 4, Problem::Json(_));
+    assert_rejected!(tensor("F32", "[1]", "[4,8]"), 8, Problem::Hole(4));
+    assert_rejected!(tensor("F32", "[1]", "[0,4]"), 5, Problem::Tail(1));
+    assert_rejected!("{}", 1, Problem::Tail(1));
+    assert_rejected!(r#"{"t":{"dtype":"F32","shape":[1]}}"#, 4, Problem::Json(_));
+    assert_rejected!(
         r#"{"t":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#,
         4,
         Problem::Json(_)
     );
-    refused!(r#"{"__metadata__":{"a":1}}"#, 0, Problem::Json(_));
-    refused!(
+    assert_rejected!(r#"{"__metadata__":{"a":1}}"#, 0, Problem::Json(_));
+    assert_rejected!(
         format!("{} x", tensor("F32", "[1]", "[0,4]")),
         4,
         Problem::Json(_)
@@ -167,14 +168,14 @@ fn each_fault_has_its_own_error() {
             r#"{{"{a}":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}},"{b}":{{"dtype":"U8","shape":[4],"data_offsets":{offsets}}}}}"#
         )
     };
-    refused!(two("a", "a", "[4,8]"), 8, Problem::Duplicate);
-    refused!(two("a", "b", "[2,6]"), 6, Problem::Overlap(_));
-    refused!(two("a", "b", "[0,4]"), 4, Problem::Overlap(_));
-    refused!(two("a", "b", "[5,9]"), 9, Problem::Hole(1));
+    assert_rejected!(two("a", "a", "[4,8]"), 8, Problem::Duplicate);
+    assert_rejected!(two("a", "b", "[2,6]"), 6, Problem::Overlap(_));
+    assert_rejected!(two("a", "b", "[0,4]"), 4, Problem::Overlap(_));
+    assert_rejected!(two("a", "b", "[5,9]"), 9, Problem::Hole(1));
 }
 
 #[test]
-fn headers_are_bounded_in_size_and_depth() {
+fn headers_are_limited_in_size_and_depth() {
     let mut huge = file("{}", 0);
     huge[..8].copy_from_slice(&100_000_001u64.to_le_bytes());
     assert!(matches!(
@@ -191,7 +192,7 @@ fn headers_are_bounded_in_size_and_depth() {
     }
     let deep = format!(r#"{{"t":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
     let start = std::time::Instant::now();
-    refused!(deep, 0, Problem::Json(_));
+    assert_rejected!(deep, 0, Problem::Json(_));
     let ignored = format!(
         r#"{{"t":{{"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":{}{}}}}}"#,
         "[".repeat(100_000),
@@ -202,7 +203,7 @@ fn headers_are_bounded_in_size_and_depth() {
 
     let keys: Vec<_> = (0..5000).map(|i| format!(r#""{i}":"""#)).collect();
     let many = format!(r#"{{"__metadata__":{{{}}}}}"#, keys.join(","));
-    refused!(many, 0, Problem::Limit(_));
+    assert_rejected!(many, 0, Problem::Limit(_));
     let limits = Limits {
         tensors: 3,
         ..Limits::default()
@@ -218,7 +219,7 @@ fn headers_are_bounded_in_size_and_depth() {
 }
 
 #[test]
-fn truncations_and_changed_bytes_never_panic() {
+fn truncated_and_changed_files_do_not_panic() {
     let good = file(GOOD, 21);
     let mut loads = 0;
     let mut try_one = |bytes: Vec<u8>| {
@@ -251,7 +252,7 @@ fn errors_name_the_tensor_and_the_byte() {
     assert!(error.contains("unknown dtype `F99`"), "{error}");
 }
 
-/// A model of two shards with an index, and its `config.json`.
+/// Writes a model of two shards with an index, `config.json` and `tokenizer.json`.
 fn write_sharded(directory: &Path) -> [PathBuf; 2] {
     let names = [
         "model-00001-of-00002.safetensors",
@@ -297,7 +298,7 @@ fn shards_open_as_one_model() {
 }
 
 #[test]
-fn broken_sets_of_shards_are_refused() {
+fn inconsistent_shards_are_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let shards = write_sharded(directory.path());
     let open = || ModelFile::open(directory.path(), &OpenOptions::default()).unwrap_err();
@@ -334,7 +335,7 @@ fn mlx_fixture() -> PathBuf {
 }
 
 #[test]
-fn mlx_weights_dequantise_as_mlx_does() {
+fn mlx_weights_are_dequantized_like_mlx() {
     let expected = ModelFile::open(
         mlx_fixture().join("expected.safetensors"),
         &OpenOptions::default(),
@@ -366,7 +367,7 @@ fn mlx_weights_dequantise_as_mlx_does() {
 }
 
 #[test]
-fn mlx_parts_that_do_not_fit_are_refused() {
+fn inconsistent_mlx_weights_are_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     std::fs::copy(mlx_fixture().join("model.safetensors"), &path).unwrap();
@@ -383,20 +384,19 @@ fn mlx_parts_that_do_not_fit_are_refused() {
         )
         .unwrap();
         let error = ModelFile::open(&path, &OpenOptions::default()).unwrap_err();
-        assert!(error.to_string().contains("MLX quantisation"), "{error}");
+        assert!(error.to_string().contains("MLX quantization"), "{error}");
     }
 }
 
-/// 8-bit floats with scales, GPTQ and AWQ: unpacked here, and by NumPy in
-/// `scripts/make_packed_fixtures.py`.
+/// 8-bit floats with scales, GPTQ and AWQ, compared with NumPy in `scripts/make_packed_fixtures.py`.
 #[test]
-fn packed_weights_are_what_they_stand_for() {
+fn packed_weights_match_numpy() {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/packed");
     for kind in ["fp8", "gptq", "awq"] {
-        let folder = fixtures.join(kind);
+        let directory = fixtures.join(kind);
         let options = OpenOptions::default();
-        let model = ModelFile::open(folder.join("model.safetensors"), &options).unwrap();
-        let expected = ModelFile::open(folder.join("expected.safetensors"), &options).unwrap();
+        let model = ModelFile::open(directory.join("model.safetensors"), &options).unwrap();
+        let expected = ModelFile::open(directory.join("expected.safetensors"), &options).unwrap();
         assert_eq!(model.tensors().len(), expected.tensors().len(), "{kind}");
         for tensor in expected.tensors() {
             let ours = model.tensor(&tensor.name).unwrap();
@@ -409,7 +409,7 @@ fn packed_weights_are_what_they_stand_for() {
 }
 
 #[test]
-fn packed_parts_that_do_not_fit_are_refused() {
+fn inconsistent_packed_weights_are_rejected() {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/packed");
     for (kind, from, to) in [
         ("fp8", "[\n      4,", "[\n      5,"),
@@ -432,9 +432,9 @@ fn packed_parts_that_do_not_fit_are_refused() {
     }
 }
 
-/// Codes without their scale mean nothing where the configuration promises one, in whichever shard they are.
+/// Codes need their scale if the configuration declares one, in any shard.
 #[test]
-fn codes_without_a_scale_are_refused() {
+fn codes_without_scale_are_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let shards = write_sharded(directory.path());
     let codes = |dtype: &str| {
@@ -450,14 +450,14 @@ fn codes_without_a_scale_are_refused() {
         for part in ["model-00002-of-00002", "tensor `two`", "`two_scale`"] {
             assert!(text.contains(part), "{text}");
         }
-        // Floats of 8 bits and nothing else are what they are.
+        // 8-bit floats without a quantization configuration are plain floats.
         config(r#"{"model_type":"llama"}"#);
         assert_eq!(open().unwrap().tensor("two").unwrap().ty.name(), dtype);
     }
 }
 
 #[test]
-fn shards_without_an_index_open_as_one_model() {
+fn shards_without_index_open_as_one_model() {
     let directory = tempfile::tempdir().unwrap();
     let shards = write_sharded(directory.path());
     std::fs::remove_file(directory.path().join("model.safetensors.index.json")).unwrap();
@@ -468,23 +468,23 @@ fn shards_without_an_index_open_as_one_model() {
     assert_eq!((two.file, model.tensors().len()), (1, 2));
     assert_eq!(*model.data(two).unwrap(), [0, 1, 2]);
 
-    // The same weights under other names do not count.
+    // Copies of the weights under other names are ignored.
     let other = directory.path().join("consolidated.safetensors");
     std::fs::copy(&shards[0], &other).unwrap();
     assert_eq!(open().unwrap().tensors().len(), 2);
-    // A shard that is not there is missed.
+    // A missing shard is an error.
     std::fs::rename(&shards[1], directory.path().join("away")).unwrap();
     let Error::MissingParts { missing, .. } = open().unwrap_err() else {
         panic!("{}", open().unwrap_err())
     };
     assert_eq!(missing, [shards[1].clone()]);
-    // Nor may a tensor be in two of them.
+    // A tensor in two shards is an error.
     std::fs::copy(&shards[0], &shards[1]).unwrap();
     let text = open().unwrap_err().to_string();
     for part in ["00002-of-00002", "00001-of-00002", "tensor `one`"] {
         assert!(text.contains(part), "{text}");
     }
-    // Files with names of any other kind belong together, too.
+    // Files with other names are shards of one model, too.
     for shard in &shards {
         std::fs::remove_file(shard).unwrap();
     }
@@ -496,9 +496,10 @@ fn shards_without_an_index_open_as_one_model() {
     assert_eq!(open().unwrap().tensors().len(), 2);
 }
 
-/// Unpacked to F32, an element is its code times its scale; what is given out else is that, rounded.
+/// Unpacked to F32, an element is its code times its scale without rounding. Rounding it gives the default
+/// type.
 #[test]
-fn packed_weights_keep_their_digits_where_that_is_asked_for() {
+fn unpack_exactly_does_not_round() {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
     let mut exact = 0;
     for kind in ["packed/fp8", "packed/gptq", "packed/awq", "mlx"] {
@@ -534,5 +535,5 @@ fn packed_weights_keep_their_digits_where_that_is_asked_for() {
             exact += usize::from(bytes.chunks(4).any(|b| b[..2] != [0, 0]));
         }
     }
-    assert!(exact > 3, "{exact} tensors have more digits");
+    assert!(exact > 3, "only {exact} tensors are more precise");
 }

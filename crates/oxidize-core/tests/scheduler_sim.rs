@@ -1,10 +1,10 @@
-//! The scheduler against a model of the truth: a million random steps over tiny pools, with
-//! cancellations, forks, cuts, drafts and failures at the worst moments.
+//! Simulation of the scheduler: a million random steps over tiny pools, with cancellations, forks,
+//! truncations, drafts and failures at any time.
 //!
-//! The "model" here keeps in each KV position a hash of everything before it, as attention in
-//! effect does. It reads the hash of the previous position through the block table that the plan
-//! gives, so a wrong block, a wrong salt, a lost copy or a block overwritten too early shows at
-//! once as a hash that the sequence's own tokens do not give.
+//! The simulated model stores in each KV position a hash of all tokens before it, as attention in effect
+//! does. It reads the hash of the previous position through the block table of the plan. A wrong block, a
+//! wrong salt, a missing copy or a block overwritten too early therefore shows as a hash that does not match
+//! the sequence's own tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,14 +20,14 @@ struct Rng(u64);
 impl Rng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mix(self.0, 0)
+        hash_pair(self.0, 0)
     }
 
     fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// From 1 to `max`.
+    /// A number from 1 to `max`.
     fn size(&mut self, max: usize) -> usize {
         1 + self.below(max)
     }
@@ -37,7 +37,7 @@ impl Rng {
     }
 }
 
-fn mix(a: u64, b: u64) -> u64 {
+fn hash_pair(a: u64, b: u64) -> u64 {
     let mut z = a ^ b.wrapping_mul(0xD6E8_FEB8_6659_FD93);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -48,29 +48,32 @@ fn is_recurrent(config: &SchedulerConfig) -> bool {
     matches!(config.reuse, PrefixReuse::Recurrent { .. })
 }
 
-/// What must be true of a sequence, kept from its tokens alone.
+/// GroundTruth state of a sequence, derived from its tokens alone.
 #[derive(Clone)]
-struct Truth {
-    /// The hash before the first position and after each one.
+struct GroundTruth {
+    /// Hash before the first position and after each one.
     hashes: Vec<u64>,
     tokens: Vec<u32>,
     n_prompt: usize,
     max_tokens: usize,
     logits: LogitsAt,
-    /// Positions that are computed for all that steps and events tell; perhaps more are, by others.
+    /// Lower bound of the computed positions, from steps and events. There may be more, computed by other
+    /// sequences.
     computed: usize,
-    /// Whether nobody else can have computed anything for it.
+    /// True if no other sequence can have computed anything for this one.
     is_alone: bool,
-    /// Whether it got a token in the last step and so must be in the next.
+    /// True if the sequence got a token in the last step and so must be in the next.
     decoding: bool,
-    /// Positions whose logits were given, when all are wanted.
+    /// Positions that had logits, with [`LogitsAt::Every`].
     scored: usize,
 }
 
-impl Truth {
+impl GroundTruth {
     fn push(&mut self, token: u32) {
-        self.hashes
-            .push(mix(self.hashes[self.tokens.len()], u64::from(token) + 1));
+        self.hashes.push(hash_pair(
+            self.hashes[self.tokens.len()],
+            u64::from(token) + 1,
+        ));
         self.tokens.push(token);
     }
 
@@ -87,26 +90,26 @@ struct Sim {
     rng: Rng,
     config: SchedulerConfig,
     scheduler: Scheduler,
-    /// The KV cache: for each block, for each position in it, the hash written there.
+    /// KV cache: the hash at each position of each block.
     shadow: Vec<Vec<u64>>,
-    /// Recurrent state: for each slot, the hash of all that was fed.
+    /// Recurrent state of each slot: the hash of all tokens fed.
     states: Vec<u64>,
-    truth: BTreeMap<SeqId, Truth>,
-    /// Sequences of the step in flight that were cut since it was planned.
+    truth: BTreeMap<SeqId, GroundTruth>,
+    /// Sequences of the step in flight that were truncated since it was planned.
     disturbed: BTreeSet<SeqId>,
     next_id: u64,
     n_steps: usize,
     vocabulary: usize,
-    /// Whether the model's own choice is sampled, always.
+    /// True if the model's most likely token is always sampled.
     greedy: bool,
     /// Drafts proposed for the next step.
     drafts: BTreeMap<SeqId, Vec<u32>>,
-    seen: Seen,
+    counts: Counts,
 }
 
-/// That the interesting things happened at all.
+/// Counts of events, to check that the simulation covers them.
 #[derive(Default, Debug)]
-struct Seen {
+struct Counts {
     cache_hits: usize,
     preemptions: usize,
     copies: usize,
@@ -120,7 +123,7 @@ struct Seen {
 }
 
 impl Sim {
-    /// A random configuration.
+    /// Creates a simulation with a random configuration.
     fn random(seed: u64) -> Self {
         let mut rng = Rng(seed);
         let config = SchedulerConfig {
@@ -156,12 +159,12 @@ impl Sim {
             vocabulary,
             greedy: false,
             drafts: BTreeMap::new(),
-            seen: Seen::default(),
+            counts: Counts::default(),
             rng,
         }
     }
 
-    /// A sequence that waits or runs.
+    /// A random waiting or running sequence.
     fn any(&mut self) -> Option<SeqId> {
         let n = self.truth.len();
         if n == 0 {
@@ -178,7 +181,7 @@ impl Sim {
 
     fn submit(&mut self) {
         let id = self.fresh_id();
-        // Few tokens and few beginnings, so that prompts often share a prefix.
+        // A small vocabulary and few beginnings, so that prompts often share a prefix.
         let mut beginning = Rng(self.rng.below(3) as u64);
         let n_shared = self.rng.below(20);
         let mut tokens: Vec<u32> = (0..n_shared)
@@ -200,7 +203,7 @@ impl Sim {
         self.submit_request(request);
     }
 
-    /// Submits and opens the books of a request. Returns whether it was taken.
+    /// Submits a request and records its expected state. Returns true if it was accepted.
     fn submit_request(&mut self, request: SequenceRequest) -> bool {
         let SequenceRequest {
             id,
@@ -212,8 +215,8 @@ impl Sim {
         let tokens = request.tokens.clone();
         match self.scheduler.submit(request) {
             Ok(()) => {
-                let mut truth = Truth {
-                    hashes: vec![mix(salt, 0x5A17)],
+                let mut truth = GroundTruth {
+                    hashes: vec![hash_pair(salt, 0x5A17)],
                     tokens: Vec::new(),
                     n_prompt: tokens.len(),
                     max_tokens: (tokens.len() + max_new_tokens).min(self.config.capacity()),
@@ -235,32 +238,32 @@ impl Sim {
             Err(SubmitError::QueueFull { limit }) => {
                 assert_eq!(limit, self.config.max_queue);
                 assert!(self.scheduler.stats().queued >= limit);
-                self.seen.queue_full += 1;
+                self.counts.queue_full += 1;
             }
             Err(error) => panic!("{error}"),
         }
         false
     }
 
-    /// Something that a client or the engine may do at any time.
+    /// Random action that a client or the engine may take at any time.
     fn disturb(&mut self, in_flight: bool) {
-        let what = self.rng.below(8);
-        if what < 3 {
+        let action = self.rng.below(8);
+        if action < 3 {
             return self.submit();
         }
         let Some(id) = self.any() else {
             return self.submit();
         };
-        match what {
+        match action {
             3 | 4 => {
-                let ended = if what == 3 {
+                let ended = if action == 3 {
                     self.scheduler.cancel(id)
                 } else {
                     self.scheduler.finish(id)
                 };
                 assert!(ended && !self.scheduler.cancel(id));
                 self.truth.remove(&id);
-                self.seen.cancelled += 1;
+                self.counts.cancelled += 1;
             }
             5 => {
                 let child = self.fresh_id();
@@ -274,7 +277,7 @@ impl Sim {
                         truth.logits = LogitsAt::Last;
                         self.truth.insert(child, truth);
                     }
-                    Err(SubmitError::QueueFull { .. }) => self.seen.queue_full += 1,
+                    Err(SubmitError::QueueFull { .. }) => self.counts.queue_full += 1,
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -296,13 +299,13 @@ impl Sim {
                 let mut draft: Vec<u32> = (0..n_draft)
                     .map(|_| self.rng.below(self.vocabulary) as u32)
                     .collect();
-                // Often right, as a good draft is.
+                // Most draft tokens are correct, as those of a good draft model.
                 let mut hash = *self.truth[&id].hashes.last().unwrap();
                 for token in &mut draft {
                     if !self.rng.one_in(4) {
                         *token = self.next_token(hash);
                     }
-                    hash = mix(hash, u64::from(*token) + 1);
+                    hash = hash_pair(hash, u64::from(*token) + 1);
                 }
                 if self.scheduler.draft(id, &draft) {
                     self.drafts.insert(id, draft);
@@ -312,7 +315,7 @@ impl Sim {
         }
     }
 
-    /// What the model says after a prefix with this hash.
+    /// The model's token after a prefix with this hash.
     fn next_token(&self, hash: u64) -> u32 {
         (hash % self.vocabulary as u64) as u32
     }
@@ -331,7 +334,7 @@ impl Sim {
             self.disturb(true);
         }
         if disturb && self.rng.one_in(60) {
-            self.seen.abandoned += 1;
+            self.counts.abandoned += 1;
             self.scheduler.abandon(step);
             self.truth
                 .values_mut()
@@ -375,7 +378,7 @@ impl Sim {
             assert_eq!(known, &truth.tokens[part.start..part.start + n_known]);
             assert!(part.n_draft == 0 || self.drafts[&part.id].starts_with(draft));
 
-            assert!(!part.again || part.n_draft == 0);
+            assert!(!part.recompute || part.n_draft == 0);
             let reaches_end = part.start + n_known == truth.tokens.len();
             assert_eq!(
                 part.samples,
@@ -388,7 +391,7 @@ impl Sim {
                 end
             };
             let first = match truth.logits {
-                LogitsAt::Last if part.again => part.start,
+                LogitsAt::Last if part.recompute => part.start,
                 LogitsAt::Last => first,
                 LogitsAt::Every => first.min(truth.scored.max(part.start)),
             };
@@ -401,7 +404,7 @@ impl Sim {
         );
     }
 
-    /// The model. Everything it knows about earlier positions comes out of `shadow`.
+    /// Runs the simulated model. Its only knowledge of earlier positions is in `shadow` and `states`.
     fn run(&mut self, step: &Step) -> Vec<Sampled> {
         for &(from, to) in &step.copies {
             self.shadow[to.index()] = self.shadow[from.index()].clone();
@@ -409,8 +412,8 @@ impl Sim {
         for &(from, to) in &step.state_copies {
             self.states[to as usize] = self.states[from as usize];
         }
-        self.seen.state_copies += step.state_copies.len();
-        // Everyone reads before anyone writes: what one sequence writes, no other may need.
+        self.counts.state_copies += step.state_copies.len();
+        // All sequences are checked before any is written, because none may write what another needs.
         for part in step.sequences.iter().filter(|part| self.expects(part)) {
             let truth = &self.truth[&part.id];
             for position in 0..part.start {
@@ -438,8 +441,8 @@ impl Sim {
             };
             let mut hashes = Vec::new();
             for (position, &token) in (part.start..).zip(step.tokens_of(part)) {
-                hash = mix(hash, u64::from(token) + 1);
-                let (block, offset) = self.place(table, position);
+                hash = hash_pair(hash, u64::from(token) + 1);
+                let (block, offset) = self.locate(table, position);
                 self.shadow[block.index()][offset] = hash;
                 hashes.push(hash);
             }
@@ -458,8 +461,8 @@ impl Sim {
         let accepted =
             (0..draft.len()).take_while(|&i| self.next_token(hashes[n_known - 1 + i]) == draft[i]);
         let accepted = accepted.count();
-        self.seen.accepted += accepted;
-        // Sometimes another token than the model's, as sampling does.
+        self.counts.accepted += accepted;
+        // Sometimes another token than the model's is sampled.
         let mut token = self.next_token(hashes[n_known - 1 + accepted]);
         if !self.greedy && self.rng.one_in(8) {
             token = self.rng.below(self.vocabulary) as u32;
@@ -474,7 +477,7 @@ impl Sim {
     }
 
     fn commit(&mut self, step: Step, sampled: &[Sampled]) {
-        self.seen.copies += step.copies.len();
+        self.counts.copies += step.copies.len();
         let parts = step.sequences.clone();
         let drafts: Vec<Vec<u32>> = parts
             .iter()
@@ -484,14 +487,14 @@ impl Sim {
         for event in &events {
             match *event {
                 Event::Preempted { id } => {
-                    self.seen.preemptions += 1;
+                    self.counts.preemptions += 1;
                     if let Some(truth) = self.truth.get_mut(&id) {
                         truth.computed = 0;
                         truth.decoding = false;
                     }
                 }
                 Event::CacheHit { id, tokens } => {
-                    self.seen.cache_hits += 1;
+                    self.counts.cache_hits += 1;
                     assert!(tokens > 0 && tokens < self.truth[&id].n_prompt.max(tokens + 1));
                     assert_ne!(self.config.reuse, PrefixReuse::None);
                 }
@@ -515,7 +518,7 @@ impl Sim {
         self.drafts.clear();
     }
 
-    /// Moves the truth of one sequence over a step, and checks that the events say the same.
+    /// Advances the expected state of a sequence over a step, and checks the events against it.
     fn advance(
         &mut self,
         part: &StepSequence,
@@ -524,11 +527,11 @@ impl Sim {
         events: &[Event],
     ) {
         let truth = self.truth.get_mut(&part.id).unwrap();
-        // Each position once. That those before `start` are right was checked when it ran.
+        // Each position is computed once. The positions before `start` were checked when the step ran.
         assert!(
             part.start == truth.computed
                 || part.start > truth.computed && !truth.is_alone
-                // State goes back as far as there is a copy; that it is right was checked too.
+                // State is restored from the last checkpoint; its correctness was checked, too.
                 || is_recurrent(&self.config),
             "{:?} starts at {} where {} is computed",
             part.id,
@@ -545,15 +548,15 @@ impl Sim {
                 .collect()
         });
         truth.computed += new.len().saturating_sub(1);
-        // Of a draft that was rejected in part, state has to compute the rest again.
-        let again = is_recurrent(&self.config) && new.len() <= part.n_draft;
-        truth.decoding = !new.is_empty() && !again;
+        // After a partly rejected draft, recurrent state recomputes the accepted tokens.
+        let recomputes = is_recurrent(&self.config) && new.len() <= part.n_draft;
+        truth.decoding = !new.is_empty() && !recomputes;
         new.iter().for_each(|&token| truth.push(token));
-        let told = events.iter().filter_map(|event| match *event {
+        let reported = events.iter().filter_map(|event| match *event {
             Event::Token { id, token } if id == part.id => Some(token),
             _ => None,
         });
-        assert!(told.eq(new.iter().copied()));
+        assert!(reported.eq(new.iter().copied()));
 
         let at_end = truth.computed + usize::from(!new.is_empty()) == truth.tokens.len();
         let expected = match sampled {
@@ -568,11 +571,11 @@ impl Sim {
         assert_eq!(finished, expected, "{:?}", part.id);
         assert!(truth.tokens.len() <= truth.max_tokens);
         match finished {
-            Some(FinishReason::Stop) => self.seen.stops += 1,
-            Some(FinishReason::Length) => self.seen.lengths += 1,
+            Some(FinishReason::Stop) => self.counts.stops += 1,
+            Some(FinishReason::Length) => self.counts.lengths += 1,
             None => {
                 assert_eq!(self.scheduler.tokens(part.id), Some(&*truth.tokens));
-                // Logits that nobody sampled from are computed again.
+                // Logits that were not sampled are recomputed.
                 if truth.computed == truth.tokens.len() {
                     let rewinds = !is_recurrent(&self.config);
                     truth.computed = if rewinds { truth.computed - 1 } else { 0 };
@@ -583,12 +586,12 @@ impl Sim {
         self.truth.remove(&part.id);
     }
 
-    /// Whether the step's result for this part counts: the sequence is there and was left alone.
+    /// True if the step's result for this part counts: the sequence exists and was not changed.
     fn expects(&self, part: &StepSequence) -> bool {
         self.truth.contains_key(&part.id) && !self.disturbed.contains(&part.id)
     }
 
-    fn place(&self, table: &[BlockId], position: usize) -> (BlockId, usize) {
+    fn locate(&self, table: &[BlockId], position: usize) -> (BlockId, usize) {
         (
             table[position / self.config.block_size],
             position % self.config.block_size,
@@ -596,11 +599,11 @@ impl Sim {
     }
 
     fn shadow_at(&self, table: &[BlockId], position: usize) -> u64 {
-        let (block, offset) = self.place(table, position);
+        let (block, offset) = self.locate(table, position);
         self.shadow[block.index()][offset]
     }
 
-    fn check_books(&self) {
+    fn check_consistency(&self) {
         self.scheduler.check_integrity().unwrap();
         let stats = self.scheduler.stats();
         assert_eq!(stats.queued + stats.running, self.truth.len());
@@ -608,10 +611,10 @@ impl Sim {
         assert_eq!(n_blocks, self.config.n_blocks as usize);
     }
 
-    /// Runs until everything is finished: nothing waits forever, nothing leaks.
+    /// Runs until all sequences have finished: none starves, and no block leaks.
     fn drain(&mut self) {
         let work: usize = self.truth.values().map(|truth| truth.max_tokens + 1).sum();
-        // Alone, each of them takes a step for each token at the very most; retries add some.
+        // A sequence alone takes at most one step per token; retries add some.
         for _ in 0..50 + 4 * work {
             if !self.step(false) {
                 break;
@@ -622,20 +625,20 @@ impl Sim {
             "no progress with {} sequences left",
             self.truth.len()
         );
-        self.check_books();
+        self.check_consistency();
         assert_eq!(self.scheduler.stats().used_blocks, 0);
         self.scheduler.clear_prefix_cache();
         assert_eq!(
             self.scheduler.stats().free_blocks,
             self.config.n_blocks as usize
         );
-        self.check_books();
+        self.check_consistency();
     }
 }
 
-/// Runs episodes of random configurations until `n_steps` steps are done.
-fn simulate(seed: u64, n_steps: usize) -> Seen {
-    let mut total = Seen::default();
+/// Runs episodes with random configurations until `n_steps` steps are done.
+fn simulate(seed: u64, n_steps: usize) -> Counts {
+    let mut total = Counts::default();
     let mut n_done = 0;
     for episode in 0.. {
         let mut sim = Sim::random(seed + episode);
@@ -646,11 +649,11 @@ fn simulate(seed: u64, n_steps: usize) -> Seen {
             }
             sim.step(true);
             if round % 4 == 0 {
-                sim.check_books();
+                sim.check_consistency();
             }
         }
         sim.drain();
-        total.add(&sim.seen);
+        total.add(&sim.counts);
         n_done += sim.n_steps;
         if n_done >= n_steps {
             break;
@@ -659,8 +662,8 @@ fn simulate(seed: u64, n_steps: usize) -> Seen {
     total
 }
 
-impl Seen {
-    fn add(&mut self, other: &Seen) {
+impl Counts {
+    fn add(&mut self, other: &Counts) {
         self.cache_hits += other.cache_hits;
         self.preemptions += other.preemptions;
         self.copies += other.copies;
@@ -673,9 +676,9 @@ impl Seen {
         self.cancelled += other.cancelled;
     }
 
-    /// A simulation in which nothing happens proves nothing.
-    fn assert_lively(&self) {
-        let Seen {
+    /// Asserts that every kind of event occurred often enough.
+    fn assert_covered(&self) {
+        let Counts {
             cache_hits,
             preemptions,
             copies,
@@ -684,7 +687,7 @@ impl Seen {
             abandoned,
             ..
         } = *self;
-        let Seen {
+        let Counts {
             stops,
             lengths,
             queue_full,
@@ -708,22 +711,21 @@ impl Seen {
     }
 }
 
-// Two halves, so that two cores share the million.
+// Two tests, which can run in parallel.
 
 #[test]
-fn half_a_million_random_steps() {
-    simulate(1, 500_000).assert_lively();
+fn random_steps_keep_all_properties() {
+    simulate(1, 500_000).assert_covered();
 }
 
 #[test]
-fn another_half_a_million_random_steps() {
-    simulate(1 << 32, 500_000).assert_lively();
+fn random_steps_keep_all_properties_with_other_seed() {
+    simulate(1 << 32, 500_000).assert_covered();
 }
 
-/// Requests that each fit in the pool alone, but not together, all finish, with the tokens that
-/// each of them gives alone.
+/// Requests that fit in the pool alone, but not together, all finish, with the same tokens as alone.
 #[test]
-fn whatever_fits_alone_finishes() {
+fn requests_that_fit_alone_finish() {
     for seed in 0..300 {
         let mut sim = Sim::random(seed);
         sim.greedy = true;
@@ -735,7 +737,7 @@ fn whatever_fits_alone_finishes() {
         let mut alone = BTreeMap::new();
         for _ in 0..sim.config.max_queue {
             let id = sim.fresh_id();
-            // Most of them grow to the very last position of the pool.
+            // Most of them grow to the last position of the pool.
             let n_prompt = 1 + sim.rng.below(capacity - 1);
             let tokens = (0..n_prompt).map(|_| sim.rng.below(2) as u32).collect();
             assert!(sim.submit_request(SequenceRequest::new(id, tokens, capacity)));
@@ -761,16 +763,16 @@ fn whatever_fits_alone_finishes() {
                 .iter()
                 .for_each(|s| given.get_mut(&s.id).unwrap().push(s.token));
             sim.commit(step, &sampled);
-            sim.check_books();
+            sim.check_consistency();
         }
         assert!(sim.scheduler.is_idle(), "seed {seed}: {:?}", sim.config);
         assert_eq!(given, alone, "seed {seed}");
     }
 }
 
-/// A request of low priority in a flood of others waits as long as its priority says and no longer.
+/// A long request of low priority among many others waits no longer than its priority implies.
 #[test]
-fn a_flood_does_not_starve_a_long_request() {
+fn long_request_does_not_starve() {
     for (priority, steps_per_priority) in [(0, 0), (0, 100), (-1, 100), (-3, 50)] {
         let config = SchedulerConfig {
             n_blocks: 40,
@@ -794,7 +796,7 @@ fn a_flood_does_not_starve_a_long_request() {
         flood(&mut sim);
         (0..50).for_each(|_| assert!(sim.step(false)));
         let id = sim.fresh_id();
-        // Needs 38 of the 40 blocks.
+        // The request needs 38 of the 40 blocks.
         let request = SequenceRequest {
             priority,
             ..SequenceRequest::new(id, vec![1; 130], 20)
@@ -805,10 +807,10 @@ fn a_flood_does_not_starve_a_long_request() {
             flood(&mut sim);
             assert!(sim.step(false));
             let n_steps = sim.n_steps - n_before;
-            // What its priority concedes, then those already in the queue, then its own work.
-            let conceded = -priority as usize * steps_per_priority as usize;
+            // Bound: the steps of its lower priority, those for requests already in the queue, and its own.
+            let priority_delay = -priority as usize * steps_per_priority as usize;
             assert!(
-                n_steps < conceded + 150 + 60,
+                n_steps < priority_delay + 150 + 60,
                 "{n_steps} steps with priority {priority}"
             );
         }

@@ -1,5 +1,4 @@
-//! Speculative decoding: whatever is guessed, the answer is the one without guesses, to the last bit
-//! of its log probabilities.
+//! Speculative decoding does not change answers, down to the last bit of the log probabilities.
 
 mod answers;
 #[allow(dead_code, reason = "each test uses some of it")]
@@ -8,9 +7,7 @@ mod tiny;
 use answers::{Answer, golden, prompt, read};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, Request, Token, TokenStream,
-};
+use oxidize_core::engine::{Engine, EngineConfig, EngineError, Request, Token, TokenStream};
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::model::Model;
@@ -31,7 +28,7 @@ fn config(speculation: Option<Speculation>) -> EngineConfig {
     }
 }
 
-/// Guesses without asking whether it pays: a test has no time to measure.
+/// Speculation at every step, whether it saves time or not: a test has no time to measure.
 fn always(source: DraftSource, max_tokens: usize) -> Option<Speculation> {
     Some(Speculation {
         max_tokens,
@@ -41,7 +38,7 @@ fn always(source: DraftSource, max_tokens: usize) -> Option<Speculation> {
     })
 }
 
-fn start(model: &Model, speculation: Option<Speculation>) -> EngineHandle {
+fn start(model: &Model, speculation: Option<Speculation>) -> Engine {
     Engine::start(
         model.clone(),
         Arc::new(Cpu::default()),
@@ -50,7 +47,7 @@ fn start(model: &Model, speculation: Option<Speculation>) -> EngineHandle {
     .unwrap()
 }
 
-/// The tiny model with every weight a little different: its guesses are right now and then.
+/// The tiny model with every weight slightly changed, so that some of its drafts are accepted.
 fn similar_model() -> Model {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf");
     let file = ModelFile::open(&path, &OpenOptions::default()).unwrap();
@@ -58,14 +55,15 @@ fn similar_model() -> Model {
     let mut bytes = std::fs::read(&path).unwrap();
     let start = (bytes.len() - data) / 4 * 4;
     for float in bytes[start..].chunks_exact_mut(4) {
-        // A high bit of the fraction.
+        // A high bit of the mantissa.
         float[2] ^= 0x08;
     }
     let file = ModelFile::from_bytes(bytes, &OpenOptions::default()).unwrap();
     Model::from_file(file).unwrap()
 }
 
-/// Every way to guess: the model itself is always right, the similar one sometimes, the text rarely.
+/// All kinds of draft sources. The model's own drafts are always accepted, those of the similar model
+/// sometimes, and n-grams rarely.
 fn sources(model: &Model) -> [(&'static str, DraftSource); 3] {
     [
         ("itself", DraftSource::Model(model.clone())),
@@ -74,36 +72,37 @@ fn sources(model: &Model) -> [(&'static str, DraftSource); 3] {
     ]
 }
 
-/// Under a salt of its own: a prompt found in the cache is cut differently, and adds differently.
+/// A request with a salt of its own: a prompt found in the cache is chunked differently, which changes the
+/// order of floating-point sums.
 fn request(tokens: Vec<u32>, temperature: f32, max_tokens: usize) -> Request {
     static SALT: AtomicU64 = AtomicU64::new(1);
     Request {
-        tokens,
-        salt: SALT.fetch_add(1, Ordering::Relaxed),
-        sampling: SamplingParams {
+        prompt: tokens.into(),
+        cache_salt: SALT.fetch_add(1, Ordering::Relaxed),
+        sampling: Some(SamplingParams {
             temperature,
             seed: Some(11),
             n_probs: Some(3),
             repeat_penalty: if temperature > 1.0 { 1.2 } else { 1.0 },
             ..SamplingParams::default()
-        },
+        }),
         max_tokens: Some(max_tokens),
         ignore_eos: true,
         ..Request::default()
     }
 }
 
-fn ask(engine: &EngineHandle, request: &Request) -> Answer {
+fn ask(engine: &Engine, request: &Request) -> Answer {
     read(engine.submit(request.clone()).unwrap()).unwrap()
 }
 
-/// The same tokens with the same log probabilities, and the same end.
+/// Asserts that tokens, log probabilities and finish reason are the same.
 #[track_caller]
 fn assert_same(with: &Answer, without: &Answer, what: &str) {
     let differ = |(a, b): &(&Token, &Token)| a != b;
     let pairs = with.tokens.iter().zip(&without.tokens);
     if let Some((at, (with, without))) = pairs.enumerate().find(|(_, pair)| differ(pair)) {
-        panic!("{what}: token {at} is {with:?}, and {without:?} without guesses");
+        panic!("{what}: token {at} is {with:?}, and {without:?} without drafts");
     }
     assert_eq!(with.tokens.len(), without.tokens.len(), "{what}");
     assert_eq!(with.text, without.text, "{what}");
@@ -111,7 +110,7 @@ fn assert_same(with: &Answer, without: &Answer, what: &str) {
 }
 
 #[test]
-fn guesses_change_nothing() {
+fn drafts_do_not_change_answers() {
     let model = tiny::model();
     let plain = start(&model, None);
     for (name, source) in sources(&model) {
@@ -129,7 +128,7 @@ fn guesses_change_nothing() {
                 }
             }
             println!(
-                "{name}, {max_tokens} at a time: {} guesses, {} right",
+                "{name}, {max_tokens} at a time: {} drafted, {} accepted",
                 drafts.0, drafts.1
             );
             assert!(drafts.1 > 0 && drafts.1 <= drafts.0, "{name}: {drafts:?}");
@@ -137,16 +136,16 @@ fn guesses_change_nothing() {
     }
 }
 
-/// The model itself is right about the most likely token every time, so few steps are needed.
+/// The model's own drafts of greedy tokens are all accepted, so few steps are needed.
 #[test]
-fn right_guesses_save_steps() {
+fn accepted_drafts_save_steps() {
     let model = tiny::model();
     let engine = start(&model, always(DraftSource::Model(model.clone()), 8));
     let answer = ask(&engine, &request(prompt(3, 20), 0.0, 101));
     let drafts = answer.finished.drafts;
     assert_eq!(drafts.accepted, drafts.drafted);
     assert_eq!(drafts.acceptance(), Some(1.0));
-    // The books are told after the answer.
+    // The statistics are updated after the answer is sent.
     let begun = std::time::Instant::now();
     while engine.stats().finished == 0 && begun.elapsed().as_secs() < 60 {
         std::thread::yield_now();
@@ -154,18 +153,18 @@ fn right_guesses_save_steps() {
     let stats = engine.stats();
     assert!(stats.steps <= 20, "{stats:?}");
     assert_eq!(stats.accepted_drafts, drafts.accepted as u64);
-    // Who wants no guesses gets none.
+    // A request can turn drafting off.
     let none = Request {
         max_draft: Some(0),
         ..request(prompt(3, 20), 0.0, 101)
     };
     let without = ask(&engine, &none);
     assert_eq!(without.finished.drafts.drafted, 0);
-    assert_same(&without, &answer, "without guesses");
+    assert_same(&without, &answer, "without drafts");
 }
 
 #[test]
-fn a_crowd_of_guesses_changes_nothing() {
+fn concurrent_drafts_do_not_change_answers() {
     let model = tiny::model();
     let plain = start(&model, None);
     for (name, source) in sources(&model) {
@@ -179,7 +178,8 @@ fn a_crowd_of_guesses_changes_nothing() {
             .collect();
         for (request, stream) in requests.iter().zip(streams) {
             let (with, without) = (read(stream).unwrap(), ask(&plain, request));
-            // Prompts of others in a step change the order of sums, as they do without guesses.
+            // Prompts of other requests in a step change the order of floating-point sums, with and without
+            // drafts.
             assert_eq!(with.ids(), without.ids(), "{name}");
         }
         assert_eq!(engine.stats().used_blocks, 0);
@@ -187,10 +187,10 @@ fn a_crowd_of_guesses_changes_nothing() {
 }
 
 #[test]
-fn a_form_stop_strings_and_bans_hold_with_guesses() {
+fn grammars_and_stop_strings_apply_with_drafts() {
     let model = tiny::model();
     let plain = start(&model, None);
-    let forms = [
+    let grammars = [
         Some(Grammar::Regex("[a-f]{3,40}(x|yz)".into())),
         Some(Grammar::JsonSchema(serde_json::json!({
             "type": "array", "items": {"enum": ["left", "right"]}, "minItems": 4, "maxItems": 9
@@ -199,50 +199,59 @@ fn a_form_stop_strings_and_bans_hold_with_guesses() {
     ];
     for (name, source) in sources(&model) {
         let engine = start(&model, always(source, 8));
-        for (i, form) in forms.iter().enumerate() {
+        for (i, grammar) in grammars.iter().enumerate() {
             for temperature in [0.0, 1.0] {
                 let mut request = request(prompt(i as u32, 12), temperature, 80);
-                request.grammar = form.clone();
+                request.grammar = grammar.clone();
                 request.ignore_eos = false;
-                request.sampling.stop = vec!["right".into(), "q".into()];
+                let sampling = request.sampling.get_or_insert_default();
+                sampling.stop = vec!["right".into(), "q".into()];
                 let with = ask(&engine, &request);
-                assert_same(&with, &ask(&plain, &request), &format!("{name}, {form:?}"));
+                assert_same(
+                    &with,
+                    &ask(&plain, &request),
+                    &format!("{name}, {grammar:?}"),
+                );
                 assert!(!with.text.contains("right"));
             }
         }
     }
 }
 
-/// Guesses that take longer than they save are given up, without a word being different.
+/// Drafting that takes longer than it saves is turned off, without changing answers.
 #[test]
-fn guessing_stops_where_it_does_not_pay() {
+fn drafting_stops_when_it_does_not_save_time() {
     let model = tiny::model();
-    // To guess, the model has to be run as often as without.
+    // Drafting runs the draft model as often as decoding runs the model.
     let settings = Speculation {
         min_probability: 0.0,
         ..Speculation::new(DraftSource::Model(similar_model()))
     };
     let engine = start(&model, Some(settings.clone()));
     let plain = start(&model, None);
-    let eager = start(&model, always(settings.source, 8));
-    let (mut guessed, mut eagerly) = (0, 0);
+    let always_drafting = start(&model, always(settings.source, 8));
+    let (mut drafted, mut always_drafted) = (0, 0);
     for seed in 0..8 {
         let request = request(prompt(seed, 10), 1.3, 200);
         let with = ask(&engine, &request);
-        assert_same(&with, &ask(&plain, &request), "it may stop at any time");
-        guessed += with.finished.drafts.drafted;
-        eagerly += ask(&eager, &request).finished.drafts.drafted;
+        assert_same(
+            &with,
+            &ask(&plain, &request),
+            "drafting may stop at any time",
+        );
+        drafted += with.finished.drafts.drafted;
+        always_drafted += ask(&always_drafting, &request).finished.drafts.drafted;
     }
     assert!(
-        2 * guessed < eagerly,
-        "{guessed} guesses, {eagerly} if always"
+        2 * drafted < always_drafted,
+        "{drafted} drafts, {always_drafted} if always drafting"
     );
 }
 
 #[test]
-fn what_cannot_guess_is_refused() {
+fn invalid_speculation_is_rejected() {
     let model = tiny::model();
-    let refused = |speculation: Speculation| match Engine::start(
+    let rejected = |speculation: Speculation| match Engine::start(
         model.clone(),
         Arc::new(Cpu::default()),
         &config(Some(speculation)),
@@ -282,7 +291,7 @@ fn what_cannot_guess_is_refused() {
             },
         ),
     ] {
-        match refused(speculation) {
+        match rejected(speculation) {
             SpeculationError::Parameter { field: named, .. } => assert_eq!(named, field),
             other => panic!("{other}"),
         }
@@ -290,16 +299,16 @@ fn what_cannot_guess_is_refused() {
     let Some(other) = cached("SmolLM2-135M-Instruct.Q4_1") else {
         return;
     };
-    let error = refused(Speculation::new(DraftSource::Model(other)));
+    let error = rejected(Speculation::new(DraftSource::Model(other)));
     assert!(
         matches!(error, SpeculationError::VocabularySize { .. }),
         "{error}"
     );
 }
 
-/// Recurrent state that has seen wrong guesses goes back to before them, and what was right is computed again.
+/// Recurrent state is rolled back after a rejected draft, and the accepted tokens are recomputed.
 #[test]
-fn recurrent_models_say_the_same_with_guesses() {
+fn recurrent_models_answer_the_same_with_drafts() {
     let mut drafts = (0, 0);
     for name in [
         "mamba",
@@ -316,7 +325,8 @@ fn recurrent_models_say_the_same_with_guesses() {
             let engine = start(&model, always(DraftSource::Ngram, max_tokens));
             for (seed, temperature) in [(0, 0.0), (1, 0.9), (2, 0.9)] {
                 let mut request = request(prompt(seed, 40), temperature, 60);
-                // A text that repeats itself, but not always, so that guesses are made and some are right.
+                // The text repeats itself, but not always, so that there are drafts and only some are
+                // accepted.
                 request.grammar = Some(Grammar::Regex("((ab|cd)(ef|gh)x){15}".into()));
                 let with = ask(&engine, &request);
                 let what = format!("{name}, {max_tokens} at a time, temperature {temperature}");
@@ -326,7 +336,7 @@ fn recurrent_models_say_the_same_with_guesses() {
             }
             assert_eq!(engine.stats().used_blocks, 0, "{name}");
         }
-        println!("{name}: {} guesses, {} right so far", drafts.0, drafts.1);
+        println!("{name}: {} drafted, {} accepted so far", drafts.0, drafts.1);
     }
     assert!(drafts.1 > 0 && drafts.1 < drafts.0, "{drafts:?}");
 }
@@ -339,10 +349,10 @@ fn cached(name: &str) -> Option<Model> {
         eprintln!("SKIPPED: no {}", path.display());
         return None;
     }
-    Some(Model::load(path, &OpenOptions::default()).unwrap())
+    Some(Model::load_with(path, &OpenOptions::default()).unwrap())
 }
 
-/// Real models on text that repeats itself and text that does not, greedy and sampled.
+/// Compares answers of real models with and without drafts, on repetitive and other text, greedy and sampled.
 fn compare(model: Option<Model>, draft: Option<Model>) {
     let Some(model) = model else { return };
     let tokenizer = model.tokenizer().unwrap();
@@ -376,19 +386,19 @@ fn compare(model: Option<Model>, draft: Option<Model>) {
 }
 
 #[test]
-fn smollm2_says_the_same_with_guesses() {
+fn smollm2_answers_the_same_with_drafts() {
     let model = cached("SmolLM2-135M-Instruct.Q4_1");
     compare(model.clone(), model);
 }
 
 #[test]
-fn stories15m_says_the_same_with_guesses() {
+fn stories15m_answers_the_same_with_drafts() {
     compare(cached("stories15M-f32"), None);
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn tinyllama_says_the_same_with_guesses() {
+fn tinyllama_answers_the_same_with_drafts() {
     compare(
         cached("tinyllama-1.1b-chat.IQ2_XXS"),
         cached("stories15M-f32"),
@@ -397,12 +407,12 @@ fn tinyllama_says_the_same_with_guesses() {
 
 #[test]
 #[ignore = "large: make test-models"]
-fn gemma3_says_the_same_with_guesses() {
+fn gemma3_answers_the_same_with_drafts() {
     compare(cached("gemma-3-270m-q4_k_m"), None);
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn qwen2_says_the_same_with_guesses() {
+fn qwen2_answers_the_same_with_drafts() {
     compare(cached("qwen2.5-coder-1.5b-instruct-q4_k_m"), None);
 }

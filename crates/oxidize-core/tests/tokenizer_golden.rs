@@ -1,5 +1,5 @@
-//! Tokenizers against the vectors of other implementations: those of llama.cpp's vocabularies
-//! (made with the reference tokenizers), and those made for the golden models.
+//! Tokenizers against test vectors: those of llama.cpp's vocabularies (made with the reference
+//! tokenizers) and those of the golden models.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{EncodeOptions, TokenId, Tokenizer, VocabSpec};
 use serde::Deserialize;
 
-/// Special tokens in the text, but none around it.
+/// Parses special tokens, but adds none.
 const PARSED: EncodeOptions = EncodeOptions {
     add_special: false,
     parse_special: true,
@@ -24,16 +24,16 @@ fn shared() -> PathBuf {
         .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"))
 }
 
-fn cache(folder: &str) -> PathBuf {
+fn cache(directory: &str) -> PathBuf {
     let root = std::env::var_os("OXIDIZE_TEST_CACHE")
         .map(PathBuf::from)
         .unwrap_or_else(|| {
             PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize")
         });
-    root.join(folder)
+    root.join(directory)
 }
 
-/// The texts and tokens beside a vocabulary of llama.cpp.
+/// Texts and expected tokens beside a llama.cpp vocabulary.
 fn vectors(vocabulary: &Path) -> Option<Vec<(String, Vec<TokenId>)>> {
     let beside = |extension: &str| {
         std::fs::read_to_string(format!("{}{extension}", vocabulary.display())).ok()
@@ -52,9 +52,9 @@ fn vectors(vocabulary: &Path) -> Option<Vec<(String, Vec<TokenId>)>> {
 }
 
 #[test]
-fn llama_cpp_vectors() {
-    let folder = cache("vocab");
-    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)
+fn llama_cpp_vectors_match() {
+    let directory = cache("vocab");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&directory)
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
@@ -65,7 +65,7 @@ fn llama_cpp_vectors() {
         .collect();
     files.sort();
     if files.is_empty() {
-        eprintln!("SKIPPED: no vocabularies in {}", folder.display());
+        eprintln!("SKIPPED: no vocabularies in {}", directory.display());
         return;
     }
     let mut wrong = Vec::new();
@@ -90,13 +90,13 @@ fn llama_cpp_vectors() {
     assert!(checked > 600, "only {checked} vectors");
 }
 
-/// Vocabularies that no file of a directory describes: pre-tokenizers without a known regex, and merges with ranks of
-/// their own.
+/// Vocabularies that cannot be written as a directory: pre-tokenizers without a known regex, and
+/// merges with explicit ranks.
 const NO_DIRECTORY: &[&str] = &["deepseek-llm", "falcon", "gemma-4"];
 
-/// A vocabulary that is written as a directory has it, and read again, gives the same tokens.
+/// A vocabulary written as a directory and read back yields the same tokens.
 #[test]
-fn vocabularies_survive_a_directory() {
+fn vocabularies_round_trip_through_a_directory() {
     let mut checked = 0;
     for path in std::fs::read_dir(cache("vocab")).into_iter().flatten() {
         let path = path.unwrap().path();
@@ -136,10 +136,10 @@ struct Vector {
     ids_no_special: Option<Vec<TokenId>>,
 }
 
-/// Small tokenizers of every kind, with the tokens that `tokenizers` and `sentencepiece` give.
+/// Small tokenizers of every kind, with vectors from `tokenizers` and `sentencepiece`.
 #[test]
-fn vectors_of_the_reference_libraries() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tokenizers");
+fn reference_library_vectors_match() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tokenizers");
     for (name, file) in [
         ("bpe", "bpe.tokenizer.json"),
         ("rob", "rob.tokenizer.json"),
@@ -148,8 +148,8 @@ fn vectors_of_the_reference_libraries() {
         ("ugm", "ugm.model"),
         ("xlmr", "xlmr.model"),
     ] {
-        let tokenizer = load(&folder.join(file));
-        let vectors = std::fs::read(folder.join(format!("{name}.vectors.json"))).unwrap();
+        let tokenizer = load(&directory.join(file));
+        let vectors = std::fs::read(directory.join(format!("{name}.vectors.json"))).unwrap();
         let vectors: Vec<Vector> = serde_json::from_slice(&vectors).unwrap();
         assert!(!vectors.is_empty());
         for Vector {
@@ -164,7 +164,7 @@ fn vectors_of_the_reference_libraries() {
                     let all = tokenizer.encode(&text, EncodeOptions::default());
                     assert_eq!(all, ids, "{name}: {text:?}");
                 }
-                // SentencePiece knows no special tokens in a text and adds none.
+                // SentencePiece neither parses nor adds special tokens.
                 None => {
                     let tokens = tokenizer.encode(&text, EncodeOptions::PLAIN);
                     assert_eq!(tokens, ids, "{name}: {text:?}");
@@ -174,8 +174,8 @@ fn vectors_of_the_reference_libraries() {
     }
 }
 
-/// The GGUF file of a golden model was made from the directory it lies in: both have to give the
-/// same tokens.
+/// The GGUF file of a golden model was converted from its directory: both must yield the same
+/// tokens.
 #[test]
 fn gguf_and_directory_agree() {
     let texts = [
@@ -187,28 +187,28 @@ fn gguf_and_directory_agree() {
         "don't I'LL 🚀 x",
         "",
     ];
-    let mut folders: Vec<PathBuf> = std::fs::read_dir(shared().join("golden"))
+    let mut directories: Vec<PathBuf> = std::fs::read_dir(shared().join("golden"))
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.join("model.gguf").is_file())
-        // The converter writes that no Gemma puts a space first; the `tokenizer.model` that these
-        // were given says otherwise.
+        // The converter writes `add_space_prefix = false` for every Gemma; the `tokenizer.model` of
+        // these golden models says otherwise.
         .filter(|path| !path.to_string_lossy().contains("gemma"))
         .collect();
-    folders.sort();
-    if folders.is_empty() {
+    directories.sort();
+    if directories.is_empty() {
         eprintln!("SKIPPED: no golden models in {}", shared().display());
         return;
     }
     let mut wrong = Vec::new();
     let mut compared = 0;
-    for folder in folders {
-        // Some have weights only.
-        let Ok(directory) = Tokenizer::open(&folder) else {
+    for path in directories {
+        // Some directories have weights only.
+        let Ok(directory) = Tokenizer::open(&path) else {
             continue;
         };
-        let gguf = load(&folder.join("model.gguf"));
+        let gguf = load(&path.join("model.gguf"));
         compared += 1;
         for text in texts {
             for options in [EncodeOptions::PLAIN, PARSED] {
@@ -216,7 +216,7 @@ fn gguf_and_directory_agree() {
                 if a != b {
                     wrong.push(format!(
                         "{}: {text:?} {options:?}\n  {a:?}\n  {b:?}",
-                        folder.display()
+                        path.display()
                     ));
                 }
             }
@@ -231,26 +231,26 @@ fn gguf_and_directory_agree() {
     assert!(compared > 20, "only {compared} models compared");
 }
 
-/// Time that this thread has had the processor, whoever else wants it.
+/// CPU time of this thread, independent of other load.
 #[cfg(unix)]
-fn own_time() -> Duration {
+fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(not(unix))]
-fn own_time() -> Duration {
+fn thread_time() -> Duration {
     static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     START.get_or_init(std::time::Instant::now).elapsed()
 }
 
-/// What repeats is the worst case of merging and of splitting: eight times as much of it takes about eight times as
-/// long. Anything that looks at pairs of places would take 64 times as long.
+/// Repetition is the worst case of merging and splitting: eight times the text takes about eight
+/// times as long. A quadratic algorithm would take 64 times as long.
 #[test]
 fn runs_take_linear_time() {
-    let folder = cache("vocab");
-    let Ok(entries) = std::fs::read_dir(&folder) else {
-        eprintln!("SKIPPED: {} is missing", folder.display());
+    let directory = cache("vocab");
+    let Ok(entries) = std::fs::read_dir(&directory) else {
+        eprintln!("SKIPPED: {} is missing", directory.display());
         return;
     };
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -260,13 +260,13 @@ fn runs_take_linear_time() {
             let time = |bytes: usize, runs: usize| {
                 let text = unit.repeat(bytes / unit.len());
                 let times = (0..runs).map(|_| {
-                    let start = own_time();
+                    let start = thread_time();
                     std::hint::black_box(tokenizer.encode(&text, EncodeOptions::PLAIN));
-                    own_time() - start
+                    thread_time() - start
                 });
                 times.min().unwrap_or_default()
             };
-            // Somebody else may have had the cache, but hardly three times.
+            // Other processes may evict the cache, but hardly three times.
             let is_linear = || time(800_000, 1) < time(100_000, 3) * 24;
             assert!(
                 (0..3).any(|_| is_linear()),

@@ -1,11 +1,11 @@
-//! How fast the scalar code turns each format into floats, counted in bytes of the floats.
+//! Throughput of scalar dequantization for each format, in bytes of `f32` output.
 
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oxidize_kernels::quant::{self, TensorType};
 
-/// Elements at a time: the floats fit the second cache, so that memory is not what is measured.
+/// Elements per iteration: the floats fit the L2 cache, so that memory bandwidth is not measured.
 const ELEMENTS: usize = 1 << 16;
 
 fn dequantize(criterion: &mut Criterion) {
@@ -16,7 +16,7 @@ fn dequantize(criterion: &mut Criterion) {
     for ty in TensorType::all() {
         let mut bytes = vec![0; ELEMENTS / ty.block_len() * ty.block_bytes()];
         if quant::quantize(ty, &source, &mut bytes).is_err() {
-            // No quantiser: bytes that vary, all of which make normal halves.
+            // No quantizer: varying bytes that decode to normal half-precision scales.
             bytes
                 .iter_mut()
                 .enumerate()

@@ -1,11 +1,12 @@
-//! The matrix product: GB/s of weights for one token, GMAC/s for more, per type and instruction set.
+//! Throughput of the matrix product per type and instruction set: GB/s of weights for one token, GMAC/s for
+//! more.
 //!
-//! `cargo bench -p oxidize-kernels --bench matmul -- 'Q4_K/avx512'` runs some of it. Beside them
-//! stand the machine's limits: `limits/read` is a plain sum over memory, `limits/multiply` an f32 dot
-//! product of what stays in the first cache.
+//! `cargo bench -p oxidize-kernels --bench matmul -- 'Q4_K/avx512'` runs a part. `limits/read` and
+//! `limits/multiply` measure the limits of the machine for comparison: a sum over memory, and an f32 dot
+//! product of vectors in the L1 cache.
 
 #[path = "../tests/random/mod.rs"]
-#[allow(dead_code, reason = "the tests use the rest")]
+#[allow(dead_code, reason = "only the tests use some of it")]
 mod random;
 
 use std::hint::black_box;
@@ -13,7 +14,7 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oxidize_kernels::quant::TensorType::{self, *};
 use oxidize_kernels::{
-    ActivationRounding, Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut,
+    ActivationQuant, Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut,
     WeightRows,
 };
 use random::Random;
@@ -23,7 +24,7 @@ const TYPES: [TensorType; 16] = [
     IQ4_XS,
 ];
 
-/// Elements of a row: the width of a 1B model.
+/// Elements per row: the width of a 1B model.
 const K: usize = 2048;
 
 fn matmul(criterion: &mut Criterion) {
@@ -32,16 +33,17 @@ fn matmul(criterion: &mut Criterion) {
         for kernels in Isa::ALL.into_iter().rev().filter_map(Kernels::for_isa) {
             for m in [1, 2, 4, 8, 16, 512] {
                 let row_bytes = ty.bytes_for(K as u64).unwrap() as usize;
-                // One token reads more than any cache holds; more tokens are about arithmetic.
+                // One token measures memory bandwidth with weights larger than any cache, more tokens
+                // arithmetic.
                 let rows = if m == 1 { (64 << 20) / row_bytes } else { 256 };
                 let data = random.weights(ty, rows * K);
                 let weight = WeightRows::new(ty, K, &data).unwrap();
                 let input = random.floats(m * K);
                 let mut quantized = QuantizedRows::new();
-                let acts = match kernels.precision([ty], m, ActivationRounding::Fine) {
+                let acts = match kernels.activation_format([ty], m, ActivationQuant::Block32) {
                     Some(precision) => {
                         quantized.resize(precision, m, K);
-                        kernels.quantize_rows(&input, quantized.rows_mut());
+                        kernels.quantize_activations(&input, quantized.rows_mut());
                         Activations::new(&input, &quantized)
                     }
                     None => Activations::floats(&input, K),
@@ -67,14 +69,14 @@ fn matmul(criterion: &mut Criterion) {
 
 fn limits(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("limits");
-    let words = vec![1u64; (256 << 20) / 8];
+    let data = vec![1u64; (256 << 20) / 8];
     group
         .sample_size(10)
         .throughput(Throughput::Bytes(256 << 20));
     group.bench_function("read", |bencher| {
         bencher.iter(|| {
             let mut sums = [0u64; 16];
-            for chunk in words.as_chunks::<16>().0 {
+            for chunk in data.as_chunks::<16>().0 {
                 sums.iter_mut()
                     .zip(chunk)
                     .for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
@@ -82,7 +84,7 @@ fn limits(criterion: &mut Criterion) {
             black_box(sums)
         });
     });
-    // Long dot products of what stays in the first cache.
+    // Dot products of vectors in the L1 cache.
     let (x, y) = (vec![1.0f32; 2048], vec![2.0f32; 2048]);
     group.throughput(Throughput::Elements(2048));
     let kernels = oxidize_kernels::select();

@@ -1,10 +1,10 @@
-//! Runs one kernel a given number of times, for counting its instructions under callgrind.
+//! Runs the matrix product a given number of times, to count its instructions with callgrind.
 //!
-//! `instructions TYPE TOKENS TIMES` multiplies 64 rows of 2048 with so many tokens;
-//! `scripts/bench_check.py` compares the counts with those kept in the repository.
+//! `instructions TYPE TOKENS TIMES` multiplies 64 rows of 2048 weights with TOKENS tokens.
+//! `scripts/bench_check.py` compares the counts with those in the repository.
 
 #[path = "../tests/random/mod.rs"]
-#[allow(dead_code, reason = "the tests use the rest")]
+#[allow(dead_code, reason = "only the tests use some of it")]
 mod random;
 
 use std::hint::black_box;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    ActivationRounding, Activations, Epilogue, QuantizedRows, Scratch, TileMut, WeightRows, select,
+    ActivationQuant, Activations, Epilogue, QuantizedRows, Scratch, TileMut, WeightRows, select,
 };
 use random::Random;
 
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     let data = random.weights(ty, ROWS * K);
     let input = random.floats(tokens * K);
     let Some(weight) = WeightRows::new(ty, K, &data) else {
-        eprintln!("no rows of {K} in {ty}");
+        eprintln!("{ty} does not support rows of {K} elements");
         return ExitCode::FAILURE;
     };
     let kernels = select();
@@ -39,10 +39,10 @@ fn main() -> ExitCode {
     let mut out = vec![0.0; tokens * ROWS];
     let mut scratch = Scratch::new();
     for _ in 0..times {
-        let acts = match kernels.precision([ty], tokens, ActivationRounding::Fine) {
+        let acts = match kernels.activation_format([ty], tokens, ActivationQuant::Block32) {
             Some(precision) => {
                 quantized.resize(precision, tokens, K);
-                kernels.quantize_rows(&input, quantized.rows_mut());
+                kernels.quantize_activations(&input, quantized.rows_mut());
                 Activations::new(&input, &quantized)
             }
             None => Activations::floats(&input, K),

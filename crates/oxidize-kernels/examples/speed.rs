@@ -1,11 +1,11 @@
-//! Prints the time of a matrix product for each instruction set of this machine, where the benches do
-//! not run: in WebAssembly.
+//! Prints the time of a matrix product for each instruction set of this machine. Unlike the benches, it also
+//! runs in WebAssembly.
 //!
-//! `speed TYPE TOKENS [ISA]` multiplies rows of 2048 with so many tokens and says what one of each takes,
-//! the best of several runs, on every instruction set or the one named.
+//! `speed TYPE TOKENS [ISA]` multiplies rows of 2048 weights with TOKENS tokens. It prints the time per row
+//! and token, the best of several runs, for every instruction set or the given one.
 
 #[path = "../tests/random/mod.rs"]
-#[allow(dead_code, reason = "the tests use the rest")]
+#[allow(dead_code, reason = "only the tests use some of it")]
 mod random;
 
 use std::process::ExitCode;
@@ -13,15 +13,15 @@ use std::time::Instant;
 
 use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    ActivationRounding, Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut,
+    ActivationQuant, Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut,
     WeightRows,
 };
 use random::Random;
 
 const ROWS: usize = 512;
 const K: usize = 2048;
-/// Products of a row that a run consists of, at least.
-const PRODUCTS: usize = 400_000;
+/// Minimum number of dot products per run.
+const DOT_PRODUCTS: usize = 400_000;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     let data = random.weights(ty, ROWS * K);
     let input = random.floats(tokens * K);
     let Some(weight) = WeightRows::new(ty, K, &data) else {
-        eprintln!("no rows of {K} in {ty}");
+        eprintln!("{ty} does not support rows of {K} elements");
         return ExitCode::FAILURE;
     };
     let wanted = args.get(3);
@@ -43,10 +43,10 @@ fn main() -> ExitCode {
     let isas = Isa::ALL.into_iter().filter(named);
     for kernels in isas.filter_map(Kernels::for_isa) {
         let mut quantized = QuantizedRows::new();
-        let acts = match kernels.precision([ty], tokens, ActivationRounding::Fine) {
+        let acts = match kernels.activation_format([ty], tokens, ActivationQuant::Block32) {
             Some(precision) => {
                 quantized.resize(precision, tokens, K);
-                kernels.quantize_rows(&input, quantized.rows_mut());
+                kernels.quantize_activations(&input, quantized.rows_mut());
                 Activations::new(&input, &quantized)
             }
             None => Activations::floats(&input, K),
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         let mut out = vec![0.0; tokens * ROWS];
         let mut scratch = Scratch::new();
         let mut run = || {
-            let times = PRODUCTS.div_ceil(tokens * ROWS);
+            let times = DOT_PRODUCTS.div_ceil(tokens * ROWS);
             let start = Instant::now();
             for _ in 0..times {
                 let tile = TileMut::new(&mut out, ROWS);
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         };
         let best = (0..7).map(|_| run()).fold(f64::INFINITY, f64::min);
         let isa = kernels.isa();
-        println!("{ty} on {isa}, {tokens} tokens: {best:.1} ns for a row and a token");
+        println!("{ty} on {isa}, {tokens} tokens: {best:.1} ns per row and token");
     }
     ExitCode::SUCCESS
 }

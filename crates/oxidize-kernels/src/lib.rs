@@ -1,9 +1,9 @@
-//! Quantised tensor formats and the CPU kernels that work on them.
+//! Quantized tensor formats and the CPU kernels that work on them.
 //!
-//! [`quant`] knows every block format: its layout, its name, how to turn it into floats and back.
-//! [`select`] gives the [`Kernels`] of the best instruction set this machine has; each of its
-//! operations has a plain reference in `ops/` and faster versions in `arch/`.
-//! This is the only crate of the workspace with SIMD code in it.
+//! [`quant`] defines every block format: layout, name, quantization and dequantization. [`try_select`]
+//! returns the [`Kernels`] of the best instruction set of this machine. Each operation has a reference
+//! implementation in `ops/` and SIMD versions in `arch/`. This is the only crate of the workspace with SIMD
+//! code.
 
 pub mod quant;
 
@@ -13,7 +13,7 @@ mod arch;
     allow(
         dead_code,
         unused_imports,
-        reason = "some items serve the SIMD kernels only"
+        reason = "some items are used by the SIMD kernels only"
     )
 )]
 mod ops;
@@ -23,9 +23,9 @@ mod table;
 pub use ops::activation::Activation;
 pub use ops::attention::{Alibi, AttentionArgs, KvType, PagedKv, RelativeBias, merge_attention};
 pub use ops::matmul::{
-    ActivationRounding, Activations, Epilogue, Precision, QuantizedRows, QuantizedRowsMut, Scratch,
-    SharedRows, WeightRows,
+    ActivationFormat, ActivationQuant, Activations, Epilogue, QuantizedRows, QuantizedRowsMut,
+    Scratch, SharedRows, WeightRows,
 };
 pub use ops::rope::RopeLayout;
 pub use out::{SharedMatrix, TileMut};
-pub use table::{Isa, Kernels, select};
+pub use table::{Isa, IsaError, Kernels, select, try_select};

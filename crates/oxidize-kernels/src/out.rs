@@ -1,13 +1,13 @@
-//! Where kernels write: [`TileMut`], an exclusive rectangle of a row-major matrix, and
-//! [`SharedMatrix`], from which the threads of a pool each take their own tile.
+//! Outputs of kernels: [`TileMut`], an exclusive rectangle of a row-major matrix, and [`SharedMatrix`], from
+//! which each thread of a pool takes its own tile.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Exclusive access to a rectangle of a row-major `f32` matrix.
 ///
-/// The rows of a tile are `stride` elements apart, so that a tile may be some columns of a wider
-/// matrix. Safe code makes one over a whole slice and splits it.
+/// The rows of a tile are `stride` elements apart, so that a tile may be some columns of a wider matrix. Safe
+/// code creates a tile over a whole slice and splits it.
 pub struct TileMut<'a> {
     ptr: *mut f32,
     rows: usize,
@@ -16,9 +16,9 @@ pub struct TileMut<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a tile is an exclusive borrow of its elements, as `&mut [f32]` is.
+// SAFETY: a tile is an exclusive borrow of its elements, like `&mut [f32]`, which is `Send`.
 unsafe impl Send for TileMut<'_> {}
-// SAFETY: a shared tile gives no access to its elements.
+// SAFETY: `&TileMut` gives no access to the elements: every method that does takes `&mut self`.
 unsafe impl Sync for TileMut<'_> {}
 
 impl<'a> TileMut<'a> {
@@ -59,11 +59,12 @@ impl<'a> TileMut<'a> {
     #[inline]
     pub fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
-        // SAFETY: the row is inside the rectangle that this tile borrows exclusively.
+        // SAFETY: `row` is below `rows`, so that `cols` elements from there on are inside the rectangle,
+        // which this tile borrows exclusively and lends to the result.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(row * self.stride), self.cols) }
     }
 
-    /// The same tile for a shorter time.
+    /// The tile for a shorter lifetime.
     pub fn reborrow(&mut self) -> TileMut<'_> {
         self.part(0..self.rows, 0..self.cols)
     }
@@ -71,12 +72,12 @@ impl<'a> TileMut<'a> {
     /// A rectangle of this tile.
     ///
     /// # Panics
-    /// If it does not lie inside.
+    /// If the rectangle does not lie inside the tile.
     pub fn part(&mut self, rows: Range<usize>, cols: Range<usize>) -> TileMut<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols);
         TileMut {
-            // Wrapping, because the start of an empty part may lie past the end of the matrix.
+            // `wrapping_add`, because the start of an empty part may lie past the end of the matrix.
             ptr: self.ptr.wrapping_add(rows.start * self.stride + cols.start),
             rows: rows.len(),
             cols: cols.len(),
@@ -86,7 +87,7 @@ impl<'a> TileMut<'a> {
     }
 }
 
-/// A matrix that several threads write at once, each in tiles of its own.
+/// A matrix that several threads write at the same time, each in its own tiles.
 #[derive(Clone, Copy)]
 pub struct SharedMatrix<'a> {
     ptr: *mut f32,
@@ -95,13 +96,14 @@ pub struct SharedMatrix<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: elements are only reached through `tile`, whose caller promises disjoint tiles.
+// SAFETY: elements are only reached through `tile`, whose caller guarantees disjoint tiles of plain floats.
 unsafe impl Send for SharedMatrix<'_> {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives access to elements only through `tile`, whose caller guarantees disjoint
+// tiles.
 unsafe impl Sync for SharedMatrix<'_> {}
 
 impl<'a> SharedMatrix<'a> {
-    /// Lends `data`, rows of `cols` elements, to several writers.
+    /// Borrows `data`, rows of `cols` elements, for several writers.
     ///
     /// # Panics
     /// If `data` is not whole rows.
@@ -131,7 +133,7 @@ impl<'a> SharedMatrix<'a> {
     /// While the tile lives, no other tile of this matrix may overlap it.
     ///
     /// # Panics
-    /// If it does not lie inside the matrix.
+    /// If the tile does not lie inside the matrix.
     pub unsafe fn tile(&self, rows: Range<usize>, cols: Range<usize>) -> TileMut<'a> {
         assert!(rows.start <= rows.end && rows.end <= self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols);
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_address_their_rectangle() {
+    fn part_addresses_its_rectangle() {
         let mut data = vec![0.0; 12];
         let mut tile = TileMut::new(&mut data, 4);
         tile.part(1..3, 2..4).row(1).copy_from_slice(&[1.0, 2.0]);
@@ -168,7 +170,7 @@ mod tests {
         std::thread::scope(|scope| {
             for c in 0..4 {
                 scope.spawn(move || {
-                    // SAFETY: each thread takes two columns of its own.
+                    // SAFETY: columns `2 · c` and `2 · c + 1` belong to one thread only.
                     let mut tile = unsafe { shared.tile(0..8, 2 * c..2 * c + 2) };
                     for row in 0..8 {
                         tile.row(row).fill(c as f32);
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     #[should_panic]
-    fn a_part_outside_is_refused() {
+    fn part_outside_the_tile_panics() {
         TileMut::new(&mut [0.0; 6], 3).part(0..3, 0..1);
     }
 }

@@ -1,5 +1,5 @@
-//! [`Kernels`]: the operations a CPU backend is made of, for one instruction set, and the choice of
-//! the best set that this machine has.
+//! [`Kernels`]: the operations of a CPU backend for one instruction set, and the selection of the set at run
+//! time.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -9,38 +9,38 @@ use half::{bf16, f16};
 use crate::ops;
 use crate::ops::attention::row_bytes;
 use crate::ops::matmul::QuantizedRow;
-use crate::quant::{self, Correlation, QuantError, TensorType};
+use crate::quant::{self, QuantError, SecondMoment, TensorType};
 use crate::{
-    Activation, ActivationRounding, Activations, AttentionArgs, Epilogue, KvType, Precision,
+    Activation, ActivationFormat, ActivationQuant, Activations, AttentionArgs, Epilogue, KvType,
     QuantizedRowsMut, RopeLayout, Scratch, TileMut, WeightRows, merge_attention,
 };
 
-/// An instruction set with kernels of its own.
+/// An instruction set with its own kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Isa {
-    /// Plain Rust, the reference.
+    /// Plain Rust, the reference implementation.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// The same with AVX-VNNI, which multiplies and adds bytes in one instruction.
+    /// [`Isa::Avx2`] with AVX-VNNI, integer dot products in one instruction.
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The last with AMX for bytes.
+    /// [`Isa::Avx512`] with AMX for 8-bit integers.
     Amx,
-    /// aarch64 with NEON, which is all of them.
+    /// aarch64 with NEON, which every aarch64 processor has.
     Neon,
-    /// aarch64 with NEON's product of four bytes.
+    /// [`Isa::Neon`] with `dotprod`, dot products of four bytes.
     NeonDotprod,
-    /// The same with its product of two rows of eight bytes with two.
+    /// [`Isa::NeonDotprod`] with `i8mm`, products of 2 × 8 matrices of bytes.
     NeonI8mm,
-    /// WebAssembly with SIMD.
+    /// WebAssembly with 128-bit SIMD.
     WasmSimd128,
 }
 
 impl Isa {
-    /// Every set, from the plainest to the best that a machine may have.
+    /// Every instruction set, in ascending order of preference.
     pub const ALL: [Isa; 9] = [
         Isa::Scalar,
         Isa::Avx2,
@@ -53,7 +53,7 @@ impl Isa {
         Isa::WasmSimd128,
     ];
 
-    /// The name that `OXIDIZE_ISA` takes.
+    /// Name of the instruction set, as in `OXIDIZE_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -75,45 +75,83 @@ impl std::fmt::Display for Isa {
     }
 }
 
-/// The kernels of the best instruction set of this machine, or of the one that `OXIDIZE_ISA` names.
-///
-/// A set that the machine does not have, or that there is no such name for, is passed over.
-pub fn select() -> &'static Kernels {
-    static SELECTED: OnceLock<&'static Kernels> = OnceLock::new();
-    SELECTED.get_or_init(|| {
-        let wanted = std::env::var("OXIDIZE_ISA").ok();
-        let named = Isa::ALL
-            .into_iter()
-            .find(|isa| Some(isa.name()) == wanted.as_deref());
-        named
-            .and_then(Kernels::for_isa)
-            .or_else(|| Isa::ALL.into_iter().rev().find_map(Kernels::for_isa))
-            .unwrap_or(&SCALAR)
-    })
+/// The value of `OXIDIZE_ISA` cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IsaError {
+    /// No instruction set has this name.
+    #[error(
+        "OXIDIZE_ISA: unknown instruction set `{0}`; known: {known}; this machine has: {available}",
+        known = names(Isa::ALL),
+        available = names(available()),
+    )]
+    Unknown(String),
+    /// This machine lacks the instruction set.
+    #[error(
+        "OXIDIZE_ISA: this machine lacks `{0}`; it has: {available}; known: {known}",
+        available = names(available()),
+        known = names(Isa::ALL),
+    )]
+    Unavailable(Isa),
 }
 
-/// Every operation, for one instruction set. Methods check shapes and then run the kernel.
+/// The instruction sets of this machine.
+fn available() -> impl Iterator<Item = Isa> {
+    let has = |isa: &Isa| Kernels::for_isa(*isa).is_some();
+    Isa::ALL.into_iter().filter(has)
+}
+
+fn names(isas: impl IntoIterator<Item = Isa>) -> String {
+    let names: Vec<&str> = isas.into_iter().map(Isa::name).collect();
+    names.join(", ")
+}
+
+/// Returns the kernels of the instruction set that the environment variable `OXIDIZE_ISA` names, or of the
+/// best of this machine if it is empty or not set.
 ///
-/// All methods panic when shapes do not fit together: shapes are the caller's, never a file's.
+/// The variable is read once; later calls return the first result.
+pub fn try_select() -> Result<&'static Kernels, IsaError> {
+    static SELECTED: OnceLock<Result<&'static Kernels, IsaError>> = OnceLock::new();
+    let selected = SELECTED.get_or_init(|| {
+        let name = std::env::var_os("OXIDIZE_ISA").unwrap_or_default();
+        Kernels::for_name(&name.to_string_lossy())
+    });
+    selected.clone()
+}
+
+/// [`try_select`] for code that cannot return an error. Programs call `try_select` when they start.
+///
+/// # Panics
+/// If `OXIDIZE_ISA` names no instruction set of this machine.
+pub fn select() -> &'static Kernels {
+    match try_select() {
+        Ok(kernels) => kernels,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Every operation, for one instruction set. Methods check shapes and run the kernel.
+///
+/// All methods panic if shapes do not fit together: shapes come from the caller, which has validated files.
 pub struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) functions: Functions,
 }
 
-/// One number per element, where there are any.
+/// Optional weights, one per element.
 type Weights<'a> = Option<&'a [f32]>;
 
 /// The kernels behind the methods of [`Kernels`].
 ///
 /// # Safety
-/// They rely on two things: the machine has the instruction set of the table (the table is only
-/// handed out for a witness of it), and the method has checked the shapes.
+/// They need the instruction set of the table, which is only returned for a witness of it, and shapes that
+/// the method has checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Functions {
-    pub(crate) encode: unsafe fn(TensorType, &[f32], Weights<'_>, &mut [u8]),
-    pub(crate) settle: unsafe fn(TensorType, &[f32], &Correlation, &mut [u8]),
-    pub(crate) spell_out: unsafe fn(TensorType, &[u8], &mut [u8]),
-    pub(crate) quantize_row: unsafe fn(&[f32], QuantizedRow<'_>),
+    pub(crate) quantize_weights: unsafe fn(TensorType, &[f32], Weights<'_>, &mut [u8]),
+    pub(crate) refine_codes: unsafe fn(TensorType, &[f32], &SecondMoment, &mut [u8]),
+    pub(crate) repack: unsafe fn(TensorType, &[u8], &mut [u8]),
+    pub(crate) quantize_activation_row: unsafe fn(&[f32], QuantizedRow<'_>),
     pub(crate) matmul:
         unsafe fn(WeightRows<'_>, &Activations<'_>, Epilogue<'_>, TileMut<'_>, &mut Scratch),
     pub(crate) attention_part:
@@ -132,7 +170,7 @@ pub(crate) struct Functions {
     pub(crate) softcap: unsafe fn(&mut [f32], f32),
     pub(crate) dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub(crate) argmax: unsafe fn(&[f32]) -> usize,
-    pub(crate) weigh: unsafe fn(&[f32], f32, &mut [f32]) -> f64,
+    pub(crate) exp_sum: unsafe fn(&[f32], f32, &mut [f32]) -> f64,
     pub(crate) sum: unsafe fn(&[f32]) -> f64,
     pub(crate) f32_to_f16: unsafe fn(&[f32], &mut [f16]),
     pub(crate) f16_to_f32: unsafe fn(&[f16], &mut [f32]),
@@ -140,14 +178,14 @@ pub(crate) struct Functions {
     pub(crate) bf16_to_f32: unsafe fn(&[bf16], &mut [f32]),
 }
 
-/// The reference, for every machine.
+/// The reference implementation, for every machine.
 pub(crate) static SCALAR: Kernels = Kernels {
     isa: Isa::Scalar,
     functions: Functions {
-        encode: quant::encode,
-        settle: quant::settle,
-        spell_out: quant::spell_out,
-        quantize_row: ops::matmul::quantize_row,
+        quantize_weights: quant::quantize_weights,
+        refine_codes: quant::refine_codes,
+        repack: quant::repack,
+        quantize_activation_row: ops::matmul::quantize_activation_row,
         matmul: ops::matmul::matmul,
         attention_part: ops::attention::attention_part,
         store_kv: ops::attention::store_kv,
@@ -164,8 +202,8 @@ pub(crate) static SCALAR: Kernels = Kernels {
         softcap: ops::elementwise::softcap,
         dot: ops::elementwise::dot,
         argmax: ops::argmax::argmax,
-        weigh: ops::weigh::weigh,
-        sum: ops::weigh::sum,
+        exp_sum: ops::exp_sum::exp_sum,
+        sum: ops::exp_sum::sum,
         f32_to_f16: ops::convert::f32_to_f16,
         f16_to_f32: ops::convert::f16_to_f32,
         f32_to_bf16: ops::convert::f32_to_bf16,
@@ -176,44 +214,57 @@ pub(crate) static SCALAR: Kernels = Kernels {
 /// Calls a kernel of the table.
 macro_rules! call {
     ($self:ident.$kernel:ident($($arg:expr),*)) => {
-        // SAFETY: whoever has this table got it for a witness of its instruction set, and the
-        // method that calls has checked the shapes.
+        // SAFETY: a table is only returned for a witness that the machine has its instruction set, and the
+        // calling method has asserted that the shapes fit together.
         unsafe { ($self.functions.$kernel)($($arg),*) }
     };
 }
 
 impl Kernels {
-    /// The kernels of an instruction set, if this machine has it.
+    /// Returns the kernels of an instruction set if this machine has it.
     pub fn for_isa(isa: Isa) -> Option<&'static Kernels> {
         crate::arch::kernels(isa)
     }
 
-    /// The instruction set these are for.
+    /// Returns the kernels of the instruction set of this name, or of the best of this machine if the name is
+    /// empty.
+    pub fn for_name(name: &str) -> Result<&'static Kernels, IsaError> {
+        if name.is_empty() {
+            let best = Isa::ALL.into_iter().rev().find_map(Kernels::for_isa);
+            return Ok(best.unwrap_or(&SCALAR));
+        }
+        let isa = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+        let isa = isa.ok_or_else(|| IsaError::Unknown(name.to_owned()))?;
+        Kernels::for_isa(isa).ok_or(IsaError::Unavailable(isa))
+    }
+
+    /// Instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// What products of weights of these types with so many tokens want, if not floats.
-    pub fn precision(
+    /// Format of the activations for products of weights of these types with this number of tokens, or `None`
+    /// for floats.
+    pub fn activation_format(
         &self,
         types: impl IntoIterator<Item = TensorType>,
         tokens: usize,
-        rounding: ActivationRounding,
-    ) -> Option<Precision> {
-        // Up to so many tokens, 16-bit floats are multiplied as floats: rounding them takes longer. NEON
-        // multiplies as many floats as words.
+        quant: ActivationQuant,
+    ) -> Option<ActivationFormat> {
+        // Number of tokens up to which weights of 16-bit floats are multiplied in floats, because quantizing
+        // them takes longer than it saves. NEON multiplies as many floats as 16-bit integers per instruction.
         let float_tokens = match self.isa {
             Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => 4,
             Isa::WasmSimd128 => 8,
             Isa::Scalar | Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => usize::MAX,
         };
-        Precision::of(types, tokens > float_tokens, rounding)
+        ActivationFormat::of(types, tokens > float_tokens, quant)
     }
 
-    /// Turns weights into whole blocks of type `ty`, whatever the instruction set the same ones as
-    /// [`quant::quantize`] does. `importance` says how much an error of each element of a row matters; `src`
-    /// may be several rows, but for [`TensorType::INT8`].
-    pub fn encode(
+    /// Quantizes weights to whole blocks of type `ty`, with the same result as [`quant::quantize`] on every
+    /// instruction set. `importance` weights the error of each element of a row; `src` may be several rows,
+    /// except for [`TensorType::INT8`].
+    pub fn quantize_weights(
         &self,
         ty: TensorType,
         src: &[f32],
@@ -227,12 +278,12 @@ impl Kernels {
         assert!(
             importance.is_none_or(|row| !row.is_empty() && src.len().is_multiple_of(row.len()))
         );
-        call!(self.encode(ty, src, importance, out));
+        call!(self.quantize_weights(ty, src, importance, out));
         Ok(())
     }
 
-    /// The same for whole rows, of any type.
-    pub fn encode_rows(
+    /// [`Kernels::quantize_weights`] for whole rows, of any type.
+    pub fn quantize_weight_rows(
         &self,
         ty: TensorType,
         rows: &[f32],
@@ -241,68 +292,68 @@ impl Kernels {
         out: &mut [u8],
     ) -> Result<(), QuantError> {
         if ty != TensorType::INT8 {
-            return self.encode(ty, rows, importance, out);
+            return self.quantize_weights(ty, rows, importance, out);
         }
         let row_bytes = out.len() / (rows.len() / columns.max(1)).max(1);
         let rows = rows.chunks_exact(columns.max(1));
         rows.zip(out.chunks_exact_mut(row_bytes.max(1)))
-            .try_for_each(|(row, out)| self.encode(ty, row, importance, out))
+            .try_for_each(|(row, out)| self.quantize_weights(ty, row, importance, out))
     }
 
-    /// The same for whole rows whose inputs vary together as `correlation` says: errors are chosen so
-    /// that they cancel in the products. `importance` is that of one row, and so is the number of
-    /// columns that `correlation` knows.
-    pub fn encode_correlated(
+    /// [`Kernels::quantize_weight_rows`] with error compensation: errors are chosen to cancel in products
+    /// with inputs of the given second moment. `importance` and `second_moment` are for the columns of one
+    /// row.
+    pub fn quantize_weights_compensated(
         &self,
         ty: TensorType,
         rows: &[f32],
         importance: &[f32],
-        correlation: &Correlation,
+        second_moment: &SecondMoment,
         out: &mut [u8],
     ) -> Result<(), QuantError> {
-        let columns = correlation.columns();
+        let columns = second_moment.columns();
         assert!(rows.len().is_multiple_of(columns) && importance.len() == columns);
         quant::check_length(ty, out.len(), rows.len())?;
-        if ty.is_quantized() && !quant::is_levelled(ty) {
-            return correlation.feed_back(ty, rows, out, |columns, target, out| {
-                self.encode(ty, target, Some(&importance[columns]), out)
+        if ty.is_quantized() && !quant::is_scalar_quantized(ty) {
+            return second_moment.compensate(ty, rows, out, |columns, target, out| {
+                self.quantize_weights(ty, target, Some(&importance[columns]), out)
             });
         }
-        self.encode_rows(ty, rows, columns, Some(importance), out)?;
-        // Plain types have no levels: their errors are too small to be worth it.
-        call!(self.settle(ty, rows, correlation, out));
+        self.quantize_weight_rows(ty, rows, columns, Some(importance), out)?;
+        // Errors of float types are too small to compensate.
+        call!(self.refine_codes(ty, rows, second_moment, out));
         Ok(())
     }
 
-    /// The form in which weights of a type are multiplied faster here than as files have them, if there is
-    /// one. Only where that form has kernels of its own.
-    pub fn spelled_type(&self, ty: TensorType) -> Option<TensorType> {
+    /// The type to which weights are repacked for faster products, if this instruction set has kernels for
+    /// it.
+    pub fn repacked_type(&self, ty: TensorType) -> Option<TensorType> {
         match self.isa {
-            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => quant::spelled_type(ty),
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => quant::repacked_type(ty),
             _ => None,
         }
     }
 
-    /// Writes whole blocks of type `ty` as blocks of its [`quant::spelled_type`], which have the same floats.
-    pub fn spell_out(&self, ty: TensorType, src: &[u8], out: &mut [u8]) -> Result<(), QuantError> {
-        quant::check_spelling(ty, src, out)?;
-        call!(self.spell_out(ty, src, out));
+    /// Repacks whole blocks of type `ty` to its [`quant::repacked_type`], which represents the same floats.
+    pub fn repack(&self, ty: TensorType, src: &[u8], out: &mut [u8]) -> Result<(), QuantError> {
+        quant::check_repack(ty, src, out)?;
+        call!(self.repack(ty, src, out));
         Ok(())
     }
 
-    /// Quantises rows of activations: `x` holds as many as `out`, one after the other.
-    pub fn quantize_rows(&self, x: &[f32], mut out: QuantizedRowsMut<'_>) {
+    /// Quantizes rows of activations: `x` holds as many rows as `out`, one after the other.
+    pub fn quantize_activations(&self, x: &[f32], mut out: QuantizedRowsMut<'_>) {
         let k = out.k();
         assert_eq!(x.len(), out.rows() * k);
         for (row, x) in x.chunks_exact(k).enumerate() {
-            call!(self.quantize_row(x, out.row(row)));
+            call!(self.quantize_activation_row(x, out.row(row)));
         }
     }
 
     /// `out[t][r] = weight row r · activation row t` for every token `t`, then the epilogue.
     ///
-    /// Tokens share the unpacking of a weight row, so give all of them at once and share the rows of
-    /// the weight out over threads, in multiples of 16 where that can be.
+    /// A weight row is unpacked once for all tokens, so pass all tokens in one call and split the rows of the
+    /// weight among threads, in multiples of 16 if possible.
     pub fn matmul(
         &self,
         weight: WeightRows<'_>,
@@ -314,14 +365,14 @@ impl Kernels {
         assert_eq!(weight.k(), acts.k());
         assert_eq!((out.rows(), out.cols()), (acts.rows(), weight.rows()));
         assert!(epilogue.bias.is_none_or(|bias| bias.len() == weight.rows()));
-        // The middle of a long prompt wants no logits.
+        // The middle of a long prompt needs no logits.
         if acts.rows() == 0 {
             return;
         }
         call!(self.matmul(weight, acts, epilogue, out, scratch));
     }
 
-    /// Attention of all tokens and heads; the columns of `out` are the heads' values.
+    /// Attention of all tokens and heads; the rows of `out` are the tokens, its columns the heads' values.
     pub fn attention(&self, args: &AttentionArgs<'_>, out: TileMut<'_>, scratch: &mut Scratch) {
         let mut part = std::mem::take(&mut scratch.part);
         let part_out = ops::matmul::grown(&mut part, args.part_len());
@@ -330,8 +381,8 @@ impl Kernels {
         scratch.part = part;
     }
 
-    /// Attention over the keys in `keys` only, for [`merge_attention`]: `part` has
-    /// [`AttentionArgs::part_len`] elements. Sinks are left to the merge.
+    /// Attention over the keys in `keys` only, for [`merge_attention`], which also applies sinks. `part` has
+    /// [`AttentionArgs::part_len`] elements.
     pub fn attention_part(
         &self,
         args: &AttentionArgs<'_>,
@@ -345,7 +396,7 @@ impl Kernels {
         call!(self.attention_part(args, keys, part, scratch));
     }
 
-    /// Writes a key or a value as the cache stores it.
+    /// Converts a key or a value to the type of the cache.
     pub fn store_kv(&self, ty: KvType, x: &[f32], out: &mut [u8]) {
         assert_eq!(ty.row_bytes(x.len()), Some(out.len()));
         debug_assert_eq!(row_bytes(ty, x.len()), out.len());
@@ -358,7 +409,7 @@ impl Kernels {
         self.rms_norm_in_place(out, weight, eps);
     }
 
-    /// The same, in place.
+    /// [`Kernels::rms_norm`] in place.
     pub fn rms_norm_in_place(&self, x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
         assert!(weight.is_none_or(|weight| weight.len() == x.len()));
         call!(self.rms_norm(x, weight, eps));
@@ -377,7 +428,7 @@ impl Kernels {
         self.layer_norm_in_place(out, weight, bias, eps);
     }
 
-    /// The same, in place.
+    /// [`Kernels::layer_norm`] in place.
     pub fn layer_norm_in_place(
         &self,
         x: &mut [f32],
@@ -390,12 +441,12 @@ impl Kernels {
         call!(self.layer_norm(x, weight, bias, eps));
     }
 
-    /// Softmax in place. A row of nothing but −∞ becomes zeros.
+    /// Softmax in place. A row of only −∞ becomes zeros.
     pub fn softmax(&self, x: &mut [f32]) {
         call!(self.softmax(x));
     }
 
-    /// Turns the first `2 · cos.len()` elements of each head of `x` by the given angles.
+    /// Rotates pairs of the first `2 · cos.len()` elements of each head of `x` by the given angles.
     pub fn rope(
         &self,
         x: &mut [f32],
@@ -454,42 +505,42 @@ impl Kernels {
         call!(self.dot(x, y))
     }
 
-    /// Index of the first of the largest elements; NaN is never the largest.
+    /// Index of the first of the largest elements. NaN is never the largest.
     pub fn argmax(&self, x: &[f32]) -> usize {
         call!(self.argmax(x))
     }
 
-    /// Writes the weights `exp(logit − max)` of a softmax, where no logit is above `max`, and returns their sum.
-    /// The same bits on every instruction set, so that what is sampled by them is the same.
-    pub fn weigh(&self, logits: &[f32], max: f32, weights: &mut [f32]) -> f64 {
+    /// Writes the softmax weights `exp(logit − max)`, where no logit is above `max`, and returns their sum.
+    /// The results have the same bits on every instruction set, so that sampling is reproducible.
+    pub fn exp_sum(&self, logits: &[f32], max: f32, weights: &mut [f32]) -> f64 {
         assert_eq!(logits.len(), weights.len());
-        call!(self.weigh(logits, max, weights))
+        call!(self.exp_sum(logits, max, weights))
     }
 
-    /// `Σ x`, added up as [`Kernels::weigh`] does it: the same bits on every instruction set.
+    /// `Σ x`, in the order of [`Kernels::exp_sum`]: the same bits on every instruction set.
     pub fn sum(&self, x: &[f32]) -> f64 {
         call!(self.sum(x))
     }
 
-    /// Rounds to half precision.
+    /// Converts to half precision, rounding to nearest even.
     pub fn f32_to_f16(&self, x: &[f32], out: &mut [f16]) {
         assert_eq!(x.len(), out.len());
         call!(self.f32_to_f16(x, out));
     }
 
-    /// Widens half precision.
+    /// Converts from half precision.
     pub fn f16_to_f32(&self, x: &[f16], out: &mut [f32]) {
         assert_eq!(x.len(), out.len());
         call!(self.f16_to_f32(x, out));
     }
 
-    /// Rounds to bfloat16.
+    /// Converts to bfloat16, rounding to nearest even.
     pub fn f32_to_bf16(&self, x: &[f32], out: &mut [bf16]) {
         assert_eq!(x.len(), out.len());
         call!(self.f32_to_bf16(x, out));
     }
 
-    /// Widens bfloat16.
+    /// Converts from bfloat16.
     pub fn bf16_to_f32(&self, x: &[bf16], out: &mut [f32]) {
         assert_eq!(x.len(), out.len());
         call!(self.bf16_to_f32(x, out));

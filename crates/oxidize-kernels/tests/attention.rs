@@ -1,5 +1,4 @@
-//! Attention on every instruction set of this machine against the reference, and the reference
-//! against the formula.
+//! Attention on every instruction set of this machine against the reference implementation, and that against the formula.
 
 #[allow(dead_code, reason = "each test uses some of it")]
 mod random;
@@ -12,7 +11,7 @@ use oxidize_kernels::{
 };
 use random::Random;
 
-/// A cache whose blocks lie in random order, with other heads' rows between them.
+/// A cache whose blocks are in random order, with rows of other heads between them.
 struct Cache {
     k_ty: KvType,
     v_ty: KvType,
@@ -98,7 +97,7 @@ fn assert_close(got: &[f32], want: &[f32], what: &str) {
 }
 
 #[test]
-fn every_isa_agrees_with_the_reference() {
+fn attention_matches_reference() {
     let mut random = Random::new(21);
     let scalar = Kernels::for_isa(Isa::Scalar).unwrap();
     let dims = [(64, 64), (128, 96), (32, 160), (72, 40), (6, 5)];
@@ -127,8 +126,8 @@ fn every_isa_agrees_with_the_reference() {
                     .iter()
                     .map(|r| r.end.saturating_sub(9)..r.end)
                     .collect();
-                let mut some_blind = causal.clone();
-                some_blind[0] = 3..3;
+                let mut first_sees_nothing = causal.clone();
+                first_sees_nothing[0] = 3..3;
                 let sinks = random.floats(heads);
                 let slopes: Vec<f32> = (0..heads).map(|h| 0.5 / (h + 1) as f32).collect();
                 let positions: Vec<u32> = causal.iter().map(|r| r.end - 1).collect();
@@ -163,9 +162,9 @@ fn every_isa_agrees_with_the_reference() {
                         },
                     ),
                     (
-                        "blind",
+                        "no visible keys",
                         AttentionArgs {
-                            visible: &some_blind,
+                            visible: &first_sees_nothing,
                             ..plain
                         },
                     ),
@@ -203,7 +202,7 @@ fn every_isa_agrees_with_the_reference() {
 }
 
 #[test]
-fn parts_merge_to_the_whole() {
+fn merged_parts_match_whole_attention() {
     let mut random = Random::new(22);
     let cache = Cache::new(&mut random, (KvType::F16, KvType::F16), 300, 64, 64);
     let q = random.floats(2 * 3 * 64);
@@ -238,7 +237,7 @@ fn parts_merge_to_the_whole() {
 }
 
 #[test]
-fn the_reference_is_the_formula() {
+fn reference_matches_formula() {
     let mut random = Random::new(23);
     let cache = Cache::new(&mut random, (KvType::F32, KvType::F32), 20, 8, 8);
     let q = random.floats(8);
@@ -291,7 +290,7 @@ fn the_reference_is_the_formula() {
 
 #[test]
 #[should_panic(expected = "outside the cache")]
-fn a_block_outside_the_cache_is_refused() {
+fn block_outside_the_cache_panics() {
     let mut cache = Cache::new(&mut Random::new(24), (KvType::F32, KvType::F32), 20, 8, 8);
     cache.table[1] = 1000;
     let visible = vec![0..20; 1];

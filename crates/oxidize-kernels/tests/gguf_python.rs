@@ -1,26 +1,27 @@
-//! Against the `gguf` Python package: the same blocks are the same floats, the same floats the same
-//! blocks, bit for bit. `scripts/gguf_vectors.py` writes what the package says.
+//! Comparison with the `gguf` Python package: dequantization and quantization are bit-identical.
+//! `scripts/gguf_vectors.py` writes the package's results.
 
 use std::path::{Path, PathBuf};
 
 use oxidize_kernels::quant::{self, TensorType};
 
-/// Types that the package is known to convert, so that an empty folder is no success.
-const DEQUANTISED: [&str; 26] = [
+/// Types that the package dequantizes. Listed here so that an empty directory fails the test.
+const DEQUANTIZED: [&str; 26] = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
     "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
 ];
-const QUANTISED: [&str; 11] = [
+/// Types that the package quantizes.
+const QUANTIZED: [&str; 11] = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4",
 ];
 
 #[test]
-fn blocks_are_the_same_floats() {
+fn dequantize_matches_gguf_python() {
     let Some(vectors) = vectors("dequant") else {
         return;
     };
-    for name in DEQUANTISED {
+    for name in DEQUANTIZED {
         let ty = TensorType::from_name(name).unwrap();
         let blocks = read(&vectors, name, "blocks");
         let expected = read_f32(&vectors, name);
@@ -38,12 +39,12 @@ fn blocks_are_the_same_floats() {
 }
 
 #[test]
-fn floats_are_the_same_blocks() {
+fn quantize_matches_gguf_python() {
     let Some(vectors) = vectors("quant") else {
         return;
     };
     let source = read_f32(&vectors, "input");
-    for name in QUANTISED {
+    for name in QUANTIZED {
         let ty = TensorType::from_name(name).unwrap();
         let expected = read(&vectors, name, "blocks");
         let mut blocks = vec![0; expected.len()];
@@ -61,8 +62,8 @@ fn floats_are_the_same_blocks() {
     }
 }
 
-/// The folder of the cache with what the package wrote, if it is there.
-fn vectors(folder: &str) -> Option<PathBuf> {
+/// Returns the cache directory with the package's results, if it exists.
+fn vectors(directory: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
         .map(PathBuf::from)
         .or_else(|| {
@@ -72,10 +73,10 @@ fn vectors(folder: &str) -> Option<PathBuf> {
                     .join("oxidize"),
             )
         })?;
-    let path = cache.join("vectors").join(folder);
+    let path = cache.join("vectors").join(directory);
     if !path.is_dir() {
         eprintln!(
-            "SKIPPED: no {}; scripts/gguf_vectors.py makes it",
+            "SKIPPED: {} not found; scripts/gguf_vectors.py creates it",
             path.display()
         );
         return None;
@@ -83,13 +84,13 @@ fn vectors(folder: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-fn read(folder: &Path, name: &str, extension: &str) -> Vec<u8> {
-    let path = folder.join(name).with_extension(extension);
+fn read(directory: &Path, name: &str, extension: &str) -> Vec<u8> {
+    let path = directory.join(name).with_extension(extension);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn read_f32(folder: &Path, name: &str) -> Vec<f32> {
-    let bytes = read(folder, name, "f32");
+fn read_f32(directory: &Path, name: &str) -> Vec<f32> {
+    let bytes = read(directory, name, "f32");
     bytes
         .chunks_exact(4)
         .map(|b| f32::from_le_bytes(b.try_into().unwrap()))

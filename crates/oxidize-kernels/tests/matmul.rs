@@ -1,12 +1,12 @@
-//! The matrix product of every type, on every instruction set of this machine, against the
-//! reference.
+//! The matrix product of every type, on every instruction set of this machine, against the reference implementation.
 
 #[allow(dead_code, reason = "each test uses some of it")]
 mod random;
 
 use oxidize_kernels::quant::TensorType;
 use oxidize_kernels::{
-    Activations, Epilogue, Isa, Kernels, Precision, QuantizedRows, Scratch, TileMut, WeightRows,
+    ActivationFormat, Activations, Epilogue, Isa, Kernels, QuantizedRows, Scratch, TileMut,
+    WeightRows,
 };
 use random::Random;
 
@@ -20,7 +20,7 @@ fn types() -> impl Iterator<Item = TensorType> {
     })
 }
 
-fn other_isas() -> impl Iterator<Item = &'static Kernels> {
+fn simd_kernels() -> impl Iterator<Item = &'static Kernels> {
     Isa::ALL.into_iter().skip(1).filter_map(Kernels::for_isa)
 }
 
@@ -57,9 +57,9 @@ impl Case {
         kernels: &Kernels,
         ty: TensorType,
         k: usize,
-        precision: Option<Precision>,
+        format: Option<ActivationFormat>,
     ) -> Vec<f32> {
-        self.run_as(kernels, ty, k, precision, false)
+        self.run_as(kernels, ty, k, format, false)
     }
 
     fn run_as(
@@ -67,20 +67,20 @@ impl Case {
         kernels: &Kernels,
         ty: TensorType,
         k: usize,
-        precision: Option<Precision>,
-        each_alone: bool,
+        format: Option<ActivationFormat>,
+        batch_invariant: bool,
     ) -> Vec<f32> {
         let weight = WeightRows::new(ty, k, &self.weight).unwrap();
         let mut quantized = QuantizedRows::new();
-        let acts = match precision {
-            Some(precision) => {
-                quantized.resize(precision, self.input.len() / k, k);
-                kernels.quantize_rows(&self.input, quantized.rows_mut());
+        let acts = match format {
+            Some(format) => {
+                quantized.resize(format, self.input.len() / k, k);
+                kernels.quantize_activations(&self.input, quantized.rows_mut());
                 Activations::new(&self.input, &quantized)
             }
             None => Activations::floats(&self.input, k),
         };
-        let acts = acts.each_alone(each_alone);
+        let acts = acts.batch_invariant(batch_invariant);
         let mut out = self.before.clone();
         let epilogue = Epilogue {
             bias: Some(&self.bias),
@@ -93,7 +93,7 @@ impl Case {
 }
 
 #[test]
-fn every_type_agrees_with_the_reference() {
+fn matmul_matches_reference() {
     let mut random = Random::new(1);
     let scalar = Kernels::for_isa(Isa::Scalar).unwrap();
     for ty in types() {
@@ -106,32 +106,38 @@ fn every_type_agrees_with_the_reference() {
         for m in [1, 2, 3, 4, 5, 7, 13, 16, 17, 33] {
             for (rows, &k) in [1, 16, 37, 70].into_iter().zip(ks.iter().cycle()) {
                 let case = Case::new(&mut random, ty, rows, k, m);
-                for precision in [
+                for format in [
                     None,
-                    Some(Precision::Bytes),
-                    Some(Precision::Coarse),
-                    Some(Precision::Words),
+                    Some(ActivationFormat::I8Block32),
+                    Some(ActivationFormat::I8Block256),
+                    Some(ActivationFormat::I16Block64),
                 ] {
-                    let is_bytes = matches!(precision, Some(Precision::Bytes | Precision::Coarse));
+                    let is_bytes = matches!(
+                        format,
+                        Some(ActivationFormat::I8Block32 | ActivationFormat::I8Block256)
+                    );
                     if is_bytes && k % 32 != 0 {
                         continue;
                     }
-                    let want = case.run(scalar, ty, k, precision);
-                    for kernels in other_isas() {
-                        let got = case.run(kernels, ty, k, precision);
+                    let want = case.run(scalar, ty, k, format);
+                    for kernels in simd_kernels() {
+                        let got = case.run(kernels, ty, k, format);
                         let error = nmse(&got, &want);
                         let isa = kernels.isa();
-                        let bound = match (ty, precision) {
-                            // Types without an integer kernel use the floats, and so are more exact
-                            // than the reference with its 8-bit activations.
+                        let bound = match (ty, format) {
+                            // Types without an integer kernel use float activations, which are more
+                            // accurate than the 8-bit activations of the reference.
                             (TensorType::Q8_1 | TensorType::Q8_K, _) if is_bytes => 1e-3,
-                            // The reference does not round.
-                            (TensorType::F16 | TensorType::BF16, Some(Precision::Words)) => 1e-7,
+                            // The reference does not quantize.
+                            (
+                                TensorType::F16 | TensorType::BF16,
+                                Some(ActivationFormat::I16Block64),
+                            ) => 1e-7,
                             _ => 1e-9,
                         };
                         assert!(
                             error < bound,
-                            "{ty} on {isa}: {rows} rows of {k}, {m} tokens, {precision:?}: {error:e}"
+                            "{ty} on {isa}: {rows} rows of {k}, {m} tokens, {format:?}: {error:e}"
                         );
                     }
                 }
@@ -140,16 +146,17 @@ fn every_type_agrees_with_the_reference() {
     }
 }
 
-/// The tiles of NEON differ only in how they add up integers, which is exact.
+/// The tiles of NEON differ only in the order of integer additions, which are exact.
 #[test]
-fn tiles_of_the_same_code_give_the_same_bits() {
+fn neon_variants_give_the_same_bits() {
     let mut random = Random::new(6);
     let sets = [Isa::Neon, Isa::NeonDotprod, Isa::NeonI8mm];
     let kernels: Vec<_> = sets.into_iter().filter_map(Kernels::for_isa).collect();
     for ty in types().filter(|ty| ty.is_quantized()) {
         for m in [4, 5, 6, 7, 12] {
             let case = Case::new(&mut random, ty, 21, 768, m);
-            let run = |kernels: &Kernels| case.run(kernels, ty, 768, Some(Precision::Bytes));
+            let run =
+                |kernels: &Kernels| case.run(kernels, ty, 768, Some(ActivationFormat::I8Block32));
             for pair in kernels.windows(2) {
                 let (a, b) = (pair[0].isa(), pair[1].isa());
                 assert_eq!(run(pair[0]), run(pair[1]), "{ty}, {m} tokens: {a}, {b}");
@@ -158,20 +165,20 @@ fn tiles_of_the_same_code_give_the_same_bits() {
     }
 }
 
-/// What speculative decoding rests on: a token among others has the products that it has alone.
+/// Speculative decoding relies on this: a token in a batch has the same products as alone.
 #[test]
-fn rows_that_ask_for_it_are_multiplied_as_if_alone() {
+fn batch_invariant_products_match_single_tokens() {
     let mut random = Random::new(4);
     for ty in types() {
         let (rows, k) = (37, if ty.block_len() == 1 { 333 } else { 768 });
         for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
             for m in [2, 3, 4, 5, 8, 13] {
                 let case = Case::new(&mut random, ty, rows, k, m);
-                for precision in [None, Some(Precision::Bytes)] {
-                    if precision.is_some() && k % 32 != 0 {
+                for format in [None, Some(ActivationFormat::I8Block32)] {
+                    if format.is_some() && k % 32 != 0 {
                         continue;
                     }
-                    let together = case.run_as(kernels, ty, k, precision, true);
+                    let batched = case.run_as(kernels, ty, k, format, true);
                     for token in 0..m {
                         let alone = Case {
                             weight: case.weight.clone(),
@@ -180,9 +187,9 @@ fn rows_that_ask_for_it_are_multiplied_as_if_alone() {
                             before: case.before[token * rows..(token + 1) * rows].to_vec(),
                         };
                         assert_eq!(
-                            together[token * rows..(token + 1) * rows],
-                            alone.run(kernels, ty, k, precision),
-                            "{ty} on {}: token {token} of {m}, {precision:?}",
+                            batched[token * rows..(token + 1) * rows],
+                            alone.run(kernels, ty, k, format),
+                            "{ty} on {}: token {token} of {m}, {format:?}",
                             kernels.isa()
                         );
                     }
@@ -192,28 +199,28 @@ fn rows_that_ask_for_it_are_multiplied_as_if_alone() {
     }
 }
 
-/// Every instruction set rounds to the same bytes, so that the largest of those that share a scale is ±127.
+/// Every instruction set quantizes to the same bytes, so that the largest of those that share a scale is ±127.
 #[test]
-fn rows_are_rounded_alike_however_many_share_a_scale() {
+fn quantized_activations_match_on_every_isa() {
     let mut random = Random::new(8);
     for k in [32, 96, 256, 320, 768] {
         let input = random.floats(3 * k);
-        for (precision, sharing) in [
-            (Precision::Bytes, 32),
-            (Precision::Coarse, 256),
-            (Precision::Tokens, k),
+        for (format, sharing) in [
+            (ActivationFormat::I8Block32, 32),
+            (ActivationFormat::I8Block256, 256),
+            (ActivationFormat::I8PerToken, k),
         ] {
             for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
                 let mut rows = QuantizedRows::new();
-                rows.resize(precision, 3, k);
-                kernels.quantize_rows(&input, rows.rows_mut());
+                rows.resize(format, 3, k);
+                kernels.quantize_activations(&input, rows.rows_mut());
                 for (row, input) in input.chunks(k).enumerate() {
                     let groups = rows.quants(row).chunks(32).zip(rows.scales(row));
                     for (group, (quants, &scale)) in groups.enumerate() {
                         let first = group * 32 / sharing * sharing;
-                        let sharers = &input[first..k.min(first + sharing)];
-                        let max = sharers.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-                        assert_eq!(scale, max / 127.0, "{precision:?}, {k}, {}", kernels.isa());
+                        let group_input = &input[first..k.min(first + sharing)];
+                        let max = group_input.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+                        assert_eq!(scale, max / 127.0, "{format:?}, {k}, {}", kernels.isa());
                         for (q, x) in quants.iter().zip(&input[group * 32..]) {
                             assert_eq!(f32::from(*q), (x * (1.0 / scale)).round_ties_even());
                         }
@@ -226,10 +233,10 @@ fn rows_are_rounded_alike_however_many_share_a_scale() {
     }
 }
 
-/// 8-bit activations cost this much against exact ones: a step of max/127 is uniformly wrong by
-/// up to a half, over inputs uniform in ±max.
+/// Bounds the error of 8-bit activations: a step of max/127 is off by up to a half, uniformly, for inputs that are uniform
+/// in ±max.
 #[test]
-fn integer_activations_stay_within_their_bound() {
+fn i8_activation_error_is_bounded() {
     let mut random = Random::new(2);
     for ty in types().filter(|ty| ty.is_quantized()) {
         let case = Case::new(&mut random, ty, 48, 512, 4);
@@ -238,53 +245,59 @@ fn integer_activations_stay_within_their_bound() {
                 continue;
             };
             let exact = case.run(kernels, ty, 512, None);
-            let error = nmse(&case.run(kernels, ty, 512, Some(Precision::Bytes)), &exact);
+            let error = nmse(
+                &case.run(kernels, ty, 512, Some(ActivationFormat::I8Block32)),
+                &exact,
+            );
             assert!(error < 1e-4, "{ty} on {isa}: {error:e}");
         }
     }
 }
 
-/// Rounded to words, a product is off by less than 1/5000: about what rounding activations to half
-/// precision costs. What is not finite stays so.
+/// In 16-bit integers a product is off by less than 1/5000, about as much as with activations in half precision.
+/// Infinities and NaN make all products of their row or token not finite.
 #[test]
-fn words_stay_within_their_bound() {
+fn i16_error_is_bounded() {
     let mut random = Random::new(4);
     for ty in [TensorType::F16, TensorType::BF16] {
         let whole = Case::new(&mut random, ty, 48, 2000, 9);
-        for kernels in other_isas() {
+        for kernels in simd_kernels() {
             let mut case = whole.clone();
             let exact = case.run(kernels, ty, 2000, None);
-            let error = nmse(&case.run(kernels, ty, 2000, Some(Precision::Words)), &exact);
+            let error = nmse(
+                &case.run(kernels, ty, 2000, Some(ActivationFormat::I16Block64)),
+                &exact,
+            );
             assert!(error < 4e-8, "{ty} on {}: {error:e}", kernels.isa());
 
             // An element of the weight's fourth row, and one of the third token.
             case.weight[2 * (3 * 2000 + 77)..][..2].copy_from_slice(&[0xff; 2]);
             case.input[2 * 2000 + 1999] = f32::INFINITY;
-            let out = case.run(kernels, ty, 2000, Some(Precision::Words));
+            let out = case.run(kernels, ty, 2000, Some(ActivationFormat::I16Block64));
             for (i, x) in out.iter().enumerate() {
-                let spoiled = i % 48 == 3 || i / 48 == 2;
-                assert_eq!(x.is_finite(), !spoiled, "{ty} on {}", kernels.isa());
+                let affected = i % 48 == 3 || i / 48 == 2;
+                assert_eq!(x.is_finite(), !affected, "{ty} on {}", kernels.isa());
             }
         }
     }
 }
 
 #[test]
-fn no_tokens_are_no_work() {
+fn no_tokens_give_an_empty_product() {
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
-        for (ty, precision) in [
-            (TensorType::Q4_K, Some(Precision::Bytes)),
-            (TensorType::F16, Some(Precision::Words)),
+        for (ty, format) in [
+            (TensorType::Q4_K, Some(ActivationFormat::I8Block32)),
+            (TensorType::F16, Some(ActivationFormat::I16Block64)),
             (TensorType::F32, None),
         ] {
             let case = Case::new(&mut Random::new(5), ty, 16, 256, 0);
-            assert_eq!(case.run(kernels, ty, 256, precision), []);
+            assert_eq!(case.run(kernels, ty, 256, format), []);
         }
     }
 }
 
 #[test]
-fn a_tile_keeps_to_its_columns() {
+fn tile_writes_only_its_columns() {
     let mut random = Random::new(3);
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
         for m in [1, 5, 20] {
@@ -293,8 +306,8 @@ fn a_tile_keeps_to_its_columns() {
             let weight = WeightRows::new(TensorType::Q4_K, k, &data).unwrap();
             let input = random.floats(m * k);
             let mut quantized = QuantizedRows::new();
-            quantized.resize(Precision::Bytes, m, k);
-            kernels.quantize_rows(&input, quantized.rows_mut());
+            quantized.resize(ActivationFormat::I8Block32, m, k);
+            kernels.quantize_activations(&input, quantized.rows_mut());
             let acts = Activations::new(&input, &quantized);
             let mut wide = vec![7.0; m * 30];
             let mut tile = TileMut::new(&mut wide, 30);

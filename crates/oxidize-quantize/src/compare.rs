@@ -1,89 +1,130 @@
-//! [`compare`]: two models side by side over a text, in one process and without a file of logits.
+//! [`compare`]: compares the predictions of two models on a text, in one process and without a file of
+//! logits.
 //!
-//! The second model is measured by the first: how far its predictions are from the first's (KL
-//! divergence), how often both would say the same token, and what became of the perplexity.
+//! The first model is the reference. The result contains the KL divergence of the second model's predictions,
+//! the agreement of top tokens, and both perplexities.
 
-use oxidize_core::backend::ActivationRounding;
+use std::fmt;
+
+use oxidize_core::backend::ActivationQuant;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::model::Model;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::evaluate::{
-    Chunks, Evaluator, Settings, check_asked, check_predicts, chunk_size, not_numbers, pieces,
+    Chunks, Evaluator, Settings, check_chunk_args, check_predicts, chunk_size, logits_not_finite,
+    pieces,
 };
 use crate::text::Text;
+use crate::wording::count;
 
-/// What the second model makes of a text, compared with the first.
+/// Comparison of a model's predictions with those of a reference model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Chunks of text that were read.
+    /// Number of chunks.
     pub chunks: usize,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
-    /// Tokens that were scored.
+    /// Number of scored tokens.
     pub tokens: usize,
-    /// Mean of the KL divergence from the first model's predictions, in nats.
+    /// Mean KL divergence from the reference, in nats.
     pub mean_kl: f64,
-    /// Its standard error.
+    /// Standard error of the mean.
     pub mean_kl_stderr: f64,
-    /// The KL divergence that half of the tokens stay below.
+    /// Median KL divergence.
     pub median_kl: f64,
-    /// That 90 in 100 stay below.
+    /// 90th percentile of the KL divergence.
     pub kl_90: f64,
-    /// That 99 in 100 stay below.
+    /// 99th percentile of the KL divergence.
     pub kl_99: f64,
-    /// That 999 in 1000 stay below.
+    /// 99.9th percentile of the KL divergence.
     pub kl_999: f64,
-    /// The largest.
+    /// Maximum KL divergence.
     pub max_kl: f64,
-    /// The share of tokens where both find the same one the likeliest.
+    /// Fraction of tokens with the same most likely prediction.
     pub top1_agreement: f64,
-    /// The root of the mean square of how much the probability of the right token changed.
+    /// Root mean square of the change in the probability of the correct token.
     pub rms_delta_p: f64,
-    /// Perplexity of the first model.
+    /// Perplexity of the reference model.
     pub perplexity_a: f64,
-    /// Perplexity of the second.
+    /// Perplexity of the compared model.
     pub perplexity_b: f64,
-    /// The second by the first.
+    /// `perplexity_b / perplexity_a`.
     pub perplexity_ratio: f64,
 }
 
-/// How a comparison is made.
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "KL divergence     mean {:.6} ± {:.6}, median {:.6}, 90% {:.5}, 99% {:.4}, 99.9% {:.4}, max {:.3}",
+            self.mean_kl,
+            self.mean_kl_stderr,
+            self.median_kl,
+            self.kl_90,
+            self.kl_99,
+            self.kl_999,
+            self.max_kl
+        )?;
+        writeln!(f, "same top token    {:.2}%", 100.0 * self.top1_agreement)?;
+        writeln!(
+            f,
+            "probability shift {:.3}% (root mean square)",
+            100.0 * self.rms_delta_p
+        )?;
+        writeln!(
+            f,
+            "perplexity        {:.4} -> {:.4} ({:.4}×)",
+            self.perplexity_a, self.perplexity_b, self.perplexity_ratio
+        )?;
+        write!(
+            f,
+            "scored            {} tokens in {} of {}",
+            self.tokens,
+            count(self.chunks, "chunk", "chunks"),
+            self.n_ctx
+        )
+    }
+}
+
+/// Options of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Tokens of a chunk, as [`chunk_size`] takes them.
+    /// Requested tokens per chunk, see [`chunk_size`].
     pub n_ctx: Option<usize>,
-    /// Most chunks to read; all where nothing is said.
+    /// Maximum number of chunks; all if `None`.
     pub chunks: Option<usize>,
-    /// How the models are run.
+    /// Settings of the model runs.
     pub settings: Settings,
 }
 
 impl Default for Options {
-    /// All of the text, and activations as they are: what the weights have lost is the same wherever a model is
-    /// run, what rounding activations adds is not.
+    /// The whole text, and f32 activations: the error of quantized weights does not depend on the machine,
+    /// that of quantized activations does.
     fn default() -> Options {
         Options {
             n_ctx: None,
             chunks: None,
             settings: Settings {
-                activations: ActivationRounding::Float,
+                activations: ActivationQuant::F32,
                 ..Settings::default()
             },
         }
     }
 }
 
-/// Cuts a text as [`compare`] reads it, or says why it cannot be: before a model to compare with is made.
+/// Divides a text into the chunks of [`compare`]. Called before quantization to report an unusable text
+/// early.
 pub fn chunks(model: &Model, text: &Text, options: &Options) -> Result<Chunks> {
-    check_asked(options.n_ctx, options.chunks)?;
+    check_chunk_args(options.n_ctx, options.chunks)?;
     check_predicts(model)?;
     let n_ctx = chunk_size(model, options.n_ctx);
     Chunks::new(model, text, n_ctx, options.chunks)
 }
 
-/// Compares `b` with `a` over `text`. `each` hears of every finished chunk, and may end it.
+/// Compares `b` with the reference `a` on `text`. `each` receives the chunks done, their total number and the
+/// mean KL divergence; an error from it stops the comparison.
 pub fn compare(
     a: &Model,
     b: &Model,
@@ -97,14 +138,14 @@ pub fn compare(
         return Err(Error::Unfit {
             file: b.file().path().to_path_buf(),
             problem: format!(
-                "a vocabulary of {} tokens, that of {} has {}",
+                "vocabulary of {} tokens, but {} has {}",
                 b.n_vocab(),
                 a.file().path().display(),
                 a.n_vocab()
             ),
         });
     }
-    // Where nothing is asked for, both models have to have room.
+    // The default chunk size has to fit both models.
     let least = chunk_size(a, None).min(chunk_size(b, None));
     let options = Options {
         n_ctx: Some(options.n_ctx.unwrap_or(least)),
@@ -130,7 +171,7 @@ pub fn compare(
                 let other = log_softmax(second.output(nth)?, &mut q);
                 for (model, finite) in [(a, reference), (b, other)] {
                     if !finite {
-                        return Err(not_numbers(model));
+                        return Err(logits_not_finite(model));
                     }
                 }
                 scores.add(&p, &q, next as usize);
@@ -143,10 +184,10 @@ pub fn compare(
     Ok(comparison)
 }
 
-/// The logarithms of the probabilities that logits stand for; whether they are numbers.
+/// Log-softmax of logits. Returns false if they are NaN or infinite.
 fn log_softmax(logits: &[f32], out: &mut Vec<f32>) -> bool {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    // Lanes, so that the sum is vectorised; in f64, so that a large vocabulary does not blur it.
+    // Several partial sums, so that the loop vectorizes; f64, so that large vocabularies keep precision.
     let mut lanes = [0.0f64; 8];
     for chunk in logits.chunks(8) {
         for (lane, &logit) in lanes.iter_mut().zip(chunk) {
@@ -164,15 +205,15 @@ struct Scores {
     kl: Vec<f32>,
     agreed: usize,
     delta_squares: f64,
-    surprise_a: f64,
-    surprise_b: f64,
+    nll_a: f64,
+    nll_b: f64,
 }
 
 impl Scores {
     fn add(&mut self, p: &[f32], q: &[f32], next: usize) {
         let mut kl = 0.0f64;
         for (&p, &q) in p.iter().zip(q) {
-            // What has no probability to speak of adds nothing.
+            // Probabilities below e⁻⁴⁰ contribute nothing.
             if p > -40.0 {
                 kl += f64::from(p.exp()) * f64::from(p - q);
             }
@@ -184,8 +225,8 @@ impl Scores {
             q.get(next).copied().unwrap_or(f32::NEG_INFINITY),
         );
         self.delta_squares += f64::from(p.exp() - q.exp()).powi(2);
-        self.surprise_a -= f64::from(p);
-        self.surprise_b -= f64::from(q);
+        self.nll_a -= f64::from(p);
+        self.nll_b -= f64::from(q);
     }
 
     fn mean_kl(&self) -> f64 {
@@ -206,7 +247,7 @@ impl Scores {
             let index = (share * (n - 1.0)).round() as usize;
             self.kl.get(index).copied().map_or(0.0, f64::from)
         };
-        let (a, b) = ((self.surprise_a / n).exp(), (self.surprise_b / n).exp());
+        let (a, b) = ((self.nll_a / n).exp(), (self.nll_b / n).exp());
         Comparison {
             chunks: 0,
             n_ctx: 0,
@@ -236,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_known_divergence() {
+    fn kl_divergence_matches_closed_form() {
         let (mut p, mut q) = (Vec::new(), Vec::new());
         // ½, ½ and ¾, ¼.
         assert!(log_softmax(&[1.0, 1.0], &mut p));

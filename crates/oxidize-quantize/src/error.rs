@@ -1,4 +1,4 @@
-//! [`Error`]: what can go wrong while a model is made or measured.
+//! [`Error`]: errors of converting, quantizing and evaluating models.
 
 use std::path::PathBuf;
 
@@ -7,38 +7,38 @@ use oxidize_kernels::quant::{QuantError, TensorType};
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. The message is complete: it names the file and the tensor.
+/// An error of this crate. The message is complete: it names the file and the tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be read, written or understood.
     #[error(transparent)]
     Core(#[from] oxidize_core::Error),
-    /// There is no such mix or type.
+    /// No quantization recipe or tensor type has this name.
     #[error(
-        "{name} is neither a mix nor a type of weights; known mixes are {}",
-        oxidize_core::mix::names()
+        "{name} is not a quantization type; supported types are {}",
+        oxidize_core::recipe::names()
     )]
-    UnknownMix {
-        /// What was asked for.
+    UnknownRecipe {
+        /// The requested name.
         name: String,
     },
-    /// A pattern for tensor names is none.
+    /// A `--tensor-type` pattern is invalid.
     #[error("tensor pattern `{pattern}`: {problem}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// The output would replace a file that is being read.
+    /// The output would replace an input file.
     #[error("{}: the output is also the input", path.display())]
     SameFile {
         /// The file.
         path: PathBuf,
     },
-    /// A tensor is quantised already.
-    #[error("{}: tensor `{tensor}` is {ty} already; quantising it again loses more (--allow-requantize does it)", file.display())]
+    /// A tensor is already quantized.
+    #[error("{}: tensor `{tensor}` is already {ty}; quantizing it again loses accuracy (allow it with --allow-requantize)", file.display())]
     Requantize {
         /// The file.
         file: PathBuf,
@@ -47,34 +47,34 @@ pub enum Error {
         /// Its type.
         ty: TensorType,
     },
-    /// A weight is no number.
+    /// A weight is NaN or infinite.
     #[error("{}: tensor `{tensor}`: element {element} is {value}", file.display())]
     NotFinite {
         /// The file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Which element, in the order of the file.
+        /// Index of the element in file order.
         element: u64,
         /// NaN or an infinity.
         value: f32,
     },
-    /// A weight is larger than a type can say.
-    #[error("{}: tensor `{tensor}`: element {element} is {value}, too large for {ty}; BF16 and F32 hold it", file.display())]
+    /// A weight is outside the range of its type.
+    #[error("{}: tensor `{tensor}`: element {element} is {value}, too large for {ty}; use BF16 or F32", file.display())]
     TooLarge {
         /// The file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Which element, in the order of the file.
+        /// Index of the element in file order.
         element: u64,
         /// The weight.
         value: f32,
         /// The type.
         ty: TensorType,
     },
-    /// Rows of a tensor are not whole blocks of the type that was asked for.
-    #[error("{}: tensor `{tensor}`: rows of {columns} are not whole blocks of {ty}, which are {}", file.display(), ty.block_len())]
+    /// The row length of a tensor is not a multiple of the block size of the requested type.
+    #[error("{}: tensor `{tensor}`: rows of {columns} elements are not a multiple of the {ty} block size {}", file.display(), ty.block_len())]
     Blocks {
         /// The file.
         file: PathBuf,
@@ -85,19 +85,19 @@ pub enum Error {
         /// The type.
         ty: TensorType,
     },
-    /// A tensor cannot become the type that was asked for.
+    /// A tensor cannot be converted to the requested type.
     #[error("{}: tensor `{tensor}`: {error}", file.display())]
     Encode {
         /// The file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Why.
+        /// The cause.
         error: QuantError,
     },
-    /// A format of few bits makes no sense without an importance matrix.
+    /// A low-bit type requires an importance matrix.
     #[error(
-        "tensor `{tensor}`: {ty} needs an importance matrix: `oxidize imatrix` makes one, to be given with --imatrix, or `quantize --calibrate` on the way"
+        "tensor `{tensor}`: {ty} needs an importance matrix; collect one with `oxidize imatrix` and pass it with --imatrix, or use `oxidize quantize --calibrate`"
     )]
     NeedsImportance {
         /// The tensor.
@@ -105,52 +105,60 @@ pub enum Error {
         /// The type.
         ty: TensorType,
     },
-    /// An importance matrix is broken.
+    /// An importance matrix file is invalid.
     #[error("{}: {problem}", file.display())]
     Importance {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// An importance matrix belongs to another model.
-    #[error("{}: not of this model: {problem}", file.display())]
+    /// An importance matrix was collected with another model.
+    #[error("{}: importance matrix of another model: {problem}", file.display())]
     OtherModel {
         /// The file.
         file: PathBuf,
-        /// What does not fit.
+        /// The mismatch.
         problem: String,
     },
-    /// A model or text cannot be used for what was asked.
+    /// A model or text does not support the operation.
     #[error("{}: {problem}", file.display())]
     Unfit {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// The problem.
         problem: String,
     },
-    /// What was asked for leaves nothing to measure.
-    #[error("{flag} {asked}: the least is {least}, as fewer leave nothing to measure")]
+    /// The requested amount leaves no tokens to score.
+    #[error("{flag} {asked}: at least {least} is required, or nothing is scored")]
     TooFew {
-        /// Where it was asked for.
+        /// The flag.
         flag: &'static str,
-        /// What was asked for.
+        /// The requested amount.
         asked: usize,
-        /// The least that makes sense.
+        /// The minimum.
         least: usize,
     },
-    /// No types make a model this small.
-    #[error("{asked} bytes are too few: the smallest types take {least}")]
+    /// No choice of types fits the target size.
+    #[error("target size too small: {asked} bytes for tensors that need at least {least}")]
     TooSmall {
-        /// What was asked for.
+        /// Bytes available for tensors.
         asked: u64,
-        /// The least that is possible.
+        /// Bytes of the tensors with the smallest types.
         least: u64,
     },
-    /// Someone asked to stop.
+    /// The target size of a file is smaller than its header.
+    #[error("target size too small: {asked} bytes for a file whose header alone needs {header}")]
+    TargetBelowHeader {
+        /// The requested file size in bytes.
+        asked: u64,
+        /// Bytes of the header.
+        header: u64,
+    },
+    /// The work was stopped by a signal.
     #[error("interrupted; {left}")]
     Interrupted {
-        /// What there is now.
+        /// The state of the output.
         left: String,
     },
 }

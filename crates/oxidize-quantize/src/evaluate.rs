@@ -1,33 +1,36 @@
-//! Runs a model over a given text, one sequence alone or several in step: what measuring needs and an
-//! engine does not.
+//! [`Evaluator`]: runs a model over given tokens without the engine's scheduler, for perplexity, importance,
+//! comparisons and benchmarks.
 
 use oxidize_core::Error;
+use oxidize_core::backend::MemoryPlan;
 use oxidize_core::backend::{
-    ActivationRounding, Backend, BackendError, Batch, KvType, Observer, SeqSlice, Session,
-    SessionConfig,
+    ActivationQuant, Backend, BackendError, Batch, KvType, Observer, RepackLimit, SeqSlice,
+    Session, SessionConfig,
 };
-use oxidize_core::graph::Gives;
+use oxidize_core::graph::OutputKind;
 use oxidize_core::kv::BlockId;
-use oxidize_core::model::{MemoryPlan, Model};
+use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
 
 use crate::error::Result;
 use crate::text::Text;
 
-/// How a model is run for measuring.
+/// Settings of an evaluation run.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Most tokens that are computed in one step.
+    /// Maximum number of tokens per forward pass.
     pub batch_size: usize,
-    /// How the cache keeps keys.
+    /// Type of cached keys.
     pub key_type: KvType,
-    /// How the cache keeps values.
+    /// Type of cached values.
     pub value_type: KvType,
-    /// How the inputs of matrices are rounded.
-    pub activations: ActivationRounding,
-    /// Threads; all cores where nothing is said.
+    /// Quantization of activations.
+    pub activations: ActivationQuant,
+    /// Memory for repacking weights.
+    pub repack: RepackLimit,
+    /// Number of threads; all cores if `None`.
     pub threads: Option<usize>,
-    /// Whether a model that seems not to fit in memory is refused.
+    /// Return an error if the model does not fit in memory.
     pub check_memory: bool,
 }
 
@@ -37,70 +40,71 @@ impl Default for Settings {
             batch_size: 512,
             key_type: KvType::F16,
             value_type: KvType::F16,
-            activations: ActivationRounding::default(),
+            activations: ActivationQuant::default(),
+            repack: RepackLimit::default(),
             threads: None,
             check_memory: true,
         }
     }
 }
 
-/// A session for one sequence, or for several that go in step.
+/// A session for one sequence, or for several of equal length.
 pub struct Evaluator {
     session: Box<dyn Session>,
-    /// Those of each sequence.
+    /// KV cache blocks of each sequence.
     blocks: Vec<Vec<BlockId>>,
     max_tokens: usize,
     max_outputs: usize,
     adapters: Vec<f32>,
-    /// Positions before the first that the encoder has read.
+    /// Number of tokens processed by the encoder.
     n_encoded: usize,
 }
 
-/// What is wanted of a model at a position.
+/// The kind of result at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Results {
-    /// What it ends with: logits, of a classifier scores.
-    Own,
-    /// The hidden states that those are made of.
+    /// Logits, or the scores of a classifier.
+    Final,
+    /// Hidden states of the last layer.
     Hidden,
 }
 
-/// What an evaluator is to give.
-struct Wanted {
-    /// Sequences that are computed together.
+/// Sequences and outputs of an evaluator.
+struct OutputSpec {
+    /// Number of sequences.
     n_sequences: usize,
-    /// Results of so many tokens of a step.
+    /// Maximum number of outputs per forward pass.
     outputs: usize,
     results: Results,
-    /// To whom inputs of matrices are shown.
+    /// Receives the inputs of matrices.
     observer: Option<Observer>,
 }
 
-impl Default for Wanted {
-    fn default() -> Wanted {
-        Wanted {
+impl Default for OutputSpec {
+    fn default() -> OutputSpec {
+        OutputSpec {
             n_sequences: 1,
             outputs: 1,
-            results: Results::Own,
+            results: Results::Final,
             observer: None,
         }
     }
 }
 
 impl Evaluator {
-    /// A session for up to `n_ctx` tokens, no more than the model was trained on, with results at
-    /// any of them.
+    /// Creates a session for up to `n_ctx` tokens with results at any position. Returns an error if `n_ctx`
+    /// exceeds the trained context.
     pub fn new(
         model: &Model,
         backend: &dyn Backend,
         settings: &Settings,
         n_ctx: usize,
     ) -> Result<Evaluator> {
-        check_trained(model, n_ctx)?;
-        Evaluator::for_results(model, backend, settings, n_ctx, Results::Own)
+        check_context(model, n_ctx)?;
+        Evaluator::for_results(model, backend, settings, n_ctx, Results::Final)
     }
 
-    /// A session for any number of tokens, with results at any of them.
+    /// Creates a session for any number of tokens with results at any position.
     pub fn for_results(
         model: &Model,
         backend: &dyn Backend,
@@ -109,20 +113,20 @@ impl Evaluator {
         results: Results,
     ) -> Result<Evaluator> {
         if n_ctx == 0 {
-            let problem = "there is nothing to compute".to_owned();
+            let problem = "the input has no tokens".to_owned();
             let file = model.file().path().to_path_buf();
             return Err(crate::Error::Unfit { file, problem });
         }
-        let wanted = Wanted {
+        let spec = OutputSpec {
             outputs: n_ctx,
             results,
-            ..Wanted::default()
+            ..OutputSpec::default()
         };
-        Evaluator::giving(wanted, model, backend, settings, n_ctx)
+        Evaluator::with_outputs(spec, model, backend, settings, n_ctx)
     }
 
-    /// A session whose matrices' inputs `observer` sees, for no more tokens than the model was trained
-    /// on.
+    /// Creates a session whose matrix inputs are passed to `observer`. Returns an error if `n_ctx` exceeds
+    /// the trained context.
     pub fn observed(
         model: &Model,
         backend: &dyn Backend,
@@ -130,17 +134,16 @@ impl Evaluator {
         n_ctx: usize,
         observer: Observer,
     ) -> Result<Evaluator> {
-        check_trained(model, n_ctx)?;
-        let wanted = Wanted {
+        check_context(model, n_ctx)?;
+        let spec = OutputSpec {
             outputs: 64,
             observer: Some(observer),
-            ..Wanted::default()
+            ..OutputSpec::default()
         };
-        Evaluator::giving(wanted, model, backend, settings, n_ctx)
+        Evaluator::with_outputs(spec, model, backend, settings, n_ctx)
     }
 
-    /// A session that measures speed: results at one token of each sequence in a batch, and any length
-    /// of context.
+    /// Creates a session for benchmarks: one result per sequence, and any context length.
     pub fn for_bench(
         model: &Model,
         backend: &dyn Backend,
@@ -148,50 +151,55 @@ impl Evaluator {
         n_ctx: usize,
         n_sequences: usize,
     ) -> Result<Evaluator> {
-        let wanted = Wanted {
+        let spec = OutputSpec {
             outputs: n_sequences,
             n_sequences,
-            ..Wanted::default()
+            ..OutputSpec::default()
         };
-        Evaluator::giving(wanted, model, backend, settings, n_ctx)
+        Evaluator::with_outputs(spec, model, backend, settings, n_ctx)
     }
 
-    fn giving(
-        wanted: Wanted,
+    fn with_outputs(
+        spec: OutputSpec,
         model: &Model,
         backend: &dyn Backend,
         settings: &Settings,
         n_ctx: usize,
     ) -> Result<Evaluator> {
-        // Tokens that see those after them are computed together.
-        let whole = model.plan().is_bidirectional() || model.plan().n_encoder_ops > 0;
-        let step = if whole { n_ctx } else { settings.batch_size };
-        let n_sequences = wanted.n_sequences;
+        // Without a causal mask, all tokens are computed in one pass.
+        let single_pass = model.plan().is_bidirectional() || model.plan().n_encoder_ops > 0;
+        let step = if single_pass {
+            n_ctx
+        } else {
+            settings.batch_size
+        };
+        let n_sequences = spec.n_sequences;
         let max_tokens = step.clamp(1, n_ctx.max(1)).max(n_sequences);
         let one = SessionConfig::for_context(n_ctx);
         let config = SessionConfig {
             n_blocks: one.n_blocks * n_sequences,
             state_slots: n_sequences,
             max_tokens,
-            max_outputs: if whole {
+            max_outputs: if single_pass {
                 max_tokens
             } else {
-                wanted.outputs.min(max_tokens)
+                spec.outputs.min(max_tokens)
             },
             key_type: settings.key_type,
             value_type: settings.value_type,
             activations: settings.activations,
+            repack: settings.repack,
             n_threads: settings.threads,
-            observer: wanted.observer,
+            observer: spec.observer,
             ..one
         };
         if settings.check_memory {
-            MemoryPlan::new(model, &config)
+            MemoryPlan::new(model, backend, &config)
                 .check(model)
                 .map_err(Error::from)?;
         }
-        let session = match wanted.results {
-            Results::Own => model.session(backend, &config)?,
+        let session = match spec.results {
+            Results::Final => model.session(backend, &config)?,
             Results::Hidden => model.embedding_session(backend, &config)?,
         };
         let all: Vec<BlockId> = (0..config.n_blocks as u32).map(BlockId).collect();
@@ -202,12 +210,12 @@ impl Evaluator {
             blocks,
             max_tokens,
             max_outputs: config.max_outputs,
-            adapters: model.adapter_strengths().to_vec(),
+            adapters: model.adapter_scales().to_vec(),
             n_encoded: 0,
         })
     }
 
-    /// Has the encoder read `tokens`; what is computed from then on comes after them.
+    /// Runs the encoder over `tokens`. Later tokens of the decoder attend to them.
     pub fn encode(&mut self, tokens: &[u32]) -> Result<()> {
         self.n_encoded = 0;
         self.step_over(tokens, 0, &[], |session, batch| session.encode(batch))?;
@@ -215,8 +223,8 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Computes `tokens` from position `start` on, with results for those of `outputs` (indexes
-    /// into `tokens`, ascending).
+    /// Computes `tokens` from position `start` on, with results at `outputs` (ascending indexes into
+    /// `tokens`).
     pub fn run(&mut self, tokens: &[u32], start: usize, outputs: &[u32]) -> Result<()> {
         self.step_over(tokens, start, outputs, |session, batch| session.run(batch))
     }
@@ -245,7 +253,7 @@ impl Evaluator {
         Ok(step(self.session.as_mut(), &batch).map_err(Error::from)?)
     }
 
-    /// Computes a token of each sequence, all at the same position, with results for each.
+    /// Computes one token of each sequence, all at the same position, with a result for each.
     pub fn run_together(&mut self, tokens: &[u32], position: usize) -> Result<()> {
         let positions = vec![position as u32; tokens.len()];
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
@@ -267,12 +275,12 @@ impl Evaluator {
         Ok(self.session.run(&batch).map_err(Error::from)?)
     }
 
-    /// The results of the last run, for its `nth` output.
+    /// Result of the `nth` output of the last run.
     pub fn output(&mut self, nth: usize) -> Result<&[f32]> {
         Ok(self.session.output(nth).map_err(Error::from)?)
     }
 
-    /// Computes `tokens` from position `start` on, with results for the last only, as a prompt is.
+    /// Computes `tokens` from position `start` on with a result for the last one only, as for a prompt.
     pub fn prompt(&mut self, tokens: &[u32], start: usize) -> Result<()> {
         let mut at = start;
         let mut pieces = tokens.chunks(self.max_tokens).peekable();
@@ -284,7 +292,7 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Puts `tokens` into the context of each sequence.
+    /// Fills the context of each sequence with `tokens`.
     pub fn fill(&mut self, tokens: &[u32]) -> Result<()> {
         let mut at = 0;
         for piece in tokens.chunks(self.max_tokens) {
@@ -306,8 +314,8 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Computes all of `tokens` and calls `visit` with the results of each position from `first` on.
-    pub fn each_logits(
+    /// Computes `tokens` and calls `visit` with the position and result of each token from `first` on.
+    pub fn for_each_logits(
         &mut self,
         tokens: &[u32],
         first: usize,
@@ -322,26 +330,26 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Tokens of a step in which every one of them may have results.
+    /// Maximum number of tokens per forward pass if each has a result.
     pub(crate) fn step(&self) -> usize {
         self.max_tokens.min(self.max_outputs)
     }
 }
 
-/// Tokens that are computed in one step, and those of them whose results are wanted.
+/// The tokens of a forward pass and its outputs.
 pub(crate) struct Piece<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) start: usize,
     pub(crate) outputs: Vec<u32>,
 }
 
-/// Cuts `tokens` into steps, with results from position `first` on.
+/// Divides `tokens` into forward passes with results from position `first` on.
 pub(crate) fn pieces(tokens: &[u32], first: usize, step: usize) -> impl Iterator<Item = Piece<'_>> {
     let step = step.max(1);
     tokens.chunks(step).enumerate().map(move |(index, tokens)| {
         let start = index * step;
-        let wanted = |i: &u32| start + *i as usize >= first;
-        let outputs = (0..tokens.len() as u32).filter(wanted).collect();
+        let is_output = |i: &u32| start + *i as usize >= first;
+        let outputs = (0..tokens.len() as u32).filter(is_output).collect();
         Piece {
             tokens,
             start,
@@ -350,16 +358,13 @@ pub(crate) fn pieces(tokens: &[u32], first: usize, step: usize) -> impl Iterator
     })
 }
 
-/// Refuses a model that does not say of a text alone which token comes next: what is measured of such
-/// predictions would mean nothing.
+/// Returns an error if a model does not predict the next token of a plain text, as perplexity requires.
 pub fn check_predicts(model: &Model) -> Result<()> {
     let (plan, name) = (model.plan(), model.arch().name);
-    let problem = if plan.gives != Gives::Logits || plan.is_bidirectional() {
-        format!("{name} predicts no next token: it is for embeddings or scores")
+    let problem = if plan.output != OutputKind::Logits || plan.is_bidirectional() {
+        format!("{name} is an embedding or classifier model and predicts no next token")
     } else if plan.n_encoder_ops > 0 {
-        format!(
-            "{name} predicts nothing of a text alone: its decoder follows what an encoder has read"
-        )
+        format!("{name} is an encoder-decoder model and predicts no next token of a plain text")
     } else {
         return Ok(());
     };
@@ -367,32 +372,32 @@ pub fn check_predicts(model: &Model) -> Result<()> {
     Err(crate::Error::Unfit { file, problem })
 }
 
-/// That logits are not numbers, and of which tensor that may come.
-pub fn not_numbers(model: &Model) -> crate::Error {
+/// The error for NaN or infinite logits, with the tensor that is the likely cause.
+pub fn logits_not_finite(model: &Model) -> crate::Error {
     let tensor = model.find_not_finite();
-    let tensor = tensor.map(|name| format!("; tensor {name:?} has such an element"));
+    let tensor = tensor.map(|name| format!("; tensor {name:?} has a NaN or infinite element"));
     crate::Error::Unfit {
         file: model.file().path().to_path_buf(),
-        problem: format!("the logits are not numbers{}", tensor.unwrap_or_default()),
+        problem: format!("logits are NaN or infinite{}", tensor.unwrap_or_default()),
     }
 }
 
-/// Refuses more tokens than a model was trained on.
-fn check_trained(model: &Model, n_ctx: usize) -> Result<()> {
+/// Returns an error for a context longer than the trained context.
+fn check_context(model: &Model, n_ctx: usize) -> Result<()> {
     let trained = model.hparams().n_ctx_train;
     if n_ctx <= trained {
         return Ok(());
     }
-    let problem = format!("{n_ctx} tokens, the model's context holds {trained}");
+    let problem = format!("context of {n_ctx} tokens; the model supports up to {trained}");
     let file = model.file().path().to_path_buf();
     Err(crate::Error::Unfit { file, problem })
 }
 
-/// Tokens of a chunk unless something else is asked for, as in llama.cpp.
+/// Default number of tokens per chunk, as in llama.cpp.
 const CHUNK: usize = 512;
 
-/// The tokens of a chunk that a model is measured with: what was asked for, where 0 is the model's own
-/// limit. Where nothing was, 512, or the model's limit if that is less.
+/// Number of tokens per chunk: the requested number, the trained context for 0, and by default 512 or the
+/// trained context if that is less.
 pub fn chunk_size(model: &Model, asked: Option<usize>) -> usize {
     let trained = model.hparams().n_ctx_train;
     match asked {
@@ -402,9 +407,10 @@ pub fn chunk_size(model: &Model, asked: Option<usize>) -> usize {
     }
 }
 
-/// Refuses chunks of which nothing is scored, and no chunks, which needs neither model nor text.
-pub fn check_asked(n_ctx: Option<usize>, chunks: Option<usize>) -> Result<()> {
-    // The second half is scored but for the last token. 0 stands for the model's own limit.
+/// Returns an error if the requested chunk size or number of chunks leaves no tokens to score. Needs no
+/// model.
+pub fn check_chunk_args(n_ctx: Option<usize>, chunks: Option<usize>) -> Result<()> {
+    // The second half is scored except for the last token. 0 is the trained context.
     let n_ctx = n_ctx.filter(|&n_ctx| n_ctx != 0);
     for (flag, asked, least) in [("-c", n_ctx, 3), ("--chunks", chunks, 1)] {
         if let Some(asked) = asked.filter(|&asked| asked < least) {
@@ -414,20 +420,25 @@ pub fn check_asked(n_ctx: Option<usize>, chunks: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// A text cut into chunks of a context each, as llama.cpp cuts it for perplexity.
+/// A text divided into chunks of one context each, as llama.cpp does for perplexity.
 pub struct Chunks {
     tokens: Vec<u32>,
     bos: Option<u32>,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
-    /// How many there are.
+    /// Number of chunks.
     pub n_chunks: usize,
 }
 
 impl Chunks {
-    /// Tokenises a text; at most `most` chunks of it are used.
-    pub fn new(model: &Model, text: &Text, n_ctx: usize, most: Option<usize>) -> Result<Chunks> {
-        check_asked(Some(n_ctx), most)?;
+    /// Tokenizes a text and uses at most `max_chunks` chunks of it.
+    pub fn new(
+        model: &Model,
+        text: &Text,
+        n_ctx: usize,
+        max_chunks: Option<usize>,
+    ) -> Result<Chunks> {
+        check_chunk_args(Some(n_ctx), max_chunks)?;
         let tokenizer = model.tokenizer()?;
         let options = EncodeOptions {
             add_special: true,
@@ -437,13 +448,13 @@ impl Chunks {
         let needed = n_ctx.saturating_mul(2);
         if n_ctx == 0 || tokens.len() < needed {
             let problem = format!(
-                "the text is {} tokens, at least {needed} are needed for a context of {n_ctx}",
+                "the text has {} tokens; at least {needed} are needed for a context of {n_ctx}",
                 tokens.len()
             );
             let file = text.file.clone();
             return Err(crate::Error::Unfit { file, problem });
         }
-        let n_chunks = (tokens.len() / n_ctx).min(most.unwrap_or(usize::MAX));
+        let n_chunks = (tokens.len() / n_ctx).min(max_chunks.unwrap_or(usize::MAX));
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         Ok(Chunks {
             tokens,
@@ -453,14 +464,14 @@ impl Chunks {
         })
     }
 
-    /// One chunk only, of short runs from all over the text: a little of everything in it.
+    /// A single chunk of short spans, evenly spaced over the text.
     #[must_use]
     pub fn excerpt(self) -> Chunks {
-        /// Tokens of a run: a sentence or two.
-        const RUN: usize = 32;
-        let runs = self.n_ctx.div_ceil(RUN);
-        let starts = (0..runs).map(|run| run * self.tokens.len() / runs);
-        let tokens = starts.flat_map(|start| self.tokens[start..].iter().take(RUN));
+        /// Tokens of a span, about one or two sentences.
+        const SPAN: usize = 32;
+        let n_spans = self.n_ctx.div_ceil(SPAN);
+        let starts = (0..n_spans).map(|i| i * self.tokens.len() / n_spans);
+        let tokens = starts.flat_map(|start| self.tokens[start..].iter().take(SPAN));
         Chunks {
             tokens: tokens.copied().take(self.n_ctx).collect(),
             n_chunks: 1,
@@ -468,7 +479,8 @@ impl Chunks {
         }
     }
 
-    /// Each chunk: what the model reads, which begins as the model's texts do, and what was there.
+    /// Iterates over the chunks: the model's input, whose first token is replaced by BOS, and the original
+    /// tokens.
     pub fn iter(&self) -> impl Iterator<Item = (Vec<u32>, &[u32])> {
         let chunks = self.tokens.chunks_exact(self.n_ctx).take(self.n_chunks);
         chunks.map(|chunk| {
@@ -480,8 +492,7 @@ impl Chunks {
         })
     }
 
-    /// The positions of a chunk that are scored: the second half, but for the last, which has no
-    /// successor.
+    /// The scored positions of a chunk: the second half except for the last token, which has no successor.
     pub fn scored(&self) -> std::ops::Range<usize> {
         self.n_ctx / 2..self.n_ctx - 1
     }

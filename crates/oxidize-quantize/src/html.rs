@@ -1,15 +1,15 @@
-//! A report as a page of its own: no scripts, nothing fetched from elsewhere.
+//! HTML rendering of a [`Report`], self-contained and without scripts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::report::Report;
 
-/// The page.
+/// Renders a report as an HTML page.
 pub fn page(report: &Report) -> String {
     let mut html = String::new();
-    let title = format!("{} as {}", escape(&report.source), escape(&report.mix));
-    // Writing to a string does not fail.
+    let title = format!("{} as {}", escape(&report.source), escape(&report.recipe));
+    // Writing to a string cannot fail.
     let _ = write!(
         html,
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style>\
@@ -23,10 +23,10 @@ pub fn page(report: &Report) -> String {
     if let Some(result) = &report.comparison {
         let _ = write!(
             html,
-            "<h2>Against the source</h2><table>\
-             <tr><th>mean KL divergence<td>{:.6} ± {:.6}<tr><th>median<td>{:.6}<tr><th>99%<td>{:.5}\
-             <tr><th>same top token<td>{:.2}%<tr><th>perplexity<td>{:.4} → {:.4} (× {:.4})\
-             <tr><th>over<td>{} tokens</table>",
+            "<h2>Comparison with the source</h2><table>\
+             <tr><th>mean KL divergence<td>{:.6} ± {:.6}<tr><th>median<td>{:.6}<tr><th>99th percentile<td>{:.5}\
+             <tr><th>same top token<td>{:.2}%<tr><th>perplexity<td>{:.4} → {:.4} ({:.4}×)\
+             <tr><th>scored<td>{} tokens</table>",
             result.mean_kl,
             result.mean_kl_stderr,
             result.median_kl,
@@ -42,9 +42,9 @@ pub fn page(report: &Report) -> String {
     for tensor in &report.tensors {
         *by_type.entry(&tensor.to).or_default() += tensor.bytes;
     }
-    let shares = by_type.iter().map(|(ty, bytes)| (*ty, *bytes as f64 / 1e6));
+    let sizes = by_type.iter().map(|(ty, bytes)| (*ty, *bytes as f64 / 1e6));
     html += "<h2>Bytes by type</h2>";
-    html += &bars(shares, "MB");
+    html += &bars(sizes, "MB");
     html += "<h2>Error by tensor</h2>";
     let errors = report.tensors.iter().filter_map(|tensor| {
         let label = format!("{} ({})", tensor.name, tensor.to);
@@ -59,7 +59,7 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;mar
     th{text-align:left;padding-right:2rem;font-weight:normal;color:#666}code{background:#f4f4f4;padding:.1rem .3rem}\
     svg text{font:12px system-ui,sans-serif;fill:#222}svg rect{fill:#3b6ea5}";
 
-/// A bar for each value.
+/// A horizontal bar chart.
 fn bars(values: impl Iterator<Item = (impl AsRef<str>, f64)>, unit: &str) -> String {
     const ROW: usize = 18;
     let values: Vec<_> = values.collect();
@@ -98,7 +98,7 @@ mod tests {
     use crate::report::TensorReport;
 
     #[test]
-    fn names_cannot_break_the_page() {
+    fn names_are_escaped() {
         let report = Report {
             source: "<script>".into(),
             tensors: vec![TensorReport {

@@ -1,5 +1,5 @@
-//! [`collect`]: makes an importance matrix of what a model computes while it reads a text; a [`Collector`]
-//! adds it up.
+//! [`collect`]: collects an importance matrix by running a model over a text. A [`Collector`] sums the inputs
+//! of the matrices.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -12,105 +12,104 @@ use oxidize_core::model::{Model, gguf_origins};
 
 use crate::error::{Error, Result};
 use crate::evaluate::{Chunks, Evaluator, Settings};
-use crate::importance::{Entry, Importance, Reading};
+use crate::importance::{Entry, Importance, TextPosition};
 use crate::quantize::tensors_of;
 use crate::sketch::Sketch;
 use crate::text::{Fingerprint, Text};
 
-/// How a matrix is collected.
+/// Options of collecting an importance matrix.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
-    /// Most chunks to read; all where nothing is said.
+    /// Maximum number of chunks; all if `None`.
     pub chunks: Option<usize>,
-    /// Whether only an [excerpt](Chunks::excerpt) of the text is read.
+    /// Use only an [excerpt](Chunks::excerpt) of the text.
     pub excerpt: bool,
-    /// Chunks at the beginning that were read before.
+    /// Number of chunks to skip at the start, processed by an earlier run.
     pub skip: usize,
-    /// Whether the matrix that makes the logits is looked at too.
+    /// Collect the inputs of the output matrix too.
     pub output: bool,
-    /// Whether the memory of mapped weights is given back after each of their products, so that of a model
-    /// of any size only a few are in memory.
-    pub one_by_one: bool,
-    /// How the model is run.
+    /// Release the memory of mapped weights after each use, so that models larger than memory can be
+    /// calibrated.
+    pub release_weights: bool,
+    /// Settings of the model run.
     pub settings: Settings,
 }
 
-/// Adds up what the matrices of a model see.
+/// Sums the squared inputs of the matrices of a model.
 pub struct Collector {
-    names: Arc<Names>,
-    seen: Arc<Mutex<HashMap<String, Seen>>>,
+    names: Arc<TensorNames>,
+    sums: Arc<Mutex<HashMap<String, Sums>>>,
     output: bool,
 }
 
 impl Collector {
-    /// One that has seen nothing yet. With `output`, it looks at what is outside the layers too.
+    /// Creates an empty collector. With `output`, it also collects tensors outside the layers.
     pub fn new(model: &Model, output: bool) -> Collector {
         Collector {
-            names: Arc::new(Names::of(model)),
-            seen: Arc::default(),
+            names: Arc::new(TensorNames::of(model)),
+            sums: Arc::default(),
             output,
         }
     }
 
-    /// Adds what it is shown.
+    /// The observer that adds inputs to this collector.
     pub fn observer(&self) -> Observer {
-        let (known, sink, output) = (self.names.clone(), self.seen.clone(), self.output);
+        let (names, sums, output) = (self.names.clone(), self.sums.clone(), self.output);
         Observer::new(move |observation| {
-            let tensors = known.seen(observation);
-            let tensors = tensors.filter(|made| output || is_of_layer(&made.name));
-            let mut as_they_are: Vec<&Made> = Vec::new();
-            // A panic elsewhere leaves sums that are whole: rows are added one observation at a time.
-            let mut seen = sink.lock().unwrap_or_else(PoisonError::into_inner);
-            for made in tensors {
-                match &made.columns {
-                    None => as_they_are.push(made),
+            let tensors = names.observed(observation);
+            let tensors = tensors.filter(|tensor| output || is_of_layer(&tensor.name));
+            let mut same_order: Vec<&GgufTensor> = Vec::new();
+            // Sums stay valid if a thread panics: each observation is added under the lock.
+            let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
+            for tensor in tensors {
+                match &tensor.columns {
+                    None => same_order.push(tensor),
                     Some(columns) => {
                         let rows = &reordered(observation.rows, columns);
                         let observation = Observation {
                             rows,
                             ..*observation
                         };
-                        add(&mut seen, &observation, &[made]);
+                        add(&mut sums, &observation, &[tensor]);
                     }
                 }
             }
-            add(&mut seen, observation, &as_they_are);
+            add(&mut sums, observation, &same_order);
         })
     }
 
-    /// What there is so far, by the names that tensors have in GGUF.
+    /// The entries collected so far, by GGUF tensor names.
     pub fn entries(&self) -> BTreeMap<String, Entry> {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = |seen: &Seen| Entry {
-            sums: seen.sums.iter().map(|&sum| sum as f32).collect(),
-            counts: seen.counts.iter().map(|&count| count as f32).collect(),
-            sketch: seen.sketch.clone(),
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = |sums: &Sums| Entry {
+            sums: sums.sums.iter().map(|&sum| sum as f32).collect(),
+            counts: sums.counts.iter().map(|&count| count as f32).collect(),
+            sketch: sums.sketch.clone(),
         };
-        let entries = seen.iter().map(|(name, seen)| (name.clone(), entry(seen)));
+        let entries = sums.iter().map(|(name, sums)| (name.clone(), entry(sums)));
         entries.collect()
     }
 
-    /// Whether nothing was shown to it that it knows.
+    /// True if no input of a known tensor was observed.
     fn is_empty(&self) -> bool {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.is_empty()
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.is_empty()
     }
 }
 
-/// What was seen of one matrix or stack, in double precision: sums grow large.
+/// Sums of one tensor, in double precision since they grow large.
 #[derive(Default)]
-struct Seen {
+struct Sums {
     sums: Vec<f64>,
     counts: Vec<u64>,
     sketch: Option<Sketch>,
 }
 
-/// A number that another model hardly has, not even one that was trained further: of the names, shapes and
-/// first bytes of its tensors.
+/// Hash of the names, shapes and first bytes of a model's tensors, which differs after fine-tuning.
 pub fn fingerprint(model: &Model) -> Result<u64> {
-    /// So many bytes of each tensor are read.
+    /// Bytes of each tensor in the hash.
     const BYTES: u64 = 256;
     let mut hash = Fingerprint::default();
     let file = model.file();
@@ -119,7 +118,7 @@ pub fn fingerprint(model: &Model) -> Result<u64> {
         for n in &tensor.shape {
             hash.add(&n.to_le_bytes());
         }
-        // What is packed would be unpacked, all of it.
+        // Reading part of a packed tensor would unpack all of it.
         if !file.is_packed(tensor) {
             hash.add(&file.data_range(tensor, 0..tensor.bytes.min(BYTES))?);
         }
@@ -127,46 +126,51 @@ pub fn fingerprint(model: &Model) -> Result<u64> {
     Ok(hash.0)
 }
 
-/// Chunks at the beginning of `text` that a matrix has read with `model`, so that reading can go on after them.
-/// An error where it was made of another text, by another model, or in other chunks.
-pub fn chunks_read(known: &Importance, model: &Model, text: &Text, n_ctx: usize) -> Result<usize> {
+/// Number of chunks of `text` that a matrix already contains, for `--resume`. Returns an error if the matrix
+/// was collected from another text, with another model or another chunk size.
+pub fn resume_position(
+    known: &Importance,
+    model: &Model,
+    text: &Text,
+    n_ctx: usize,
+) -> Result<usize> {
     let name = text.name();
     let refuse = |problem: String| Error::Importance {
         file: known.file.clone(),
-        problem: format!("--resume cannot go on from it: {problem}"),
+        problem: format!("cannot resume: {problem}"),
     };
-    // Files of other programs do not say how much of which text they have read, unless there is only one.
-    let (read, chunks, chunk_size) = match &known.reading {
-        Some(reading) => (reading.text.clone(), reading.chunks, reading.chunk_size),
+    // Files of llama.cpp have no position, only totals.
+    let (text_name, chunks, chunk_size) = match &known.position {
+        Some(position) => (position.text.clone(), position.chunks, position.chunk_size),
         None => (known.datasets.join(", "), known.chunks, known.chunk_size),
     };
-    if Path::new(&read).file_name() != Path::new(&name).file_name() {
+    if Path::new(&text_name).file_name() != Path::new(&name).file_name() {
         return Err(refuse(format!(
-            "it is of the text {read:?}, not of {name:?}"
+            "it was collected from the text {text_name:?}, not {name:?}"
         )));
     }
     if chunk_size as usize != n_ctx {
-        let problem = format!("its chunks are of {chunk_size} tokens, not of {n_ctx} (-c)");
+        let problem = format!("it has chunks of {chunk_size} tokens, not {n_ctx} (-c)");
         return Err(refuse(problem));
     }
-    let reading = known.reading.as_ref();
-    if reading.is_some_and(|reading| reading.fingerprint != text.fingerprint()) {
+    let position = known.position.as_ref();
+    if position.is_some_and(|position| position.fingerprint != text.fingerprint()) {
         let problem = format!("{} has changed since", text.file.display());
         return Err(refuse(problem));
     }
-    if let Some(begun) = reading.and_then(|reading| reading.model)
+    if let Some(begun) = position.and_then(|position| position.model)
         && begun != fingerprint(model)?
     {
         let model = model.file().path().display();
         return Err(refuse(format!(
-            "it was begun with another model than {model}"
+            "it was collected with another model than {model}"
         )));
     }
     Ok(chunks as usize)
 }
 
-/// Reads `text` with a model and adds up what its matrices see. `each` hears of every chunk, with
-/// what there is so far where it asks for it.
+/// Runs a model over `text` and sums the inputs of its matrices. `each` is called after every chunk with the
+/// chunks done, their total number, and a function that returns the matrix so far.
 pub fn collect(
     model: &Model,
     text: &Text,
@@ -177,7 +181,7 @@ pub fn collect(
         return Err(Error::Unfit {
             file: model.file().path().to_path_buf(),
             problem: format!(
-                "{} is an encoder-decoder: what its matrices see of a text alone is not what they see in use",
+                "{} is an encoder-decoder model; importance matrices of these are not supported",
                 model.arch().name
             ),
         });
@@ -189,8 +193,8 @@ pub fn collect(
     let collector = Collector::new(model, options.output);
     let cpu = Cpu::default();
     let (settings, mut observer) = (&options.settings, collector.observer());
-    if options.one_by_one {
-        observer = one_by_one(model, observer)?;
+    if options.release_weights {
+        observer = release_weights(model, observer)?;
     }
     let mut evaluator = Evaluator::observed(model, &cpu, settings, options.n_ctx, observer)?;
     let (model_fingerprint, fingerprint) = (fingerprint(model)?, text.fingerprint());
@@ -200,7 +204,7 @@ pub fn collect(
             datasets: vec![text.name()],
             chunks: done as u32,
             chunk_size: options.n_ctx as u32,
-            reading: Some(Reading {
+            position: Some(TextPosition {
                 text: text.name(),
                 fingerprint,
                 chunks: (options.skip + done) as u32,
@@ -209,12 +213,16 @@ pub fn collect(
             }),
             file: PathBuf::new(),
         };
-        // What is not a number would be refused by whoever reads it.
-        let odd = |entry: &Entry| entry.sums.iter().any(|sum| !sum.is_finite());
-        match importance.entries.iter().find(|(_, entry)| odd(entry)) {
+        // Loading would reject a matrix with non-finite sums.
+        let not_finite = |entry: &Entry| entry.sums.iter().any(|sum| !sum.is_finite());
+        match importance
+            .entries
+            .iter()
+            .find(|(_, entry)| not_finite(entry))
+        {
             Some((name, _)) => Err(Error::Unfit {
                 file: model.file().path().to_path_buf(),
-                problem: format!("the inputs of `{name}` are not numbers"),
+                problem: format!("inputs of `{name}` are NaN or infinite"),
             }),
             None => Ok(importance),
         }
@@ -222,14 +230,14 @@ pub fn collect(
     let todo = chunks.n_chunks.saturating_sub(options.skip);
     for (done, (input, _)) in chunks.iter().skip(options.skip).enumerate() {
         if options.output {
-            evaluator.each_logits(&input, 0, |_, _| Ok(()))?;
+            evaluator.for_each_logits(&input, 0, |_, _| Ok(()))?;
         } else {
             evaluator.fill(&input)?;
         }
         if done == 0 && collector.is_empty() {
             return Err(Error::Unfit {
                 file: model.file().path().to_path_buf(),
-                problem: "none of its matrices is known to be of a layer (`blk.…` in GGUF)".into(),
+                problem: "no matrix of a layer (`blk.…` in GGUF) was found".into(),
             });
         }
         each(done + 1, todo, &|| result(done + 1))?;
@@ -237,12 +245,12 @@ pub fn collect(
     result(todo)
 }
 
-/// Shows `observer` everything, and gives back the memory of mapped weights once others are in turn.
-fn one_by_one(model: &Model, observer: Observer) -> Result<Observer> {
+/// Wraps `observer` and releases the memory of mapped weights when the next weights are used.
+fn release_weights(model: &Model, observer: Observer) -> Result<Observer> {
     let file = model.file();
     let mut mapped: HashMap<String, TensorBytes> = HashMap::new();
     for tensor in file.tensors() {
-        // What is packed would be unpacked.
+        // Reading a packed tensor would unpack it.
         if !file.is_packed(tensor) {
             let bytes = file.data(tensor)?;
             if bytes.is_mapped() {
@@ -250,42 +258,42 @@ fn one_by_one(model: &Model, observer: Observer) -> Result<Observer> {
             }
         }
     }
-    let in_turn: Mutex<Vec<TensorBytes>> = Mutex::default();
+    let in_use: Mutex<Vec<TensorBytes>> = Mutex::default();
     Ok(Observer::new(move |observation| {
         let next = observation.weights.iter();
         let next = next.filter_map(|name| mapped.get(*name)).cloned().collect();
-        // Any list of weights does: at worst they stay where they are.
-        let mut in_turn = in_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        for done in std::mem::replace(&mut *in_turn, next) {
+        // A list left by a panic is valid too: at worst its weights stay in memory.
+        let mut in_use = in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        for done in std::mem::replace(&mut *in_use, next) {
             done.release(0..done.len());
         }
-        observer.look(observation);
+        observer.observe(observation);
     }))
 }
 
-/// What the weights of a model are called in a GGUF file of it, which importance is kept by.
-struct Names {
-    /// The tensors that are made of a weight, by the weight's own name.
-    tensors: HashMap<String, Vec<Made>>,
+/// Mapping from a model's weights to GGUF tensors, by whose names entries are stored.
+struct TensorNames {
+    /// The GGUF tensors tensor from each weight.
+    tensors: HashMap<String, Vec<GgufTensor>>,
 }
 
 /// A tensor of a GGUF file.
-struct Made {
+struct GgufTensor {
     name: String,
-    /// Its inputs, of all matrices of a stack.
+    /// Number of inputs of all matrices.
     inputs: u64,
-    /// Whether it is a stack: of experts, or of heads, whose inputs are seen side by side.
+    /// True for stacked matrices: of experts, or of heads, whose inputs are observed together.
     is_stack: bool,
-    /// Where each of them is among those of the weight, if they are in another order.
+    /// Permutation of the weight's inputs, if the order differs.
     columns: Option<Vec<usize>>,
 }
 
-impl Names {
-    fn of(model: &Model) -> Names {
+impl TensorNames {
+    fn of(model: &Model) -> TensorNames {
         let file = model.file();
-        let mut tensors: HashMap<String, Vec<Made>> = HashMap::new();
+        let mut tensors: HashMap<String, Vec<GgufTensor>> = HashMap::new();
         let matrices = |shape: &[u64]| -> u64 { shape.iter().skip(2).product() };
-        let made = |name: &str, shape: &[u64], columns: Option<&Vec<usize>>| Made {
+        let gguf_tensor = |name: &str, shape: &[u64], columns: Option<&Vec<usize>>| GgufTensor {
             name: name.to_owned(),
             inputs: shape.first().unwrap_or(&1).saturating_mul(matrices(shape)),
             is_stack: matrices(shape) > 1,
@@ -293,53 +301,53 @@ impl Names {
         };
         if matches!(file.format(), Format::Gguf { .. }) {
             for tensor in tensors_of(file) {
-                let made = made(&tensor.name, &tensor.shape, None);
-                tensors.insert(tensor.name, vec![made]);
+                let named = gguf_tensor(&tensor.name, &tensor.shape, None);
+                tensors.insert(tensor.name, vec![named]);
             }
-            return Names { tensors };
+            return TensorNames { tensors };
         }
         for tensor in gguf_origins(file, model.arch(), model.hparams()) {
             for part in &tensor.parts {
-                let made = made(&tensor.name, &tensor.shape, tensor.columns.as_ref());
-                // Nibbles are half of a weight, which is called without this.
+                let named = gguf_tensor(&tensor.name, &tensor.shape, tensor.columns.as_ref());
+                // MXFP4 weights are stored as `_blocks` and `_scales`; observations have the plain name.
                 let weight = part.name.trim_end_matches("_blocks").to_owned();
-                tensors.entry(weight).or_default().push(made);
+                tensors.entry(weight).or_default().push(named);
             }
         }
-        Names { tensors }
+        TensorNames { tensors }
     }
 
-    /// The tensors that an observation shows the inputs of. MLA multiplies with part of a matrix the other way
-    /// round too, which are not the inputs of its columns.
-    fn seen(&self, observation: &Observation<'_>) -> impl Iterator<Item = &Made> {
+    /// The tensors whose inputs an observation contains. MLA also multiplies by the transpose of part of a
+    /// matrix; those inputs have another width and are skipped.
+    fn observed(&self, observation: &Observation<'_>) -> impl Iterator<Item = &GgufTensor> {
         let width = observation.width.checked_mul(observation.n_experts);
         let weights = observation.weights.iter();
         let tensors = weights.filter_map(|weight| self.tensors.get(*weight));
-        let fits = move |made: &&Made| width.is_some_and(|n| n as u64 == made.inputs);
+        let fits = move |tensor: &&GgufTensor| width.is_some_and(|n| n as u64 == tensor.inputs);
         tensors.flatten().filter(fits)
     }
 }
 
-/// Whether a tensor belongs to a layer, of an encoder (`enc.blk.0.…`) too.
+/// True if a tensor belongs to a layer, including those of encoders (`enc.blk.0.…`).
 fn is_of_layer(name: &str) -> bool {
     name.starts_with("blk.") || name.contains(".blk.")
 }
 
-/// Rows with their elements in another order.
+/// Permutes the elements of each row.
 fn reordered(rows: &[f32], columns: &[usize]) -> Vec<f32> {
     let rows = rows.chunks_exact(columns.len().max(1));
     rows.flat_map(|row| columns.iter().map(|&from| row[from]))
         .collect()
 }
 
-fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, tensors: &[&Made]) {
+fn add(totals: &mut HashMap<String, Sums>, observation: &Observation<'_>, tensors: &[&GgufTensor]) {
     if tensors.is_empty() {
         return;
     }
     let mut squares = vec![0.0f32; observation.width];
     let mut sums = vec![0.0f64; observation.width];
     let n = observation.rows.len() / observation.width.max(1);
-    // Singles add up a few rows at a time, doubles those.
+    // f32 sums over a few rows, f64 sums over those.
     for rows in observation.rows.chunks(observation.width * 32) {
         squares.fill(0.0);
         for row in rows.chunks_exact(observation.width) {
@@ -351,14 +359,14 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, tensors:
             *sum += f64::from(*square);
         }
     }
-    // Each matrix of a stack would need its own sketch; matrices that share inputs share it.
-    let sketched = tensors.iter().position(|made| !made.is_stack);
-    for (i, made) in tensors.iter().enumerate() {
+    // Stacked matrices would need a sketch each; matrices with the same inputs share one.
+    let sketched = tensors.iter().position(|tensor| !tensor.is_stack);
+    for (i, tensor) in tensors.iter().enumerate() {
         let width = observation.width;
-        if !seen.contains_key(&made.name) {
-            seen.insert(made.name.clone(), Seen::default());
+        if !totals.contains_key(&tensor.name) {
+            totals.insert(tensor.name.clone(), Sums::default());
         }
-        let Some(entry) = seen.get_mut(&made.name) else {
+        let Some(entry) = totals.get_mut(&tensor.name) else {
             continue;
         };
         entry.sums.resize(width * observation.n_experts, 0.0);
@@ -370,7 +378,7 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, tensors:
         entry.counts[observation.expert] += n as u64;
         if Some(i) == sketched {
             let sketch = entry.sketch.get_or_insert_with(|| Sketch::new(width));
-            sketch.see(observation.rows);
+            sketch.update(observation.rows);
         }
     }
 }
@@ -379,20 +387,20 @@ fn add(seen: &mut HashMap<String, Seen>, observation: &Observation<'_>, tensors:
 mod tests {
     use super::*;
 
-    /// Of a matrix that is multiplied with both ways, only the inputs of its columns count.
+    /// Only inputs of a matrix's columns count, not those of its transpose.
     #[test]
-    fn rows_are_no_inputs() {
+    fn inputs_of_the_transpose_are_skipped() {
         let name = "blk.0.attn_kv_b.weight";
-        let made = Made {
+        let tensor = GgufTensor {
             name: name.to_owned(),
             inputs: 2,
             is_stack: false,
             columns: None,
         };
-        let names = Names {
-            tensors: HashMap::from([(name.to_owned(), vec![made])]),
+        let names = TensorNames {
+            tensors: HashMap::from([(name.to_owned(), vec![tensor])]),
         };
-        let mut seen = HashMap::new();
+        let mut sums = HashMap::new();
         let mut look = |rows: &[f32]| {
             let observation = Observation {
                 weights: &[name],
@@ -401,13 +409,13 @@ mod tests {
                 rows,
                 width: rows.len(),
             };
-            let tensors: Vec<&Made> = names.seen(&observation).collect();
-            add(&mut seen, &observation, &tensors);
+            let tensors: Vec<&GgufTensor> = names.observed(&observation).collect();
+            add(&mut sums, &observation, &tensors);
         };
         look(&[1.0, 2.0]);
         look(&[5.0, 6.0, 7.0]);
         look(&[3.0, 1.0]);
-        let entry = &seen[name];
+        let entry = &sums[name];
         assert_eq!(
             (&entry.sums[..], &entry.counts[..]),
             (&[10.0, 5.0][..], &[2][..])

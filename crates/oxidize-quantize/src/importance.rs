@@ -1,5 +1,6 @@
-//! [`Importance`]: how strongly the inputs of each matrix are driven, from a text that a model has
-//! read. Read from llama.cpp's GGUF and from its older `.dat` files; written as the former.
+//! [`Importance`]: the importance matrix, mean squares of the inputs of each matrix on a calibration text.
+//!
+//! Reads the GGUF and the older `.dat` format of llama.cpp's `llama-imatrix`; writes GGUF.
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
@@ -9,87 +10,87 @@ use std::path::{Path, PathBuf};
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::{ArrayBuf, MAGIC, Metadata, Value, WriteError, Writer};
 use oxidize_core::io::save_atomically;
-use oxidize_kernels::quant::{Correlation, DIRECTIONS, TensorType};
+use oxidize_kernels::quant::{RANK, SecondMoment, TensorType};
 
 use crate::error::{Error, Result};
-use crate::output::name_file;
+use crate::output::with_path;
 use crate::sketch::Sketch;
 use crate::tensor::Tensor;
 
-/// An importance matrix: for each matrix of a model, the sums of its inputs' squares.
+/// An importance matrix: sums of squared inputs of each matrix of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Importance {
-    /// By the tensor's name, such as `blk.0.ffn_down.weight`.
+    /// Entries by tensor name, such as `blk.0.ffn_down.weight`.
     pub entries: BTreeMap<String, Entry>,
-    /// The texts it was made from.
+    /// Names of the calibration texts.
     pub datasets: Vec<String>,
-    /// Chunks of text that were read, and the tokens of one.
+    /// Number of chunks processed.
     pub chunks: u32,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk_size: u32,
-    /// How far the text that was read last was read.
-    pub reading: Option<Reading>,
-    /// The file it was read from.
+    /// Position in the last text, for resuming.
+    pub position: Option<TextPosition>,
+    /// Path of the file that the matrix was loaded from.
     pub file: PathBuf,
 }
 
-/// How far a text was read. Chunks of other texts, which were added, do not count.
+/// Position in a calibration text. Chunks of merged matrices do not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
-    /// What the text is called.
+pub struct TextPosition {
+    /// Name of the text.
     pub text: String,
-    /// Its [fingerprint](crate::text::Text::fingerprint).
+    /// [Fingerprint](crate::text::Text::fingerprint) of the text.
     pub fingerprint: u64,
-    /// Chunks that were read, from the beginning.
+    /// Chunks processed from the start of the text.
     pub chunks: u32,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk_size: u32,
-    /// The [fingerprint](crate::imatrix::fingerprint) of the model; none in files of earlier versions.
+    /// [Fingerprint](crate::imatrix::fingerprint) of the model; `None` in files of earlier versions.
     pub model: Option<u64>,
 }
 
-impl Reading {
+impl TextPosition {
     const TEXT: &str = "oxidize.imatrix.text";
     const FINGERPRINT: &str = "oxidize.imatrix.text_fingerprint";
     const CHUNKS: &str = "oxidize.imatrix.text_chunks";
     const CHUNK_SIZE: &str = "oxidize.imatrix.text_chunk_size";
     const MODEL: &str = "oxidize.imatrix.model_fingerprint";
 
-    fn of(metadata: &Metadata) -> Option<Reading> {
+    fn of(metadata: &Metadata) -> Option<TextPosition> {
         let number = |key| u32::try_from(metadata.u64(key)?).ok();
-        Some(Reading {
-            text: metadata.str(Reading::TEXT)?.to_owned(),
-            fingerprint: metadata.u64(Reading::FINGERPRINT)?,
-            chunks: number(Reading::CHUNKS)?,
-            chunk_size: number(Reading::CHUNK_SIZE)?,
-            model: metadata.u64(Reading::MODEL),
+        Some(TextPosition {
+            text: metadata.str(TextPosition::TEXT)?.to_owned(),
+            fingerprint: metadata.u64(TextPosition::FINGERPRINT)?,
+            chunks: number(TextPosition::CHUNKS)?,
+            chunk_size: number(TextPosition::CHUNK_SIZE)?,
+            model: metadata.u64(TextPosition::MODEL),
         })
     }
 }
 
-/// The inputs of a matrix, or of each matrix of a stack of experts.
+/// Input statistics of a matrix, or of each matrix of stacked experts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Entry {
-    /// Sums of squares, one for each column of each matrix.
+    /// Sum of squares of each column of each matrix.
     pub sums: Vec<f32>,
-    /// Inputs that were added up, for each matrix.
+    /// Number of summed inputs of each matrix.
     pub counts: Vec<f32>,
-    /// How they vary together, where that is known, perhaps of fewer inputs. Of the matrices that share
-    /// theirs, only one has it.
+    /// Sketch of the second moment, possibly over fewer inputs. Among matrices with the same inputs, only one
+    /// has it.
     pub sketch: Option<Sketch>,
 }
 
-/// What is known of the inputs of a tensor that is to be quantised.
+/// Input statistics of a tensor to quantize.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// The mean square of each input, of each matrix of a stack.
+    /// Mean square of each input of each matrix.
     pub squares: Vec<f32>,
-    /// How they vary together; never for a stack.
-    pub correlation: Option<Correlation>,
+    /// Second moment of the inputs; `None` for stacked matrices.
+    pub second_moment: Option<SecondMoment>,
 }
 
 impl Entry {
-    /// The mean square of each input; for an expert that no token chose, zeros.
+    /// Mean square of each input; zeros for an expert that no token was routed to.
     pub fn means(&self) -> Vec<f32> {
         let columns = (self.sums.len() / self.counts.len().max(1)).max(1);
         let of_matrix = self.sums.chunks(columns).zip(&self.counts);
@@ -101,14 +102,14 @@ impl Entry {
             .collect()
     }
 
-    /// How many inputs the sketch is of, where these are not those that were added up.
-    fn sketched(&self) -> Option<f32> {
+    /// Number of inputs of the sketch, if it differs from the number of summed inputs.
+    fn sketch_count(&self) -> Option<f32> {
         let count = self.sketch.as_ref()?.count as f32;
         (self.counts != [count]).then_some(count)
     }
 
-    /// Takes over what another run has seen of matrices of a stack that this one has seen nothing of.
-    fn learn_experts(&mut self, other: &Entry) {
+    /// Copies the statistics of experts that have no inputs here.
+    fn fill_experts(&mut self, other: &Entry) {
         if self.counts.len() != other.counts.len() {
             return;
         }
@@ -123,7 +124,7 @@ impl Entry {
         }
     }
 
-    /// Adds what another run has seen; `None` if it is of another shape.
+    /// Adds the statistics of another run; `None` if the shapes differ.
     #[must_use]
     pub fn add(&mut self, other: &Entry) -> Option<()> {
         if (self.sums.len(), self.counts.len()) != (other.sums.len(), other.counts.len()) {
@@ -143,33 +144,33 @@ impl Entry {
         Some(())
     }
 
-    /// What is wrong with it, if something is.
+    /// Describes why the entry is invalid, if it is.
     fn problem(&self) -> Option<String> {
-        let odd = |x: &f32| !x.is_finite() || *x < 0.0;
-        if self.sums.iter().chain(&self.counts).any(odd) {
-            return Some("has an element that is no importance".into());
+        let is_invalid = |x: &f32| !x.is_finite() || *x < 0.0;
+        if self.sums.iter().chain(&self.counts).any(is_invalid) {
+            return Some("has a negative or non-finite element".into());
         }
-        // Sums by a count of next to nothing would outweigh everything else.
+        // Division by a count near zero would outweigh everything else.
         if let Some(count) = self.counts.iter().find(|n| 0.0 < **n && **n < 1.0) {
             return Some(format!(
                 "has a count of {count:e} inputs, which is neither 0 nor at least 1"
             ));
         }
-        // Errors are weighed by these numbers and added up.
+        // Weighted errors are summed, so the total must be finite.
         let total: f32 = self.means().iter().sum();
-        (!total.is_finite()).then(|| "has more importance than can be added up".into())
+        (!total.is_finite()).then(|| "has sums that overflow".into())
     }
 }
 
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
-/// A tensor that other programs pass over: its columns are those of the matrix.
+/// Sketch tensor, which other programs ignore; one row per column of the matrix.
 const SKETCH: &str = ".in_sketch";
-/// How many inputs a sketch is of, where they are not as many as were added up.
-const SKETCHED: &str = ".in_sketch_count";
+/// Number of inputs of a sketch, if it differs from the number of summed inputs.
+const SKETCH_COUNT: &str = ".in_sketch_count";
 
 impl Importance {
-    /// Reads a file of either kind.
+    /// Loads a GGUF or `.dat` file.
     pub fn load(path: &Path) -> Result<Importance> {
         let mut head = [0; 4];
         let mut open = || -> std::io::Result<()> {
@@ -177,8 +178,8 @@ impl Importance {
         };
         match open() {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let problem = "the file ends within 4 bytes: this is no importance matrix";
-                return Err(broken(path, problem));
+                let problem = "not an importance matrix: the file has fewer than 4 bytes";
+                return Err(invalid(path, problem));
             }
             read => read.map_err(oxidize_core::Error::io(path))?,
         }
@@ -186,15 +187,15 @@ impl Importance {
             Importance::load_gguf(path)?
         } else {
             let bytes = std::fs::read(path).map_err(oxidize_core::Error::io(path))?;
-            parse_dat(&bytes).map_err(|problem| broken(path, problem))?
+            parse_dat(&bytes).map_err(|problem| invalid(path, problem))?
         };
         importance.file = path.to_path_buf();
         if importance.entries.is_empty() {
-            return Err(broken(path, "no entries: this is no importance matrix"));
+            return Err(invalid(path, "not an importance matrix: no entries"));
         }
         for (name, entry) in &importance.entries {
             if let Some(problem) = entry.problem() {
-                return Err(broken(path, format!("the entry of `{name}` {problem}")));
+                return Err(invalid(path, format!("entry `{name}` {problem}")));
             }
         }
         Ok(importance)
@@ -229,15 +230,18 @@ impl Importance {
             let counts = counts
                 .filter(|counts| !counts.is_empty() && sums.len().is_multiple_of(counts.len()));
             let counts =
-                counts.ok_or_else(|| broken(path, format!("`{name}` has no counts that fit")))?;
+                counts.ok_or_else(|| invalid(path, format!("`{name}` has no matching counts")))?;
             let sketch = match floats(&format!("{name}{SKETCH}"))? {
                 Some(sketch) => {
-                    let (columns, rest) = sketch.as_chunks::<DIRECTIONS>();
-                    let count = floats(&format!("{name}{SKETCHED}"))?;
+                    let (columns, rest) = sketch.as_chunks::<RANK>();
+                    let count = floats(&format!("{name}{SKETCH_COUNT}"))?;
                     let count = *count.as_ref().unwrap_or(&counts).first().unwrap_or(&0.0);
                     let fits = rest.is_empty() && columns.len() == sums.len() && count >= 0.0;
                     if !fits || sketch.iter().chain([&count]).any(|x| !x.is_finite()) {
-                        return Err(broken(path, format!("`{name}{SKETCH}` does not fit")));
+                        return Err(invalid(
+                            path,
+                            format!("`{name}{SKETCH}` has an invalid shape or value"),
+                        ));
                     }
                     Some(Sketch {
                         sums: columns.to_vec(),
@@ -258,12 +262,12 @@ impl Importance {
             datasets: datasets.unwrap_or_default(),
             chunks: number("imatrix.chunk_count"),
             chunk_size: number("imatrix.chunk_size"),
-            reading: Reading::of(metadata),
+            position: TextPosition::of(metadata),
             file: PathBuf::new(),
         })
     }
 
-    /// Writes it as llama.cpp does.
+    /// Writes the GGUF format of llama.cpp.
     pub fn save(&self, path: &Path) -> Result<()> {
         let mut writer = Writer::new();
         let datasets = ArrayBuf::strings(&self.datasets);
@@ -271,13 +275,13 @@ impl Importance {
         writer.key("imatrix.datasets", &Value::Array(datasets.as_array()))?;
         writer.key("imatrix.chunk_count", &Value::U32(self.chunks))?;
         writer.key("imatrix.chunk_size", &Value::U32(self.chunk_size))?;
-        if let Some(reading) = &self.reading {
-            writer.key(Reading::TEXT, &Value::Str(&reading.text))?;
-            writer.key(Reading::FINGERPRINT, &Value::U64(reading.fingerprint))?;
-            writer.key(Reading::CHUNKS, &Value::U32(reading.chunks))?;
-            writer.key(Reading::CHUNK_SIZE, &Value::U32(reading.chunk_size))?;
-            if let Some(model) = reading.model {
-                writer.key(Reading::MODEL, &Value::U64(model))?;
+        if let Some(position) = &self.position {
+            writer.key(TextPosition::TEXT, &Value::Str(&position.text))?;
+            writer.key(TextPosition::FINGERPRINT, &Value::U64(position.fingerprint))?;
+            writer.key(TextPosition::CHUNKS, &Value::U32(position.chunks))?;
+            writer.key(TextPosition::CHUNK_SIZE, &Value::U32(position.chunk_size))?;
+            if let Some(model) = position.model {
+                writer.key(TextPosition::MODEL, &Value::U64(model))?;
             }
         }
         for (name, entry) in &self.entries {
@@ -287,11 +291,11 @@ impl Importance {
             writer.tensor(&format!("{name}{SUMS}"), ty, &[columns, matrices])?;
             writer.tensor(&format!("{name}{COUNTS}"), ty, &[1, matrices])?;
             if entry.sketch.is_some() {
-                let shape = [DIRECTIONS as u64, columns];
+                let shape = [RANK as u64, columns];
                 writer.tensor(&format!("{name}{SKETCH}"), ty, &shape)?;
             }
-            if entry.sketched().is_some() {
-                writer.tensor(&format!("{name}{SKETCHED}"), ty, &[1])?;
+            if entry.sketch_count().is_some() {
+                writer.tensor(&format!("{name}{SKETCH_COUNT}"), ty, &[1])?;
             }
         }
         save_atomically(path, |out| {
@@ -299,21 +303,21 @@ impl Importance {
                 let name = &tensor.name;
                 let of = |ending: &str| self.entries.get(name.strip_suffix(ending)?);
                 let sketch = of(SKETCH).and_then(|entry| entry.sketch.as_ref());
-                let sketched = of(SKETCHED).and_then(Entry::sketched);
+                let sketch_count = of(SKETCH_COUNT).and_then(Entry::sketch_count);
                 let floats: &[f32] = match (of(SUMS), of(COUNTS), sketch) {
                     (Some(entry), ..) => &entry.sums,
                     (_, Some(entry), _) => &entry.counts,
                     (.., Some(sketch)) => sketch.sums.as_flattened(),
-                    (None, None, None) => sketched.as_slice(),
+                    (None, None, None) => sketch_count.as_slice(),
                 };
                 out.write_all(bytemuck::cast_slice(floats))
                     .map_err(|error| Error::from(WriteError::Io(error)))
             })
         })
-        .map_err(|error| name_file(error, path))
+        .map_err(|error| with_path(error, path))
     }
 
-    /// Adds what another one has seen, of the same model. How far a text was read stays as it is.
+    /// Adds the statistics of another matrix of the same model. The position in the text is unchanged.
     pub fn merge(&mut self, other: &Importance) -> Result<()> {
         for (name, entry) in &other.entries {
             match self.entries.get_mut(name) {
@@ -328,8 +332,8 @@ impl Importance {
                         ),
                     })?;
                     if let Some(problem) = ours.problem() {
-                        let problem = format!("the entry of `{name}`, added up, {problem}");
-                        return Err(broken(&other.file, problem));
+                        let problem = format!("the merged entry `{name}` {problem}");
+                        return Err(invalid(&other.file, problem));
                     }
                 }
                 None => {
@@ -347,9 +351,9 @@ impl Importance {
         Ok(())
     }
 
-    /// Learns from another one what it does not know: how inputs vary together, and matrices that it has not
-    /// seen. How strongly inputs are driven stays as it is.
-    pub fn learn(&mut self, other: &Importance) -> Result<()> {
+    /// Adds sketches, tensors and experts that are missing here from another matrix. Existing sums are
+    /// unchanged.
+    pub fn fill_missing(&mut self, other: &Importance) -> Result<()> {
         for (name, entry) in &other.entries {
             let ours = self.entries.entry(name.clone());
             let ours = ours.or_insert_with(|| entry.clone());
@@ -365,9 +369,9 @@ impl Importance {
             if ours.sketch.is_none() {
                 ours.sketch.clone_from(&entry.sketch);
             }
-            ours.learn_experts(entry);
+            ours.fill_experts(entry);
         }
-        // What shares its inputs there may have sums of its own here.
+        // Tensors that share their inputs in `other` may have different sums here; these need the sketch too.
         for (name, theirs) in &other.entries {
             let known = |entry: &Entry| self.sketch_of(entry).is_some();
             if self.entries.get(name).is_some_and(known) {
@@ -386,7 +390,7 @@ impl Importance {
         Ok(())
     }
 
-    /// What it knows of a tensor's inputs; `None` where it has not seen them.
+    /// Returns the input statistics of a tensor; `None` if there is no entry.
     pub fn of(&self, tensor: &Tensor<'_>) -> Result<Option<Inputs>> {
         let Some(entry) = self.entries.get(&tensor.name) else {
             return Ok(None);
@@ -403,21 +407,21 @@ impl Importance {
             });
         }
         let squares = entry.means();
-        // Of a stack, each matrix would need its own.
+        // Stacked matrices would need a sketch each.
         let sketch = self.sketch_of(entry).filter(|_| tensor.matrices() == 1);
-        let correlation = sketch.and_then(|sketch| sketch.correlation(&squares));
+        let second_moment = sketch.and_then(|sketch| sketch.second_moment(&squares));
         Ok(Some(Inputs {
             squares,
-            correlation,
+            second_moment,
         }))
     }
 
-    /// Whether it says how inputs vary together, of any matrix.
+    /// True if any entry has a second-moment sketch.
     pub fn has_sketches(&self) -> bool {
         self.entries.values().any(|entry| entry.sketch.is_some())
     }
 
-    /// How the inputs of an entry vary together: inputs with the same sums are the same inputs.
+    /// The sketch of an entry, or of another entry with the same sums, which has the same inputs.
     fn sketch_of<'a>(&'a self, entry: &'a Entry) -> Option<&'a Sketch> {
         let own = entry.sketch.as_ref();
         own.or_else(|| {
@@ -427,8 +431,8 @@ impl Importance {
         })
     }
 
-    /// Refuses a matrix with an entry that is of no tensor of a model, which more of that model is to be
-    /// added to.
+    /// Returns an error if an entry matches no tensor of the model. Required before more inputs of the model
+    /// are added.
     pub fn check_all(&self, model: &Path, tensors: &[Tensor<'_>]) -> Result<()> {
         let known = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor));
         let known: BTreeMap<&str, &Tensor<'_>> = known.collect();
@@ -441,7 +445,7 @@ impl Importance {
                     "`{name}` has {} inputs here, {inputs} in {model}",
                     entry.sums.len()
                 ),
-                None => format!("it knows a tensor `{name}`, which {model} does not have"),
+                None => format!("it has a tensor `{name}`, which {model} does not have"),
             };
             let file = self.file.clone();
             return Err(Error::OtherModel { file, problem });
@@ -449,7 +453,7 @@ impl Importance {
         Ok(())
     }
 
-    /// Refuses a matrix that knows none of the tensors of a model.
+    /// Returns an error if no tensor of the model has an entry.
     pub fn check(&self, tensors: &[Tensor<'_>]) -> Result<()> {
         let known = |tensor: &Tensor<'_>| self.entries.contains_key(&tensor.name);
         if tensors.iter().any(known) {
@@ -458,24 +462,24 @@ impl Importance {
         let first = self.entries.keys().next().cloned().unwrap_or_default();
         Err(Error::OtherModel {
             file: self.file.clone(),
-            problem: format!("it knows tensors such as `{first}`, which the model does not have"),
+            problem: format!("it has tensors such as `{first}`, which the model does not have"),
         })
     }
 }
 
-fn broken(path: &Path, problem: impl Into<String>) -> Error {
+fn invalid(path: &Path, problem: impl Into<String>) -> Error {
     Error::Importance {
         file: path.to_path_buf(),
         problem: problem.into(),
     }
 }
 
-/// The older format: a number of entries, each with a name, a count and the scaled sums.
+/// Parses the older format: a number of entries, each with a name, a call count and scaled sums.
 fn parse_dat(bytes: &[u8]) -> Result<Importance, String> {
-    /// More entries than any model has tensors, and more columns than any matrix.
-    const MOST: usize = 1 << 20;
+    /// Upper bound of entries and of columns.
+    const MAX_COUNT: usize = 1 << 20;
     let mut reader = Dat { bytes, at: 0 };
-    let n_entries = reader.count(MOST)?;
+    let n_entries = reader.count(MAX_COUNT)?;
     let mut importance = Importance::default();
     for _ in 0..n_entries {
         let len = reader.count(4096)?;
@@ -484,7 +488,7 @@ fn parse_dat(bytes: &[u8]) -> Result<Importance, String> {
         let n = reader.count(1 << 28)?;
         let values = reader.take(n.checked_mul(4).ok_or("too many values")?)?;
         let values = values.as_chunks::<4>().0.iter();
-        // What is stored is the mean times the number of calls.
+        // The file stores the mean times the number of calls.
         let sums = values.map(|value| f32::from_le_bytes(*value)).collect();
         let entry = Entry {
             sums,
@@ -493,10 +497,10 @@ fn parse_dat(bytes: &[u8]) -> Result<Importance, String> {
         };
         importance.entries.insert(name, entry);
     }
-    // Newer files of this kind also say how much was read, and of what.
+    // Newer files end with the number of chunks and the dataset.
     if let Ok(chunks) = reader.count(i32::MAX as usize) {
         importance.chunks = chunks as u32;
-        let dataset = reader.count(MOST).and_then(|len| reader.take(len));
+        let dataset = reader.count(MAX_COUNT).and_then(|len| reader.take(len));
         importance
             .datasets
             .extend(dataset.map(|name| String::from_utf8_lossy(name).into_owned()));
@@ -524,7 +528,7 @@ impl<'a> Dat<'a> {
         let count = usize::try_from(i32::from_le_bytes(bytes)).ok();
         count
             .filter(|count| *count <= most)
-            .ok_or_else(|| format!("byte {at}: not a count: this is no importance matrix"))
+            .ok_or_else(|| format!("not an importance matrix: invalid count at byte {at}"))
     }
 }
 
@@ -550,7 +554,7 @@ mod tests {
             datasets: vec!["a.txt".into()],
             chunks: 3,
             chunk_size: 512,
-            reading: Some(Reading {
+            position: Some(TextPosition {
                 text: "a.txt".into(),
                 fingerprint: u64::MAX,
                 chunks: 2,
@@ -562,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_back_as_it_was() {
+    fn save_and_load_round_trip() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.gguf");
         let mut saved = sample();
@@ -575,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_format_is_read() {
+    fn dat_format_is_parsed() {
         let mut bytes = Vec::new();
         let int = |n: i32, bytes: &mut Vec<u8>| bytes.extend(n.to_le_bytes());
         int(1, &mut bytes);
@@ -598,10 +602,10 @@ mod tests {
     }
 
     #[test]
-    fn matrices_that_share_inputs_share_a_sketch() {
+    fn tensors_with_equal_sums_share_a_sketch() {
         let mut importance = sample();
         let mut sketch = Sketch::new(2);
-        sketch.see(&[2.0, 1.0]);
+        sketch.update(&[2.0, 1.0]);
         let first = importance.entries.values_mut().next().unwrap();
         *first = Entry {
             sums: vec![4.0, 1.0],
@@ -624,7 +628,7 @@ mod tests {
         importance.save(&path).unwrap();
         let loaded = Importance::load(&path).unwrap();
         assert_eq!(loaded.entries, importance.entries);
-        // More that was added up without one leaves it a sketch of what it was, in files too.
+        // Merging an entry without a sketch keeps the sketch and its count, also after saving.
         let mut merged = loaded;
         let plain = importance.entries.values_mut().next().unwrap();
         plain.sketch = None;
@@ -636,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_learned() {
+    fn fill_missing_adds_only_missing_entries() {
         let entry = |sums: [f32; 2], sketch: Option<&Sketch>| Entry {
             sums: sums.to_vec(),
             counts: vec![1.0],
@@ -647,31 +651,31 @@ mod tests {
             ..Importance::default()
         };
         let mut sketch = Sketch::new(2);
-        sketch.see(&[2.0, 1.0]);
+        sketch.update(&[2.0, 1.0]);
         let sums = [4.0, 1.0];
         let text = of([
             ("a", entry(sums, Some(&sketch))),
             ("b", entry(sums, None)),
             ("c", entry(sums, None)),
         ]);
-        // The first two share their inputs here too, and the third does not.
+        // Here only "a" and "b" share their inputs.
         let mut known = of([
             ("a", entry([8.0, 9.0], None)),
             ("b", entry([8.0, 9.0], None)),
             ("c", entry([8.0, 8.0], None)),
         ]);
-        known.learn(&text).unwrap();
+        known.fill_missing(&text).unwrap();
         let own: Vec<bool> = known.entries.values().map(|e| e.sketch.is_some()).collect();
         assert_eq!(own, [true, false, true]);
         for entry in known.entries.values() {
             assert_eq!(known.sketch_of(entry), Some(&sketch));
             assert_eq!(entry.sums[0], 8.0);
         }
-        // What it did not know at all, it knows now.
+        // A missing entry is copied.
         known.entries.remove("b");
-        known.learn(&text).unwrap();
+        known.fill_missing(&text).unwrap();
         assert_eq!(known.entries["b"].sums, sums);
-        // Nor did it know this expert.
+        // An expert without inputs is copied.
         let stack = |sums: [f32; 4], counts: [f32; 2]| Importance {
             entries: BTreeMap::from([(
                 "e".to_owned(),
@@ -684,33 +688,33 @@ mod tests {
             ..Importance::default()
         };
         let mut experts = stack([0.0, 0.0, 1.0, 2.0], [0.0, 1.0]);
-        let seen = stack([6.0, 8.0, 9.0, 9.0], [2.0, 3.0]);
-        experts.learn(&seen).unwrap();
+        let other = stack([6.0, 8.0, 9.0, 9.0], [2.0, 3.0]);
+        experts.fill_missing(&other).unwrap();
         assert_eq!(experts, stack([6.0, 8.0, 1.0, 2.0], [2.0, 1.0]));
-        // A matrix of another model has nothing to learn here.
+        // Entries of another width belong to another model.
         known.entries.get_mut("a").unwrap().sums.push(1.0);
-        let error = known.learn(&text).unwrap_err().to_string();
+        let error = known.fill_missing(&text).unwrap_err().to_string();
         assert!(error.contains("`a` has 3 inputs here, 2"), "{error}");
     }
 
     #[test]
-    fn what_is_no_importance_is_refused() {
+    fn invalid_files_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.gguf");
         for (sum, count, expected) in [
             (1.0, 1e-40, "neither 0 nor at least 1"),
             (1.0, 0.5, "neither 0 nor at least 1"),
-            (-1.0, 1.0, "no importance"),
-            (f32::MAX, 1.0, "can be added up"),
+            (-1.0, 1.0, "negative or non-finite"),
+            (f32::MAX, 1.0, "overflow"),
         ] {
-            let mut odd = sample();
-            let entry = odd.entries.get_mut("blk.0.ffn_up.weight").unwrap();
+            let mut wrong = sample();
+            let entry = wrong.entries.get_mut("blk.0.ffn_up.weight").unwrap();
             *entry = Entry {
                 sums: vec![sum; 2],
                 counts: vec![count],
                 sketch: None,
             };
-            odd.save(&path).unwrap();
+            wrong.save(&path).unwrap();
             let error = Importance::load(&path).unwrap_err().to_string();
             assert!(
                 error.contains(expected) && error.contains("blk.0.ffn_up.weight"),
@@ -720,7 +724,7 @@ mod tests {
         for short in ["", "GGU"] {
             std::fs::write(&path, short).unwrap();
             let error = Importance::load(&path).unwrap_err().to_string();
-            assert!(error.contains("no importance matrix"), "{error}");
+            assert!(error.contains("not an importance matrix"), "{error}");
         }
         let mut large = sample();
         for entry in large.entries.values_mut() {
@@ -728,11 +732,11 @@ mod tests {
         }
         let other = large.clone();
         let error = large.merge(&other).unwrap_err().to_string();
-        assert!(error.contains("added up"), "{error}");
+        assert!(error.contains("merged entry"), "{error}");
     }
 
     #[test]
-    fn merging_adds_up() {
+    fn merge_adds_sums_and_counts() {
         let mut both = sample();
         both.merge(&sample()).unwrap();
         let entry = &both.entries["blk.0.ffn_up.weight"];

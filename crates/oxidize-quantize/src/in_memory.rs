@@ -1,33 +1,31 @@
-//! [`quantized`]: a model quantised on the way in, without a file.
+//! [`quantized`]: quantization at load, in memory.
 
 use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_core::mix::Mix;
+use oxidize_core::recipe::QuantRecipe;
 
-use crate::encode::Workers;
 use crate::error::Result;
 use crate::importance::Importance;
-use crate::plan::Wishes;
+use crate::plan::QuantizeParams;
 use crate::quantize::{Progress, check_types, write_tensor};
 use crate::source::Source;
+use crate::workers::Workers;
 
-/// The model of `file` with its matrices as `mix` says, all of it in memory. What is quantised already may be
-/// quantised again.
+/// Quantizes the model of `file` in memory. Tensors that are already quantized may be quantized again.
 pub fn quantized(
     file: &ModelFile,
-    mix: Mix,
+    recipe: QuantRecipe,
     importance: Option<&Importance>,
     workers: &Workers<'_>,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<ModelFile> {
     let source = Source::new(file)?;
-    let plan = source.plan(&Wishes::new(mix), importance)?;
-    let recipe = source.recipe(plan, &mix, importance);
-    check_types(&recipe, importance, true)?;
-    let (mut done, total) = (0, recipe.output.bytes());
+    let plan = source.plan(&QuantizeParams::new(recipe), importance)?;
+    let job = source.into_job(plan, &recipe, importance);
+    check_types(&job, importance, true)?;
+    let (mut done, total) = (0, job.output.bytes());
     let mut bytes = Vec::new();
-    let metadata = recipe.metadata;
-    recipe
-        .output
+    let metadata = job.metadata;
+    job.output
         .write_to(&mut bytes, metadata, |index, planned, out| {
             progress(Progress::Writing {
                 tensor: &planned.name,
@@ -35,11 +33,7 @@ pub fn quantized(
                 total,
             });
             done += planned.bytes;
-            write_tensor(&recipe, index, importance, *workers, out).map(drop)
+            write_tensor(&job, index, importance, *workers, out).map(drop)
         })?;
-    let options = OpenOptions {
-        spell_out: file.spell_out(),
-        ..OpenOptions::default()
-    };
-    Ok(ModelFile::from_bytes(bytes, &options)?)
+    Ok(ModelFile::from_bytes(bytes, &OpenOptions::default())?)
 }

@@ -1,18 +1,17 @@
-//! From a Hugging Face directory to a small GGUF of known quality: convert, quantise, measure.
+//! Conversion, quantization and evaluation of models.
 //!
-//! [`quantize`] makes a smaller model of a model, choosing types by [`plan`] and weighing errors by
-//! an [`importance`] matrix; [`compare`] says what that cost. [`tensor`] is what they all read from,
-//! [`output`] what they write to. Everything streams: of a model, a few tensors are in memory.
+//! [`convert`] turns a Hugging Face directory into a GGUF file. [`quantize`] writes a model with other tensor
+//! types, chosen by [`plan`] and weighted by an [`importance`] matrix. [`compare`] measures the KL divergence
+//! to the source. All of them read a [`tensor`] at a time and write an [`output`]; only a few tensors are in
+//! memory.
 
 #![deny(unsafe_code)]
-// They panic where nobody reads: `say!` and `remark!` do not.
+// A library does not print; the subcommands of `oxidize` do.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod choice;
-pub mod commands;
+pub mod calibrate;
 pub mod compare;
 pub mod convert;
-pub mod encode;
 mod error;
 pub mod evaluate;
 pub mod html;
@@ -20,6 +19,7 @@ pub mod imatrix;
 pub mod importance;
 pub mod in_memory;
 pub mod lora;
+pub mod multiple_choice;
 pub mod output;
 pub mod plan;
 pub mod quantize;
@@ -31,6 +31,7 @@ pub mod target;
 pub mod tensor;
 pub mod text;
 pub mod wording;
+pub mod workers;
 mod write_behind;
 
 pub use error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Adapters: merged into the weights of their base, or written as GGUF.
+//! LoRA adapters: merging into the base model, and conversion to GGUF.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,18 +9,18 @@ use oxidize_core::lora::{Adapter, Delta};
 use oxidize_core::model::Model;
 use oxidize_kernels::quant::TensorType;
 
-use crate::encode::Workers;
 use crate::error::{Error, Result};
 use crate::output::{Output, Parts, check_differs, check_not_input};
 use crate::quantize::{Progress, tensors_of};
 use crate::tensor::Tensor;
+use crate::workers::Workers;
 
-/// Writes the base in `file` with an adapter added to its weights, whose types stay as they are.
-/// Gives the number of tensors that changed.
+/// Writes the base model in `file` with an adapter added to its weights. Tensor types are unchanged. Returns
+/// the number of changed tensors.
 pub fn merge_adapter(
     file: &ModelFile,
     adapter: &Path,
-    strength: f32,
+    scale: f32,
     path: &Path,
     workers: &Workers<'_>,
     mut progress: impl FnMut(Progress<'_>),
@@ -36,7 +36,7 @@ pub fn merge_adapter(
     let tensors = tensors_of(file);
     let mut output = Output::default();
     output.copy_keys(file);
-    output.forget_making();
+    output.remove_provenance();
     for tensor in &tensors {
         output.tensor(&tensor.name, tensor.ty, &tensor.shape);
     }
@@ -55,32 +55,32 @@ pub fn merge_adapter(
             return workers.copy(tensor, out);
         };
         changed += 1;
-        let sum = Tensor::made(
+        let sum = Tensor::computed(
             tensor.name.clone(),
             TensorType::F32,
             tensor.shape.clone(),
             file.path(),
-            Box::new(move || added(tensor, delta, strength)),
+            Box::new(move || added(tensor, delta, scale)),
         );
-        workers.encode(&sum, tensor.ty, None, out).map(drop)
+        workers.quantize(&sum, tensor.ty, None, out).map(drop)
     })?;
     workers.check()?;
     written.publish()?;
     Ok(changed)
 }
 
-/// The model with its weights mapped, whatever the file was opened for: of most, nothing is read.
+/// Loads the model with mapped weights, so that unused tensors are not read.
 fn mapped(file: &ModelFile) -> Result<Model> {
-    Ok(Model::load(file.path(), &OpenOptions::default())?)
+    Ok(Model::load_with(file.path(), &OpenOptions::default())?)
 }
 
-/// `W + strength · factor · B·A`, in f32.
-fn added(tensor: &Tensor<'_>, delta: &Delta, strength: f32) -> Result<TensorBytes> {
+/// `W + scale · factor · B·A` in f32.
+fn added(tensor: &Tensor<'_>, delta: &Delta, scale: f32) -> Result<TensorBytes> {
     let (rows, columns) = (tensor.rows(), tensor.columns() as usize);
     let reader = tensor.open()?;
     let mut sum = Vec::with_capacity(rows as usize * columns);
     let mut row = vec![0.0; columns];
-    let factor = strength * delta.factor;
+    let factor = scale * delta.factor;
     for r in 0..rows {
         reader.floats(&reader.bytes(r..r + 1)?, r * columns as u64, &mut row)?;
         let b = &delta.b[r as usize * delta.rank..(r as usize + 1) * delta.rank];
@@ -96,7 +96,7 @@ fn added(tensor: &Tensor<'_>, delta: &Delta, strength: f32) -> Result<TensorByte
     Ok(TensorBytes::from(bytes))
 }
 
-/// Refuses to write over a file of an adapter, which may be a directory.
+/// Returns an error if `path` is a file of the adapter, which may be a directory.
 fn check_not_adapter(path: &Path, adapter: &Path) -> Result<()> {
     let inside = std::fs::read_dir(adapter).into_iter().flatten().flatten();
     let inside: Vec<PathBuf> = inside.map(|entry| entry.path()).collect();
@@ -104,7 +104,7 @@ fn check_not_adapter(path: &Path, adapter: &Path) -> Result<()> {
     check_differs(path, files.chain([adapter]))
 }
 
-/// Writes an adapter as a GGUF adapter of the base in `file`, a GGUF model.
+/// Converts an adapter of the GGUF model in `file` to a GGUF adapter. Returns the number of adapted matrices.
 pub fn convert_adapter(
     file: &ModelFile,
     adapter: &Path,
@@ -117,12 +117,12 @@ pub fn convert_adapter(
     if file.metadata().is_empty() {
         return Err(Error::Unfit {
             file: file.path().to_path_buf(),
-            problem: "the base of a GGUF adapter is a GGUF file".into(),
+            problem: "the base model of a GGUF adapter must be a GGUF file".into(),
         });
     }
     let adapter = Adapter::open(adapter, &OpenOptions::default())?;
     let deltas = adapter.deltas(&model)?;
-    // One alpha is stored for all; where factors differ, they go into the matrices.
+    // GGUF stores one alpha per adapter; if the factors differ, they are multiplied into B.
     let alpha = |delta: &Delta| delta.factor * delta.rank as f32;
     let first = deltas.first().map_or(0.0, alpha);
     let same = deltas
@@ -148,7 +148,7 @@ pub fn convert_adapter(
                 .flat_map(|x| (factor * x).to_le_bytes())
                 .collect();
             let bytes = TensorBytes::from(bytes);
-            tensors.push(Tensor::made(
+            tensors.push(Tensor::computed(
                 format!("{}.{ending}", delta.tensor),
                 TensorType::F32,
                 shape.map(|n| n as u64).to_vec(),
@@ -162,7 +162,7 @@ pub fn convert_adapter(
     }
     let workers = Workers::default();
     let written = output.write(path, &Parts::One, None, |index, _, out| {
-        workers.encode(&tensors[index], ty, None, out).map(drop)
+        workers.quantize(&tensors[index], ty, None, out).map(drop)
     })?;
     written.publish()?;
     Ok(deltas.len())

@@ -1,4 +1,5 @@
-//! Writes a model to one file or several parts, none of which appears before all are whole.
+//! Writes a model to one file or several parts. The files get their final names when all of them are
+//! complete.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -12,47 +13,47 @@ use crate::error::{Error, Result};
 use crate::report::Report;
 use crate::write_behind::WriteBehind;
 
-/// How a model is spread over files.
+/// Division of a model into files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Parts {
     /// One file.
     #[default]
     One,
-    /// A part for each of the first numbers of tensors.
+    /// Number of tensors of each part.
     Counts(Vec<usize>),
-    /// Parts of at most so many tensors.
+    /// Maximum number of tensors of a part.
     MaxTensors(usize),
-    /// Parts of at most so many bytes, as far as tensors let them.
+    /// Maximum size of a part in bytes; a single larger tensor still gets a part.
     MaxBytes(u64),
 }
 
-/// A model about to be written: keys, and tensors in order.
+/// The metadata keys and tensors of a model to write.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
-    /// Everything but the keys of split models; what has no value is copied from the source.
+    /// All keys except `split.*`. A key without a value is copied from the source.
     pub keys: Vec<(String, Option<ValueBuf>)>,
-    /// The tensors.
+    /// The tensors in file order.
     pub tensors: Vec<Planned>,
 }
 
 impl Output {
-    /// All keys of a file but those of split models.
+    /// Copies all keys of a file except `split.*`.
     pub fn copy_keys(&mut self, file: &ModelFile) {
         for (key, _) in file.metadata().iter() {
-            // The writer adds the mark of INT8 itself, where there is any.
+            // The writer adds the INT8 key itself where it is needed.
             if !key.starts_with("split.") && key != INT8_KEY {
                 self.keys.push((key.to_owned(), None));
             }
         }
     }
 
-    /// Leaves out what keys say of how the source was made, which is no longer true of what is made of it.
-    pub fn forget_making(&mut self) {
+    /// Removes the keys that describe how the source was quantized; they do not apply to the new file.
+    pub fn remove_provenance(&mut self) {
         self.keys
             .retain(|(key, _)| key != Report::KEY && !key.starts_with("quantize.imatrix."));
     }
 
-    /// Sets a key, in the place of the old value if there was one.
+    /// Sets a key. An existing key keeps its position.
     pub fn set(&mut self, key: &str, value: ValueBuf) {
         match self.keys.iter_mut().find(|(known, _)| known == key) {
             Some((_, old)) => *old = Some(value),
@@ -67,7 +68,7 @@ impl Output {
             name: name.to_owned(),
             ty,
             shape: shape.to_vec(),
-            // The writer checks it against the shape.
+            // The writer checks the size against the shape.
             bytes: ty.bytes_for(elements).unwrap_or(0),
         });
     }
@@ -77,9 +78,9 @@ impl Output {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
 
-    /// Writes all parts under temporary names. `data` writes each tensor, told its number.
+    /// Writes all parts under temporary names. `data` receives the index of a tensor and writes its bytes.
     ///
-    /// Keys without a value are copied from `source`.
+    /// Copies keys without a value from `source`.
     pub fn write(
         &self,
         path: &Path,
@@ -105,13 +106,13 @@ impl Output {
                 out.finish()
                     .map_err(|error| Error::from(WriteError::Io(error)))
             });
-            written.map_err(|error| name_file(error, &part))?;
+            written.map_err(|error| with_path(error, &part))?;
             files.push((part, pending.finish()?));
         }
         Ok(Written { files, ranges })
     }
 
-    /// The files that [`write`](Output::write) makes.
+    /// Paths of the files that [`write`](Output::write) creates.
     pub fn paths(
         &self,
         path: &Path,
@@ -122,7 +123,7 @@ impl Output {
         Ok(part_paths(path, parts, count))
     }
 
-    /// Most bytes that one file takes beside the data of its tensors.
+    /// Upper bound of the bytes of one file besides tensor data: header and padding.
     pub fn overhead(&self, source: Option<&Metadata>) -> Result<u64> {
         let head = self.writer(0..0, (0, 1), source)?;
         let padding = head.alignment();
@@ -130,7 +131,7 @@ impl Output {
         Ok(head.file_len()? + padding + entries.sum::<u64>())
     }
 
-    /// Writes the whole model to `out`. `data` writes each tensor, told its number.
+    /// Writes the whole model to `out`. `data` receives the index of a tensor and writes its bytes.
     pub fn write_to(
         &self,
         out: &mut impl Write,
@@ -146,7 +147,7 @@ impl Output {
         })
     }
 
-    /// Writes the heads of files anew, whose keys have become others of the same length.
+    /// Rewrites the headers of written files after key values changed to others of the same length.
     pub fn rewrite_headers(&self, written: &Written, source: Option<&Metadata>) -> Result<()> {
         let count = written.files.len();
         for (number, ((path, file), range)) in written.files.iter().zip(&written.ranges).enumerate()
@@ -155,8 +156,8 @@ impl Output {
             let rewrite = || -> Result<(), WriteError> {
                 let len = std::fs::metadata(file.temporary())?.len();
                 if writer.file_len()? != len {
-                    // Never, unless a value has another length: the tensors would be written over.
-                    return Err(std::io::Error::other("its head has become longer").into());
+                    // A longer header would overwrite tensor data.
+                    return Err(std::io::Error::other("the header changed its length").into());
                 }
                 let mut out = std::fs::OpenOptions::new()
                     .write(true)
@@ -165,12 +166,12 @@ impl Output {
                 writer.write_header(&mut out)?;
                 Ok(out.sync_all()?)
             };
-            rewrite().map_err(|error| name_file(error.into(), path))?;
+            rewrite().map_err(|error| with_path(error.into(), path))?;
         }
         Ok(())
     }
 
-    /// The head of a part, `number` of `count`.
+    /// The header of part `number` of `count`.
     fn writer(
         &self,
         range: std::ops::Range<usize>,
@@ -178,7 +179,7 @@ impl Output {
         source: Option<&Metadata>,
     ) -> Result<Writer> {
         let mut writer = Writer::new();
-        // The model's own keys are in the first part.
+        // The first part has the keys of the model.
         for (key, value) in self.keys.iter().filter(|_| number == 0) {
             let value = match value {
                 Some(value) => Some(value.as_value()),
@@ -188,7 +189,7 @@ impl Output {
                 writer.key(key, &value)?;
             }
         }
-        // A reader looks for the mark in the first part.
+        // Readers look for the INT8 key in the first part.
         let int8 = |tensor: &Planned| tensor.ty == TensorType::INT8;
         if number == 0 && self.tensors.iter().any(int8) {
             writer.key(INT8_KEY, &Value::Bool(true))?;
@@ -205,7 +206,7 @@ impl Output {
         Ok(writer)
     }
 
-    /// Which tensors are in which part.
+    /// The tensor range of each part.
     fn ranges(
         &self,
         parts: &Parts,
@@ -255,7 +256,7 @@ impl Output {
     }
 }
 
-/// Files that are whole, and have no names yet. Dropped, they are gone.
+/// Complete files under temporary names, which are removed on drop.
 #[derive(Debug)]
 pub struct Written {
     files: Vec<(PathBuf, SavedFile)>,
@@ -263,14 +264,14 @@ pub struct Written {
 }
 
 impl Written {
-    /// Opens the model before its files have their names.
+    /// Opens the model from the temporary files.
     pub fn open(&self) -> Result<ModelFile> {
         let paths = self.files.iter().map(|(_, file)| file.temporary());
         let paths: Vec<PathBuf> = paths.map(Path::to_path_buf).collect();
         Ok(ModelFile::open_parts(&paths, &OpenOptions::default())?)
     }
 
-    /// Gives them their names.
+    /// Renames the files to their final names and returns the paths.
     pub fn publish(self) -> Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
         for (path, file) in self.files {
@@ -281,7 +282,7 @@ impl Written {
     }
 }
 
-/// What a tensor takes in the head of a file, at most: its name, type, shape and place.
+/// Upper bound of the header bytes of a tensor: name, type, shape and offset.
 fn entry_len(tensor: &Planned) -> u64 {
     (tensor.name.len() + 8 * tensor.shape.len() + 32) as u64
 }
@@ -295,11 +296,11 @@ fn part_paths(path: &Path, parts: &Parts, count: usize) -> Vec<PathBuf> {
     }
 }
 
-/// The name of a part of `path`, whose own part number, if it has one, does not count.
+/// Path of a part of `path`. A part number in `path` itself is ignored.
 pub fn part_path(path: &Path, number: u64, count: u64) -> PathBuf {
     let whole = || match path.extension() {
         Some(end) if end.eq_ignore_ascii_case("gguf") => path.with_extension(""),
-        // A dot in a name, as in `v1.5`, ends nothing.
+        // A dot as in `v1.5` does not start an extension.
         _ => path.to_path_buf(),
     };
     let stem = PartName::parse(path).map_or_else(whole, |part| part.stem);
@@ -311,22 +312,22 @@ pub fn part_path(path: &Path, number: u64, count: u64) -> PathBuf {
     .path(number)
 }
 
-/// Refuses to write over a file that is being read.
+/// Returns an error if `path` is a file of the input model.
 pub fn check_not_input(path: &Path, file: &ModelFile) -> Result<()> {
     check_differs(path, file.files().map(|(input, _)| input))
 }
 
-/// Refuses to write over any of some files.
+/// Returns an error if `path` is one of `inputs`.
 pub fn check_differs<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     let mut inputs = inputs.into_iter();
     inputs.try_for_each(|input| check_other_file(path, input))
 }
 
-/// Refuses to write over `input`, by whatever name.
+/// Returns an error if `path` and `input` are the same file, also through links.
 pub fn check_other_file(path: &Path, input: &Path) -> Result<()> {
     let same = match (path.canonicalize(), input.canonicalize()) {
         (Ok(a), Ok(b)) => a == b || are_links(&a, &b),
-        // What is not there yet has nothing but its name.
+        // A file that does not exist yet can only be compared by path.
         _ => path == input,
     };
     let path = path.to_path_buf();
@@ -336,7 +337,7 @@ pub fn check_other_file(path: &Path, input: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether two paths are names of the same file.
+/// True if two paths are hard links to the same file.
 #[cfg(unix)]
 fn are_links(a: &Path, b: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -349,7 +350,7 @@ fn are_links(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// Refuses to write over a file that is no model, which is there by mistake rather than from an earlier run.
+/// Returns an error if `path` is a file other than GGUF, which is not the output of an earlier run.
 pub fn check_replaceable(path: &Path) -> Result<()> {
     let mut head = [0; 4];
     let is_file = std::fs::metadata(path).is_ok_and(|there| there.is_file() && there.len() > 0);
@@ -359,19 +360,19 @@ pub fn check_replaceable(path: &Path) -> Result<()> {
     }
     Err(Error::Unfit {
         file: path.to_path_buf(),
-        problem: "it is there and is no GGUF file, so it is not written over".into(),
+        problem: "the file exists and is not GGUF; it is not overwritten".into(),
     })
 }
 
-/// Finds out whether a file can be written, before the work that is to be in it.
+/// Returns an error if a file cannot be created at `path`. Called before long work.
 pub fn check_writable(path: &Path) -> Result<()> {
-    // Dropped, it is gone.
+    // The temporary file is removed on drop.
     PendingFile::create(path)?;
     Ok(())
 }
 
-/// The system's complaint makes sense only with the file it complains of.
-pub(crate) fn name_file(error: Error, path: &Path) -> Error {
+/// Adds the path of the file to an I/O error.
+pub(crate) fn with_path(error: Error, path: &Path) -> Error {
     match error {
         Error::Core(oxidize_core::Error::GgufWrite(WriteError::Io(error))) => {
             oxidize_core::Error::io(path)(error).into()
@@ -385,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_ending_of_model_files_is_one() {
+    fn part_path_strips_only_gguf_extension() {
         let name = |path: &str| part_path(Path::new(path), 2, 3);
         for (path, part) in [
             ("m.gguf", "m-00002-of-00003.gguf"),
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_no_larger_than_they_may_be() {
+    fn parts_stay_within_max_bytes() {
         let mut output = Output::default();
         output.set("general.name", ValueBuf::Str("n".repeat(3000)));
         for i in 0..40 {

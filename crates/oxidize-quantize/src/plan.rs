@@ -1,13 +1,15 @@
-//! [`Plan`]: which type each tensor of a model gets, and what that makes of its size.
+//! [`Plan`]: the type of each tensor of a quantized model.
 //!
-//! Types come from a named mix, from patterns of names, or, with a target size, from the measured
-//! errors (see [`crate::target`]).
+//! Types come from a quantization recipe such as Q4_K_M, from patterns of tensor names, or, with a target
+//! size, from measured errors (see [`crate::target`]).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use oxidize_core::arch::Arch;
 use oxidize_core::file::ModelFile;
-use oxidize_core::mix::{EXPERTS, Family, Mix, Traits, role_of, whole_blocks};
+use oxidize_core::recipe::{
+    EXPERTS, Family, ModelInfo, QuantRecipe, RECIPES, role_of, whole_blocks,
+};
 use oxidize_kernels::quant::{self, TensorType};
 use regex::Regex;
 
@@ -15,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::importance::Importance;
 use crate::tensor::Tensor;
 
-/// The type of this name, if weights are stored so.
+/// Returns the tensor type of this name, or an error if weights cannot be stored as it.
 pub fn weight_type(name: &str) -> Result<TensorType, String> {
-    // Those of activations can be made, too.
+    // `can_quantize` also holds for the types of activations.
     let of_weights = |ty: &TensorType| {
         quant::can_quantize(*ty)
             && ty.gguf_id().is_some()
@@ -25,31 +27,31 @@ pub fn weight_type(name: &str) -> Result<TensorType, String> {
     };
     TensorType::from_name(name)
         .filter(of_weights)
-        .ok_or_else(|| format!("{name} is not a type that weights can be stored as"))
+        .ok_or_else(|| format!("{name} is not a type for weights"))
 }
 
-/// What someone wants of the types.
+/// Parameters that determine the tensor types.
 #[derive(Clone, Debug)]
-pub struct Wishes {
-    /// The mix.
-    pub mix: Mix,
-    /// The mix's main type for every matrix.
+pub struct QuantizeParams {
+    /// The quantization recipe.
+    pub recipe: QuantRecipe,
+    /// Use the recipe's base type for every matrix.
     pub pure: bool,
-    /// Types for tensors whose names match; the first that matches counts.
+    /// Types for tensors whose names match; the first match applies.
     pub patterns: Vec<(Regex, TensorType)>,
-    /// The type of the matrix that makes the logits.
+    /// Type of the output matrix, which computes the logits.
     pub output: Option<TensorType>,
-    /// The type of the embeddings.
+    /// Type of the token embeddings.
     pub embedding: Option<TensorType>,
-    /// Whether the matrix that makes the logits stays as it is.
+    /// Keep the type of the output matrix.
     pub leave_output: bool,
 }
 
-impl Wishes {
-    /// A mix, and nothing special.
-    pub fn new(mix: Mix) -> Wishes {
-        Wishes {
-            mix,
+impl QuantizeParams {
+    /// Parameters with a recipe and no overrides.
+    pub fn new(recipe: QuantRecipe) -> QuantizeParams {
+        QuantizeParams {
+            recipe,
             pure: false,
             patterns: Vec::new(),
             output: None,
@@ -58,7 +60,7 @@ impl Wishes {
         }
     }
 
-    /// Adds `PATTERN=TYPE`.
+    /// Adds an override given as `REGEX=TYPE`.
     pub fn pattern(&mut self, text: &str) -> Result<()> {
         let wrong = |problem: String| Error::Pattern {
             pattern: text.to_owned(),
@@ -66,7 +68,7 @@ impl Wishes {
         };
         let (pattern, ty) = text
             .rsplit_once('=')
-            .ok_or_else(|| wrong("it should be PATTERN=TYPE".into()))?;
+            .ok_or_else(|| wrong("expected REGEX=TYPE".into()))?;
         let ty = weight_type(ty).map_err(wrong)?;
         let pattern = Regex::new(pattern).map_err(|error| wrong(error.to_string()))?;
         self.patterns.push((pattern, ty));
@@ -74,22 +76,22 @@ impl Wishes {
     }
 }
 
-/// A type for each tensor, in the order of the tensors.
+/// The type of each tensor, in tensor order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The types.
+    /// Tensor types.
     pub types: Vec<TensorType>,
-    /// How many tensors got another type than they should, as their rows are not whole blocks.
+    /// Number of tensors with a fallback type, since their row length is not a multiple of the block size.
     pub fallbacks: usize,
 }
 
-impl Wishes {
-    /// The type that is asked for this very tensor, whatever the mix.
-    pub fn fixed(&self, tensor: &Tensor<'_>, traits: &Traits) -> Option<TensorType> {
+impl QuantizeParams {
+    /// The type that an override sets for this tensor.
+    pub fn override_for(&self, tensor: &Tensor<'_>, info: &ModelInfo) -> Option<TensorType> {
         use oxidize_core::arch::names::{OUTPUT, TOKEN_EMBEDDING};
         let role = role_of(&tensor.name);
-        // Where one table does both jobs, it makes the logits, too.
-        let makes_logits = role == Some(OUTPUT) || (role == Some(TOKEN_EMBEDDING) && traits.tied);
+        // Tied embeddings also compute the logits.
+        let makes_logits = role == Some(OUTPUT) || (role == Some(TOKEN_EMBEDDING) && info.tied);
         if self.leave_output && makes_logits {
             return Some(tensor.ty);
         }
@@ -100,29 +102,32 @@ impl Wishes {
         embedding.or(output).or_else(patterns)
     }
 
-    /// Patterns that no tensor matches which is quantised at all.
-    pub fn unmatched<'a>(&'a self, tensors: &'a [Tensor<'_>]) -> impl Iterator<Item = &'a Regex> {
+    /// Patterns that match no quantizable tensor.
+    pub fn unmatched_patterns<'a>(
+        &'a self,
+        tensors: &'a [Tensor<'_>],
+    ) -> impl Iterator<Item = &'a Regex> {
         let patterns = self.patterns.iter().map(|(pattern, _)| pattern);
         patterns.filter(|pattern| {
-            let mut quantised = tensors.iter().filter(|tensor| is_quantizable(tensor));
-            !quantised.any(|tensor| pattern.is_match(&tensor.name))
+            let mut quantized = tensors.iter().filter(|tensor| is_quantizable(tensor));
+            !quantized.any(|tensor| pattern.is_match(&tensor.name))
         })
     }
 }
 
 impl Plan {
-    /// The types that `wishes` give to the tensors of a model.
-    pub fn new(tensors: &[Tensor<'_>], wishes: &Wishes, traits: &Traits) -> Plan {
-        let places = places(tensors);
+    /// Chooses the types of the tensors of a model.
+    pub fn new(tensors: &[Tensor<'_>], params: &QuantizeParams, info: &ModelInfo) -> Plan {
+        let positions = role_positions(tensors);
         let mut fallbacks = 0;
         let types = tensors.iter().map(|tensor| {
             if !is_quantizable(tensor) {
-                return tensor.kept_as;
+                return tensor.unquantized_type;
             }
-            let ty = choose(tensor, wishes, traits, &places);
+            let ty = choose(tensor, params, info, &positions);
             let columns = tensor.columns() as usize;
             let whole = whole_blocks(ty, columns);
-            let plain = choose_for_columns(tensor, wishes, traits, &places, 256);
+            let plain = choose_for_columns(tensor, params, info, &positions, 256);
             fallbacks += usize::from(whole != plain);
             whole
         });
@@ -132,7 +137,7 @@ impl Plan {
         }
     }
 
-    /// Bytes of all tensors together.
+    /// Total bytes of all tensors.
     pub fn bytes(&self, tensors: &[Tensor<'_>]) -> u64 {
         let sizes = tensors.iter().zip(&self.types);
         sizes
@@ -140,29 +145,41 @@ impl Plan {
             .sum()
     }
 
-    /// Average bits of a weight.
+    /// The recipe of the type that takes most bytes, for the file type key of a plan without a recipe.
+    pub fn nearest_recipe(&self, tensors: &[Tensor<'_>]) -> QuantRecipe {
+        let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+        for (tensor, ty) in tensors.iter().zip(&self.types) {
+            *bytes.entry(ty.name()).or_default() += ty.bytes_for(tensor.elements()).unwrap_or(0);
+        }
+        let largest = bytes.iter().max_by_key(|(_, bytes)| **bytes);
+        largest
+            .and_then(|(name, _)| QuantRecipe::named(name))
+            .unwrap_or(RECIPES[0])
+    }
+
+    /// Average bits per weight.
     pub fn bits_per_weight(&self, tensors: &[Tensor<'_>]) -> f64 {
         let elements: u64 = tensors.iter().map(Tensor::elements).sum();
         self.bytes(tensors) as f64 * 8.0 / elements.max(1) as f64
     }
 
-    /// Refuses a plan by which a tensor would be nothing but noise: one of few bits, without importance.
+    /// Returns an error if a tensor has a low-bit type that requires importance and none is known.
     pub fn check_importance(
         &self,
         tensors: &[Tensor<'_>],
-        mix: &Mix,
+        recipe: &QuantRecipe,
         importance: Option<&Importance>,
     ) -> Result<()> {
         use TensorType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_XXS, Q2_K};
         let needs = |tensor: &Tensor<'_>, ty: TensorType| {
-            let starved = matches!(ty, IQ1_M | IQ1_S | IQ2_S | IQ2_XS | IQ2_XXS | IQ3_XXS);
-            let starved = starved || (ty == Q2_K && mix.name == "Q2_K_S");
+            let low_bit = matches!(ty, IQ1_M | IQ1_S | IQ2_S | IQ2_XS | IQ2_XXS | IQ3_XXS);
+            let low_bit = low_bit || (ty == Q2_K && recipe.name == "Q2_K_S");
             let is_table = [
                 "output.weight",
                 "token_embd.weight",
                 "per_layer_token_embd.weight",
             ];
-            starved && tensor.ty != ty && !is_table.contains(&tensor.name.as_str())
+            low_bit && tensor.ty != ty && !is_table.contains(&tensor.name.as_str())
         };
         let has = |tensor: &Tensor<'_>| {
             importance.is_some_and(|known| known.entries.contains_key(&tensor.name))
@@ -180,67 +197,71 @@ impl Plan {
 
 fn choose(
     tensor: &Tensor<'_>,
-    wishes: &Wishes,
-    traits: &Traits,
-    places: &HashMap<&str, Place>,
+    params: &QuantizeParams,
+    info: &ModelInfo,
+    positions: &HashMap<&str, RolePosition>,
 ) -> TensorType {
-    choose_for_columns(tensor, wishes, traits, places, tensor.columns() as usize)
+    choose_for_columns(tensor, params, info, positions, tensor.columns() as usize)
 }
 
-/// The type for a tensor, as if its rows had this length.
+/// The type of a tensor, computed for this row length.
 fn choose_for_columns(
     tensor: &Tensor<'_>,
-    wishes: &Wishes,
-    traits: &Traits,
-    places: &HashMap<&str, Place>,
+    params: &QuantizeParams,
+    info: &ModelInfo,
+    positions: &HashMap<&str, RolePosition>,
     columns: usize,
 ) -> TensorType {
     use oxidize_core::arch::names::FFN_DOWN;
     let role = role_of(&tensor.name);
-    if let Some(ty) = wishes.fixed(tensor, traits) {
+    if let Some(ty) = params.override_for(tensor, info) {
         return ty;
     }
-    if wishes.pure || !wishes.mix.base.is_quantized() {
-        return wishes.mix.base;
+    if params.pure || !params.recipe.base.is_quantized() {
+        return params.recipe.base;
     }
-    if tensor.matrices() > 1 && wishes.mix.name == "MXFP4_MOE" {
-        return wishes.mix.tensor_type(EXPERTS, 0, traits, columns);
+    if tensor.matrices() > 1 && params.recipe.name == "MXFP4_MOE" {
+        return params.recipe.tensor_type(EXPERTS, 0, info, columns);
     }
     let Some(role) = role else {
-        return wishes.mix.base;
+        return params.recipe.base;
     };
-    let place = places
+    let position = positions
         .get(tensor.name.as_str())
         .copied()
         .unwrap_or_default();
-    // In models with experts several feed-forward matrices belong to a layer, so the layer itself counts.
-    let of_layer = role == FFN_DOWN && traits.n_experts > 1;
-    let layer = if of_layer { place.layer } else { place.index };
-    // The share of the layers is one of those that have such a matrix, for values.
-    let traits = Traits {
-        n_layers: if role == oxidize_core::arch::names::ATTN_V {
-            place.of
-        } else {
-            traits.n_layers
-        },
-        ..*traits
+    // Models with experts have several feed-forward matrices per layer, so the layer index counts.
+    let of_layer = role == FFN_DOWN && info.n_experts > 1;
+    let layer = if of_layer {
+        position.layer
+    } else {
+        position.index
     };
-    wishes.mix.tensor_type(role, layer, &traits, columns)
+    // For attn_v, llama.cpp counts the layers that have the matrix.
+    let info = ModelInfo {
+        n_layers: if role == oxidize_core::arch::names::ATTN_V {
+            position.of
+        } else {
+            info.n_layers
+        },
+        ..*info
+    };
+    params.recipe.tensor_type(role, layer, &info, columns)
 }
 
-/// Which of the tensors with the same job a tensor is.
+/// Position of a tensor among the tensors of its role.
 #[derive(Clone, Copy, Default)]
-struct Place {
-    /// Its layer.
+struct RolePosition {
+    /// Layer index.
     layer: usize,
-    /// Its number among the tensors with its job.
+    /// Index among the tensors of the role.
     index: usize,
-    /// How many have that job.
+    /// Number of tensors of the role.
     of: usize,
 }
 
-/// The place of each tensor, in order of layers.
-fn places<'t>(tensors: &'t [Tensor<'_>]) -> HashMap<&'t str, Place> {
+/// The position of each tensor, ordered by layer.
+fn role_positions<'t>(tensors: &'t [Tensor<'_>]) -> HashMap<&'t str, RolePosition> {
     let layer = |name: &str| -> usize {
         let layer = name
             .strip_prefix("blk.")
@@ -255,21 +276,20 @@ fn places<'t>(tensors: &'t [Tensor<'_>]) -> HashMap<&'t str, Place> {
             list.push((layer(&tensor.name), &tensor.name));
         }
     }
-    let mut places = HashMap::new();
+    let mut positions = HashMap::new();
     for list in by_role.values_mut() {
         list.sort();
         for (index, (layer, name)) in list.iter().enumerate() {
             let (layer, of) = (*layer, list.len());
-            places.insert(*name, Place { layer, index, of });
+            positions.insert(*name, RolePosition { layer, index, of });
         }
     }
-    places
+    positions
 }
 
-/// Whether a tensor is one that is quantised at all: a matrix, and none of the small ones that a
-/// model is sensitive to.
+/// True if a tensor is quantizable: a matrix, and none of the small matrices that quality depends on.
 pub fn is_quantizable(tensor: &Tensor<'_>) -> bool {
-    /// Parts of the names of matrices that stay as they are.
+    /// Name parts of matrices that are never quantized.
     const KEPT: &[&str] = &[
         "_norm.weight",
         "ffn_gate_inp.weight",
@@ -301,7 +321,7 @@ pub fn is_quantizable(tensor: &Tensor<'_>) -> bool {
         "token_types",
     ];
     let name = &tensor.name;
-    // Trailing ones are no dimensions.
+    // Trailing dimensions of size 1 do not count.
     let dimensions = tensor
         .shape
         .iter()
@@ -317,8 +337,8 @@ pub fn is_quantizable(tensor: &Tensor<'_>) -> bool {
         && (is_float || tensor.ty.is_quantized())
 }
 
-/// What a mix wants to know of a GGUF model.
-pub fn traits_of(file: &ModelFile, importance: bool) -> Traits {
+/// The properties of a GGUF model that a recipe depends on.
+pub fn model_info(file: &ModelFile, importance: bool) -> ModelInfo {
     let metadata = file.metadata();
     let arch = metadata.str("general.architecture").unwrap_or("");
     let first = |key: &str| -> Option<u64> {
@@ -329,13 +349,13 @@ pub fn traits_of(file: &ModelFile, importance: bool) -> Traits {
     let count = |key: &str| first(key).map_or(0, |n| n as usize);
     let heads = count("attention.head_count");
     let kv_heads = first("attention.head_count_kv").map_or(heads, |n| n as usize);
-    Traits {
+    ModelInfo {
         n_layers: count("block_count"),
         heads_per_kv: heads / kv_heads.max(1),
         n_experts: count("expert_count"),
         tied: file.tensor("output.weight").is_none(),
         importance,
-        // A file of an unknown architecture can be quantised, too.
-        family: Arch::detect(file).map_or_else(|_| Family::default(), |arch| arch.mix_family),
+        // Files of unknown architectures can be quantized too.
+        family: Arch::detect(file).map_or_else(|_| Family::default(), |arch| arch.recipe_family),
     }
 }

@@ -1,7 +1,7 @@
-//! [`quantize`]: writes a model with its tensors in other types.
+//! [`quantize`]: writes a model with other tensor types.
 //!
-//! [`crate::plan`] has chosen the types; here the tensors are streamed through
-//! [`crate::encode`] into the output, and what was lost becomes a [`Report`].
+//! [`crate::plan`] chooses the types. This module streams the tensors through [`crate::workers`] into the
+//! output and collects the quantization errors in a [`Report`].
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,6 @@ use oxidize_core::model::Model;
 use oxidize_kernels::quant::TensorType;
 
 use crate::compare::{self, compare};
-use crate::encode::{Loss, Workers};
 use crate::error::{Error, Result};
 use crate::importance::Importance;
 use crate::output::{Output, Parts, check_differs, check_not_input};
@@ -20,115 +19,116 @@ use crate::plan::Plan;
 use crate::report::{Report, TensorReport};
 use crate::tensor::Tensor;
 use crate::text::Text;
+use crate::workers::{Loss, Workers};
 
-/// How a model is written, beside the types of its tensors.
+/// Options of writing a model, besides the tensor types.
 #[derive(Default)]
 pub struct Options<'a> {
-    /// What is important.
+    /// The importance matrix.
     pub importance: Option<&'a Importance>,
-    /// Whether tensors that are quantised already may be quantised again.
+    /// Allow quantizing tensors that are already quantized.
     pub allow_requantize: bool,
-    /// One file or several.
+    /// Division into files.
     pub parts: Parts,
-    /// Threads, and who may stop them.
+    /// Threads and their stop flag.
     pub workers: Workers<'a>,
-    /// Whether the output gets a report.
+    /// Write a report into the metadata.
     pub report: Option<ReportOptions<'a>>,
 }
 
-/// What a report contains.
+/// Options of a report.
 #[derive(Default)]
 pub struct ReportOptions<'a> {
-    /// The command that made the file.
+    /// The command line, recorded in the report.
     pub command: String,
-    /// A text over which the output is compared with the source.
+    /// Text on which the output is compared with the source.
     pub text: Option<&'a Text>,
-    /// How.
+    /// Options of the comparison.
     pub compare: compare::Options,
 }
 
-/// A model's tensors and keys, and what is to become of them.
-pub struct Recipe<'a> {
-    /// The tensors, in the order of the output.
+/// A model to write: tensors, metadata keys and the type of each tensor.
+pub struct QuantJob<'a> {
+    /// Source tensors in output order.
     pub tensors: Vec<Tensor<'a>>,
-    /// The keys and tensors of the output.
+    /// Keys and tensors of the output.
     pub output: Output,
-    /// Where copied keys come from.
+    /// Source of copied keys.
     pub metadata: Option<&'a Metadata>,
-    /// The type of each tensor.
+    /// Type of each tensor.
     pub plan: Plan,
-    /// What people call the mix of types.
-    pub mix: String,
-    /// Looks at the file before it gets its name.
+    /// Name of the quantization recipe.
+    pub recipe: String,
+    /// Check of the written file before it gets its final name.
     pub verify: Option<Verify<'a>>,
 }
 
-/// Refuses a file that is not what it should be.
+/// A check that returns an error if a written file is not valid.
 pub type Verify<'a> = Box<dyn Fn(ModelFile) -> Result<()> + 'a>;
 
-/// What is under way while a model is made.
+/// Progress of quantizing, writing or comparing a model.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// Types were tried on so many of all tensors.
-    Trying {
-        /// Tensors so far.
+    /// The errors of candidate types are measured.
+    Measuring {
+        /// Tensors done.
         done: u64,
-        /// Tensors in all.
+        /// Number of tensors.
         total: u64,
     },
     /// A tensor is written.
     Writing {
-        /// Its name.
+        /// Tensor name.
         tensor: &'a str,
-        /// Bytes before it.
+        /// Bytes written before it.
         done: u64,
         /// Bytes of all tensors.
         total: u64,
     },
-    /// The source and what became of it have read so much of a text.
+    /// The output is compared with the source.
     Comparing {
-        /// The mean divergence so far.
-        divergence: f64,
-        /// Chunks so far.
+        /// Mean KL divergence of the chunks done.
+        mean_kl: f64,
+        /// Chunks done.
         done: u64,
-        /// Chunks in all.
+        /// Number of chunks.
         total: u64,
     },
 }
 
-/// The tensors of a GGUF file.
+/// Tensors of a GGUF file.
 pub fn tensors_of(file: &ModelFile) -> Vec<Tensor<'_>> {
     let tensors = file.tensors().iter();
     tensors.map(|info| Tensor::of_file(file, info)).collect()
 }
 
-/// The recipe for a GGUF model with other types.
-pub fn recipe<'a>(
-    file: &'a ModelFile,
-    tensors: Vec<Tensor<'a>>,
-    plan: Plan,
-    mix: (&str, u32),
-    importance: Option<&Importance>,
-) -> Recipe<'a> {
-    let mut output = Output::default();
-    output.copy_keys(file);
-    output.forget_making();
-    output.set("general.quantization_version", ValueBuf::U32(2));
-    Recipe {
-        metadata: Some(file.metadata()),
-        ..Recipe::new(tensors, output, plan, mix, importance)
+impl<'a> QuantJob<'a> {
+    /// Creates the job that writes a GGUF model with other types.
+    pub fn of_gguf(
+        file: &'a ModelFile,
+        tensors: Vec<Tensor<'a>>,
+        plan: Plan,
+        recipe: (&str, u32),
+        importance: Option<&Importance>,
+    ) -> QuantJob<'a> {
+        let mut output = Output::default();
+        output.copy_keys(file);
+        output.remove_provenance();
+        output.set("general.quantization_version", ValueBuf::U32(2));
+        QuantJob {
+            metadata: Some(file.metadata()),
+            ..QuantJob::new(tensors, output, plan, recipe, importance)
+        }
     }
-}
 
-impl<'a> Recipe<'a> {
-    /// Tensors and keys, to which those are added that tell of the types.
+    /// Creates a job and adds the keys that describe the quantization.
     pub(crate) fn new(
         tensors: Vec<Tensor<'a>>,
         mut output: Output,
         plan: Plan,
-        (mix, file_type): (&str, u32),
+        (recipe, file_type): (&str, u32),
         importance: Option<&Importance>,
-    ) -> Recipe<'a> {
+    ) -> QuantJob<'a> {
         output.set("general.file_type", ValueBuf::U32(file_type));
         if let Some(importance) = importance {
             set_importance(&mut output, importance);
@@ -136,22 +136,22 @@ impl<'a> Recipe<'a> {
         for (tensor, ty) in tensors.iter().zip(&plan.types) {
             output.tensor(&tensor.name, *ty, &tensor.shape);
         }
-        Recipe {
+        QuantJob {
             tensors,
             output,
             metadata: None,
             plan,
-            mix: mix.to_owned(),
+            recipe: recipe.to_owned(),
             verify: None,
         }
     }
 }
 
-/// Writes down what was important, and how that is known.
+/// Sets the `quantize.imatrix.*` keys.
 fn set_importance(output: &mut Output, importance: &Importance) {
     let entries = u32::try_from(importance.entries.len()).unwrap_or(u32::MAX);
     let text = |text: &str| ValueBuf::Str(text.to_owned());
-    // What was learned on the way has none.
+    // A matrix collected by --calibrate has no file.
     if let Some(file) = importance.file.file_name() {
         output.set("quantize.imatrix.file", text(&file.to_string_lossy()));
     }
@@ -162,7 +162,7 @@ fn set_importance(output: &mut Output, importance: &Importance) {
     output.set("quantize.imatrix.chunks_count", chunks);
 }
 
-/// Parts of the output as those of the input.
+/// The division of a file into parts.
 pub fn parts_of(file: &ModelFile) -> Parts {
     let n_files = file.files().len();
     if n_files < 2 {
@@ -177,30 +177,29 @@ pub fn parts_of(file: &ModelFile) -> Parts {
     Parts::Counts(counts)
 }
 
-/// Writes a model. Nothing appears at `path` before all of it is on disk.
+/// Writes a model. The output appears at `path` when it is complete.
 pub fn quantize(
     source: &ModelFile,
-    mut recipe: Recipe<'_>,
+    mut job: QuantJob<'_>,
     path: &Path,
     options: &Options<'_>,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<(Report, Vec<PathBuf>)> {
-    check(&recipe, source, path, options)?;
+    check(&job, source, path, options)?;
     let compared = comparison(source, options)?;
-    let mut report = Report::new(&recipe, source);
+    let mut report = Report::new(&job, source);
     if let Some(wanted) = &options.report {
         report.command.clone_from(&wanted.command);
-        let room = report.room();
-        recipe
-            .output
+        let room = report.max_len();
+        job.output
             .set(Report::KEY, ValueBuf::Str(report.padded(room)));
     }
-    let total = recipe.output.bytes();
+    let total = job.output.bytes();
     let mut done = 0;
-    let metadata = recipe.metadata;
+    let metadata = job.metadata;
     let mut workers = options.workers;
     workers.measure |= options.report.is_some();
-    let written = recipe
+    let written = job
         .output
         .write(path, &options.parts, metadata, |index, planned, out| {
             progress(Progress::Writing {
@@ -208,7 +207,7 @@ pub fn quantize(
                 done,
                 total,
             });
-            let loss = write_tensor(&recipe, index, options.importance, workers, out)?;
+            let loss = write_tensor(&job, index, options.importance, workers, out)?;
             done += planned.bytes;
             if let (Some(loss), Some(entry)) = (loss, report.tensors.get_mut(index)) {
                 entry.measured(&loss);
@@ -218,47 +217,45 @@ pub fn quantize(
     if let Some(wanted) = &options.report {
         if let Some((original, text)) = compared {
             let made = Model::from_file(written.open()?)?;
-            let each = |done: usize, total: usize, divergence| {
+            let each_chunk = |done: usize, total: usize, mean_kl| {
                 progress(Progress::Comparing {
-                    divergence,
+                    mean_kl,
                     done: done as u64,
                     total: total as u64,
                 });
                 workers.check()
             };
-            let result = compare(&original, &made, text, &wanted.compare, each)?;
+            let result = compare(&original, &made, text, &wanted.compare, each_chunk)?;
             report.comparison = Some(result);
         }
-        let room = report.room();
-        recipe
-            .output
+        let room = report.max_len();
+        job.output
             .set(Report::KEY, ValueBuf::Str(report.padded(room)));
-        recipe.output.rewrite_headers(&written, metadata)?;
+        job.output.rewrite_headers(&written, metadata)?;
     }
-    if let Some(verify) = &recipe.verify {
+    if let Some(verify) = &job.verify {
         verify(written.open()?)?;
     }
     workers.check()?;
     Ok((report, written.publish()?))
 }
 
-/// Most bytes that the file of a recipe takes beside the data of its tensors, with a report or
-/// without, whatever the types.
-pub fn overhead(recipe: &Recipe<'_>, source: &ModelFile, report: Option<&str>) -> Result<u64> {
-    let mut output = recipe.output.clone();
+/// Upper bound of the bytes of the written file besides tensor data, for any types. `report` is the command
+/// line of a report, if one is written.
+pub fn overhead(job: &QuantJob<'_>, source: &ModelFile, report: Option<&str>) -> Result<u64> {
+    let mut output = job.output.clone();
     if let Some(command) = report {
-        /// Letters of a type's name.
+        /// Maximum length of a type name.
         const NAME: usize = 8;
-        let mut report = Report::new(recipe, source);
+        let mut report = Report::new(job, source);
         report.command = command.to_owned();
-        let room = report.room() + NAME * recipe.tensors.len();
+        let room = report.max_len() + NAME * job.tensors.len();
         output.set(Report::KEY, ValueBuf::Str(report.padded(room)));
     }
-    output.overhead(recipe.metadata)
+    output.overhead(job.metadata)
 }
 
-/// The source as a model, and the text that it and the output are to be compared over. What stands in
-/// the way of that is found before anything is written.
+/// Loads the source for the comparison and checks the text, before anything is written.
 fn comparison<'a>(source: &ModelFile, options: &Options<'a>) -> Result<Option<(Model, &'a Text)>> {
     let Some(wanted) = &options.report else {
         return Ok(None);
@@ -266,40 +263,40 @@ fn comparison<'a>(source: &ModelFile, options: &Options<'a>) -> Result<Option<(M
     let Some(text) = wanted.text else {
         return Ok(None);
     };
-    // Mapped: nothing of it is in memory while the output is written.
+    // Mapped, so that it takes no memory while the output is written.
     let mapped = OpenOptions {
         huge_pages: false,
         ..OpenOptions::default()
     };
-    let original = Model::load(source.path(), &mapped)?;
+    let original = Model::load_with(source.path(), &mapped)?;
     compare::chunks(&original, text, &wanted.compare)?;
     Ok(Some((original, text)))
 }
 
-/// Refuses what cannot be done before anything is written.
-pub(crate) fn check(
-    recipe: &Recipe<'_>,
+/// Checks paths, types and importance of a job before anything is written.
+pub fn check(
+    job: &QuantJob<'_>,
     source: &ModelFile,
     path: &Path,
     options: &Options<'_>,
 ) -> Result<()> {
     check_not_input(path, source)?;
-    for path in recipe.output.paths(path, &options.parts, recipe.metadata)? {
+    for path in job.output.paths(path, &options.parts, job.metadata)? {
         check_not_input(&path, source)?;
         check_differs(&path, options.importance.map(|known| known.file.as_path()))?;
     }
-    check_types(recipe, options.importance, options.allow_requantize)
+    check_types(job, options.importance, options.allow_requantize)
 }
 
-/// Refuses types that tensors cannot become, and importance that is not theirs.
+/// Checks that the types fit the tensors and that the importance matrix belongs to the model.
 pub(crate) fn check_types(
-    recipe: &Recipe<'_>,
+    job: &QuantJob<'_>,
     importance: Option<&Importance>,
     allow_requantize: bool,
 ) -> Result<()> {
-    // A file's mark says that all of its Q8_0 is INT8.
+    // INT8 is stored as Q8_0 with a key for the whole file.
     let of_type = |wanted: TensorType| {
-        let mut types = recipe.tensors.iter().zip(&recipe.plan.types);
+        let mut types = job.tensors.iter().zip(&job.plan.types);
         types
             .find(|(_, ty)| **ty == wanted)
             .map(|(tensor, _)| tensor)
@@ -308,17 +305,17 @@ pub(crate) fn check_types(
         return Err(Error::Unfit {
             file: int8.file().to_path_buf(),
             problem: format!(
-                "tensor `{}` is to be INT8 and `{}` Q8_0, which one file cannot tell apart",
+                "tensor `{}` is INT8 and `{}` is Q8_0; one file cannot contain both",
                 int8.name, other.name
             ),
         });
     }
     if let Some(importance) = importance {
-        importance.check(&recipe.tensors)?;
+        importance.check(&job.tensors)?;
     }
-    for (tensor, &ty) in recipe.tensors.iter().zip(&recipe.plan.types) {
+    for (tensor, &ty) in job.tensors.iter().zip(&job.plan.types) {
         if let Some(importance) = importance {
-            // Embeddings are looked up, not multiplied, so their importance may be of the output.
+            // Token embeddings have no inputs; with tied embeddings their entry is that of the output matrix.
             if tensor.name != "token_embd.weight" {
                 importance.of(tensor)?;
             }
@@ -345,15 +342,15 @@ pub(crate) fn check_types(
     Ok(())
 }
 
-/// Writes a tensor of a recipe as its plan says, and measures what was lost where that is wanted.
+/// Writes a tensor of a job as its planned type and returns the loss if `workers` measures it.
 pub(crate) fn write_tensor(
-    recipe: &Recipe<'_>,
+    job: &QuantJob<'_>,
     index: usize,
     importance: Option<&Importance>,
     workers: Workers<'_>,
     out: &mut dyn Write,
 ) -> Result<Option<Loss>> {
-    let (tensor, ty) = (&recipe.tensors[index], recipe.plan.types[index]);
+    let (tensor, ty) = (&job.tensors[index], job.plan.types[index]);
     if ty == tensor.ty {
         workers.copy(tensor, out)?;
         return Ok(None);
@@ -362,7 +359,7 @@ pub(crate) fn write_tensor(
         Some(importance) => importance.of(tensor).unwrap_or(None),
         None => None,
     };
-    let loss = workers.encode(tensor, ty, inputs.as_ref(), out)?;
+    let loss = workers.quantize(tensor, ty, inputs.as_ref(), out)?;
     Ok(workers.measure.then_some(loss))
 }
 

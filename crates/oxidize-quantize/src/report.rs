@@ -1,47 +1,48 @@
-//! [`Report`]: what a model was made of and what that cost, kept in its own metadata as JSON.
+//! [`Report`]: provenance and measured quality of a quantized model, stored as JSON in its metadata.
 
 use oxidize_core::file::{Format, ModelFile};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
-use crate::convert::folder_name;
-use crate::quantize::Recipe;
+use crate::convert::directory_name;
+use crate::quantize::QuantJob;
 
-/// What was made, and what it cost.
+/// Provenance and measured quality of a quantized model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The command that made the file.
+    /// The command that wrote the file.
     pub command: String,
     /// The version of oxidize.
     pub version: String,
-    /// The name of the file it was made of.
+    /// Name of the source file or directory.
     pub source: String,
-    /// What people call the mix of types.
-    pub mix: String,
+    /// Name of the quantization recipe.
+    #[serde(rename = "mix")]
+    pub recipe: String,
     /// Bytes of the tensors.
     pub bytes: u64,
-    /// Bytes of the tensors it was made of.
+    /// Bytes of the source's tensors.
     pub source_bytes: u64,
-    /// Average bits of a weight.
+    /// Average bits per weight.
     pub bits_per_weight: f64,
-    /// How its predictions differ from the source's, where that was measured.
+    /// Comparison of the predictions with the source's, if measured.
     pub comparison: Option<Comparison>,
-    /// Each tensor.
+    /// One entry per tensor.
     pub tensors: Vec<TensorReport>,
 }
 
-/// What became of a tensor.
+/// Types, size and error of a tensor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TensorReport {
-    /// Its name.
+    /// Tensor name.
     pub name: String,
-    /// Its type in the source.
+    /// Type in the source.
     pub from: String,
-    /// Its type.
+    /// Type in the new file.
     pub to: String,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The root of the share that errors have in the squares of its elements.
+    /// Relative root-mean-square error of the elements.
     pub error: Option<f64>,
 }
 
@@ -49,8 +50,8 @@ impl Report {
     /// The metadata key.
     pub const KEY: &str = "oxidize.report";
 
-    pub(crate) fn new(recipe: &Recipe<'_>, source: &ModelFile) -> Report {
-        let tensors = recipe.tensors.iter().zip(&recipe.plan.types);
+    pub(crate) fn new(job: &QuantJob<'_>, source: &ModelFile) -> Report {
+        let tensors = job.tensors.iter().zip(&job.plan.types);
         let tensors = tensors.map(|(tensor, ty)| TensorReport {
             name: tensor.name.clone(),
             from: tensor.ty.name().to_owned(),
@@ -62,31 +63,31 @@ impl Report {
         let stored = stored.map(|tensor| source.stored_bytes(tensor));
         let name = source.path().file_name().unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
-        let folder = match source.format() {
+        let directory = match source.format() {
             Format::Gguf { .. } => None,
-            _ => folder_name(source),
+            _ => directory_name(source),
         };
         Report {
             command: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            source: folder.unwrap_or(name),
-            mix: recipe.mix.clone(),
-            bytes: recipe.plan.bytes(&recipe.tensors),
+            source: directory.unwrap_or(name),
+            recipe: job.recipe.clone(),
+            bytes: job.plan.bytes(&job.tensors),
             source_bytes: stored.sum(),
-            bits_per_weight: recipe.plan.bits_per_weight(&recipe.tensors),
+            bits_per_weight: job.plan.bits_per_weight(&job.tensors),
             comparison: None,
             tensors: tensors.collect(),
         }
     }
 
-    /// The report of a model that has one.
+    /// Returns the report stored in the metadata of a model.
     pub fn of(file: &ModelFile) -> Option<Report> {
         serde_json::from_str(file.metadata().str(Report::KEY)?).ok()
     }
 
-    /// Bytes that it takes at most, whatever the measured numbers are.
-    pub(crate) fn room(&self) -> usize {
-        /// Digits of a float, and more than all numbers of a comparison.
+    /// Upper bound of the JSON length, independent of the measured numbers.
+    pub(crate) fn max_len(&self) -> usize {
+        /// Maximum length of a number, and of all numbers of a comparison.
         const NUMBER: usize = 32;
         const COMPARISON: usize = 1024;
         let plain = Report {
@@ -94,7 +95,7 @@ impl Report {
             tensors: Vec::new(),
             ..self.clone()
         };
-        // As JSON has it: a name may have letters that are written out.
+        // In JSON form, since a name may contain escaped characters.
         let written = |text: &str| serde_json::to_string(text).map_or(0, |json| json.len());
         let names = self
             .tensors
@@ -104,7 +105,8 @@ impl Report {
         plain.json().len() + COMPARISON + names.map(|n| n + labels + 2 * NUMBER).sum::<usize>()
     }
 
-    /// The report as JSON, filled up with blanks: its place in the file is kept before it is known.
+    /// JSON padded with spaces to `room` bytes, which reserves space in the header before the report is
+    /// known.
     pub(crate) fn padded(&self, room: usize) -> String {
         let json = self.json();
         let blanks = room.saturating_sub(json.len());
@@ -112,7 +114,7 @@ impl Report {
     }
 
     fn json(&self) -> String {
-        // Strings and numbers only: nothing that JSON cannot say.
+        // Strings and finite numbers always serialize.
         serde_json::to_string(self).unwrap_or_default()
     }
 }

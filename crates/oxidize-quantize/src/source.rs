@@ -1,16 +1,16 @@
-//! [`Source`]: a model that is to be written as GGUF, in whichever form it is now.
+//! [`Source`]: the model to quantize, a GGUF file or a Hugging Face directory.
 
 use oxidize_core::file::{Format, ModelFile};
-use oxidize_core::mix::{Mix, Traits};
+use oxidize_core::recipe::{ModelInfo, QuantRecipe};
 
 use crate::convert::Conversion;
 use crate::error::Result;
 use crate::importance::Importance;
-use crate::plan::{Plan, Wishes, traits_of};
-use crate::quantize::{self, Recipe, tensors_of};
+use crate::plan::{Plan, QuantizeParams, model_info};
+use crate::quantize::{QuantJob, tensors_of};
 use crate::tensor::Tensor;
 
-/// A model to be written, of which the types of the tensors are still to be chosen.
+/// A model to write as GGUF, before the tensor types are chosen.
 pub struct Source<'a>(Form<'a>);
 
 enum Form<'a> {
@@ -28,7 +28,7 @@ impl<'a> From<Conversion<'a>> for Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Looks at the model in `file`.
+    /// Creates a source from the model in `file`.
     pub fn new(file: &'a ModelFile) -> Result<Source<'a>> {
         match file.format() {
             Format::Gguf { .. } => Ok(Source(Form::Gguf {
@@ -39,7 +39,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Its tensors, with the names that they will have.
+    /// Tensors under their GGUF names.
     pub fn tensors(&self) -> &[Tensor<'a>] {
         match &self.0 {
             Form::Gguf { tensors, .. } => tensors,
@@ -47,55 +47,64 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// What a mix wants to know of it.
-    pub fn traits(&self, importance: bool) -> Traits {
+    /// The model properties that a quantization recipe depends on.
+    pub fn model_info(&self, importance: bool) -> ModelInfo {
         match &self.0 {
-            Form::Gguf { file, .. } => traits_of(file, importance),
-            Form::Directory(conversion) => Traits {
+            Form::Gguf { file, .. } => model_info(file, importance),
+            Form::Directory(conversion) => ModelInfo {
                 importance,
-                ..conversion.traits
+                ..conversion.info
             },
         }
     }
 
-    /// What it has that the new file will not, and what it lacks, each in a line for people.
-    pub fn remarks(&self) -> &[String] {
+    /// Messages about tensors and files of the source that are left out or missing.
+    pub fn notes(&self) -> &[String] {
         match &self.0 {
             Form::Gguf { .. } => &[],
-            Form::Directory(conversion) => &conversion.remarks,
+            Form::Directory(conversion) => &conversion.notes,
         }
     }
 
-    /// Whether its weights may be quantised ones without anybody being asked: those of directories that came
-    /// in 4 or 8 bits are unpacked, as there is no other way to keep them.
-    pub fn may_be_quantized(&self) -> bool {
+    /// True if quantized weights may be quantized again without `--allow-requantize`. Directories with 4- or
+    /// 8-bit weights are unpacked first, since GGUF has no lossless type for them.
+    pub fn allows_requantize(&self) -> bool {
         matches!(self.0, Form::Directory(_))
     }
 
-    /// The types that its tensors have where none is quantised.
-    pub fn kept(&self) -> Plan {
+    /// The plan that quantizes no tensor.
+    pub fn unquantized_plan(&self) -> Plan {
         let tensors = self.tensors().iter();
         Plan {
-            types: tensors.map(|tensor| tensor.kept_as).collect(),
+            types: tensors.map(|tensor| tensor.unquantized_type).collect(),
             fallbacks: 0,
         }
     }
 
-    /// The types that `wishes` give to its tensors.
-    pub fn plan(&self, wishes: &Wishes, importance: Option<&Importance>) -> Result<Plan> {
+    /// The plan that follows from `params`.
+    pub fn plan(&self, params: &QuantizeParams, importance: Option<&Importance>) -> Result<Plan> {
         let tensors = self.tensors();
-        let plan = Plan::new(tensors, wishes, &self.traits(importance.is_some()));
-        plan.check_importance(tensors, &wishes.mix, importance)?;
+        let plan = Plan::new(tensors, params, &self.model_info(importance.is_some()));
+        plan.check_importance(tensors, &params.recipe, importance)?;
         Ok(plan)
     }
 
-    /// What the new file consists of.
-    pub fn recipe(self, plan: Plan, mix: &Mix, importance: Option<&Importance>) -> Recipe<'a> {
+    /// The job that writes the model with the planned types.
+    pub fn into_job(
+        self,
+        plan: Plan,
+        recipe: &QuantRecipe,
+        importance: Option<&Importance>,
+    ) -> QuantJob<'a> {
         match self.0 {
-            Form::Gguf { file, tensors } => {
-                quantize::recipe(file, tensors, plan, (mix.name, mix.file_type), importance)
-            }
-            Form::Directory(conversion) => conversion.recipe(plan, mix, importance),
+            Form::Gguf { file, tensors } => QuantJob::of_gguf(
+                file,
+                tensors,
+                plan,
+                (recipe.name, recipe.file_type),
+                importance,
+            ),
+            Form::Directory(conversion) => conversion.into_job(plan, recipe, importance),
         }
     }
 }

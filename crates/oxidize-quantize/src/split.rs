@@ -1,15 +1,15 @@
-//! Models in parts, and in one file again: tensors and keys are copied as they are.
+//! Splits a GGUF model into parts or joins its parts. Tensors and keys are copied unchanged.
 
 use std::path::{Path, PathBuf};
 
 use oxidize_core::file::ModelFile;
 
-use crate::encode::Workers;
 use crate::error::Result;
 use crate::output::{Output, Parts, check_not_input};
 use crate::quantize::{Progress, tensors_of};
+use crate::workers::Workers;
 
-/// Writes a model as `parts` of `path`. One part is a whole model again.
+/// Writes a model to `path`, divided as `parts` says.
 pub fn rewrite(
     file: &ModelFile,
     path: &Path,

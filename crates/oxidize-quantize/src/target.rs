@@ -1,37 +1,74 @@
-//! Types for a given size: each tensor gets the one that loses least for the bytes it takes.
+//! Types for a target size.
 //!
-//! What a type costs a tensor is measured on some of its rows: the noise that its errors make in the
-//! products with the inputs that the importance matrix has seen, as a share of the products
-//! themselves. Starting from the smallest types, bytes are then spent where they take away most.
+//! The loss of a type is measured on sample rows of a tensor: the mean square of the errors' products with
+//! the inputs, relative to that of the weights' products. Starting from the smallest types, a greedy search
+//! upgrades the tensor with the largest reduction of the loss per byte.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use oxidize_core::arch::names::{ATTN_K, ATTN_Q, OUTPUT, TOKEN_EMBEDDING};
-use oxidize_core::mix::{Traits, role_of, whole_blocks};
-use oxidize_kernels::quant::{self, Correlation, TensorType};
+use oxidize_core::file::ModelFile;
+use oxidize_core::recipe::{ModelInfo, RECIPES, role_of, whole_blocks};
+use oxidize_kernels::quant::{self, SecondMoment, TensorType};
 
-use crate::encode::{Loss, Workers, encode_rows};
 use crate::error::{Error, Result};
 use crate::importance::{Importance, Inputs};
-use crate::plan::{Plan, Wishes, is_quantizable};
-use crate::quantize::Progress;
+use crate::plan::{Plan, QuantizeParams, is_quantizable};
+use crate::quantize::{Progress, overhead};
+use crate::source::Source;
 use crate::tensor::Tensor;
+use crate::workers::{Loss, Workers, quantize_rows};
 
-/// Rows of a tensor that are tried.
+/// Number of sample rows of a tensor.
 const SAMPLE_ROWS: u64 = 96;
 
-/// The plan with the least loss whose tensors take at most `bytes`. Tensors for which `wishes` ask a
-/// type have that one.
+/// A target size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TargetSize {
+    /// Bytes of the written file.
+    FileBytes(u64),
+    /// Average bits per weight.
+    BitsPerWeight(f64),
+}
+
+impl TargetSize {
+    /// Bytes available for the tensors of the model in `file`. `report` is the command line of a report, if
+    /// one is written.
+    pub fn tensor_bytes(
+        self,
+        file: &ModelFile,
+        importance: Option<&Importance>,
+        report: Option<&str>,
+    ) -> Result<u64> {
+        let source = Source::new(file)?;
+        match self {
+            TargetSize::BitsPerWeight(bits) => {
+                let elements: u64 = source.tensors().iter().map(Tensor::elements).sum();
+                Ok((bits * elements as f64 / 8.0) as u64)
+            }
+            TargetSize::FileBytes(asked) => {
+                let plan = source.unquantized_plan();
+                let job = source.into_job(plan, &RECIPES[0], importance);
+                let header = overhead(&job, file, report)?;
+                asked
+                    .checked_sub(header)
+                    .ok_or(Error::TargetBelowHeader { asked, header })
+            }
+        }
+    }
+}
+
+/// Finds the plan with the smallest loss whose tensors take at most `bytes`. Overrides in `params` apply.
 pub fn plan_for_size(
     tensors: &[Tensor<'_>],
     bytes: u64,
     importance: Option<&Importance>,
-    (wishes, traits): (&Wishes, &Traits),
+    (params, info): (&QuantizeParams, &ModelInfo),
     workers: &Workers<'_>,
     progress: impl Fn(Progress<'_>) + Sync,
 ) -> Result<Plan> {
-    let choices = measure(tensors, importance, (wishes, traits), workers, progress)?;
+    let choices = measure(tensors, importance, (params, info), workers, progress)?;
     let smallest = vec![0; tensors.len()];
     let least = size(&choices, &smallest);
     if least > bytes {
@@ -40,8 +77,8 @@ pub fn plan_for_size(
             least,
         });
     }
-    // The largest tensor, often of embeddings, goes up by steps for which there is no room any more
-    // once all others had theirs: each of its types is tried as its least.
+    // The upgrades of the largest tensor, often the embeddings, no longer fit after those of the others. So
+    // the search runs once for each of its types as the minimum.
     let bytes_of = |options: &[Choice]| options.last().map_or(0, |last| last.bytes);
     let largest = (0..tensors.len()).max_by_key(|i| bytes_of(&choices[*i]));
     let starts = largest
@@ -51,7 +88,7 @@ pub fn plan_for_size(
         let mut chosen = smallest.clone();
         chosen[largest] = least;
         let left = bytes.checked_sub(size(&choices, &chosen))?;
-        spend(&choices, &mut chosen, left);
+        upgrade(&choices, &mut chosen, left);
         let options = choices.iter().zip(&chosen);
         let loss: f64 = options.map(|(options, &at)| options[at].loss).sum();
         Some((loss, chosen))
@@ -65,16 +102,16 @@ pub fn plan_for_size(
     })
 }
 
-/// Bytes of the types that are chosen.
+/// Total bytes of the chosen types.
 fn size(choices: &[Vec<Choice>], chosen: &[usize]) -> u64 {
     let options = choices.iter().zip(chosen);
     options.map(|(options, &at)| options[at].bytes).sum()
 }
 
-/// Spends bytes on larger types, first where they take away most.
-fn spend(choices: &[Vec<Choice>], chosen: &mut [usize], mut left: u64) {
+/// Upgrades types, the best reduction of the loss per byte first, while `left` bytes allow it.
+fn upgrade(choices: &[Vec<Choice>], chosen: &mut [usize], mut left: u64) {
     loop {
-        // The step up that takes away most for its bytes, among those that still fit.
+        // The best upgrade among those that still fit.
         let steps = choices.iter().zip(&*chosen).enumerate();
         let best = steps
             .flat_map(|(i, (options, &at))| {
@@ -91,26 +128,25 @@ fn spend(choices: &[Vec<Choice>], chosen: &mut [usize], mut left: u64) {
     }
 }
 
-/// A type that a tensor may get.
+/// A candidate type of a tensor.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
     ty: TensorType,
     bytes: u64,
-    /// Noise by signal, weighted by how much the tensor matters.
+    /// Noise-to-signal ratio times the sensitivity of the tensor.
     loss: f64,
 }
 
-/// What a step up takes away, by byte.
+/// Reduction of the loss per byte of an upgrade.
 fn gain(from: Choice, to: Choice) -> f64 {
     (from.loss - to.loss) / (to.bytes - from.bytes).max(1) as f64
 }
 
-/// The types worth considering for each tensor, from small to large: each loses less than the one
-/// before.
+/// Candidate types of each tensor, from small to large, each with a smaller loss than the one before.
 fn measure(
     tensors: &[Tensor<'_>],
     importance: Option<&Importance>,
-    wanted: (&Wishes, &Traits),
+    wanted: (&QuantizeParams, &ModelInfo),
     workers: &Workers<'_>,
     progress: impl Fn(Progress<'_>) + Sync,
 ) -> Result<Vec<Vec<Choice>>> {
@@ -131,7 +167,7 @@ fn measure(
                         break;
                     };
                     results[i] = Some(choices);
-                    progress(Progress::Trying {
+                    progress(Progress::Measuring {
                         done: results.iter().flatten().count() as u64,
                         total: tensors.len() as u64,
                     });
@@ -148,50 +184,50 @@ fn measure(
 fn choices_for(
     tensor: &Tensor<'_>,
     importance: Option<&Importance>,
-    (wishes, traits): (&Wishes, &Traits),
+    (params, info): (&QuantizeParams, &ModelInfo),
 ) -> Result<Vec<Choice>> {
     use TensorType::{
         F16, IQ1_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_1,
         Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
     };
-    /// Types that make sense only where importance is known.
-    const STARVED: [TensorType; 5] = [IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS];
+    /// Types that require importance.
+    const LOW_BIT: [TensorType; 5] = [IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS];
     const TYPES: [TensorType; 14] = [
         Q2_K, Q3_K, IQ3_S, IQ4_XS, IQ4_NL, Q4_0, Q4_K, Q4_1, Q5_0, Q5_K, Q5_1, Q6_K, Q8_0, F16,
     ];
     let columns = tensor.columns();
     let bytes = |ty: TensorType| ty.bytes_for(tensor.elements()).unwrap_or(u64::MAX);
-    let free = |ty: TensorType| Choice {
+    let lossless = |ty: TensorType| Choice {
         ty,
         bytes: bytes(ty),
         loss: 0.0,
     };
     if !is_quantizable(tensor) {
-        return Ok(vec![free(tensor.kept_as)]);
+        return Ok(vec![lossless(tensor.unquantized_type)]);
     }
-    if let Some(ty) = wishes.fixed(tensor, traits) {
-        return Ok(vec![free(whole_blocks(ty, columns as usize))]);
+    if let Some(ty) = params.override_for(tensor, info) {
+        return Ok(vec![lossless(whole_blocks(ty, columns as usize))]);
     }
     let inputs = match importance {
         Some(importance) => importance.of(tensor).unwrap_or(None),
         None => None,
     };
     let sample = Sample::new(tensor, inputs.as_ref())?;
-    let starved = STARVED.iter().filter(|_| inputs.is_some());
+    let low_bit = LOW_BIT.iter().filter(|_| inputs.is_some());
     let mut choices = Vec::new();
-    for &ty in starved.chain(&TYPES) {
+    for &ty in low_bit.chain(&TYPES) {
         if !columns.is_multiple_of(ty.block_len() as u64) || bytes(ty) > bytes(tensor.ty) {
             continue;
         }
         choices.push(Choice {
             ty,
             bytes: bytes(ty),
-            loss: sample.loss(ty)? * concern(tensor, traits),
+            loss: sample.loss(ty)? * sensitivity(tensor, info),
         });
     }
-    // As it is, it loses nothing.
-    choices.push(free(tensor.ty));
-    // What is larger and no better is never chosen.
+    // The source type has no loss.
+    choices.push(lossless(tensor.ty));
+    // Drops types that are larger without a smaller loss.
     choices.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.loss.total_cmp(&b.loss)));
     let mut kept: Vec<Choice> = Vec::new();
     for choice in choices {
@@ -205,25 +241,25 @@ fn choices_for(
     Ok(kept)
 }
 
-/// How much noise in a tensor's products matters: what a layer adds is a small share of what all of
-/// them add up, while noise in the logits is all noise, and that in the embeddings goes through
-/// every layer. Noise in queries and keys is evened out by the softmax. The numbers fit what the
-/// divergence of small models was measured to be with one tensor quantised.
-fn concern(tensor: &Tensor<'_>, traits: &Traits) -> f64 {
+/// Sensitivity of the model to noise in a tensor's products. A layer adds a small part of the residual
+/// stream, while noise in the logits acts directly and noise in the embeddings passes every layer; the
+/// softmax reduces noise in queries and keys. The factors are fitted to the KL divergence of small models
+/// with one tensor quantized.
+fn sensitivity(tensor: &Tensor<'_>, info: &ModelInfo) -> f64 {
     match role_of(&tensor.name) {
-        Some(OUTPUT | TOKEN_EMBEDDING) if traits.tied => 18.0,
+        Some(OUTPUT | TOKEN_EMBEDDING) if info.tied => 18.0,
         Some(OUTPUT | TOKEN_EMBEDDING) => 9.0,
         Some(ATTN_Q | ATTN_K) => 0.25,
         _ => 1.0,
     }
 }
 
-/// Some rows of a tensor, and what is known of their inputs.
+/// Sample rows of a tensor and the statistics of their inputs.
 struct Sample<'a> {
     rows: Vec<f32>,
-    /// The mean squares of each row's inputs; none where they are not known.
+    /// Mean squares of each row's inputs; empty if unknown.
     squares: Vec<&'a [f32]>,
-    correlation: Option<&'a Correlation>,
+    second_moment: Option<&'a SecondMoment>,
     columns: usize,
 }
 
@@ -236,7 +272,7 @@ impl<'a> Sample<'a> {
         let mut sample = Sample {
             rows: Vec::new(),
             squares: Vec::new(),
-            correlation: inputs.and_then(|inputs| inputs.correlation.as_ref()),
+            second_moment: inputs.and_then(|inputs| inputs.second_moment.as_ref()),
             columns: columns as usize,
         };
         let mut floats = vec![0.0; columns as usize];
@@ -254,18 +290,18 @@ impl<'a> Sample<'a> {
         Ok(sample)
     }
 
-    /// The share of noise in the products, if the rows are stored as `ty`.
+    /// Noise-to-signal ratio of the products if the rows are stored as `ty`.
     fn loss(&self, ty: TensorType) -> Result<f64> {
         let bytes = ty.bytes_for(self.columns as u64).unwrap_or(0) as usize;
         let n = self.rows.len() / self.columns.max(1);
         let (mut encoded, mut decoded) = (vec![0; n * bytes], vec![0.0; self.rows.len()]);
         let squares = |row: usize| self.squares.get(row).copied();
-        encode_rows(
+        quantize_rows(
             ty,
             &self.rows,
             self.columns,
             squares,
-            self.correlation,
+            self.second_moment,
             &mut encoded,
         )
         .and_then(|()| quant::dequantize(ty, &encoded, &mut decoded))
@@ -278,7 +314,7 @@ impl<'a> Sample<'a> {
         let decoded = decoded.chunks_exact(self.columns);
         let mut loss = Loss::default();
         for (i, (row, decoded)) in rows.zip(decoded).enumerate() {
-            loss.add(Loss::of(row, decoded, squares(i), self.correlation));
+            loss.add(Loss::of(row, decoded, squares(i), self.second_moment));
         }
         Ok(loss.noise / loss.signal.max(f64::MIN_POSITIVE))
     }

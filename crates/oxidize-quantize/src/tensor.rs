@@ -1,4 +1,4 @@
-//! [`Tensor`]: one tensor on its way from a file to another, read a few rows at a time.
+//! [`Tensor`]: a tensor to write, read from its source a few rows at a time.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,35 +8,35 @@ use oxidize_kernels::quant::{self, TensorType};
 
 use crate::error::{Error, Result};
 
-/// A tensor that will be written.
+/// A tensor to write.
 pub struct Tensor<'a> {
-    /// Its name in the output.
+    /// Name in the output.
     pub name: String,
-    /// How its elements are stored now.
+    /// Type in the source.
     pub ty: TensorType,
-    /// What it is written as where it is not one that is quantised.
-    pub kept_as: TensorType,
-    /// Its dimensions, the fastest-varying first.
+    /// Type in the output if the tensor is not quantized.
+    pub unquantized_type: TensorType,
+    /// Dimensions, fastest-varying first.
     pub shape: Vec<u64>,
-    /// What it is made of is called otherwise in the file it comes from: for messages.
+    /// Names of the source tensors if they differ, for error messages.
     pub origins: Vec<String>,
     data: Data<'a>,
-    /// The file it comes from, for messages.
+    /// The source file, for error messages.
     file: PathBuf,
 }
 
-/// Makes the elements of a tensor that no file has as such.
-pub type Make<'a> = Box<dyn Fn() -> Result<TensorBytes> + Send + Sync + 'a>;
+/// Computes the elements of a tensor that is not stored in this form.
+pub type Compute<'a> = Box<dyn Fn() -> Result<TensorBytes> + Send + Sync + 'a>;
 
 enum Data<'a> {
-    /// In a file as it is: whole, or in parts of the same size that lie under each other.
+    /// Stored in a file: one tensor, or parts of equal size stacked along the rows.
     File(&'a ModelFile, Vec<&'a TensorInfo>),
-    /// Put together when it is needed.
-    Made(Make<'a>),
+    /// Computed on demand.
+    Computed(Compute<'a>),
 }
 
 impl<'a> Tensor<'a> {
-    /// A tensor of a file, unchanged.
+    /// A tensor stored in a file.
     pub fn of_file(file: &'a ModelFile, info: &'a TensorInfo) -> Tensor<'a> {
         let shape = match info.order {
             DimOrder::FastestFirst => info.shape.clone(),
@@ -45,7 +45,7 @@ impl<'a> Tensor<'a> {
         Tensor {
             name: info.name.clone(),
             ty: info.ty,
-            kept_as: info.ty,
+            unquantized_type: info.ty,
             shape,
             origins: Vec::new(),
             data: Data::File(file, vec![info]),
@@ -53,7 +53,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Tensors of a file, of one type and size, under each other as one.
+    /// Tensors of one type and size, stacked along the rows.
     pub fn stacked(
         file: &'a ModelFile,
         parts: Vec<&'a TensorInfo>,
@@ -64,7 +64,7 @@ impl<'a> Tensor<'a> {
         Tensor {
             name,
             ty,
-            kept_as: ty,
+            unquantized_type: ty,
             shape,
             origins: Vec::new(),
             data: Data::File(file, parts),
@@ -72,31 +72,31 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// A tensor that `make` puts together; `file` is where its parts are from.
-    pub fn made(
+    /// A tensor computed by `compute` from tensors of `file`.
+    pub fn computed(
         name: String,
         ty: TensorType,
         shape: Vec<u64>,
         file: &Path,
-        make: Make<'a>,
+        compute: Compute<'a>,
     ) -> Tensor<'a> {
         Tensor {
             name,
             ty,
-            kept_as: ty,
+            unquantized_type: ty,
             shape,
             origins: Vec::new(),
-            data: Data::Made(make),
+            data: Data::Computed(compute),
             file: file.to_path_buf(),
         }
     }
 
-    /// Elements of a row.
+    /// Elements per row.
     pub fn columns(&self) -> u64 {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Rows, of all matrices of a stack.
+    /// Number of rows of all matrices.
     pub fn rows(&self) -> u64 {
         self.shape.iter().skip(1).product()
     }
@@ -106,19 +106,19 @@ impl<'a> Tensor<'a> {
         self.shape.iter().product()
     }
 
-    /// Matrices of a stack: one unless these are experts.
+    /// Number of matrices, more than one for stacked experts.
     pub fn matrices(&self) -> u64 {
         self.shape.iter().skip(2).product()
     }
 
-    /// The file it comes from.
+    /// The source file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// What it is called, here and in the file it comes from, where one of its elements is to be named.
-    fn called(&self, element: u64) -> String {
-        // Those under each other are of the same size.
+    /// Name for an error about an element, with the name of the source tensor if it differs.
+    fn name_for_error(&self, element: u64) -> String {
+        // Stacked parts have the same size.
         let parts = self.origins.len() as u64;
         let part = u128::from(element) * u128::from(parts) / u128::from(self.elements().max(1));
         let origin = usize::try_from(part).ok();
@@ -130,30 +130,33 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Opens it for reading. Of a tensor in a file nothing is read yet.
+    /// Opens the tensor for reading. A stored tensor is not read yet.
     pub fn open(&self) -> Result<Reader<'_>> {
-        let made = match &self.data {
-            // Unpacked once, not for each few rows.
+        let computed = match &self.data {
+            // Unpacked once rather than for each window of rows.
             Data::File(file, parts) if parts.iter().any(|part| file.is_packed(part)) => {
                 let bytes = parts.iter().map(|part| part.bytes).sum();
                 Some(read_across(file, parts, 0..bytes)?)
             }
             Data::File(..) => None,
-            Data::Made(make) => Some(make()?),
+            Data::Computed(compute) => Some(compute()?),
         };
-        Ok(Reader { tensor: self, made })
+        Ok(Reader {
+            tensor: self,
+            computed,
+        })
     }
 }
 
 /// Reads rows of a tensor.
 pub struct Reader<'a> {
     tensor: &'a Tensor<'a>,
-    /// All of it, where it had to be put together.
-    made: Option<TensorBytes>,
+    /// All bytes of a computed or unpacked tensor.
+    computed: Option<TensorBytes>,
 }
 
 impl Reader<'_> {
-    /// The bytes of some rows.
+    /// Returns the bytes of rows.
     pub fn bytes(&self, rows: Range<u64>) -> Result<TensorBytes> {
         let tensor = self.tensor;
         let row = tensor.ty.bytes_for(tensor.columns());
@@ -162,7 +165,7 @@ impl Reader<'_> {
         let outside =
             || oxidize_core::Error::io(tensor.file())(std::io::ErrorKind::UnexpectedEof.into());
         let range = range.ok_or_else(outside)?;
-        match (&self.made, &tensor.data) {
+        match (&self.computed, &tensor.data) {
             (Some(bytes), _) => {
                 let part = || {
                     let start = usize::try_from(range.start).ok()?;
@@ -171,12 +174,12 @@ impl Reader<'_> {
                 Ok(part().ok_or_else(outside)?)
             }
             (None, Data::File(file, parts)) => Ok(read_across(file, parts, range)?),
-            (None, Data::Made(_)) => Err(outside().into()),
+            (None, Data::Computed(_)) => Err(outside().into()),
         }
     }
 
-    /// Turns bytes of rows into floats, and refuses what is no number. `first` is the number of the
-    /// first element, for the message.
+    /// Dequantizes rows. Returns an error for NaN or infinity; `first` is the index of the first element, for
+    /// the message.
     pub fn floats(&self, bytes: &[u8], first: u64, out: &mut [f32]) -> Result<()> {
         let (file, tensor) = (self.tensor.file(), &self.tensor.name);
         quant::dequantize(self.tensor.ty, bytes, out).map_err(|error| Error::Encode {
@@ -187,7 +190,7 @@ impl Reader<'_> {
         if let Some(at) = first_not_finite(out) {
             return Err(Error::NotFinite {
                 file: file.to_path_buf(),
-                tensor: self.tensor.called(first + at as u64),
+                tensor: self.tensor.name_for_error(first + at as u64),
                 element: first + at as u64,
                 value: out[at],
             });
@@ -196,23 +199,22 @@ impl Reader<'_> {
     }
 }
 
-/// The place of the first float that is no number, or infinite. Almost always there is none, so many are looked
-/// at together.
+/// Index of the first NaN or infinity. Tests many floats at a time, since almost all tensors have none.
 fn first_not_finite(floats: &[f32]) -> Option<usize> {
-    const TOGETHER: usize = 64;
+    const LANES: usize = 64;
     const EXPONENT: u32 = 0x7f80_0000;
     const ONE: u32 = 0x0080_0000;
-    // The exponent of such a float is all ones: one more, and it is carried into the place of the sign.
-    let is_odd = |floats: &[f32]| {
+    // NaN and infinity have an exponent of all ones; adding one carries into the sign bit.
+    let any_not_finite = |floats: &[f32]| {
         let carried = |float: &f32| (float.to_bits() & EXPONENT) + ONE;
         floats.iter().fold(0, |all, float| all | carried(float)) >> 31 == 1
     };
-    let start = TOGETHER * floats.chunks(TOGETHER).position(is_odd)?;
+    let start = LANES * floats.chunks(LANES).position(any_not_finite)?;
     let at = floats[start..].iter().position(|float| !float.is_finite());
     at.map(|at| start + at)
 }
 
-/// Bytes of tensors that lie under each other, counted from the start of the first.
+/// Bytes of stacked tensors; the range counts from the start of the first.
 fn read_across(
     file: &ModelFile,
     parts: &[&TensorInfo],
@@ -239,15 +241,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_number_is_found() {
+    fn first_not_finite_finds_nan_and_infinity() {
         let usual = [0.0, -0.0, 1.0, f32::MAX, f32::MIN, f32::MIN_POSITIVE, 1e-45];
         let mut floats: Vec<f32> = usual.iter().copied().cycle().take(200).collect();
         assert_eq!(first_not_finite(&floats), None);
         assert_eq!(first_not_finite(&[]), None);
-        for odd in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for value in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for at in [0, 63, 64, 130, 199] {
-                let before = std::mem::replace(&mut floats[at], odd);
-                assert_eq!(first_not_finite(&floats), Some(at), "{odd} at {at}");
+                let before = std::mem::replace(&mut floats[at], value);
+                assert_eq!(first_not_finite(&floats), Some(at), "{value} at {at}");
                 floats[at] = before;
             }
         }

@@ -1,15 +1,15 @@
-//! [`Text`]: what models read while they are measured.
+//! [`Text`]: an evaluation or calibration text.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::Result;
 
-/// A text and the file that it is from, which is named where the text does not do.
+/// A text and the path of its file, for error messages.
 #[derive(Clone, Debug, Default)]
 pub struct Text {
     /// The file.
     pub file: PathBuf,
-    /// What is in it.
+    /// The contents of the file.
     pub content: String,
 }
 
@@ -21,8 +21,8 @@ impl Text {
         Ok(Text { file, content })
     }
 
-    /// A little of everything: prose, talk, code, tables and many languages. For calibrating where there is no
-    /// text that is more like what the model is for.
+    /// A mixed calibration text of prose, dialog, code, tables and many languages, for use when no text of
+    /// the model's domain is available.
     pub fn built_in() -> Text {
         Text {
             file: "built-in text".into(),
@@ -30,13 +30,13 @@ impl Text {
         }
     }
 
-    /// What the text is called where only a name is kept.
+    /// The file name without directories.
     pub fn name(&self) -> String {
         let name = self.file.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// A number that another text hardly has.
+    /// Hash of the contents.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Fingerprint::default();
         hash.add(self.content.as_bytes());
@@ -44,7 +44,7 @@ impl Text {
     }
 }
 
-/// A number that other bytes hardly have (FNV-1a).
+/// FNV-1a hash.
 pub(crate) struct Fingerprint(pub(crate) u64);
 
 impl Default for Fingerprint {

@@ -1,6 +1,6 @@
-//! Words for what is told to people.
+//! Wording of messages.
 
-/// So many things, in words: of one, the `one` word, else the `many`.
+/// Formats a count with the singular or the plural noun.
 pub fn count(n: usize, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
@@ -10,7 +10,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_not_many() {
+    fn count_selects_singular_or_plural() {
         assert_eq!(count(1, "matrix", "matrices"), "1 matrix");
         assert_eq!(count(0, "matrix", "matrices"), "0 matrices");
     }

@@ -1,26 +1,25 @@
-//! [`WriteBehind`]: writing that does not wait for the disk, so that the next tensor is computed
-//! while one is written.
+//! [`WriteBehind`]: buffered writing in a thread, so that the next tensor is quantized while the disk writes.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
-/// Bytes that are written at once.
+/// Bytes of a buffer.
 const BUFFER: usize = 1 << 20;
-/// Full buffers that may wait; the writer of a seventeenth does.
+/// Maximum number of full buffers in the queue; the writer blocks beyond that.
 const WAITING: usize = 16;
 
-/// Hands what it is given to a thread that writes it.
+/// A writer that passes full buffers to a thread.
 pub(crate) struct WriteBehind<'scope> {
     buffer: Vec<u8>,
     full: SyncSender<Vec<u8>>,
     empty: Receiver<Vec<u8>>,
-    /// Until an error has been reported.
+    /// `None` after its error was returned.
     thread: Option<ScopedJoinHandle<'scope, io::Result<()>>>,
 }
 
 impl<'scope> WriteBehind<'scope> {
-    /// Begins to write to `out`.
+    /// Starts the thread that writes to `out`.
     pub(crate) fn new(
         scope: &'scope Scope<'scope, '_>,
         out: &'scope mut (impl Write + Send),
@@ -35,24 +34,24 @@ impl<'scope> WriteBehind<'scope> {
         }
     }
 
-    /// Waits until all is written.
+    /// Waits until everything is written.
     pub(crate) fn finish(mut self) -> io::Result<()> {
-        self.hand_over()?;
+        self.send_buffer()?;
         let WriteBehind { full, thread, .. } = self;
-        // Tells the thread that nothing more comes.
+        // Closing the channel ends the thread.
         drop(full);
         result(thread)
     }
 
-    /// Gives the buffer to the thread, and takes an empty one.
-    fn hand_over(&mut self) -> io::Result<()> {
+    /// Sends the buffer to the thread and takes an empty one.
+    fn send_buffer(&mut self) -> io::Result<()> {
         let next = self.empty.try_recv();
         let mut next = next.unwrap_or_else(|_| Vec::with_capacity(BUFFER));
         next.clear();
         let buffer = std::mem::replace(&mut self.buffer, next);
         match self.full.send(buffer) {
             Ok(()) => Ok(()),
-            // It has ended, so it failed.
+            // The thread ended early, so it failed.
             Err(_) => result(self.thread.take()).and(Err(io::ErrorKind::BrokenPipe.into())),
         }
     }
@@ -63,18 +62,18 @@ impl Write for WriteBehind<'_> {
         let n = bytes.len().min(BUFFER - self.buffer.len());
         self.buffer.extend_from_slice(&bytes[..n]);
         if self.buffer.len() == BUFFER {
-            self.hand_over()?;
+            self.send_buffer()?;
         }
         Ok(n)
     }
 
-    /// What is left is written by [`finish`](WriteBehind::finish).
+    /// Does nothing; [`finish`](WriteBehind::finish) writes the rest.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// The thread: writes what comes, and gives the buffers back.
+/// The body of the thread: writes buffers and returns them for reuse.
 fn write_all(
     out: &mut impl Write,
     full: Receiver<Vec<u8>>,
@@ -82,7 +81,7 @@ fn write_all(
 ) -> io::Result<()> {
     for buffer in full {
         out.write_all(&buffer)?;
-        // Nobody needs it any more if it cannot be sent.
+        // A send error means that the writer is gone and needs no more buffers.
         let _ = empty.send(buffer);
     }
     out.flush()
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_arrives_in_order() {
+    fn bytes_are_written_in_order() {
         let bytes: Vec<u8> = (0..3 * BUFFER + 17).map(|i| (i / 251) as u8).collect();
         let mut out = Vec::new();
         std::thread::scope(|scope| {
@@ -114,7 +113,7 @@ mod tests {
         assert!(out == bytes);
     }
 
-    /// A disk that is full after some bytes.
+    /// A writer that fails as a full disk does after some bytes.
     struct Full(usize);
 
     impl Write for Full {
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_come_back() {
+    fn write_errors_are_returned() {
         for room in [0, 5 * BUFFER] {
             let mut out = Full(room);
             let error = std::thread::scope(|scope| {

@@ -1,34 +1,34 @@
-//! What APIs say about an answer in common: how many tokens, how long it took, how likely they were.
+//! Parts of an answer that several APIs report: token counts, timings, finish reasons, log probabilities.
 
-use oxidize_core::engine::Finished;
+use oxidize_core::engine::{self, Finished, Token};
 use oxidize_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::generate::{End, StopReason, TokenInfo};
+use crate::generate::End;
 
-/// Tokens of a request, as OpenAI counts them.
+/// Token counts of a request, as OpenAI reports them.
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
 pub struct Usage {
-    /// Tokens of the prompt.
+    /// Tokens in the prompts.
     pub prompt_tokens: usize,
-    /// Tokens of the answers.
+    /// Tokens generated.
     pub completion_tokens: usize,
-    /// Both.
+    /// Sum of prompt and completion tokens.
     pub total_tokens: usize,
-    /// What is known of the prompt's.
+    /// Breakdown of the prompt tokens.
     pub prompt_tokens_details: PromptTokens,
 }
 
-/// What is known of a prompt's tokens.
+/// Breakdown of prompt tokens.
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
 pub struct PromptTokens {
-    /// Those that an earlier request had computed.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
 }
 
 impl Usage {
-    /// Counts an answer; `n` answers share a prompt.
+    /// Adds an answer; `n` answers share a prompt, which is counted once.
     pub fn add(&mut self, end: &End, n: usize) {
         let finished = &end.finished;
         if end.choice.is_multiple_of(n.max(1)) {
@@ -39,7 +39,7 @@ impl Usage {
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 
-    /// Counts texts that were only read.
+    /// Usage of a request that generates nothing, such as one for embeddings.
     pub fn of_prompt(prompt_tokens: usize) -> Usage {
         Usage {
             prompt_tokens,
@@ -49,29 +49,29 @@ impl Usage {
     }
 }
 
-/// How long an answer took, by llama-server's names.
+/// Timings of an answer, with llama-server's field names.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct Timings {
-    /// Prompt tokens that an earlier request had computed.
+    /// Prompt tokens found in the prefix cache.
     pub cache_n: usize,
-    /// Prompt tokens that were computed.
+    /// Prompt tokens computed.
     pub prompt_n: usize,
-    /// Time from the first step to the first token.
+    /// Prompt processing time in milliseconds, from the first step to the first token.
     pub prompt_ms: f64,
-    /// Prompt tokens computed a second.
+    /// Prompt processing speed in tokens per second.
     pub prompt_per_second: f64,
-    /// Tokens of the answer.
+    /// Tokens generated.
     pub predicted_n: usize,
-    /// Time from the first token to the last.
+    /// Generation time in milliseconds, from the first token to the last.
     pub predicted_ms: f64,
-    /// Tokens a second after the first.
+    /// Generation speed in tokens per second, without the first token.
     pub predicted_per_second: f64,
-    /// Time from arrival to the first step.
+    /// Queueing time in milliseconds, from arrival to the first step.
     pub queued_ms: f64,
 }
 
 impl Timings {
-    /// Those of an answer.
+    /// Timings of a finished answer.
     pub fn of(finished: &Finished) -> Timings {
         let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
         let rate = |tokens: usize, ms: f64| {
@@ -93,111 +93,173 @@ impl Timings {
             prompt_per_second: rate(computed, prompt_ms),
             predicted_n: finished.generated_tokens,
             predicted_ms,
-            // The first token comes with the prompt.
+            // The last step of prompt processing yields the first token.
             predicted_per_second: rate(finished.generated_tokens.saturating_sub(1), predicted_ms),
             queued_ms: ms(finished.timings.queued),
         }
     }
 }
 
-/// Why an answer ended, in OpenAI's words.
-pub fn finish_reason(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::Stop | StopReason::StopString => "stop",
-        StopReason::Length => "length",
-        StopReason::ToolCalls => "tool_calls",
+/// Reason why an answer ended. Each API has its own names for the reasons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended its text, or the grammar is complete.
+    Stop,
+    /// This stop string occurred.
+    StopString(String),
+    /// `max_tokens` or the context limit was reached.
+    Length,
+    /// The model called tools.
+    ToolCalls,
+}
+
+impl FinishReason {
+    /// The engine's reason, with its index resolved against the stop strings of the request.
+    pub fn new(reason: engine::FinishReason, stops: &[String], called_tools: bool) -> FinishReason {
+        match reason {
+            engine::FinishReason::StopString(index) => {
+                FinishReason::StopString(stops.get(index).cloned().unwrap_or_default())
+            }
+            engine::FinishReason::Length => FinishReason::Length,
+            _ if called_tools => FinishReason::ToolCalls,
+            _ => FinishReason::Stop,
+        }
+    }
+
+    /// The stop string that occurred.
+    pub fn stop_string(&self) -> Option<&str> {
+        match self {
+            FinishReason::StopString(stop) => Some(stop),
+            _ => None,
+        }
+    }
+
+    /// Name in OpenAI's API.
+    pub fn openai(&self) -> &'static str {
+        match self {
+            FinishReason::Stop | FinishReason::StopString(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
+        }
+    }
+
+    /// Name in Anthropic's API.
+    pub fn anthropic(&self) -> &'static str {
+        match self {
+            FinishReason::Stop => "end_turn",
+            FinishReason::StopString(_) => "stop_sequence",
+            FinishReason::Length => "max_tokens",
+            FinishReason::ToolCalls => "tool_use",
+        }
+    }
+
+    /// Name in Ollama's API.
+    pub fn ollama(&self) -> &'static str {
+        match self {
+            FinishReason::Length => "length",
+            _ => "stop",
+        }
+    }
+
+    /// Name in llama-server's API.
+    pub fn llama_server(&self) -> &'static str {
+        match self {
+            FinishReason::Stop | FinishReason::ToolCalls => "eos",
+            FinishReason::StopString(_) => "word",
+            FinishReason::Length => "limit",
+        }
     }
 }
 
-/// Log probabilities of a chat's tokens.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct ChatLogprobs {
-    /// One entry a token.
-    pub content: Vec<TokenLogprob>,
-    /// Always null.
-    pub refusal: Option<String>,
-}
-
-/// A token and how likely it was.
+/// A token with its log probability.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TokenLogprob {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// Its text.
+    /// Text of the token. Bytes that are not valid UTF-8 become U+FFFD.
     pub token: String,
-    /// Its log probability.
+    /// Log probability of the token.
     pub logprob: f32,
-    /// Its text as bytes, which may be part of a character.
+    /// Bytes of the token, which may be part of a character.
     pub bytes: Vec<u8>,
-    /// The most likely tokens in its place.
+    /// The most likely tokens at this position.
     pub top_logprobs: Vec<TopLogprob>,
 }
 
-/// A token that could have been.
+/// One of the most likely tokens at a position.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TopLogprob {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// Its text.
+    /// Text of the token. Bytes that are not valid UTF-8 become U+FFFD.
     pub token: String,
-    /// Its log probability.
+    /// Log probability of the token.
     pub logprob: f32,
-    /// Its text as bytes.
+    /// Bytes of the token, which may be part of a character.
     pub bytes: Vec<u8>,
 }
 
-/// Below this, a log probability is of no use, and JSON has no −∞.
-const LEAST: f32 = -9999.0;
+/// Lower bound of reported log probabilities: JSON has no −∞.
+const MIN_LOGPROB: f32 = -9999.0;
 
-/// Log probabilities of tokens, for chats.
-pub fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[TokenInfo]) -> ChatLogprobs {
-    ChatLogprobs {
-        content: tokens
-            .iter()
-            .map(|token| token_logprob(tokenizer, token))
-            .collect(),
-        refusal: None,
+impl TokenLogprob {
+    /// A generated token and the most likely ones in its place.
+    pub fn new(tokenizer: &Tokenizer, token: &Token) -> TokenLogprob {
+        let logprob = token.logprob.unwrap_or(MIN_LOGPROB);
+        let chosen = TopLogprob::new(tokenizer, token.id, logprob);
+        let top = token.top.iter();
+        TokenLogprob {
+            id: chosen.id,
+            token: chosen.token,
+            logprob: chosen.logprob,
+            bytes: chosen.bytes,
+            top_logprobs: top
+                .map(|&(id, logprob)| TopLogprob::new(tokenizer, id, logprob))
+                .collect(),
+        }
     }
 }
 
-/// A token and those that could have been.
-pub fn token_logprob(tokenizer: &Tokenizer, token: &TokenInfo) -> TokenLogprob {
-    let bytes = bytes_of(tokenizer, token.id);
-    TokenLogprob {
-        id: token.id,
-        token: String::from_utf8_lossy(&bytes).into_owned(),
-        logprob: finite(token.logprob.unwrap_or(LEAST)),
-        bytes,
-        top_logprobs: token
-            .top
-            .iter()
-            .map(|&(id, logprob)| {
-                let bytes = bytes_of(tokenizer, id);
-                TopLogprob {
-                    id,
-                    token: String::from_utf8_lossy(&bytes).into_owned(),
-                    logprob: finite(logprob),
-                    bytes,
-                }
-            })
-            .collect(),
+impl TopLogprob {
+    fn new(tokenizer: &Tokenizer, id: u32, logprob: f32) -> TopLogprob {
+        let bytes = tokenizer.piece(id).unwrap_or_default().to_vec();
+        TopLogprob {
+            id,
+            token: String::from_utf8_lossy(&bytes).into_owned(),
+            logprob: if logprob.is_finite() {
+                logprob.max(MIN_LOGPROB)
+            } else {
+                MIN_LOGPROB
+            },
+            bytes,
+        }
     }
 }
 
-/// The text of a token; bytes that are no text become U+FFFD.
-pub fn text_of(tokenizer: &Tokenizer, id: u32) -> String {
-    String::from_utf8_lossy(&bytes_of(tokenizer, id)).into_owned()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn bytes_of(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
-    tokenizer.piece(id).unwrap_or_default().to_vec()
-}
-
-/// A log probability that JSON can hold.
-pub fn finite(logprob: f32) -> f32 {
-    if logprob.is_finite() {
-        logprob.max(LEAST)
-    } else {
-        LEAST
+    #[test]
+    fn finish_reasons_have_a_name_in_each_api() {
+        let stops = ["a".to_owned(), "b".to_owned()];
+        let reason = |reason, called_tools| FinishReason::new(reason, &stops, called_tools);
+        let stopped = reason(engine::FinishReason::StopString(1), false);
+        assert_eq!(stopped.stop_string(), Some("b"));
+        assert_eq!(
+            (stopped.openai(), stopped.anthropic()),
+            ("stop", "stop_sequence")
+        );
+        assert_eq!((stopped.ollama(), stopped.llama_server()), ("stop", "word"));
+        let called = reason(engine::FinishReason::EndOfText, true);
+        assert_eq!(
+            (called.openai(), called.anthropic()),
+            ("tool_calls", "tool_use")
+        );
+        // Calls that were cut short are not complete.
+        assert_eq!(
+            reason(engine::FinishReason::Length, true),
+            FinishReason::Length
+        );
     }
 }

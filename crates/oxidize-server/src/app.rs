@@ -1,4 +1,4 @@
-//! The router: every endpoint, and the layers that each request passes on its way in and out.
+//! The router: every endpoint, and the middleware around them.
 
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::auth::{Client, authenticate};
 use crate::error::{ApiError, translate};
+use crate::generate::PANICKED;
 use crate::openapi;
 use crate::routes::{
     anthropic, chat, completions, embeddings, health, models, native, ollama, responses,
@@ -20,7 +21,7 @@ use crate::routes::{
 use crate::state::AppState;
 use crate::webpage;
 
-/// The whole application.
+/// The router of the whole server.
 pub fn app(state: AppState) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -61,19 +62,18 @@ pub fn app(state: AppState) -> Router {
     layered(routes, state)
 }
 
-/// Puts every layer around `routes`.
+/// Adds all middleware to `routes`.
 pub fn layered(routes: Router<AppState>, state: AppState) -> Router {
     let routes = routes
-        .fallback(async || ApiError::not_found("there is nothing at this address"))
+        .fallback(async || ApiError::not_found("no endpoint has this path; see /docs"))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed());
-    // What is added last sees a request first.
+    // The layer added last handles a request first.
     routes
         .layer(from_fn_with_state(state.clone(), authenticate))
         .layer(from_fn_with_state(state.clone(), check_origin))
         .layer(cors(&state))
         .layer(CatchPanicLayer::custom(|_| {
-            // The panic hook has written what it was to the log.
-            ApiError::internal("a fault inside the server ended this request").into_response()
+            ApiError::internal(PANICKED).into_response()
         }))
         .layer(from_fn(translate))
         .layer(from_fn_with_state(state.clone(), observe))
@@ -99,8 +99,9 @@ fn cors(state: &AppState) -> CorsLayer {
     layer.allow_origin(AllowOrigin::list(allowed))
 }
 
-/// Keeps strange web pages out. A page can make a browser send requests here, in its own name or, by pointing a name
-/// of its own at this machine, in ours: so names are checked where no key keeps strangers out, and so are origins.
+/// Refuses requests that a foreign web page makes a browser send. The `Origin` header is checked for all POST
+/// requests. The `Host` header is checked if no API key is set, as a page can point its own name at this
+/// machine (DNS rebinding) and its requests then count as same-origin.
 async fn check_origin(
     State(state): State<AppState>,
     request: Request,
@@ -116,10 +117,10 @@ fn check_headers(state: &AppState, method: &Method, headers: &HeaderMap) -> Resu
     let host = text(header::HOST);
     if let Some(host) = host
         && state.keys().is_empty()
-        && !is_own_name(host, &network.allowed_host)
+        && !is_allowed_host(host, &network.allowed_host)
     {
         return Err(ApiError::forbidden(
-            "this server is not known by that name; --allowed-host makes it so",
+            "Host header not allowed; see --allowed-host",
         ));
     }
     let origin = text(header::ORIGIN).filter(|_| method == Method::POST);
@@ -131,14 +132,15 @@ fn check_headers(state: &AppState, method: &Method, headers: &HeaderMap) -> Resu
             .any(|known| known == "*" || known == origin)
     {
         return Err(ApiError::forbidden(
-            "web pages of this origin may not use the server; --cors-origin lets them",
+            "Origin header not allowed; see --cors-origin",
         ));
     }
     Ok(())
 }
 
-/// Whether a Host header names this machine in a way that nobody else can point here.
-fn is_own_name(host: &str, allowed: &[String]) -> bool {
+/// True if a Host header is an IP address, `localhost` or an allowed name: others cannot point these at this
+/// machine.
+fn is_allowed_host(host: &str, allowed: &[String]) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => host,
@@ -149,7 +151,7 @@ fn is_own_name(host: &str, allowed: &[String]) -> bool {
     is_address || name.eq_ignore_ascii_case("localhost") || allowed.iter().any(listed)
 }
 
-/// Logs and counts each request, and gives it a number.
+/// Logs and counts each request, and assigns it an id.
 async fn observe(
     State(state): State<AppState>,
     matched: Option<MatchedPath>,
@@ -159,7 +161,7 @@ async fn observe(
     let start = Instant::now();
     let id = state.new_id("req_");
     let method = request.method().clone();
-    // Not the path itself: what strangers make up must not fill the books.
+    // The route instead of the path: clients must not be able to create metrics without bound.
     let endpoint = matched.map_or("other".to_owned(), |path| path.as_str().to_owned());
     let mut response = next.run(request).await;
     let took = start.elapsed();
@@ -193,8 +195,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_others_could_point_here_are_not_ours() {
-        for own in [
+    fn host_headers_are_checked() {
+        for allowed in [
             "127.0.0.1:8080",
             "localhost",
             "LOCALHOST:1",
@@ -202,17 +204,17 @@ mod tests {
             "[::1]",
             "10.0.0.7",
         ] {
-            assert!(is_own_name(own, &[]), "{own}");
+            assert!(is_allowed_host(allowed, &[]), "{allowed}");
         }
-        for strange in [
+        for refused in [
             "evil.example:8080",
             "localhost.evil.example",
             "127.0.0.1.evil.example",
             "",
         ] {
-            assert!(!is_own_name(strange, &[]), "{strange}");
+            assert!(!is_allowed_host(refused, &[]), "{refused}");
         }
-        assert!(is_own_name("box.lan:80", &["box.lan".into()]));
-        assert!(is_own_name("anything", &["*".into()]));
+        assert!(is_allowed_host("box.lan:80", &["box.lan".into()]));
+        assert!(is_allowed_host("anything", &["*".into()]));
     }
 }

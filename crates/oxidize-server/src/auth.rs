@@ -1,5 +1,5 @@
-//! API keys: who asks, what they may, and how fast. Keys are kept as SHA-256 digests; [`authenticate`] is the layer
-//! that every endpoint but the public ones stands behind.
+//! API keys with their rate limits and priorities. Keys are stored as SHA-256 digests. [`authenticate`] is
+//! the middleware that protects every endpoint but the public ones.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::limits::Bucket;
 use crate::state::AppState;
 
-/// Endpoints that need no key: the page itself, its documentation, and what probes ask.
+/// Endpoints that need no key: the chat page, the API reference and health checks.
 const PUBLIC: &[&str] = &[
     "/",
     "/docs",
@@ -31,54 +31,54 @@ const PUBLIC: &[&str] = &[
     "/web/style.css",
 ];
 
-/// A key and what comes with it.
+/// An API key and its settings.
 #[derive(Debug)]
 pub struct Key {
-    /// What the logs call it.
+    /// Name in the log.
     pub name: String,
     digest: [u8; 32],
-    /// The highest priority that its requests may have.
+    /// Highest priority of its requests.
     pub priority: i32,
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
 }
 
-/// Every key that is accepted. Without any, everyone is.
+/// All accepted keys. Without keys, every request is accepted.
 #[derive(Debug, Default)]
 pub struct Keys(Vec<Arc<Key>>);
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Client {
     key: Option<Arc<Key>>,
 }
 
-/// Why a list of keys cannot be used.
+/// An error in the list of keys.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The file cannot be read.
     #[error("{path}: {error}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What the system said.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// A line says something else than a key and its settings.
+    /// A line is not a key with settings.
     #[error("API key {place}: {problem}")]
     Line {
-        /// Which one, without saying it.
+        /// Position of the key, which is not shown itself.
         place: String,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
 }
 
 impl Keys {
-    /// Keys from the command line and from a file. Each is the key itself, and after blanks its settings:
-    /// `name=…`, `rpm=N` (requests a minute), `tpm=N` (tokens a minute), `priority=N`. A key may be given as
-    /// `sha256:HEX`, so that it need not be written down.
+    /// Parses keys from the command line and from a file. A line holds a key and, after blanks, its settings:
+    /// `name=…`, `rpm=N` (requests per minute), `tpm=N` (tokens per minute), `priority=N`. `sha256:HEX` gives
+    /// the digest of a key in place of the key.
     pub fn new(given: &[String], file: Option<&Path>) -> Result<Keys, KeyError> {
         let mut keys = Vec::new();
         for (index, line) in given.iter().enumerate() {
@@ -100,12 +100,13 @@ impl Keys {
         Ok(Keys(keys.into_iter().map(Arc::new).collect()))
     }
 
-    /// Whether everyone is let in.
+    /// True if there are no keys, so that every request is accepted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The client of a request; `None` if it may not ask. The time this takes says nothing about the keys.
+    /// The client of a request; `None` if its key is missing or wrong. The time taken does not depend on the
+    /// keys.
     pub fn client(&self, headers: &HeaderMap) -> Option<Client> {
         if self.is_empty() {
             return Some(Client::default());
@@ -121,7 +122,7 @@ impl Keys {
     }
 }
 
-/// The key that a request shows, in any of the ways that clients have.
+/// The key of a request, from the `Authorization` or the `x-api-key` header.
 fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get("authorization").map(|value| value.as_bytes());
     let bearer = bearer.and_then(|value| {
@@ -135,7 +136,7 @@ fn digest(key: &[u8]) -> [u8; 32] {
     Sha256::digest(key.trim_ascii()).into()
 }
 
-/// Compares in a time that does not depend on where the two differ.
+/// Compares in constant time.
 fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
     let difference = a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b));
     std::hint::black_box(difference) == 0
@@ -148,7 +149,7 @@ impl Key {
             problem: problem.to_owned(),
         };
         let mut words = line.split_whitespace();
-        let secret = words.next().ok_or_else(|| wrong("it is empty"))?;
+        let secret = words.next().ok_or_else(|| wrong("the key is empty"))?;
         let digest = match secret.strip_prefix("sha256:") {
             Some(hex) => {
                 from_hex(hex).ok_or_else(|| wrong("sha256: needs 64 hexadecimal digits"))?
@@ -166,7 +167,7 @@ impl Key {
         for word in words {
             let (name, value) = word
                 .split_once('=')
-                .ok_or_else(|| wrong("settings are written name=value"))?;
+                .ok_or_else(|| wrong("settings have the form NAME=VALUE"))?;
             let number = || {
                 value
                     .parse::<u32>()
@@ -181,7 +182,11 @@ impl Key {
                         .parse()
                         .map_err(|_| wrong("priority needs a number"))?;
                 }
-                other => return Err(wrong(&format!("there is no setting {other:?}"))),
+                other => {
+                    return Err(wrong(&format!(
+                        "unknown setting {other:?}; known are name, rpm, tpm and priority"
+                    )));
+                }
             }
         }
         Ok(key)
@@ -200,13 +205,13 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
 }
 
 impl Client {
-    /// What the logs call it.
+    /// Name in the log.
     pub fn name(&self) -> &str {
         self.key.as_ref().map_or("anonymous", |key| &key.name)
     }
 
-    /// Keeps what one key's requests left in the prefix cache from being found, or timed, by another's. The same
-    /// after a restart, so that a cache on disk stays of use.
+    /// Salt of the prefix cache: requests of one key neither find nor can time cache entries of another.
+    /// Stable across restarts, for caches on disk.
     pub fn salt(&self) -> u64 {
         let Some(key) = &self.key else { return 0 };
         let hash = Sha256::new()
@@ -218,33 +223,39 @@ impl Client {
             .fold(0, |salt, &byte| salt << 8 | u64::from(byte))
     }
 
-    /// The priority that a request gets if it asks for this one.
-    pub fn priority(&self, asked: Option<i32>) -> i32 {
+    /// Priority of a request, limited by the key.
+    pub fn priority(&self, requested: Option<i32>) -> i32 {
         match &self.key {
-            Some(key) => asked.unwrap_or(key.priority).min(key.priority),
-            None => asked.unwrap_or(0),
+            Some(key) => requested.unwrap_or(key.priority).min(key.priority),
+            None => requested.unwrap_or(0),
         }
     }
 
-    /// Counts a request against the key's rates.
+    /// Counts a request against the rate limits of the key.
     pub fn enter(&self) -> Result<(), ApiError> {
         let Some(key) = &self.key else { return Ok(()) };
         if let Some(tokens) = &key.tokens
             && let Err(wait) = tokens.check()
         {
-            let message = format!("key {}: too many tokens a minute", key.name);
+            let message = format!(
+                "API key {}: the limit of tokens per minute is exceeded",
+                key.name
+            );
             return Err(ApiError::too_many("token_rate", message, seconds(wait)));
         }
         if let Some(requests) = &key.requests
             && let Err(wait) = requests.take(1)
         {
-            let message = format!("key {}: too many requests a minute", key.name);
+            let message = format!(
+                "API key {}: the limit of requests per minute is exceeded",
+                key.name
+            );
             return Err(ApiError::too_many("request_rate", message, seconds(wait)));
         }
         Ok(())
     }
 
-    /// Counts tokens against the key's rate, after the fact.
+    /// Counts tokens of a finished request against the rate limit of the key.
     pub fn spend(&self, tokens: u64) {
         if let Some(bucket) = self.key.as_ref().and_then(|key| key.tokens.as_ref()) {
             bucket.spend(tokens);
@@ -256,7 +267,7 @@ fn seconds(wait: Duration) -> u64 {
     wait.as_secs_f64().ceil() as u64
 }
 
-/// Lets requests with a good key through and says who sent them.
+/// Refuses requests without a valid key and attaches the [`Client`] to the others.
 pub(crate) async fn authenticate(
     State(state): State<AppState>,
     mut request: Request,
@@ -291,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_known_keys_get_in() {
+    fn only_known_keys_are_accepted() {
         let keys = Keys::new(&["secret name=alice".into(), "other".into()], None).unwrap();
         let client = keys.client(&headers("authorization", "Bearer secret"));
         assert_eq!(client.unwrap().name(), "alice");
@@ -313,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_be_given_as_its_digest() {
+    fn keys_can_be_given_as_digests() {
         let hex: String = digest(b"secret")
             .iter()
             .map(|b| format!("{b:02x}"))
@@ -326,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_have_salts_of_their_own_that_last() {
+    fn salts_differ_by_key_and_are_stable() {
         let salt = |keys: &Keys, key: &str| keys.client(&headers("x-api-key", key)).unwrap().salt();
         let keys = Keys::new(&["a".into(), "b".into()], None).unwrap();
         let again = Keys::new(&["b".into()], None).unwrap();
@@ -336,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_priorities_are_the_keys() {
+    fn keys_limit_rates_and_priorities() {
         let keys = Keys::new(&["k rpm=2 tpm=100 priority=3".into()], None).unwrap();
         let client = keys.client(&headers("x-api-key", "k")).unwrap();
         assert_eq!(client.priority(None), 3);

@@ -1,4 +1,4 @@
-//! [`Body`]: the JSON of a request, read within limits and refused in words that help.
+//! [`Body`]: the JSON body of a request, read within limits. Errors name the field that is wrong.
 
 use axum::extract::{FromRef, FromRequest, Request};
 use serde::de::DeserializeOwned;
@@ -21,13 +21,13 @@ where
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, ApiError> {
         let state = AppState::from_ref(state);
         let limits = &state.args().limits;
-        let (limit, patience) = (limits.max_body, limits.io_patience());
+        let (limit, timeout) = (limits.max_body, limits.io_timeout());
         let reading = axum::body::to_bytes(request.into_body(), limit);
-        let bytes = match tokio::time::timeout(patience, reading).await {
+        let bytes = match tokio::time::timeout(timeout, reading).await {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(error)) if is_too_long(&error) => return Err(ApiError::too_large(limit)),
-            Ok(Err(_)) => return Err(ApiError::bad_request("the body could not be read")),
-            Err(_) => return Err(ApiError::too_slow(patience.as_secs())),
+            Ok(Err(_)) => return Err(ApiError::bad_request("the request body could not be read")),
+            Err(_) => return Err(ApiError::too_slow(timeout.as_secs())),
         };
         parse(&bytes).map(Body)
     }
@@ -38,24 +38,27 @@ fn is_too_long(error: &axum::Error) -> bool {
     source.is_some_and(|source| source.is::<http_body_util::LengthLimitError>())
 }
 
-/// Bodies up to this size are looked through for the field that is wrong.
-const EXPLAINED: usize = 1 << 16;
+/// Maximum size of a body in which the wrong field is searched for.
+const MAX_EXPLAINED: usize = 1 << 16;
 
-/// Reads a request; what is wrong with it is told by field where it can be found out.
+/// Parses a request. The error names the wrong field if it can be found.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // As a value first: its errors are the client's syntax, and nesting is limited.
-    let value: Value = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::bad_request(format!("the body is not valid JSON: {error}")))?;
+    // Parsed as a value first: errors here are JSON syntax, and nesting is limited.
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+        ApiError::bad_request(format!("the request body is not valid JSON: {error}"))
+    })?;
     if !value.is_object() && !value.is_array() {
-        return Err(ApiError::bad_request("the body must be a JSON object"));
+        return Err(ApiError::bad_request(
+            "the request body must be a JSON object",
+        ));
     }
-    let small = bytes.len() <= EXPLAINED;
+    let small = bytes.len() <= MAX_EXPLAINED;
     let error = match T::deserialize(&value) {
         Ok(request) => return Ok(request),
         Err(error) => error,
     };
     let field = if small {
-        culprit::<T>(&value, &error)
+        wrong_field::<T>(&value, &error)
     } else {
         None
     };
@@ -65,21 +68,21 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     }))
 }
 
-/// The field without which all could be read, or else the one without which the complaint is another.
-fn culprit<T: DeserializeOwned>(value: &Value, error: &serde_json::Error) -> Option<String> {
+/// The field without which the request parses, or else the one without which the error changes.
+fn wrong_field<T: DeserializeOwned>(value: &Value, error: &serde_json::Error) -> Option<String> {
     let fields = value.as_object()?;
     let without = |name: &String| {
         let mut others = fields.clone();
         others.shift_remove(name);
         T::deserialize(&Value::Object(others)).map(|_| ())
     };
-    let complaint = error.to_string();
-    let complains_of =
-        |name: &&String| without(name).is_err_and(|other| other.to_string() != complaint);
+    let message = error.to_string();
+    let changes_error =
+        |name: &&String| without(name).is_err_and(|other| other.to_string() != message);
     let name = fields
         .keys()
         .find(|name| without(name).is_ok())
-        .or_else(|| fields.keys().find(complains_of))?;
+        .or_else(|| fields.keys().find(changes_error))?;
     Some(name.chars().take(64).collect())
 }
 
@@ -101,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_field_is_named() {
+    fn errors_name_the_wrong_field() {
         let problem = |text: &str| parse::<Outer>(text.as_bytes()).unwrap_err().message;
         assert!(problem(r#"{"name":"a","top_k":-1}"#).starts_with("`top_k`"));
         assert!(problem(r#"{"name":"a","top_k":9223372036854775808}"#).starts_with("`top_k`"));

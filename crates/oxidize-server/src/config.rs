@@ -1,24 +1,25 @@
-//! The command line of the server, shared by `oxidize serve` and `oxidize-server`, and what it comes to.
+//! [`ServeArgs`]: the command line of the server, shared by `oxidize serve` and `oxidize-server`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Args;
 use oxidize_core::backend::KvType;
-use oxidize_core::file::SpellOut;
-use oxidize_quantize::commands::on_the_way_in::OnTheWayIn;
+use oxidize_core::backend::RepackLimit;
+use oxidize_core::recipe::QuantRecipe;
 
 use crate::auth::{KeyError, Keys};
 
-/// How models are served over HTTP. A group of settings is a struct, and a heading in the help.
+/// Arguments of the server. Each group of settings is a struct and a heading in the help.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
-    /// Models to serve: GGUF files or safetensors directories, each as MODEL or NAME=MODEL. The first is loaded
-    /// at once, the others on first use
+    /// Models to serve: GGUF files or safetensors directories, each as MODEL or NAME=MODEL. The first model
+    /// is loaded at startup, the others on first use
     #[arg(value_name = "MODEL")]
     pub models: Vec<String>,
-    /// A model, as a flag (repeatable)
+    /// Model to serve, as an option (repeatable)
     #[arg(
         short = 'm',
         long = "model",
@@ -26,11 +27,11 @@ pub struct ServeArgs {
         env = "OXIDIZE_MODEL"
     )]
     pub model_flags: Vec<String>,
-    /// Answer requests for models that are not here with the first one
+    /// Use the first model for requests that name an unknown one
     #[arg(long, env = "OXIDIZE_ANY_MODEL")]
     pub any_model: bool,
-    /// Unload a model that was not used for so many seconds; 0 is never. Where memory runs out, idle models go
-    /// either way
+    /// Unload models that were idle for this many seconds; 0 keeps them. Idle models are always unloaded to
+    /// make room for another one
     #[arg(
         long,
         value_name = "SECONDS",
@@ -38,32 +39,32 @@ pub struct ServeArgs {
         env = "OXIDIZE_IDLE_UNLOAD"
     )]
     pub idle_unload: u64,
-    /// Who may ask.
+    /// Address and access control.
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// How much may be asked.
+    /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// How models run.
+    /// Settings of the engine.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// What is written down.
+    /// Settings of the log.
     #[command(flatten)]
     pub log: LogArgs,
 }
 
-/// Where the server listens, and to whom.
+/// Address and access control.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Network")]
 pub struct NetworkArgs {
-    /// Address to listen on. Other than the machine's own, it needs a key or --no-auth
+    /// Address to listen on. Addresses other than loopback need --api-key or --no-auth
     #[arg(long, default_value = "127.0.0.1", env = "OXIDIZE_HOST")]
     pub host: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 chooses a free port
     #[arg(long, default_value_t = 8080, env = "OXIDIZE_PORT")]
     pub port: u16,
-    /// A key that clients must show, perhaps with settings: `KEY name=alice rpm=60 tpm=100000 priority=1`
-    /// (repeatable; KEY may be sha256:HEX)
+    /// API key that clients must send, with optional settings: `KEY name=alice rpm=60 tpm=100000 priority=1`
+    /// (repeatable; sha256:HEX gives the digest of a key)
     #[arg(
         long,
         value_name = "KEY",
@@ -71,38 +72,38 @@ pub struct NetworkArgs {
         hide_env_values = true
     )]
     pub api_key: Vec<String>,
-    /// Keys from a file, one a line
+    /// Read API keys from a file, one per line
     #[arg(long, value_name = "FILE", env = "OXIDIZE_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Listen for everyone without any key
+    /// Listen on any address without API keys
     #[arg(long, env = "OXIDIZE_NO_AUTH")]
     pub no_auth: bool,
-    /// Web pages from these origins may use the server, `*` for all (repeatable)
+    /// Allow web pages of this origin to use the server; `*` allows all (repeatable)
     #[arg(long, value_name = "ORIGIN", env = "OXIDIZE_CORS_ORIGIN")]
     pub cors_origin: Vec<String>,
-    /// Names that requests may give in their Host header, besides the address itself, `*` for all (repeatable)
+    /// Allow this name in the Host header, besides IP addresses and localhost; `*` allows all (repeatable)
     #[arg(long, value_name = "NAME", env = "OXIDIZE_ALLOWED_HOST")]
     pub allowed_host: Vec<String>,
 }
 
-/// How much may be asked of the server, and how long it may take.
+/// Limits of the server.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Most connections at once
+    /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub max_connections: usize,
-    /// Most bytes of a request's body
+    /// Maximum size of a request body, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 32 << 20)]
     pub max_body: usize,
-    /// Requests that wait for a slot, for each model; more are told to come back later
+    /// Maximum number of queued requests per model; further ones are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 64, env = "OXIDIZE_QUEUE")]
     pub queue: usize,
-    /// Most megabytes that loaded models take together, with their caches; idle ones make room for one that is
-    /// asked for [default: what the machine has]
+    /// Maximum memory of all loaded models with their caches, in MB. Idle models are unloaded to make room
+    /// [default: the memory of the machine]
     #[arg(long, value_name = "MB", env = "OXIDIZE_MEMORY_LIMIT")]
     pub memory_limit: Option<u64>,
-    /// Most seconds that a request may take
+    /// Maximum duration of a request, in seconds
     #[arg(
         long,
         value_name = "SECONDS",
@@ -110,23 +111,53 @@ pub struct LimitArgs {
         env = "OXIDIZE_TIMEOUT"
     )]
     pub timeout: u64,
-    /// Seconds after which a client that does not read or send is cut off
+    /// Disconnect clients that neither read nor send for this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub io_timeout: u64,
-    /// Seconds that running requests get to finish when the server is told to stop
+    /// Seconds that running requests have to finish at shutdown
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,
 }
 
-/// How models run.
+/// Quantization at load.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Quantization at load")]
+pub struct LoadQuantArgs {
+    /// Quantize the weights at load, to a type such as Q8_0 or Q4_K_M
+    #[arg(long, value_name = "TYPE", value_parser = recipe)]
+    pub quantize: Option<QuantRecipe>,
+    /// Use an importance matrix for --quantize, written by `oxidize imatrix` or llama.cpp
+    #[arg(long, value_name = "FILE", requires = "quantize")]
+    pub imatrix: Option<PathBuf>,
+}
+
+/// Parses the name of a quantization recipe.
+fn recipe(name: &str) -> Result<QuantRecipe, oxidize_quantize::Error> {
+    QuantRecipe::named(name)
+        .ok_or_else(|| oxidize_quantize::Error::UnknownRecipe { name: name.into() })
+}
+
+/// Former name of `--repack`, a hidden alias.
+pub const REPACK_ALIAS: &str = "spell-out";
+
+/// Default of `--repack`: the value of the variable's former name if it is set.
+pub fn repack_default() -> &'static str {
+    const FORMER_NAME: &str = "OXIDIZE_SPELL_OUT";
+    static DEFAULT: OnceLock<String> = OnceLock::new();
+    DEFAULT.get_or_init(|| {
+        std::env::var(FORMER_NAME).unwrap_or_else(|_| RepackLimit::default().to_string())
+    })
+}
+
+/// Settings of the engine.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Most tokens of context of a request, prompt and answer together; 0 is the model's own limit [default:
-    /// the model's limit, at most 4096]
+    /// Context size: maximum number of tokens of a request, prompt and answer together; 0 is the model's own
+    /// limit [default: the model's limit, at most 4096]
     #[arg(short = 'c', long, value_name = "N", env = "OXIDIZE_CTX_SIZE")]
     pub ctx_size: Option<usize>,
-    /// Most requests that run at once
+    /// Maximum number of requests that run at once
     #[arg(
         long,
         visible_alias = "np",
@@ -135,67 +166,68 @@ pub struct EngineArgs {
         env = "OXIDIZE_PARALLEL"
     )]
     pub parallel: usize,
-    /// Tokens that the KV cache holds for all requests together [default: the context times --parallel, as far as
-    /// a quarter of the memory allows]
+    /// Size of the KV cache in tokens, shared by all requests [default: context size times --parallel, up to
+    /// a quarter of the memory]
     #[arg(long, value_name = "N", env = "OXIDIZE_CACHE_TOKENS")]
     pub cache_tokens: Option<usize>,
-    /// Give an answer the same tokens whatever else runs beside it; slower
+    /// Make answers independent of the requests that run beside them; slower
     #[arg(long, env = "OXIDIZE_DETERMINISTIC")]
     pub deterministic: bool,
-    /// Keep computed prefixes in this folder, so that they are found again after a restart
-    #[arg(long, value_name = "FOLDER", env = "OXIDIZE_CACHE_DIR")]
+    /// Keep the prefix cache in this directory, across restarts
+    #[arg(long, value_name = "DIR", env = "OXIDIZE_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Most gigabytes in that folder, for each model
+    /// Maximum size of --cache-dir per model, in GB
     #[arg(long, value_name = "GB", default_value_t = 10)]
     pub cache_dir_size: u64,
-    /// Threads [default: all cores]
+    /// Number of threads [default: number of cores]
     #[arg(short = 't', long, value_name = "N", env = "OXIDIZE_THREADS")]
     pub threads: Option<usize>,
-    /// Most tokens that are computed in one step: how long a prompt can hold up others
+    /// Maximum number of tokens per step. Smaller batches let long prompts delay other requests less
     #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, env = "OXIDIZE_BATCH_SIZE")]
     pub batch_size: usize,
-    /// How the cache keeps keys: f32, f16, q8_0 or q4_0
+    /// Type of the keys in the KV cache: f32, f16, q8_0 or q4_0
     #[arg(long, visible_alias = "ctk", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_K")]
     pub cache_type_k: KvType,
-    /// How the cache keeps values: f32, f16, q8_0 or q4_0
+    /// Type of the values in the KV cache: f32, f16, q8_0 or q4_0
     #[arg(long, visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = kv_type, env = "OXIDIZE_CACHE_TYPE_V")]
     pub cache_type_v: KvType,
-    /// Read model files instead of mapping them into memory
+    /// Read model files into memory instead of mapping them
     #[arg(long, env = "OXIDIZE_NO_MMAP")]
     pub no_mmap: bool,
-    /// Do not move mapped files to huge pages, which are read faster but not shared with others
+    /// Do not copy mapped files to huge pages, which are faster but not shared between processes
     #[arg(long, env = "OXIDIZE_NO_HUGE_PAGES")]
     pub no_huge_pages: bool,
-    /// MiB that weights of IQ1, IQ2 and IQ3 types may grow by when they are rewritten in memory to be faster, all or off
+    /// Memory for repacking IQ1, IQ2 and IQ3 weights, in MiB, or `all` or `off`
     #[arg(
         long,
+        alias = REPACK_ALIAS,
         value_name = "MIB|all|off",
-        default_value_t,
-        env = "OXIDIZE_SPELL_OUT"
+        default_value = repack_default(),
+        env = "OXIDIZE_REPACK"
     )]
-    pub spell_out: SpellOut,
-    /// Run models even if they seem not to fit in memory
+    pub repack: RepackLimit,
+    /// Load models even if they do not seem to fit in memory
     #[arg(long)]
     pub no_memory_check: bool,
     /// Add a LoRA adapter to the first model, as PATH or PATH:SCALE (repeatable)
     #[arg(long, value_name = "PATH[:SCALE]", value_parser = adapter, env = "OXIDIZE_LORA", value_delimiter = ',')]
     pub lora: Vec<(PathBuf, f32)>,
-    /// What their weights become.
+    /// Quantization at load.
     #[command(flatten)]
-    pub on_the_way_in: OnTheWayIn,
-    /// A chat template from a file, or a built-in one by name, instead of the models' own
+    pub load_quant: LoadQuantArgs,
+    /// Use a chat template from a file, or a built-in one by name, instead of the models' own
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE|NAME")]
     pub chat_template: Option<String>,
 }
 
-/// What is written down.
+/// Settings of the log.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Log")]
 pub struct LogArgs {
-    /// How the log is written
+    /// Format of the log
     #[arg(long = "log-format", value_enum, default_value_t = LogFormat::Text, env = "OXIDIZE_LOG_FORMAT")]
     pub format: LogFormat,
-    /// Which events are logged: error, warn, info, debug, or a filter such as `oxidize_server=debug`
+    /// Level of the log: error, warn, info, debug, or a filter such as `oxidize_server=debug`
     #[arg(
         long = "log",
         value_name = "FILTER",
@@ -203,51 +235,53 @@ pub struct LogArgs {
         env = "OXIDIZE_LOG"
     )]
     pub filter: String,
-    /// Log prompts and answers, too
+    /// Log prompts
     #[arg(long = "log-prompts", env = "OXIDIZE_LOG_PROMPTS")]
     pub prompts: bool,
 }
 
-/// How a line of the log looks.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// For programs.
+    /// JSON objects, one per line.
     Json,
 }
 
 /// A model to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSpec {
-    /// What clients call it.
+    /// Name in requests.
     pub name: String,
-    /// Where it is.
+    /// Path of the model file or directory.
     pub path: PathBuf,
 }
 
-/// Why the server cannot be started as asked.
+/// An error in the arguments of the server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// There is nothing to serve.
-    #[error("no model to serve: name one, as in `oxidize serve model.gguf`")]
+    /// No model is given.
+    #[error("no model given; use `oxidize serve model.gguf`")]
     NoModel,
     /// Two models have the same name.
-    #[error("two models are called {0:?}: name them, as in `first=a.gguf second=b.gguf`")]
+    #[error("two models have the name {0:?}; set names, as in `first=a.gguf second=b.gguf`")]
     SameName(String),
-    /// Everyone on the network could use the server.
-    #[error("{0} is not this machine alone: give an --api-key, or --no-auth to let everyone in")]
+    /// The server would be open to the network without API keys.
+    #[error(
+        "{0} is not a loopback address; set --api-key, or --no-auth to allow access without a key"
+    )]
     OpenBind(IpAddr),
-    /// A key is wrong.
+    /// An API key is invalid.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A name in --cors-origin or --log cannot be used.
+    /// The value of an option is invalid.
     #[error("{option}: {problem}")]
     Option {
-        /// The option.
+        /// Name of the option.
         option: &'static str,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
 }
@@ -260,7 +294,7 @@ fn kv_type(name: &str) -> Result<KvType, String> {
         .ok_or_else(|| "known types are f32, f16, q8_0 and q4_0".to_owned())
 }
 
-/// A path, and how strongly it counts.
+/// Parses `PATH[:SCALE]`.
 fn adapter(given: &str) -> Result<(PathBuf, f32), String> {
     let scaled = given.rsplit_once(':').and_then(|(path, scale)| {
         let scale = scale.parse().ok().filter(|scale: &f32| scale.is_finite())?;
@@ -270,7 +304,7 @@ fn adapter(given: &str) -> Result<(PathBuf, f32), String> {
 }
 
 impl ServeArgs {
-    /// The models, with `find` turning what someone typed into a path.
+    /// The models to serve. `find` resolves the paths.
     pub fn specs<E>(
         &self,
         find: impl Fn(&Path) -> Result<PathBuf, E>,
@@ -297,7 +331,7 @@ impl ServeArgs {
         .collect()
     }
 
-    /// Checks what can be checked before anything is done.
+    /// Checks the arguments and returns the API keys.
     pub fn check(&self, specs: &[ModelSpec]) -> Result<Keys, ConfigError> {
         let keys = Keys::new(&self.network.api_key, self.network.api_key_file.as_deref())?;
         if specs.is_empty() {
@@ -312,10 +346,13 @@ impl ServeArgs {
                 return Err(ConfigError::SameName(spec.name.clone()));
             }
         }
-        if self.engine.on_the_way_in.imatrix.is_some() && specs.len() > 1 {
+        if self.engine.load_quant.imatrix.is_some() && specs.len() > 1 {
             return Err(ConfigError::Option {
                 option: "--imatrix",
-                problem: format!("{} models are served, and it is of one", specs.len()),
+                problem: format!(
+                    "an importance matrix belongs to one model, but {} models are served",
+                    specs.len()
+                ),
             });
         }
         let NetworkArgs { host, no_auth, .. } = self.network;
@@ -334,8 +371,8 @@ impl NetworkArgs {
 }
 
 impl LimitArgs {
-    /// How long a client may do nothing.
-    pub fn io_patience(&self) -> Duration {
+    /// Time after which an inactive client is disconnected.
+    pub fn io_timeout(&self) -> Duration {
         Duration::from_secs(self.io_timeout.max(1))
     }
 }
@@ -360,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_machine_itself_gets_in_without_a_key() {
+    fn other_addresses_than_loopback_need_a_key() {
         let check = |words: &[&str]| {
             let args = args(words);
             args.check(&specs(&args))
@@ -374,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn an_importance_matrix_is_of_one_model() {
+    fn an_importance_matrix_needs_a_single_model() {
         let flags = ["--quantize", "q4_k_m", "--imatrix", "a.imatrix"];
         let one = args(&[&["a.gguf"], &flags[..]].concat());
         assert!(one.check(&specs(&one)).is_ok());
@@ -383,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn models_have_names() {
+    fn models_have_unique_names() {
         let args = args(&["models/a.gguf", "big=/models/b.gguf"]);
         let names: Vec<_> = specs(&args).into_iter().map(|spec| spec.name).collect();
         assert_eq!(names, ["a", "big"]);

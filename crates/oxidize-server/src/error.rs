@@ -1,4 +1,4 @@
-//! [`ApiError`]: what a client is told when a request cannot be served, in the words of the API it speaks.
+//! [`ApiError`]: an error that is sent to a client, in the format of the API that the client uses.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -8,6 +8,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use oxidize_core::chat::ChatError;
 use oxidize_core::engine::EngineError;
 use oxidize_core::grammar::GrammarError;
 use oxidize_core::sampling::SamplingError;
@@ -17,22 +18,22 @@ use serde_json::json;
 use utoipa::openapi::{self, RefOr};
 use utoipa::{IntoResponses, ToSchema};
 
-/// A result whose error can be sent to a client.
+/// A result whose error is sent to the client.
 pub type ApiResult<T> = Result<T, ApiError>;
 
-/// Why a request was not served.
+/// An error of a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// HTTP's word for it.
+    /// HTTP status code.
     pub status: StatusCode,
-    /// OpenAI's word for it.
+    /// Error type in OpenAI's API.
     pub kind: &'static str,
-    /// A word for programs, where there is one.
+    /// Error code for programs.
     pub code: Option<&'static str>,
-    /// A sentence for people.
+    /// Description for people.
     pub message: String,
-    /// Seconds after which it is worth trying again.
+    /// Seconds to wait before the next try.
     pub retry_after: Option<u64>,
 }
 
@@ -47,12 +48,12 @@ impl ApiError {
         }
     }
 
-    /// The request is wrong.
+    /// 400: the request is invalid.
     pub fn bad_request(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// There is no such model.
+    /// 404: no model has this name. The message lists the `known` ones.
     pub fn no_model(name: &str, known: &str) -> ApiError {
         let shown: String = name.chars().take(100).collect();
         ApiError {
@@ -60,58 +61,58 @@ impl ApiError {
             ..ApiError::new(
                 StatusCode::NOT_FOUND,
                 "invalid_request_error",
-                format!("there is no model {shown:?} here; known are {known}"),
+                format!("model {shown:?} not found; available models: {known}"),
             )
         }
     }
 
-    /// There is no such page.
+    /// 404: no endpoint has this path.
     pub fn not_found(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
-    /// The page does not know the method.
+    /// 405: the endpoint does not support the method.
     pub fn method_not_allowed() -> ApiError {
         let status = StatusCode::METHOD_NOT_ALLOWED;
         ApiError::new(status, "invalid_request_error", "method not allowed")
     }
 
-    /// No key, or a wrong one.
+    /// 401: the API key is missing or wrong.
     pub fn unauthorized() -> ApiError {
         ApiError {
             code: Some("invalid_api_key"),
             ..ApiError::new(
                 StatusCode::UNAUTHORIZED,
                 "authentication_error",
-                "a valid API key is needed: Authorization: Bearer KEY",
+                "missing or invalid API key; send the header `Authorization: Bearer KEY`",
             )
         }
     }
 
-    /// The request came in a way that is not allowed.
+    /// 403: the host or the origin of the request is not allowed.
     pub fn forbidden(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
-    /// The body is larger than allowed.
+    /// 413: the body is too large.
     pub fn too_large(limit: usize) -> ApiError {
         ApiError::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "invalid_request_error",
-            format!("the body is larger than {limit} bytes, which is the limit"),
+            format!("the request body exceeds the limit of {limit} bytes"),
         )
     }
 
-    /// The client took too long to send its request.
+    /// 408: the body did not arrive in time.
     pub fn too_slow(seconds: u64) -> ApiError {
         ApiError::new(
             StatusCode::REQUEST_TIMEOUT,
             "invalid_request_error",
-            format!("the body did not arrive within {seconds} s"),
+            format!("the request body did not arrive within {seconds} s"),
         )
     }
 
-    /// Too much to do, or too much for this key.
+    /// 429: the queue is full, or a rate limit of the key is exceeded.
     pub fn too_many(code: &'static str, message: impl Into<String>, retry_after: u64) -> ApiError {
         ApiError {
             code: Some(code),
@@ -120,7 +121,7 @@ impl ApiError {
         }
     }
 
-    /// Not now: the model loads, or the server shuts down.
+    /// 503: the model cannot be loaded now, or the server shuts down.
     pub fn unavailable(message: impl Into<String>) -> ApiError {
         ApiError {
             retry_after: Some(1),
@@ -132,7 +133,7 @@ impl ApiError {
         }
     }
 
-    /// This server cannot do what was asked, with this model or at all.
+    /// 400: the server or the model does not support a feature that the request uses.
     pub fn not_supported(message: impl Into<String>) -> ApiError {
         ApiError {
             code: Some("not_supported"),
@@ -140,21 +141,21 @@ impl ApiError {
         }
     }
 
-    /// The time that a request may take is over.
+    /// 504: the request took too long.
     pub fn timed_out(seconds: u64) -> ApiError {
         ApiError::new(
             StatusCode::GATEWAY_TIMEOUT,
             "timeout_error",
-            format!("the request took longer than {seconds} s, which is the limit"),
+            format!("the request exceeded the time limit of {seconds} s"),
         )
     }
 
-    /// A fault of ours.
+    /// 500: an internal error.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
-    /// The body in OpenAI's shape.
+    /// The body in OpenAI's format.
     pub fn body(&self) -> serde_json::Value {
         json!({ "error": {
             "message": self.message,
@@ -164,7 +165,7 @@ impl ApiError {
         }})
     }
 
-    /// The body in the shape of another API.
+    /// The body in the format of another API.
     fn body_for(&self, dialect: Dialect) -> serde_json::Value {
         match dialect {
             Dialect::OpenAi => self.body(),
@@ -196,7 +197,7 @@ impl ApiError {
     }
 }
 
-/// Whose clients an endpoint is for.
+/// The API that an endpoint belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dialect {
     OpenAi,
@@ -224,7 +225,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Puts errors into the words of the API whose endpoint was asked.
+/// Converts errors to the format of the API whose endpoint was requested.
 pub(crate) async fn translate(request: Request, next: Next) -> Response {
     let dialect = Dialect::of(request.uri().path());
     let response = next.run(request).await;
@@ -240,8 +241,17 @@ impl From<oxidize_core::Error> for ApiError {
         let message = error.to_string();
         match error {
             Error::Engine(error) => engine(&error, message),
-            Error::Chat(_) => ApiError::bad_request(message),
+            Error::Chat(error) => error.into(),
             _ => ApiError::internal(message),
+        }
+    }
+}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> ApiError {
+        match error {
+            ChatError::UnsupportedContent { .. } => ApiError::not_supported(error.to_string()),
+            _ => ApiError::bad_request(error.to_string()),
         }
     }
 }
@@ -281,79 +291,82 @@ fn sampling(error: &SamplingError, message: String) -> ApiError {
     }
 }
 
-/// An error in OpenAI's shape, for the OpenAPI document.
+/// An error in OpenAI's format.
 #[derive(Serialize, ToSchema)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// The error.
     pub error: ErrorDetail,
 }
 
-/// What went wrong.
+/// Details of an error.
 #[derive(Serialize, ToSchema)]
 pub struct ErrorDetail {
-    /// A sentence for people.
+    /// Description for people.
     pub message: String,
-    /// A class of errors.
+    /// Error type, such as `invalid_request_error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The parameter, where it is known.
+    /// Always null.
     pub param: Option<String>,
-    /// A word for programs, where there is one.
+    /// Error code for programs, such as `model_not_found`.
     pub code: Option<String>,
 }
 
-/// An error in Anthropic's shape, for the OpenAPI document.
+/// An error in Anthropic's format.
 #[derive(Serialize, ToSchema)]
 pub struct AnthropicErrorBody {
     /// Always `error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What went wrong.
+    /// The error.
     pub error: AnthropicErrorDetail,
 }
 
-/// What went wrong.
+/// Details of an error.
 #[derive(Serialize, ToSchema)]
 pub struct AnthropicErrorDetail {
-    /// A class of errors.
+    /// Error type, such as `invalid_request_error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// A sentence for people.
+    /// Description for people.
     pub message: String,
 }
 
-/// An error in Ollama's shape, for the OpenAPI document.
+/// An error in Ollama's format.
 #[derive(Serialize, ToSchema)]
 pub struct OllamaErrorBody {
-    /// A sentence for people.
+    /// Description for people.
     pub error: String,
 }
 
-/// What an endpoint answers to requests that it does not serve, in the shape `B`, for the OpenAPI document.
+/// Error responses of an endpoint in the format `B`, for the OpenAPI document.
 pub struct Errors<B>(PhantomData<B>);
 
-/// The errors of OpenAI's endpoints, and of llama-server's.
+/// Error responses of the endpoints of OpenAI's and llama-server's APIs.
 pub type OpenAiErrors = Errors<ErrorBody>;
-/// The errors of Anthropic's endpoints.
+/// Error responses of the endpoints of Anthropic's API.
 pub type AnthropicErrors = Errors<AnthropicErrorBody>;
-/// The errors of Ollama's endpoints.
+/// Error responses of the endpoints of Ollama's API.
 pub type OllamaErrors = Errors<OllamaErrorBody>;
 
 impl<B: ToSchema> IntoResponses for Errors<B> {
     fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
-        let answer = |(status, description): (&str, &str)| {
-            let shape = openapi::Ref::from_schema_name(B::name());
+        let entry = |(status, description): (&str, &str)| {
+            let schema = openapi::Ref::from_schema_name(B::name());
             let response = openapi::ResponseBuilder::new()
                 .description(description)
-                .content("application/json", openapi::Content::new(Some(shape)));
+                .content("application/json", openapi::Content::new(Some(schema)));
             (status.to_owned(), RefOr::T(response.build()))
         };
         let known = [
-            ("400", "The request is wrong"),
-            ("4XX", "The request cannot be served"),
-            ("5XX", "The server cannot serve it now"),
+            ("400", "The request is invalid"),
+            (
+                "4XX",
+                "The request is refused, for example for a missing key or a rate limit",
+            ),
+            ("5XX", "The server failed or is unavailable"),
         ];
-        known.map(answer).into()
+        known.map(entry).into()
     }
 }
 
@@ -362,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_did_is_told_from_what_the_server_did() {
+    fn client_errors_are_4xx_and_server_errors_5xx() {
         let error = |error: EngineError| ApiError::from(oxidize_core::Error::Engine(error));
         let too_long = error(EngineError::Submit(SubmitError::TooLong {
             asked: 9000,
@@ -382,14 +395,14 @@ mod tests {
     }
 
     #[test]
-    fn each_api_has_its_shape() {
+    fn errors_have_the_format_of_the_api() {
         let error = ApiError::bad_request("no");
-        let shape = |path| error.body_for(Dialect::of(path));
+        let body = |path| error.body_for(Dialect::of(path));
         assert_eq!(
-            shape("/v1/chat/completions")["error"]["type"],
+            body("/v1/chat/completions")["error"]["type"],
             "invalid_request_error"
         );
-        assert_eq!(shape("/v1/messages")["type"], "error");
-        assert_eq!(shape("/api/chat")["error"], "no");
+        assert_eq!(body("/v1/messages")["type"], "error");
+        assert_eq!(body("/api/chat")["error"], "no");
     }
 }

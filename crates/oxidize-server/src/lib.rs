@@ -1,7 +1,8 @@
-//! Serves local models over HTTP to clients of OpenAI, Anthropic, Ollama and llama-server.
+//! HTTP server for local models, compatible with clients of OpenAI, Anthropic, Ollama and llama-server.
 //!
-//! A request passes [`app`]'s layers (log, errors, hosts, keys), one file of [`routes`], and the one path to tokens
-//! in [`generate`]; [`models`] holds the engines, [`server`] the connections. [`run`] is all of it.
+//! A request passes the middleware of [`app`] (log, errors, hosts, keys) and one of the [`routes`], which
+//! turns it into a [`GenerationRequest`](generate::GenerationRequest) for [`generate`]. [`models`] holds the
+//! engines, [`server`] the connections. [`run`] starts the server.
 
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -15,14 +16,13 @@ pub mod app;
 pub mod auth;
 pub mod body;
 pub mod config;
-pub mod conversation;
 pub mod error;
 pub mod generate;
-pub mod infill;
 pub mod limits;
 pub mod metrics;
 pub mod models;
 pub mod openapi;
+pub mod prompt;
 pub mod routes;
 pub mod sampling;
 pub mod server;

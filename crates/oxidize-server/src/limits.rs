@@ -1,4 +1,4 @@
-//! How much may be going on: [`Admission`] bounds the requests of a model, [`Bucket`] the rate of a key.
+//! Limits: [`Admission`] bounds the requests of a model, [`Bucket`] the rate of an API key.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,54 +6,56 @@ use std::time::{Duration, Instant};
 
 use crate::error::ApiError;
 
-/// The door of a model: as many requests as may run and wait are inside, the others are told to come back.
+/// Admission control of a model: a bounded number of requests run or wait; more are refused with a retry
+/// time.
 #[derive(Debug)]
 pub struct Admission {
     slots: usize,
     limit: usize,
-    inside: AtomicUsize,
-    /// A running mean of how long requests take, in milliseconds.
+    /// Requests that run or wait.
+    admitted: AtomicUsize,
+    /// Exponential moving average of the duration of requests, in milliseconds.
     mean_ms: AtomicUsize,
 }
 
-/// A place inside; leaving gives it back.
+/// Places that a request holds until it is dropped.
 #[derive(Debug)]
 pub struct Ticket {
-    door: Arc<Admission>,
+    admission: Arc<Admission>,
     places: usize,
     since: Instant,
 }
 
 impl Admission {
-    /// A door for `slots` requests that run and `queue` that wait.
+    /// Admits `slots` running and `queue` waiting requests.
     pub fn new(slots: usize, queue: usize) -> Arc<Admission> {
         Arc::new(Admission {
             slots: slots.max(1),
             limit: slots.max(1).saturating_add(queue),
-            inside: AtomicUsize::new(0),
+            admitted: AtomicUsize::new(0),
             mean_ms: AtomicUsize::new(1000),
         })
     }
 
-    /// Takes `places` at once, or says when to try again.
+    /// Takes `places` at once, or fails with the time after which to retry.
     pub fn enter(self: &Arc<Admission>, places: usize) -> Result<Ticket, ApiError> {
         let taken = self
-            .inside
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |inside| {
-                inside.checked_add(places).filter(|&n| n <= self.limit)
+            .admitted
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |admitted| {
+                admitted.checked_add(places).filter(|&n| n <= self.limit)
             });
         match taken {
             Ok(_) => Ok(Ticket {
-                door: self.clone(),
+                admission: self.clone(),
                 places,
                 since: Instant::now(),
             }),
-            Err(inside) => {
-                let rounds = (inside - inside.min(self.slots)) / self.slots + 1;
+            Err(admitted) => {
+                let rounds = (admitted - admitted.min(self.slots)) / self.slots + 1;
                 let wait_ms = rounds.saturating_mul(self.mean_ms.load(Ordering::Relaxed));
                 let seconds = (wait_ms as u64).div_ceil(1000).clamp(1, 60);
                 let message = format!(
-                    "the queue is full: {inside} requests are running or waiting, the limit is {}",
+                    "the queue is full: {admitted} requests are running or waiting; the limit is {}",
                     self.limit
                 );
                 Err(ApiError::too_many("queue_full", message, seconds))
@@ -61,18 +63,20 @@ impl Admission {
         }
     }
 
-    /// Requests that run or wait.
-    pub fn inside(&self) -> usize {
-        self.inside.load(Ordering::Acquire)
+    /// Number of requests that run or wait.
+    pub fn admitted(&self) -> usize {
+        self.admitted.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.door.inside.fetch_sub(self.places, Ordering::AcqRel);
+        self.admission
+            .admitted
+            .fetch_sub(self.places, Ordering::AcqRel);
         let took = self.since.elapsed().as_millis().min(600_000) as usize;
-        let mean = &self.door.mean_ms;
-        // Two that leave at once may lose one of the two: it is an estimate.
+        let mean = &self.admission.mean_ms;
+        // A concurrent update may be lost, which is fine for an estimate.
         mean.store(
             (7 * mean.load(Ordering::Relaxed) + took) / 8,
             Ordering::Relaxed,
@@ -80,7 +84,7 @@ impl Drop for Ticket {
     }
 }
 
-/// A token bucket: `capacity` at once, and as many again in each period.
+/// A token bucket: up to `capacity` at once, refilled at `capacity` per period.
 #[derive(Debug)]
 pub struct Bucket {
     capacity: f64,
@@ -89,7 +93,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     pub fn new(capacity: u32, period: Duration) -> Bucket {
         let capacity = f64::from(capacity);
         Bucket {
@@ -99,7 +103,7 @@ impl Bucket {
         }
     }
 
-    /// Takes `n` out, or says how long to wait until they are there.
+    /// Takes `n` tokens, or fails with the time until they are available.
     pub fn take(&self, n: u64) -> Result<(), Duration> {
         self.with_level(|level| {
             let missing = n as f64 - *level;
@@ -111,7 +115,7 @@ impl Bucket {
         })
     }
 
-    /// Whether there is anything in it, or how long to wait until there is.
+    /// Fails with the time until the level is positive, if it is not.
     pub fn check(&self) -> Result<(), Duration> {
         self.with_level(|level| {
             if *level > 0.0 {
@@ -122,7 +126,7 @@ impl Bucket {
         })
     }
 
-    /// Takes `n` out even where that leaves less than nothing.
+    /// Takes `n` tokens, even if the level becomes negative.
     pub fn spend(&self, n: u64) {
         let _ = self.with_level(|level| {
             *level -= n as f64;
@@ -139,7 +143,7 @@ impl Bucket {
         *since = now;
         f(level).map_err(|missing| {
             let seconds = missing / self.per_second;
-            // With a rate of nothing, there is no time to wait.
+            // With a rate of 0, the division has no finite result.
             Duration::try_from_secs_f64(seconds).map_or(Duration::from_secs(3600), |wait| {
                 wait.min(Duration::from_secs(3600))
             })
@@ -152,21 +156,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_house_says_when_to_come_back() {
-        let door = Admission::new(2, 1);
-        let first = door.enter(2).unwrap();
-        let _second = door.enter(1).unwrap();
-        let error = door.enter(1).unwrap_err();
+    fn a_full_queue_has_a_retry_time() {
+        let admission = Admission::new(2, 1);
+        let first = admission.enter(2).unwrap();
+        let _second = admission.enter(1).unwrap();
+        let error = admission.enter(1).unwrap_err();
         assert_eq!(error.status, 429);
         assert!(error.retry_after.is_some_and(|s| (1..=60).contains(&s)));
         drop(first);
-        assert_eq!(door.inside(), 1);
-        door.enter(2).unwrap();
-        assert!(door.enter(usize::MAX).is_err());
+        assert_eq!(admission.admitted(), 1);
+        admission.enter(2).unwrap();
+        assert!(admission.enter(usize::MAX).is_err());
     }
 
     #[test]
-    fn a_bucket_fills_again() {
+    fn a_bucket_refills() {
         let bucket = Bucket::new(2, Duration::from_millis(40));
         bucket.take(2).unwrap();
         assert!(bucket.take(1).unwrap_err() <= Duration::from_millis(20));

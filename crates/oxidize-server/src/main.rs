@@ -1,14 +1,15 @@
-//! `oxidize-server`: the server by itself, for images and units that need no other verb.
+//! `oxidize-server`: the server as a binary of its own, for container images and services that need no other
+//! subcommand.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
-use oxidize_core::backend::cpu::Cpu;
+use oxidize_core::backend::cpu::{Cpu, check_isa};
 use oxidize_server::ServeArgs;
 
-/// Serves large language models over HTTP.
+/// Serve large language models over HTTP
 #[derive(Parser)]
 #[command(name = "oxidize-server", version, max_term_width = 100)]
 struct Cli {
@@ -18,6 +19,10 @@ struct Cli {
 
 fn main() -> anyhow::Result<()> {
     let args = Cli::parse_from(arguments()).args;
+    if let Err(error) = check_isa() {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
     let specs = args.specs(|path: &Path| -> anyhow::Result<PathBuf> {
         let found = path.exists().then(|| path.to_path_buf());
         found.with_context(|| format!("{}: no such file or directory", path.display()))
@@ -25,7 +30,7 @@ fn main() -> anyhow::Result<()> {
     Ok(oxidize_server::run(args, specs, Arc::new(Cpu::default()))?)
 }
 
-/// The arguments, with llama.cpp's spelling of some flags turned into ours: `-np` is `--np`.
+/// The arguments, with two-letter short flags of llama.cpp converted to long flags: `-np` becomes `--np`.
 fn arguments() -> impl Iterator<Item = std::ffi::OsString> {
     std::env::args_os().map(|argument| match argument.to_str() {
         Some(text @ ("-np" | "-ub" | "-ctk" | "-ctv")) => format!("-{text}").into(),

@@ -1,4 +1,4 @@
-//! What the server counts, in the text format of Prometheus.
+//! [`Metrics`] of the server, in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,33 +8,33 @@ use std::time::Duration;
 
 use oxidize_core::engine::Finished;
 
-/// A number that only grows.
+/// A counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// One more.
+    /// Adds 1.
     pub fn increase(&self) {
         self.add(1);
     }
 
-    /// So many more.
+    /// Adds `n`.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// How many so far.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Upper bounds of the classes of a histogram, in seconds.
+/// Upper bounds of the buckets of a histogram, in seconds.
 const BOUNDS: [f64; 14] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 
-/// How often durations fell into each class.
+/// A histogram of durations.
 #[derive(Debug, Default)]
 pub struct Histogram {
     counts: [AtomicU64; BOUNDS.len()],
@@ -43,7 +43,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Takes note of a duration.
+    /// Records a duration.
     pub fn record(&self, duration: Duration) {
         let seconds = duration.as_secs_f64();
         for (count, bound) in self.counts.iter().zip(BOUNDS) {
@@ -69,34 +69,34 @@ impl Histogram {
     }
 }
 
-/// Everything that is counted.
+/// Metrics of the server.
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// Requests by endpoint and status.
     responses: Mutex<BTreeMap<(String, u16), u64>>,
-    /// Requests without a good key.
+    /// Requests without a valid API key.
     pub unauthorized: Counter,
-    /// Requests turned away because the queue was full or a rate exceeded.
+    /// Requests refused because of a full queue or a rate limit.
     pub turned_away: Counter,
-    /// Answers whose client went away.
+    /// Requests whose client disconnected.
     pub cancelled: Counter,
-    /// Clients that were cut off because they did not read or send.
+    /// Clients disconnected because they did not read.
     pub cut_off: Counter,
-    /// Connections so far.
+    /// Connections accepted.
     pub connections: Counter,
-    /// Connections that have ended.
+    /// Connections closed.
     pub connections_closed: Counter,
-    /// Requests that ended with a fault of ours.
+    /// Requests that failed with an internal error.
     pub faults: Counter,
-    /// Tokens of prompts.
+    /// Prompt tokens.
     pub prompt_tokens: Counter,
-    /// Those of them that were found in the cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: Counter,
-    /// Tokens of answers.
+    /// Generated tokens.
     pub generated_tokens: Counter,
-    /// Time that prompts took, in microseconds.
+    /// Prompt processing time, in microseconds.
     prompt_us: Counter,
-    /// Time that generation took, in microseconds.
+    /// Generation time, in microseconds.
     generation_us: Counter,
     queue_time: Histogram,
     time_to_first_token: Histogram,
@@ -104,7 +104,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Takes note of a response.
+    /// Records a response.
     pub fn response(&self, endpoint: &str, status: u16, took: Duration) {
         let mut responses = self
             .responses
@@ -121,7 +121,7 @@ impl Metrics {
         }
     }
 
-    /// Takes note of an answer that came to its end.
+    /// Records a finished answer.
     pub fn finished(&self, finished: &Finished) {
         let timings = &finished.timings;
         let us = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -135,7 +135,7 @@ impl Metrics {
             .record(timings.queued + timings.prompt);
     }
 
-    /// All of it as Prometheus reads it; `gauges` is what models say of themselves.
+    /// Renders all metrics; `gauges` are those of the models.
     pub fn render(&self, gauges: &[Gauge]) -> String {
         let mut out = String::new();
         let name = "oxidize_requests_total";
@@ -160,43 +160,43 @@ impl Metrics {
         let counters = [
             (
                 "unauthorized_total",
-                "Requests without a good key.",
+                "Requests without a valid API key.",
                 &self.unauthorized,
             ),
             (
                 "turned_away_total",
-                "Requests answered with 429.",
+                "Requests refused with status 429.",
                 &self.turned_away,
             ),
             (
                 "cancelled_total",
-                "Answers whose client went away.",
+                "Requests whose client disconnected.",
                 &self.cancelled,
             ),
             (
                 "cut_off_total",
-                "Clients cut off for not reading or sending.",
+                "Clients disconnected because they did not read.",
                 &self.cut_off,
             ),
-            ("faults_total", "Requests answered with 500.", &self.faults),
+            (
+                "faults_total",
+                "Requests that failed with status 500.",
+                &self.faults,
+            ),
             (
                 "connections_total",
-                "Connections so far.",
+                "Connections accepted.",
                 &self.connections,
             ),
-            (
-                "prompt_tokens_total",
-                "Tokens of prompts.",
-                &self.prompt_tokens,
-            ),
+            ("prompt_tokens_total", "Prompt tokens.", &self.prompt_tokens),
             (
                 "cached_prompt_tokens_total",
-                "Prompt tokens found in the cache.",
+                "Prompt tokens found in the prefix cache.",
                 &self.cached_tokens,
             ),
             (
                 "generated_tokens_total",
-                "Tokens of answers.",
+                "Generated tokens.",
                 &self.generated_tokens,
             ),
         ];
@@ -208,12 +208,12 @@ impl Metrics {
         let seconds = [
             (
                 "prompt_seconds_total",
-                "Time that prompts took.",
+                "Prompt processing time.",
                 &self.prompt_us,
             ),
             (
                 "generation_seconds_total",
-                "Time that generation took.",
+                "Generation time.",
                 &self.generation_us,
             ),
         ];
@@ -227,24 +227,24 @@ impl Metrics {
         heading(
             &mut out,
             "oxidize_connections",
-            "Connections that are open.",
+            "Open connections.",
             "gauge",
         );
         let _ = writeln!(out, "oxidize_connections {open}");
         self.queue_time.write(
             &mut out,
             "oxidize_queue_seconds",
-            "Time from arrival to the first step.",
+            "Time from the arrival of a request to its first step.",
         );
         self.time_to_first_token.write(
             &mut out,
             "oxidize_time_to_first_token_seconds",
-            "Time from arrival to the first token.",
+            "Time from the arrival of a request to its first token.",
         );
         self.request_time.write(
             &mut out,
             "oxidize_response_seconds",
-            "Time from arrival of a request to the head of its response.",
+            "Time from the arrival of a request to the headers of its response.",
         );
         let mut last = "";
         for gauge in gauges {
@@ -269,16 +269,16 @@ impl Metrics {
     }
 }
 
-/// A number of a model; those of one name come together.
+/// A metric of a model. Gauges of the same name must be adjacent.
 #[derive(Debug)]
 pub struct Gauge {
-    /// Prometheus' name for it.
+    /// Name of the metric.
     pub name: &'static str,
-    /// What it is.
+    /// Description.
     pub help: &'static str,
-    /// Whose it is.
+    /// Name of the model.
     pub model: String,
-    /// How much.
+    /// Value.
     pub value: f64,
 }
 
@@ -298,13 +298,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prometheus_can_read_it() {
+    fn metrics_have_the_format_of_prometheus() {
         let metrics = Metrics::default();
         metrics.response("/v1/chat/completions", 200, Duration::from_millis(20));
         metrics.response("/v1/chat/completions", 429, Duration::from_millis(1));
         let gauges = [Gauge {
             name: "oxidize_running",
-            help: "Requests that run.",
+            help: "Running requests.",
             model: "a\"b".into(),
             value: 2.0,
         }];

@@ -1,5 +1,5 @@
-//! The models that are served: [`Registry`] loads one on first use and lets go of it when it is idle and memory is
-//! short, or when it has been idle for long.
+//! [`Registry`]: the models of the server, loaded on first use. Idle models are unloaded when another one
+//! needs their memory, or after a time limit.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,27 +7,27 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use oxidize_core::backend::Backend;
+use oxidize_core::backend::{Backend, MemoryPlan};
 use oxidize_core::chat::{AnswerFormat, ChatOptions, ChatTemplate};
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
-use oxidize_core::engine::{DiskCache, Engine, EngineConfig, EngineHandle};
+use oxidize_core::engine::{DiskCache, Engine, EngineConfig};
 use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_core::graph::Gives;
+use oxidize_core::graph::OutputKind;
+use oxidize_core::io::available_memory;
 use oxidize_core::lora::Adapter;
-use oxidize_core::model::{MemoryPlan, Model, ModelError, available_memory};
+use oxidize_core::model::{Model, ModelError};
 use oxidize_core::sampling::SamplingParams;
 use oxidize_core::tokenizer::{TokenPair, Tokenizer};
-use oxidize_quantize::commands::on_the_way_in::OnTheWayIn;
-use oxidize_quantize::encode::Workers;
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::in_memory::quantized;
+use oxidize_quantize::workers::Workers;
 
-use crate::config::{ModelSpec, ServeArgs};
+use crate::config::{LoadQuantArgs, ModelSpec, ServeArgs};
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Admission;
 use crate::metrics::Gauge;
 
-/// All models that can be asked for.
+/// All models of the server.
 pub struct Registry {
     entries: Vec<Arc<Entry>>,
     loader: Loader,
@@ -35,75 +35,75 @@ pub struct Registry {
     any_model: bool,
 }
 
-/// What loading needs.
+/// Loads models.
 #[derive(Clone)]
 struct Loader {
     backend: Arc<dyn Backend>,
     args: Arc<ServeArgs>,
 }
 
-/// A model, loaded or not.
+/// A model, which may be loaded.
 pub struct Entry {
-    /// What clients call it and where it is.
+    /// Name and path of the model.
     pub spec: ModelSpec,
-    /// When it was registered, in seconds since 1970.
+    /// Unix time of its registration, in seconds.
     pub created: u64,
-    /// Taken while loading, so that a model is loaded once however many ask for it.
+    /// Locked during loading, so that concurrent requests load the model once.
     slot: tokio::sync::Mutex<Option<Arc<Loaded>>>,
-    /// The same for those who must not wait.
-    shown: Mutex<Option<Arc<Loaded>>>,
-    /// Milliseconds after the registry's start.
+    /// Copy of `slot` for readers that must not wait for loading.
+    current: Mutex<Option<Arc<Loaded>>>,
+    /// Time of the last request, in milliseconds since the start of the registry.
     last_used: AtomicU64,
 }
 
-/// A model that runs.
+/// A loaded model.
 pub struct Loaded {
-    /// What clients call it.
+    /// Name in requests.
     pub name: String,
     model: Model,
-    engine: Option<EngineHandle>,
-    /// The model's own template, the one given on the command line, or ChatML.
+    engine: Option<Engine>,
+    /// Chat template: from the command line, the model's own, or ChatML.
     pub template: ChatTemplate,
-    /// How its answers mark reasoning and calls.
+    /// Markers of reasoning and tool calls in answers.
     pub format: AnswerFormat,
-    /// How its authors would have tokens chosen.
+    /// Sampling defaults of the model.
     pub defaults: SamplingParams,
-    /// Who may come in.
+    /// Admission control.
     pub admission: Arc<Admission>,
-    /// What is being answered.
+    /// Requests in progress.
     pub running: Running,
-    /// How strongly each adapter counts where a request does not say.
+    /// Default scale of each adapter, for requests that set none.
     adapter_scales: Mutex<Vec<f32>>,
-    /// How many run at once.
+    /// Number of requests that run at once.
     pub slots: usize,
-    /// Tokens that the KV cache holds.
+    /// Size of the KV cache in tokens.
     pub cache_tokens: usize,
-    /// Bytes that it takes, weights and cache and all.
+    /// Memory in bytes, with weights and cache.
     memory: u64,
     embedder: Mutex<Option<Embedder>>,
     embedder_config: EmbedderConfig,
     backend: Arc<dyn Backend>,
 }
 
-/// The requests of a model that run or wait, for those who watch.
+/// Running and waiting requests of a model.
 #[derive(Default)]
 pub struct Running(Mutex<BTreeMap<u64, Arc<Progress>>>);
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Debug)]
 pub struct Progress {
-    /// Its number.
+    /// Number of the request.
     pub id: u64,
-    /// Tokens of its prompt.
+    /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of its answer so far.
+    /// Tokens generated so far.
     pub generated: AtomicUsize,
-    /// When it came.
+    /// Time of arrival.
     pub since: Instant,
 }
 
 impl Registry {
-    /// A registry of these models, none of which is loaded yet.
+    /// A registry of models, none of which is loaded yet.
     pub fn new(specs: Vec<ModelSpec>, args: Arc<ServeArgs>, backend: Arc<dyn Backend>) -> Registry {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let created = now.map_or(0, |since| since.as_secs());
@@ -112,7 +112,7 @@ impl Registry {
                 spec,
                 created,
                 slot: tokio::sync::Mutex::new(None),
-                shown: Mutex::new(None),
+                current: Mutex::new(None),
                 last_used: AtomicU64::new(0),
             })
         };
@@ -124,21 +124,21 @@ impl Registry {
         }
     }
 
-    /// Every model, loaded or not; the first is the default.
+    /// All models, loaded or not; the first is the default.
     pub fn entries(&self) -> &[Arc<Entry>] {
         &self.entries
     }
 
-    /// The model of this name; the default where none is given.
+    /// The model of this name, or the default model.
     pub fn entry(&self, name: Option<&str>) -> ApiResult<&Arc<Entry>> {
         let default = || {
             let first = self.entries.first();
-            first.ok_or_else(|| ApiError::unavailable("no model is served"))
+            first.ok_or_else(|| ApiError::unavailable("the server has no models"))
         };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             return default();
         };
-        // Ollama's clients add a tag.
+        // Clients of Ollama add the tag.
         let plain = name.strip_suffix(":latest").unwrap_or(name);
         let found = self
             .entries
@@ -154,7 +154,7 @@ impl Registry {
         }
     }
 
-    /// The model of this name, loaded if it is not yet.
+    /// The model of this name, or the default model; loads it if necessary.
     pub async fn get(&self, name: Option<&str>) -> ApiResult<Arc<Loaded>> {
         let entry = self.entry(name)?;
         self.touch(entry);
@@ -174,12 +174,14 @@ impl Registry {
             let taken = self.memory_taken(entry);
             let work = move || loader.load(&spec, is_first, taken);
             let result = tokio::task::spawn_blocking(work).await;
-            match result.map_err(|panic| ApiError::internal(format!("loading failed: {panic}")))? {
+            match result.map_err(|panic| {
+                ApiError::internal(format!("loading the model panicked: {panic}"))
+            })? {
                 Ok(loaded) => break Arc::new(loaded),
                 Err(error) if is_out_of_memory(&error) && self.unload_one(entry).await => {}
                 Err(error) => {
-                    tracing::error!(model = entry.spec.name, %error, "cannot load");
-                    let message = format!("cannot load {}: {error}", entry.spec.name);
+                    tracing::error!(model = entry.spec.name, %error, "loading failed");
+                    let message = format!("cannot load model {}: {error}", entry.spec.name);
                     return Err(match is_out_of_memory(&error) {
                         true => ApiError::unavailable(message),
                         false => ApiError::internal(message),
@@ -191,30 +193,30 @@ impl Registry {
             model = entry.spec.name,
             slots = loaded.slots,
             cache_tokens = loaded.cache_tokens,
-            "loaded"
+            "model loaded"
         );
         *slot = Some(loaded.clone());
-        entry.show(Some(loaded.clone()));
+        entry.set_current(Some(loaded.clone()));
         Ok(loaded)
     }
 
-    /// Bytes that the loaded models take, other than `wanted`.
+    /// Memory of the loaded models other than `wanted`, in bytes.
     fn memory_taken(&self, wanted: &Arc<Entry>) -> u64 {
         let others = self.entries.iter().filter(|e| !Arc::ptr_eq(e, wanted));
         let loaded = others.filter_map(|entry| entry.loaded());
         loaded.map(|model| model.memory).sum()
     }
 
-    /// Lets go of models that were not used for `patience`.
-    pub async fn unload_idle(&self, patience: Duration) {
+    /// Unloads models that were idle for `timeout`.
+    pub async fn unload_idle(&self, timeout: Duration) {
         for entry in &self.entries {
-            if self.idle_for(entry) >= patience {
+            if self.idle_for(entry) >= timeout {
                 self.unload(entry).await;
             }
         }
     }
 
-    /// Lets go of the idle model that was used longest ago, other than `wanted`.
+    /// Unloads the least recently used idle model other than `wanted`. Returns false if there is none.
     async fn unload_one(&self, wanted: &Arc<Entry>) -> bool {
         let mut others: Vec<_> = self
             .entries
@@ -224,7 +226,7 @@ impl Registry {
         others.sort_by_key(|entry| entry.last_used.load(Ordering::Relaxed));
         for entry in others {
             if self.unload(entry).await {
-                // The engine's thread gives its memory back when it notices.
+                // The engine's thread frees the memory when it ends, a moment later.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 return true;
             }
@@ -236,13 +238,13 @@ impl Registry {
         let Ok(mut slot) = entry.slot.try_lock() else {
             return false;
         };
-        let idle = |loaded: &Arc<Loaded>| loaded.admission.inside() == 0;
+        let idle = |loaded: &Arc<Loaded>| loaded.admission.admitted() == 0;
         if !slot.as_ref().is_some_and(idle) {
             return false;
         }
         *slot = None;
-        entry.show(None);
-        tracing::info!(model = entry.spec.name, "unloaded");
+        entry.set_current(None);
+        tracing::info!(model = entry.spec.name, "model unloaded");
         true
     }
 
@@ -256,55 +258,55 @@ impl Registry {
         self.start.elapsed().saturating_sub(used)
     }
 
-    /// Lets go of every model, and waits up to `patience` until what their engines hold is on disk.
-    pub async fn shut_down(&self, patience: Duration) {
+    /// Unloads all models and waits up to `timeout` until their engines have written their caches to disk.
+    pub async fn shut_down(&self, timeout: Duration) {
         let mut monitors = Vec::new();
         for entry in &self.entries {
             let loaded = entry.slot.lock().await.take();
-            entry.show(None);
+            entry.set_current(None);
             let engine = loaded.as_ref().and_then(|loaded| loaded.engine.as_ref());
-            monitors.extend(engine.map(EngineHandle::monitor));
+            monitors.extend(engine.map(Engine::monitor));
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while !monitors.iter().all(|monitor| monitor.has_ended()) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// What the loaded models say of themselves.
+    /// Metrics of the loaded models.
     pub fn gauges(&self) -> Vec<Gauge> {
         let loaded: Vec<Arc<Loaded>> = self.entries.iter().filter_map(|e| e.loaded()).collect();
         type Read = fn(&oxidize_core::scheduler::Stats) -> f64;
         let stats: [(&'static str, &'static str, Read); 10] = [
-            ("oxidize_running", "Requests that run.", |s| {
-                s.running as f64
-            }),
-            ("oxidize_queued", "Requests that wait.", |s| s.queued as f64),
-            ("oxidize_free_blocks", "KV blocks that hold nothing.", |s| {
+            ("oxidize_running", "Running requests.", |s| s.running as f64),
+            ("oxidize_queued", "Queued requests.", |s| s.queued as f64),
+            ("oxidize_free_blocks", "Free KV cache blocks.", |s| {
                 s.free_blocks as f64
             }),
             (
                 "oxidize_cached_blocks",
-                "KV blocks that can be found again.",
+                "KV cache blocks in the prefix cache.",
                 |s| s.cached_blocks as f64,
             ),
             (
                 "oxidize_used_blocks",
-                "KV blocks of running requests.",
+                "KV cache blocks of running requests.",
                 |s| s.used_blocks as f64,
             ),
-            ("oxidize_steps_total", "Steps computed.", |s| s.steps as f64),
-            ("oxidize_computed_tokens_total", "Tokens computed.", |s| {
-                s.computed_tokens as f64
-            }),
+            ("oxidize_steps_total", "Engine steps.", |s| s.steps as f64),
+            (
+                "oxidize_computed_tokens_total",
+                "Tokens computed, in prompts and answers.",
+                |s| s.computed_tokens as f64,
+            ),
             (
                 "oxidize_engine_generated_tokens_total",
-                "Tokens generated so far.",
+                "Tokens generated, those of running requests included.",
                 |s| s.generated_tokens as f64,
             ),
             (
                 "oxidize_preemptions_total",
-                "Requests sent back to the queue.",
+                "Requests preempted and queued again.",
                 |s| s.preemptions as f64,
             ),
             (
@@ -317,7 +319,7 @@ impl Registry {
             .iter()
             .map(|model| Gauge {
                 name: "oxidize_model_bytes",
-                help: "Memory that a model takes, with its cache.",
+                help: "Memory of a loaded model, with its cache.",
                 model: model.name.clone(),
                 value: model.memory as f64,
             })
@@ -340,19 +342,19 @@ impl Registry {
 }
 
 impl Entry {
-    /// The model, if it is loaded.
+    /// The model, if it is loaded. Does not wait.
     pub fn loaded(&self) -> Option<Arc<Loaded>> {
-        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        shown.clone()
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.clone()
     }
 
-    fn show(&self, loaded: Option<Arc<Loaded>>) {
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = loaded;
+    fn set_current(&self, loaded: Option<Arc<Loaded>>) {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = loaded;
     }
 }
 
 impl Loader {
-    /// Loads a model while others take `taken` bytes.
+    /// Loads a model beside others that use `taken` bytes.
     fn load(
         &self,
         spec: &ModelSpec,
@@ -363,11 +365,10 @@ impl Loader {
         let options = OpenOptions {
             mmap: !args.no_mmap,
             huge_pages: !args.no_huge_pages,
-            spell_out: args.spell_out,
             ..OpenOptions::default()
         };
         let file = ModelFile::open(&spec.path, &options)?;
-        let mut model = Model::from_file(self.on_the_way_in(file)?)?;
+        let mut model = Model::from_file(self.load_quant(file)?)?;
         if is_first && !args.lora.is_empty() {
             let open = |(path, scale): &(PathBuf, f32)| {
                 oxidize_core::Result::Ok((Adapter::open(path, &options)?, *scale))
@@ -376,14 +377,14 @@ impl Loader {
             model = model.with_adapters(adapters?)?;
         }
         let config = self.engine_config(&model);
-        let plan = MemoryPlan::new(&model, &config.session(&model));
+        let plan = MemoryPlan::new(&model, self.backend.as_ref(), &config.session(&model));
         if let Some(limit) = self.args.limits.memory_limit {
             let left = limit.saturating_mul(1_000_000).saturating_sub(taken);
             plan.check_within(&model, left)
                 .map_err(oxidize_core::Error::from)?;
         }
         let template = template(args.chat_template.as_deref(), &model)?;
-        let generates = model.plan().gives == Gives::Logits;
+        let generates = model.plan().output == OutputKind::Logits;
         let engine = generates
             .then(|| Engine::start(model.clone(), self.backend.clone(), &config))
             .transpose()?;
@@ -394,7 +395,7 @@ impl Loader {
             defaults: model.sampling_defaults(),
             admission: Admission::new(config.max_sequences, self.args.limits.queue),
             running: Running::default(),
-            adapter_scales: Mutex::new(model.adapter_strengths().to_vec()),
+            adapter_scales: Mutex::new(model.adapter_scales().to_vec()),
             slots: config.max_sequences,
             cache_tokens: config.cache_tokens.unwrap_or_default(),
             memory: plan.total(),
@@ -403,6 +404,7 @@ impl Loader {
                 n_ctx: config.n_ctx,
                 max_batch_tokens: config.max_batch_tokens,
                 normalize: true,
+                repack: args.repack,
                 n_threads: args.threads,
                 ..EmbedderConfig::default()
             },
@@ -412,17 +414,17 @@ impl Loader {
         })
     }
 
-    /// The file, or what it becomes when it is quantised.
-    fn on_the_way_in(&self, file: ModelFile) -> oxidize_quantize::Result<ModelFile> {
-        let OnTheWayIn { quantize, imatrix } = &self.args.engine.on_the_way_in;
-        let Some(mix) = *quantize else {
+    /// Quantizes the weights if `--quantize` is set.
+    fn load_quant(&self, file: ModelFile) -> oxidize_quantize::Result<ModelFile> {
+        let LoadQuantArgs { quantize, imatrix } = &self.args.engine.load_quant;
+        let Some(recipe) = *quantize else {
             return Ok(file);
         };
-        let known = imatrix.as_deref().map(Importance::load).transpose()?;
+        let importance = imatrix.as_deref().map(Importance::load).transpose()?;
         let mut workers = Workers::default();
         workers.threads = self.args.engine.threads.unwrap_or(workers.threads).max(1);
-        tracing::info!(to = mix.name, "quantising the weights");
-        quantized(&file, mix, known.as_ref(), &workers, |_| {})
+        tracing::info!(to = recipe.name, "quantizing the weights");
+        quantized(&file, recipe, importance.as_ref(), &workers, |_| {})
     }
 
     fn engine_config(&self, model: &Model) -> EngineConfig {
@@ -437,24 +439,26 @@ impl Loader {
             max_queue: self.args.limits.queue.saturating_add(args.parallel.max(1)),
             key_type: args.cache_type_k,
             value_type: args.cache_type_v,
+            repack: args.repack,
             n_threads: args.threads,
             check_memory: !args.no_memory_check,
             deterministic: args.deterministic,
-            disk: args.cache_dir.clone().map(|folder| DiskCache {
-                folder,
+            disk: args.cache_dir.clone().map(|directory| DiskCache {
+                directory,
                 limit: args.cache_dir_size.saturating_mul(1_000_000_000),
             }),
             ..EngineConfig::default()
         };
         let context = config.context(model);
-        let one = MemoryPlan::new(model, &config.session(model)).cache.max(1);
+        let one = MemoryPlan::new(model, self.backend.as_ref(), &config.session(model));
+        let one = one.cache.max(1);
         let room = available_memory().map_or(u64::MAX, |bytes| bytes / 4 / one);
         let contexts = (config.max_sequences as u64).min(room).max(1) as usize;
-        let asked = args
+        let cache_tokens = args
             .cache_tokens
             .unwrap_or(context.saturating_mul(contexts));
-        // A request may be as long as the context says, whatever the cache was given.
-        config.cache_tokens = Some(asked.max(context));
+        // A request may use the whole context, whatever --cache-tokens says.
+        config.cache_tokens = Some(cache_tokens.max(context));
         config
     }
 }
@@ -467,50 +471,51 @@ fn is_out_of_memory(error: &oxidize_quantize::Error) -> bool {
     )
 }
 
-/// The template that was asked for, the model's own, or the most common one.
-fn template(asked: Option<&str>, model: &Model) -> oxidize_core::Result<ChatTemplate> {
+/// The chat template of the command line, the model's own, or ChatML.
+fn template(given: Option<&str>, model: &Model) -> oxidize_core::Result<ChatTemplate> {
     let options = ChatOptions::default();
-    if let Some(asked) = asked {
-        if let Ok(source) = std::fs::read_to_string(asked) {
+    if let Some(given) = given {
+        if let Ok(source) = std::fs::read_to_string(given) {
             return Ok(ChatTemplate::new(&source, options)?);
         }
-        return Ok(ChatTemplate::builtin(asked, options)?);
+        return Ok(ChatTemplate::builtin(given, options)?);
     }
     match model.chat_template() {
         Ok(Some(template)) => Ok(template),
         Ok(None) => Ok(ChatTemplate::builtin("chatml", options)?),
         Err(error) => {
-            // Completions and embeddings work all the same.
-            tracing::warn!(%error, "the model's chat template cannot be used, ChatML is");
+            // Completions and embeddings need no template.
+            tracing::warn!(%error, "the model's chat template is invalid; using ChatML");
             Ok(ChatTemplate::builtin("chatml", options)?)
         }
     }
 }
 
 impl Loaded {
-    /// The model's engine; an error for those that only make embeddings.
-    pub fn engine(&self) -> ApiResult<&EngineHandle> {
+    /// The engine; an error for models that do not generate text.
+    pub fn engine(&self) -> ApiResult<&Engine> {
         let engine = self.engine.as_ref();
-        engine
-            .ok_or_else(|| ApiError::not_supported(format!("{} does not generate text", self.name)))
+        engine.ok_or_else(|| {
+            ApiError::not_supported(format!("model {} does not generate text", self.name))
+        })
     }
 
-    /// The model itself.
+    /// The model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Its tokenizer.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> ApiResult<&Tokenizer> {
         Ok(self.model.tokenizer()?)
     }
 
-    /// Most tokens of a request.
+    /// Context size: maximum number of tokens of a request, prompt and answer together.
     pub fn n_ctx(&self) -> usize {
-        self.engine.as_ref().map_or(0, EngineHandle::n_ctx)
+        self.engine.as_ref().map_or(0, Engine::n_ctx)
     }
 
-    /// How strongly each adapter counts where a request does not say.
+    /// Default scale of each adapter.
     pub fn adapter_scales(&self) -> Vec<f32> {
         let scales = self
             .adapter_scales
@@ -519,7 +524,7 @@ impl Loaded {
         scales.clone()
     }
 
-    /// Sets that, for requests from now on.
+    /// Sets the default scale of each adapter, for later requests.
     pub fn set_adapter_scales(&self, scales: Vec<f32>) {
         *self
             .adapter_scales
@@ -527,19 +532,19 @@ impl Loaded {
             .unwrap_or_else(PoisonError::into_inner) = scales;
     }
 
-    /// Embeddings of texts, of length one. Takes a while: not for threads that serve others.
+    /// Normalized embeddings of texts. Blocks.
     pub fn embed(&self, texts: &[Vec<u32>]) -> ApiResult<Vec<Vec<f32>>> {
-        self.with_embedder(|embedder| embedder.embed(texts))
+        self.with_embedder(|embedder| embedder.embed_tokens(texts))
     }
 
-    /// Whether the model judges pairs of texts instead of giving each a vector.
+    /// True if the model is a cross-encoder, which scores pairs of texts.
     pub fn is_classifier(&self) -> bool {
-        self.model.plan().gives == Gives::Scores
+        self.model.plan().output == OutputKind::Scores
     }
 
-    /// What the model's classifier gives each pair of texts. Takes as long as [`Loaded::embed`].
-    pub fn judge(&self, pairs: &[TokenPair]) -> ApiResult<Vec<Vec<f32>>> {
-        self.with_embedder(|embedder| embedder.embed_pairs(pairs))
+    /// Scores of pairs of texts by a cross-encoder. Blocks.
+    pub fn score(&self, pairs: &[TokenPair]) -> ApiResult<Vec<Vec<f32>>> {
+        self.with_embedder(|embedder| embedder.embed_token_pairs(pairs))
     }
 
     fn with_embedder(
@@ -547,14 +552,14 @@ impl Loaded {
         work: impl FnOnce(&mut Embedder) -> oxidize_core::Result<Vec<Vec<Vec<f32>>>>,
     ) -> ApiResult<Vec<Vec<f32>>> {
         let mut embedder = self.embedder.lock().unwrap_or_else(|poisoned| {
-            // A panic left it half done: a new one is made.
+            // A panic may have left it in an invalid state: it is replaced.
             let mut embedder = poisoned.into_inner();
             *embedder = None;
             embedder
         });
         let embedder = match &mut *embedder {
             Some(embedder) => embedder,
-            none => none.insert(Embedder::new(
+            none => none.insert(Embedder::with_backend(
                 &self.model,
                 self.backend.as_ref(),
                 &self.embedder_config,
@@ -564,24 +569,24 @@ impl Loaded {
         vectors
             .map(|text| {
                 let vector = text.into_iter().next();
-                vector.ok_or_else(|| ApiError::internal("a text without an embedding"))
+                vector.ok_or_else(|| ApiError::internal("the model returned no embedding"))
             })
             .collect()
     }
 }
 
 impl Running {
-    /// Takes note of a new request.
+    /// Adds a request.
     pub fn insert(&self, progress: Arc<Progress>) {
         self.lock().insert(progress.id, progress);
     }
 
-    /// Forgets a request.
+    /// Removes a request.
     pub fn remove(&self, id: u64) {
         self.lock().remove(&id);
     }
 
-    /// Those that are there, oldest first.
+    /// All requests, oldest first.
     pub fn list(&self) -> Vec<Arc<Progress>> {
         self.lock().values().cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! The OpenAPI document of everything that is served.
+//! The OpenAPI document of the server.
 
 use axum::Json;
 use utoipa::OpenApi;
@@ -7,12 +7,12 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
 use crate::error::{AnthropicErrorBody, ErrorBody, OllamaErrorBody};
 
-/// Every endpoint with its types.
+/// All endpoints with their types.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "oxidize",
-        description = "Local models for clients of OpenAI, Anthropic, Ollama and llama-server.",
+        description = "Local models, compatible with clients of OpenAI, Anthropic, Ollama and llama-server.",
     ),
     paths(
         crate::routes::chat::create,
@@ -50,7 +50,7 @@ use crate::error::{AnthropicErrorBody, ErrorBody, OllamaErrorBody};
 )]
 pub struct ApiDocument;
 
-/// Keys go into the Authorization header.
+/// Adds the security scheme: an API key in the `Authorization` header.
 struct Bearer;
 
 impl utoipa::Modify for Bearer {

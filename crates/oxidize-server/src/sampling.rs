@@ -1,4 +1,4 @@
-//! What every API lets a client say about how tokens are chosen, by llama.cpp's and OpenAI's names.
+//! Sampling parameters and response formats of requests, with the names of llama.cpp and OpenAI.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use utoipa::ToSchema;
 
 use crate::error::{ApiError, ApiResult};
 
-/// How tokens are chosen. What is not given is the model's own default, or that of llama.cpp.
+/// Sampling parameters. The defaults are those of the model, or else of llama.cpp.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct SamplingFields {
-    /// Temperature; 0 always takes the most likely token.
+    /// Temperature; 0 takes the most likely token.
     #[schema(minimum = 0, maximum = 100)]
     pub temperature: Option<f32>,
-    /// Keep the k most likely tokens; 0 is off.
+    /// Top-k sampling: keep the k most likely tokens; 0 is off.
     pub top_k: Option<u32>,
-    /// Keep the most likely tokens that hold this share of the probability.
+    /// Top-p (nucleus) sampling: keep the most likely tokens with this total probability; 1 is off.
     #[schema(minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the most likely one.
+    /// Min-p sampling: drop tokens with less than this fraction of the highest probability; 0 is off.
     #[schema(minimum = 0, maximum = 1)]
     pub min_p: Option<f32>,
     /// Locally typical sampling; 1 is off.
@@ -32,99 +32,119 @@ pub struct SamplingFields {
     /// Tail-free sampling; 1 is off.
     #[schema(minimum = 0, maximum = 1)]
     pub tfs_z: Option<f32>,
-    /// Keep logits within so many standard deviations of the largest; 0 is off.
+    /// Top-nσ sampling: keep logits within this many standard deviations of the largest; 0 is off.
     #[schema(minimum = 0, maximum = 10000)]
     pub top_n_sigma: Option<f32>,
-    /// Chance that XTC removes the top choices; 0 is off.
+    /// XTC: probability of removing the top choices; 0 is off.
     #[schema(minimum = 0, maximum = 1)]
     pub xtc_probability: Option<f32>,
-    /// What XTC counts as a top choice.
+    /// XTC: minimum probability of a top choice.
     #[schema(minimum = 0, maximum = 1)]
     pub xtc_threshold: Option<f32>,
-    /// Width of the dynamic temperature; 0 is off.
+    /// Dynamic temperature: range around the temperature; 0 is off.
     #[schema(minimum = 0, maximum = 100)]
     pub dynatemp_range: Option<f32>,
-    /// How entropy maps onto the dynamic temperature.
+    /// Dynamic temperature: exponent of the normalized entropy.
     #[schema(minimum = 0, maximum = 100)]
     pub dynatemp_exponent: Option<f32>,
-    /// Mirostat: 0 is off, 1 or 2 its version.
+    /// Mirostat: 0 is off, 1 or 2 is the version.
     #[schema(minimum = 0, maximum = 2)]
     pub mirostat: Option<u8>,
-    /// Mirostat's target surprise.
+    /// Mirostat: target entropy τ.
     #[schema(minimum = 0, maximum = 100)]
     pub mirostat_tau: Option<f32>,
-    /// Mirostat's learning rate.
+    /// Mirostat: learning rate η.
     #[schema(minimum = 0, maximum = 10)]
     pub mirostat_eta: Option<f32>,
-    /// DRY: strength; 0 is off.
+    /// DRY: multiplier of the penalty; 0 is off.
     #[schema(minimum = 0, maximum = 10000)]
     pub dry_multiplier: Option<f32>,
-    /// DRY: growth with each further repeated token.
+    /// DRY: base of the penalty, which grows with each repeated token.
     #[schema(minimum = 1, maximum = 10000)]
     pub dry_base: Option<f32>,
-    /// DRY: repetitions up to this length are free.
+    /// DRY: length of repetitions that is not penalized.
     #[schema(maximum = 1000000)]
     pub dry_allowed_length: Option<u32>,
-    /// DRY: how many tokens back it looks; -1 is all.
+    /// DRY: number of last tokens to search; -1 is all.
     #[schema(minimum = -1, maximum = 2147483647)]
     pub dry_penalty_last_n: Option<i32>,
-    /// DRY: a repetition does not reach across these strings.
+    /// DRY: strings that end a repetition.
     pub dry_sequence_breakers: Option<Vec<String>>,
-    /// Divides the logits of recent tokens; 1 is off.
+    /// Repetition penalty: divides the logits of recent tokens; 1 is off.
     #[serde(alias = "repetition_penalty")]
     #[schema(minimum = 0.01, maximum = 100)]
     pub repeat_penalty: Option<f32>,
-    /// How many tokens back the penalties look; -1 is all.
+    /// Number of last tokens that are penalized; -1 is all.
     #[schema(minimum = -1, maximum = 2147483647)]
     pub repeat_last_n: Option<i32>,
-    /// Penalty for each time a token came up.
+    /// Penalty for each occurrence of a token.
     #[schema(minimum = -100, maximum = 100)]
     pub frequency_penalty: Option<f32>,
-    /// Penalty on tokens that came up at all.
+    /// Penalty for tokens that occurred at least once.
     #[schema(minimum = -100, maximum = 100)]
     pub presence_penalty: Option<f32>,
-    /// Whether the penalties hit newlines.
+    /// Penalize newlines, too.
     #[serde(alias = "penalize_nl")]
     pub penalize_newline: Option<bool>,
-    /// Added to logits, by token id or text; `false` bans a token.
+    /// Bias added to logits, by token id or text; `false` bans a token.
     pub logit_bias: Option<LogitBias>,
-    /// Same seed, same tokens; below zero is random.
+    /// Seed of the sampler; a negative one is random.
     pub seed: Option<i64>,
-    /// The samplers in their order: a list of names, or letters.
+    /// Samplers in order: a list of names, or one string of names or letters.
     pub samplers: Option<Samplers>,
-    /// The answer ends before any of these.
+    /// Strings that end the answer; they are not part of it.
     pub stop: Option<OneOrMany>,
-    /// Go on past the model's end of text.
+    /// Continue past end-of-generation tokens.
     pub ignore_eos: Option<bool>,
-    /// How strongly LoRA adapters count, by their numbers.
+    /// Scales of LoRA adapters.
     pub lora: Option<Vec<AdapterScale>>,
-    /// Higher goes first; at most what the key allows.
+    /// Scheduling priority; higher runs first. Limited by the API key.
     #[schema(minimum = -100, maximum = 100)]
     pub priority: Option<i32>,
 }
 
-/// How strongly an adapter counts.
+/// Scale of a LoRA adapter.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 pub struct AdapterScale {
-    /// The adapter's number.
+    /// Number of the adapter.
     pub id: u32,
-    /// 0 is not at all, 1 as it was trained.
+    /// Scale; 0 turns the adapter off, 1 applies it as trained.
     #[schema(minimum = -100, maximum = 100)]
     pub scale: f32,
 }
 
-/// A string or several.
+/// Replaces entries of `scales`, one per adapter, by those that a request gives.
+pub fn with_scales(mut scales: Vec<f32>, given: &[AdapterScale]) -> ApiResult<Vec<f32>> {
+    for AdapterScale { id, scale } in given {
+        let n = scales.len();
+        let entry = usize::try_from(*id).ok().and_then(|id| scales.get_mut(id));
+        let Some(entry) = entry else {
+            let message = format!("there is no LoRA adapter {id}: the model has {n} adapters");
+            return Err(ApiError::bad_request(message));
+        };
+        if !scale.is_finite() || scale.abs() > MAX_SCALE {
+            let message = format!(
+                "the scale of LoRA adapter {id} is {scale}; it must be between -{MAX_SCALE} and {MAX_SCALE}"
+            );
+            return Err(ApiError::bad_request(message));
+        }
+        *entry = *scale;
+    }
+    Ok(scales)
+}
+
+/// A string or a list of strings.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum OneOrMany {
-    /// One.
+    /// A string.
     One(String),
-    /// Several.
+    /// A list of strings.
     Many(Vec<String>),
 }
 
 impl OneOrMany {
-    /// As a list.
+    /// The strings as a list.
     pub fn list(self) -> Vec<String> {
         match self {
             OneOrMany::One(text) => vec![text],
@@ -133,37 +153,37 @@ impl OneOrMany {
     }
 }
 
-/// Samplers by name or letter.
+/// Samplers in order.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Samplers {
-    /// `top_k;top_p` or `kp`.
+    /// Names separated by semicolons, such as `top_k;top_p`, or letters, such as `kp`.
     Text(String),
-    /// One name an entry.
+    /// List of names.
     List(Vec<String>),
 }
 
-/// Biases as OpenAI writes them, or as llama.cpp does.
+/// Logit biases, in OpenAI's format or llama.cpp's.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum LogitBias {
-    /// `{"15043": -2}`
+    /// Biases by token id: `{"15043": -2}`.
     Map(BTreeMap<String, Bias>),
-    /// `[[15043, -2], ["Hello", false]]`
+    /// Pairs of token and bias: `[[15043, -2], ["Hello", false]]`.
     List(Vec<(BiasedToken, Bias)>),
 }
 
-/// A token by its id, or all tokens of a text.
+/// A token id, or a text that stands for all of its tokens.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum BiasedToken {
-    /// An id.
+    /// Token id.
     Id(u32),
-    /// A text.
+    /// Text.
     Text(String),
 }
 
-/// How much is added; `false` bans.
+/// A logit bias.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Bias {
@@ -173,12 +193,14 @@ pub enum Bias {
     Allow(bool),
 }
 
-/// Far beyond any repetition that matters, and no number that overflows.
+/// Upper bound of `dry_allowed_length`, which keeps sums of token counts from overflowing.
 const MAX_DRY_LENGTH: u32 = 1_000_000;
 const MAX_PRIORITY: i32 = 100;
+/// Largest scale of an adapter.
+const MAX_SCALE: f32 = 100.0;
 
 impl SamplingFields {
-    /// The parameters: the model's defaults with what the client said.
+    /// Sampling parameters: `base`, the model's defaults, with the fields that the client set.
     pub fn params(
         &self,
         base: &SamplingParams,
@@ -302,24 +324,24 @@ impl Bias {
     }
 }
 
-/// The form of an answer, as OpenAI's clients ask for it.
+/// Format of an answer, in OpenAI's format.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ResponseFormat {
-    /// `text`, `json_object` or `json_schema`.
+    /// Type of the format: `text`, `json_object` or `json_schema`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The schema and its name.
+    /// Object with the field `schema`, for `json_schema`.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub json_schema: Option<Json>,
-    /// The schema itself, where there is nothing else to say.
+    /// JSON schema, as an alternative to `json_schema`.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub schema: Option<Json>,
 }
 
 impl ResponseFormat {
-    /// The grammar that keeps an answer in this form.
+    /// Grammar of the format; `None` for text.
     pub fn grammar(&self) -> ApiResult<Option<Grammar>> {
         let wrapped = self
             .json_schema
@@ -333,20 +355,19 @@ impl ResponseFormat {
                 Ok(Some(Grammar::JsonSchema(schema.clone())))
             }
             ("json_schema", None) => Err(ApiError::bad_request(
-                "response_format: json_schema has no schema",
+                "response_format of type json_schema needs a schema",
             )),
             (other, _) => {
                 let shown: String = other.chars().take(32).collect();
-                let known = "text, json_object or json_schema";
                 Err(ApiError::bad_request(format!(
-                    "response_format: {shown:?} is not {known}"
+                    "response_format has type {shown:?}; it must be text, json_object or json_schema"
                 )))
             }
         }
     }
 }
 
-/// A form of the answer by any of the ways to ask for one; at most one may be used.
+/// Grammar of the answer, from the field of the request that sets one. At most one may be set.
 pub fn one_grammar(
     response_format: Option<&ResponseFormat>,
     gbnf: Option<&str>,
@@ -366,7 +387,7 @@ pub fn one_grammar(
     let mut given = [format, gbnf, schema].into_iter().flatten();
     match (given.next(), given.next()) {
         (_, Some(_)) => Err(ApiError::bad_request(
-            "only one of response_format, grammar and json_schema can be honoured",
+            "set only one of response_format, grammar and json_schema",
         )),
         (grammar, None) => Ok(grammar),
     }
@@ -378,7 +399,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn forms_of_answers() {
+    fn response_formats_become_grammars() {
         let grammar = |json: Json| {
             serde_json::from_value::<ResponseFormat>(json)
                 .unwrap()

@@ -1,4 +1,5 @@
-//! Connections: accepted up to a limit, cut off when they do nothing, and let finish when the server is told to stop.
+//! [`Server`]: accepts connections up to a limit, disconnects inactive ones, and lets requests finish at
+//! shutdown.
 
 use std::future::Future;
 use std::io::{self, Write};
@@ -25,48 +26,48 @@ use crate::config::{ConfigError, LogArgs, LogFormat, ModelSpec, ServeArgs};
 use crate::error::ApiError;
 use crate::state::AppState;
 
-/// Bytes of a request's head.
-const MAX_HEAD: usize = 64 << 10;
-/// Headers of a request.
+/// Maximum size of the headers of a request, in bytes.
+const MAX_HEADER_SIZE: usize = 64 << 10;
+/// Maximum number of headers of a request.
 const MAX_HEADERS: usize = 100;
-/// Bytes that wait in the system for a client to read them. More would hide that it does not.
+/// Size of the socket's send buffer, in bytes. A larger one would hide clients that do not read.
 const SEND_BUFFER: u32 = 128 << 10;
-/// How long the cache on disk may take to be complete when the server stops.
-const FLUSH: Duration = Duration::from_secs(5);
-/// Connections that the system holds until they are accepted.
+/// Time for writing the prefix cache to disk at shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
 
-/// Why the server could not be started, or ended.
+/// An error that prevents or ends the server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The settings do not make sense.
+    /// The arguments are invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The address cannot be had.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {address}: {error}")]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The runtime could not be started.
-    #[error("cannot start: {0}")]
+    /// The async runtime cannot be started.
+    #[error("cannot start the async runtime: {0}")]
     Runtime(io::Error),
     /// The first model cannot be loaded.
     #[error("{0}")]
     Model(ApiError),
 }
 
-/// A server that listens and does not answer yet.
+/// A server that listens but does not accept connections yet.
 pub struct Server {
     state: AppState,
     router: Router,
     listener: TcpListener,
 }
 
-/// Serves until told to stop by SIGTERM or Ctrl-C: the whole of `oxidize serve`.
+/// Runs a server until SIGTERM or Ctrl-C: the whole of `oxidize serve`.
 pub fn run(
     args: ServeArgs,
     specs: Vec<ModelSpec>,
@@ -81,24 +82,23 @@ pub fn run(
     let runtime = runtime.map_err(ServeError::Runtime)?;
     let result = runtime.block_on(async {
         let server = Server::bind(state)?;
-        // Scripts read the port from here; the log goes elsewhere.
-        // Nobody need listen to this.
+        // Scripts read the address from stdout, which may also be closed; the log goes to stderr.
         let _ = writeln!(io::stdout(), "listening on http://{}", server.address());
         server.serve(stop_signal()).await
     });
-    // Threads that load or embed are not waited for.
+    // Does not wait for blocking threads, which may be loading a model.
     runtime.shutdown_background();
     result
 }
 
 impl Server {
-    /// Listens at the address that the settings name.
+    /// Listens on the address of the arguments.
     pub fn bind(state: AppState) -> Result<Server, ServeError> {
         let router = app(state.clone());
         Server::with_router(state, router)
     }
 
-    /// The same with other routes, for tests.
+    /// Like [`Server::bind`], with another router; for tests.
     pub fn with_router(state: AppState, router: Router) -> Result<Server, ServeError> {
         let address = state.args().network.address();
         let listener = listen(address).map_err(|error| ServeError::Bind { address, error })?;
@@ -109,18 +109,18 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
-        let asked = self.state.args().network.address();
-        self.listener.local_addr().unwrap_or(asked)
+        let address = self.state.args().network.address();
+        self.listener.local_addr().unwrap_or(address)
     }
 
-    /// What it serves.
+    /// The state of the server.
     pub fn state(&self) -> &AppState {
         &self.state
     }
 
-    /// Answers requests until `stop`, and then finishes those that it has begun.
+    /// Serves requests until `stop` completes, and lets the running ones finish.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
         let Server {
             state,
@@ -155,32 +155,32 @@ impl Server {
     }
 }
 
-/// Waits for what has begun, as long as it may take.
+/// Waits for running requests, up to `--drain`.
 async fn drain(graceful: GracefulShutdown, state: &AppState) {
-    let patience = Duration::from_secs(state.args().limits.drain);
+    let timeout = Duration::from_secs(state.args().limits.drain);
     tracing::info!(
-        seconds = patience.as_secs(),
-        "shutting down: running requests may finish"
+        seconds = timeout.as_secs(),
+        "shutting down; waiting for running requests"
     );
     tokio::select! {
-        () = graceful.shutdown() => tracing::info!("all requests have finished"),
-        () = tokio::time::sleep(patience) => tracing::warn!("some requests did not finish in time"),
+        () = graceful.shutdown() => tracing::info!("all requests finished"),
+        () = tokio::time::sleep(timeout) => tracing::warn!("the time limit for running requests is over"),
     }
-    state.models().shut_down(FLUSH).await;
+    state.models().shut_down(FLUSH_TIMEOUT).await;
 }
 
 async fn unload_idle(state: AppState) {
-    let patience = state.args().idle_unload;
-    if patience == 0 {
+    let timeout = state.args().idle_unload;
+    if timeout == 0 {
         return;
     }
-    let patience = Duration::from_secs(patience);
+    let timeout = Duration::from_secs(timeout);
     loop {
         tokio::time::sleep(
-            (patience / 4).clamp(Duration::from_millis(250), Duration::from_secs(30)),
+            (timeout / 4).clamp(Duration::from_millis(250), Duration::from_secs(30)),
         )
         .await;
-        state.models().unload_idle(patience).await;
+        state.models().unload_idle(timeout).await;
     }
 }
 
@@ -192,7 +192,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     };
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
-    // Sockets that are accepted take it over.
+    // Accepted sockets inherit the size.
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -205,12 +205,12 @@ async fn accept(
     graceful: &GracefulShutdown,
 ) {
     let places = Arc::new(Semaphore::new(state.args().limits.max_connections.max(1)));
-    let patience = state.args().limits.io_patience();
+    let timeout = state.args().limits.io_timeout();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
-        .header_read_timeout(patience)
+        .header_read_timeout(timeout)
         .max_headers(MAX_HEADERS)
-        .max_buf_size(MAX_HEAD);
+        .max_buf_size(MAX_HEADER_SIZE);
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
@@ -218,22 +218,22 @@ async fn accept(
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // A client that has gone already, or no more files: the next may be better.
+                // The client is gone already, or there are no file descriptors left: try again later.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             }
         };
-        // Tokens are small and each one matters.
+        // Each token is a small packet and must not be delayed.
         let _ = stream.set_nodelay(true);
         state.metrics().connections.increase();
-        let io = TokioIo::new(Patient::new(stream, patience, state.clone()));
+        let io = TokioIo::new(WriteTimeout::new(stream, timeout, state.clone()));
         let service = TowerToHyperService::new(router.clone());
         let connection = graceful.watch(http.serve_connection(io, service));
         let state = state.clone();
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended early");
+                tracing::debug!(%error, "connection failed");
             }
             state.metrics().connections_closed.increase();
             drop(place);
@@ -241,48 +241,49 @@ async fn accept(
     }
 }
 
-/// A connection whose other side must read what it is sent.
-struct Patient {
+/// A connection that fails if the client does not read for `timeout`.
+struct WriteTimeout {
     stream: TcpStream,
-    patience: Duration,
-    /// Runs while a write waits.
-    alarm: Option<Pin<Box<Sleep>>>,
+    timeout: Duration,
+    /// Runs while a write is pending.
+    timer: Option<Pin<Box<Sleep>>>,
     state: AppState,
 }
 
-impl Patient {
-    fn new(stream: TcpStream, patience: Duration, state: AppState) -> Patient {
-        Patient {
+impl WriteTimeout {
+    fn new(stream: TcpStream, timeout: Duration, state: AppState) -> WriteTimeout {
+        WriteTimeout {
             stream,
-            patience,
-            alarm: None,
+            timeout,
+            timer: None,
             state,
         }
     }
 
-    fn watch<T>(
+    /// Fails a pending write once the timer has run out.
+    fn check_timer<T>(
         &mut self,
         context: &mut Context<'_>,
         polled: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if polled.is_ready() {
-            self.alarm = None;
+            self.timer = None;
             return polled;
         }
-        let deadline = Instant::now() + self.patience;
-        let alarm = self
-            .alarm
+        let deadline = Instant::now() + self.timeout;
+        let timer = self
+            .timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        if alarm.as_mut().poll(context).is_pending() {
+        if timer.as_mut().poll(context).is_pending() {
             return Poll::Pending;
         }
         self.state.metrics().cut_off.increase();
-        tracing::info!("a client does not read what it asked for and is cut off");
+        tracing::info!("disconnecting a client that does not read");
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for WriteTimeout {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -292,14 +293,14 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for WriteTimeout {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, data);
-        self.watch(context, polled)
+        self.check_timer(context, polled)
     }
 
     fn poll_write_vectored(
@@ -308,7 +309,7 @@ impl AsyncWrite for Patient {
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(context, data);
-        self.watch(context, polled)
+        self.check_timer(context, polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -324,7 +325,7 @@ impl AsyncWrite for Patient {
     }
 }
 
-/// Comes when the process is told to stop.
+/// Completes on SIGTERM or Ctrl-C.
 async fn stop_signal() {
     let ctrl_c = async {
         if tokio::signal::ctrl_c().await.is_err() {
@@ -358,7 +359,7 @@ fn log_to_stderr(args: &LogArgs) -> Result<(), ConfigError> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr);
-    // Fails only where a log is set up already, and then that one is used.
+    // Fails only if a subscriber is set already, which is used then.
     let _ = match args.format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => builder

@@ -1,4 +1,4 @@
-//! [`AppState`]: what every handler can reach.
+//! [`AppState`]: the state that all handlers share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,15 +23,15 @@ struct Inner {
     metrics: Metrics,
     start: Instant,
     next_id: AtomicU64,
-    /// Makes ids of this process differ from those of the last.
+    /// Start time in microseconds, which makes ids of this process differ from those of earlier ones.
     epoch: u64,
     draining: AtomicBool,
-    /// The default model has been loaded, even if it was let go of since.
+    /// True once the default model was loaded, even if it was unloaded since.
     ready: AtomicBool,
 }
 
 impl AppState {
-    /// A server of `specs` with these settings, on `backend`.
+    /// The state of a server of `specs` on `backend`.
     pub fn new(
         args: ServeArgs,
         specs: Vec<ModelSpec>,
@@ -53,12 +53,12 @@ impl AppState {
         })))
     }
 
-    /// The settings.
+    /// The command-line arguments.
     pub fn args(&self) -> &ServeArgs {
         &self.0.args
     }
 
-    /// The keys.
+    /// The API keys.
     pub fn keys(&self) -> &Keys {
         &self.0.keys
     }
@@ -68,50 +68,50 @@ impl AppState {
         &self.0.models
     }
 
-    /// The counters.
+    /// The metrics.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// How long the server has been there.
+    /// Time since the server started.
     pub fn uptime(&self) -> std::time::Duration {
         self.0.start.elapsed()
     }
 
-    /// A number that no other request has.
+    /// A number that is unique in this process.
     pub fn next_number(&self) -> u64 {
         self.0.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// An id that no other answer has: `chatcmpl-…`.
+    /// A unique id with a prefix, such as `chatcmpl-…`.
     pub fn new_id(&self, prefix: &str) -> String {
         format!("{prefix}{:x}{:06x}", self.0.epoch, self.next_number())
     }
 
-    /// From now on, `/health` says that the server is about to stop.
+    /// Marks the server as shutting down: `/health` and new requests fail from now on.
     pub fn start_draining(&self) {
         self.0.draining.store(true, Ordering::Release);
     }
 
-    /// Whether the server is about to stop.
+    /// True if the server is shutting down.
     pub fn is_draining(&self) -> bool {
         self.0.draining.load(Ordering::Acquire)
     }
 
-    /// Loads the default model; requests are welcome from then on.
+    /// Loads the default model; the server is ready from then on.
     pub async fn preload(&self) -> ApiResult<()> {
         self.models().get(None).await?;
         self.0.ready.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Whether the default model could be loaded and requests are taken.
+    /// True if the default model was loaded and the server is not shutting down.
     pub fn is_ready(&self) -> bool {
         !self.is_draining() && self.0.ready.load(Ordering::Acquire)
     }
 }
 
-/// The time for clients: seconds since 1970.
+/// Unix time in seconds.
 pub(crate) fn unix_time() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |since| since.as_secs())

@@ -1,5 +1,5 @@
-//! Responses that come bit by bit: server-sent events, or one line of JSON each as Ollama has it. A [`Writer`] puts
-//! the pieces of a generation into an API's words; a quiet stretch is bridged by pings.
+//! Streamed responses: server-sent events, or lines of JSON for Ollama. A [`Writer`] serializes the updates
+//! of a generation in an API's format; pings keep quiet connections open.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -16,25 +16,25 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::error::ApiError;
-use crate::generate::{Generation, Piece};
+use crate::generate::{Generation, PANICKED, Update};
 
-/// How long a client hears nothing before it is told that the server still works.
+/// Interval of pings while a generation yields nothing.
 const PING: Duration = Duration::from_secs(10);
 
-/// Puts a generation into the words of an API.
+/// Serializes a generation in the format of an API.
 pub trait Writer: Send + Unpin + 'static {
-    /// What is sent first.
+    /// Writes the start of the response.
     fn start(&mut self, _out: &mut Frames) {}
-    /// What is sent for a piece.
-    fn piece(&mut self, piece: Piece, out: &mut Frames);
-    /// What is sent when all is well and over.
+    /// Writes an update.
+    fn update(&mut self, update: Update, out: &mut Frames);
+    /// Writes the end of a response without errors.
     fn end(&mut self, out: &mut Frames);
-    /// What is sent when all is over and not well.
+    /// Writes the error that ends the response.
     fn error(&mut self, error: &ApiError, out: &mut Frames) {
         out.json(&error.body());
         out.done();
     }
-    /// What is sent when there is nothing to send.
+    /// Writes something that clients ignore.
     fn ping(&mut self, out: &mut Frames) {
         out.comment("ping");
     }
@@ -43,24 +43,24 @@ pub trait Writer: Send + Unpin + 'static {
 /// A server-sent event, for the OpenAPI document.
 #[derive(Serialize, ToSchema)]
 pub struct StreamEvent {
-    /// Its name, in APIs that name events.
+    /// Name of the event, in APIs that name events.
     pub event: Option<String>,
-    /// JSON, or `[DONE]`.
+    /// JSON, or `[DONE]` at the end of OpenAI's streams.
     pub data: String,
 }
 
-/// How frames are told apart.
+/// Format of a streamed response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// Server-sent events.
     Sse,
-    /// A line each.
+    /// One JSON object per line.
     Lines,
-    /// Nobody listens.
-    Unheard,
+    /// Frames are dropped.
+    Discard,
 }
 
-/// What waits to be sent.
+/// Frames that wait to be sent.
 #[derive(Debug)]
 pub struct Frames {
     framing: Framing,
@@ -68,25 +68,25 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Frames that are dropped, for answers that are sent as a whole.
+    /// Frames that are dropped, for responses that are not streamed.
     pub fn discard() -> Frames {
         Frames {
-            framing: Framing::Unheard,
+            framing: Framing::Discard,
             queue: VecDeque::new(),
         }
     }
 
-    /// Adds a value.
+    /// Adds a JSON value.
     pub fn json(&mut self, value: &impl Serialize) {
         self.event(None, value);
     }
 
-    /// Adds a value that has a name.
+    /// Adds a JSON value with the name of its event.
     pub fn event(&mut self, name: Option<&str>, value: &impl Serialize) {
-        if self.framing == Framing::Unheard {
+        if self.framing == Framing::Discard {
             return;
         }
-        // What we serialise has string keys and finite numbers: it cannot fail.
+        // Serialization cannot fail: all keys are strings and all numbers are finite.
         let data = serde_json::to_string(value)
             .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
         self.queue.push_back(match (self.framing, name) {
@@ -96,7 +96,7 @@ impl Frames {
         });
     }
 
-    /// Adds OpenAI's last word.
+    /// Adds the end marker of OpenAI's streams.
     pub fn done(&mut self) {
         if self.framing == Framing::Sse {
             self.queue
@@ -104,7 +104,7 @@ impl Frames {
         }
     }
 
-    /// Adds what clients pass over.
+    /// Adds a comment, which clients ignore.
     pub fn comment(&mut self, text: &str) {
         if self.framing == Framing::Sse {
             self.queue.push_back(format!(": {text}\n\n").into());
@@ -112,13 +112,13 @@ impl Frames {
     }
 }
 
-/// The response to a generation, as it comes.
+/// Streams a generation as a response.
 pub async fn respond(
     generation: Generation,
     framing: Framing,
     writer: impl Writer,
 ) -> Result<Response, ApiError> {
-    let generation = generation.settle().await?;
+    let generation = generation.peek_first().await?;
     let mut frames = Frames {
         framing,
         queue: VecDeque::new(),
@@ -133,19 +133,19 @@ pub async fn respond(
     };
     let kind = match framing {
         Framing::Sse => "text/event-stream; charset=utf-8",
-        Framing::Lines | Framing::Unheard => "application/x-ndjson",
+        Framing::Lines | Framing::Discard => "application/x-ndjson",
     };
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "no-cache"),
-        // Proxies that buffer would hold back what is meant to be seen at once.
+        // Turns off the buffering of proxies, which would delay events.
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     Ok((headers, Body::from_stream(stream)).into_response())
 }
 
 struct Framed<W> {
-    /// Gone when it is over.
+    /// `None` once the response has ended.
     generation: Option<Generation>,
     writer: W,
     frames: Frames,
@@ -176,8 +176,8 @@ impl<W: Writer> Stream for Framed<W> {
                     writer.ping(frames);
                     false
                 }
-                Poll::Ready(Some(Ok(piece))) => {
-                    writer.piece(piece, frames);
+                Poll::Ready(Some(Ok(update))) => {
+                    writer.update(update, frames);
                     false
                 }
                 Poll::Ready(Some(Err(error))) => {
@@ -190,8 +190,7 @@ impl<W: Writer> Stream for Framed<W> {
                 }
             };
             let over = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-                let fault = ApiError::internal("a fault inside the server ended this request");
-                this.frames.json(&fault.body());
+                this.frames.json(&ApiError::internal(PANICKED).body());
                 true
             });
             if over {
@@ -205,7 +204,7 @@ impl<W: Writer> Stream for Framed<W> {
 }
 
 impl<W> Framed<W> {
-    /// All that waits, in one piece: fewer writes where several tokens came at once.
+    /// Takes all waiting frames at once: fewer writes where several tokens came together.
     fn take(&mut self) -> Bytes {
         let queue = &mut self.frames.queue;
         match queue.len() {
@@ -226,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_look_as_clients_expect() {
+    fn frames_are_formatted_as_clients_expect() {
         let frames = |framing, fill: fn(&mut Frames)| {
             let mut frames = Frames {
                 framing,

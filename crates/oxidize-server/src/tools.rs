@@ -1,44 +1,46 @@
-//! Tools: what a client may offer a model, and how a call is forced where one is required.
+//! [`Tools`]: the tools of a request, and the grammar that forces a call where one is required.
 
 use oxidize_core::grammar::Grammar;
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::{ApiError, ApiResult};
 
-/// Most tools of a request.
+/// Maximum number of tools of a request.
 const MAX_TOOLS: usize = 512;
-/// Most calls that are forced at once.
+/// Maximum number of calls of an answer with required calls.
 const MAX_FORCED_CALLS: usize = 16;
 
-/// The tools of a request and what is to be done with them.
+/// The tools of a request and its `tool_choice`.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
-    /// In OpenAI's shape, each with a name.
+    /// Tools in OpenAI's format; each has a name.
     list: Vec<Json>,
     choice: ToolChoice,
-    /// Whether an answer may have several calls.
+    /// Allows several calls in one answer.
     parallel: bool,
 }
 
-/// Whether tools are called.
+/// Control of tool calls: none, any, or a specific tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// If the model wants to.
+    /// The model decides.
     #[default]
     Auto,
-    /// Not at all.
+    /// No tool is called.
     None,
-    /// At least one of them.
+    /// At least one tool is called.
     Required,
-    /// This one.
+    /// The tool of this name is called.
     Named(String),
 }
 
 impl ToolChoice {
-    /// Reads OpenAI's `tool_choice`.
+    /// Parses OpenAI's `tool_choice`.
     pub fn parse(choice: Option<&Json>) -> ApiResult<ToolChoice> {
         let unknown = || {
-            ApiError::bad_request("tool_choice must be auto, none, required, or name a function")
+            ApiError::bad_request(
+                "tool_choice must be auto, none, required, or an object that names a function",
+            )
         };
         match choice {
             None | Some(Json::Null) => Ok(ToolChoice::Auto),
@@ -60,38 +62,43 @@ impl ToolChoice {
 }
 
 impl Tools {
-    /// Checks the tools of a request, in OpenAI's shape.
+    /// Checks the tools of a request, in OpenAI's format.
     pub fn new(list: Vec<Json>, choice: ToolChoice, parallel: bool) -> ApiResult<Tools> {
         if list.len() > MAX_TOOLS {
-            let message = format!("{} tools, the limit is {MAX_TOOLS}", list.len());
+            let message = format!(
+                "the request has {} tools; at most {MAX_TOOLS} are supported",
+                list.len()
+            );
             return Err(ApiError::bad_request(message));
         }
         for (index, tool) in list.iter().enumerate() {
             let name = name_of(tool);
-            let good = |name: &&str| {
+            let is_valid = |name: &&str| {
                 let letters =
                     |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
                 (1..=128).contains(&name.len()) && name.chars().all(letters)
             };
-            if name.filter(good).is_none() {
-                let message =
-                    format!("tool {index}: a function with a name of up to 128 letters is needed");
+            if name.filter(is_valid).is_none() {
+                let message = format!(
+                    "tool {index} needs a function name of 1 to 128 letters, digits or _-.:/"
+                );
                 return Err(ApiError::bad_request(message));
             }
             let parameters = parameters_of(tool);
             if parameters.is_some_and(|schema| !schema.is_object() && !schema.is_null()) {
-                let message = format!("tool {index}: parameters must be a JSON schema");
+                let message =
+                    format!("tool {index}: parameters must be a JSON object with a schema");
                 return Err(ApiError::bad_request(message));
             }
         }
         match &choice {
             ToolChoice::Required if list.is_empty() => {
                 return Err(ApiError::bad_request(
-                    "a tool call is required, but there are no tools",
+                    "tool_choice requires a call, but the request has no tools",
                 ));
             }
             ToolChoice::Named(name) if !list.iter().any(|tool| name_of(tool) == Some(name)) => {
-                let message = format!("tool_choice names {name:?}, which is not among the tools");
+                let message = format!("tool_choice names {name:?}, which is not one of the tools");
                 return Err(ApiError::bad_request(message));
             }
             _ => {}
@@ -103,13 +110,13 @@ impl Tools {
         })
     }
 
-    /// The tools that the model is told of, as a JSON list.
+    /// Tools that are described to the model, as a JSON list.
     pub fn offered(&self) -> Option<Json> {
         let offered = !self.list.is_empty() && self.choice != ToolChoice::None;
         offered.then(|| Json::Array(self.list.clone()))
     }
 
-    /// The grammar of an answer that is nothing but calls, if one is required.
+    /// Grammar of an answer that consists of calls only, if a call is required.
     pub fn forced(&self) -> Option<Grammar> {
         let callable: Vec<&Json> = match &self.choice {
             ToolChoice::Auto | ToolChoice::None => return None,
@@ -122,7 +129,7 @@ impl Tools {
         let mut definitions = Map::new();
         let mut calls = Vec::new();
         for (index, tool) in callable.iter().enumerate() {
-            let place = format!("tool{index}");
+            let definition = format!("tool{index}");
             let name = name_of(tool).unwrap_or_default();
             let mut schema = parameters_of(tool)
                 .filter(|s| s.is_object())
@@ -131,13 +138,13 @@ impl Tools {
             if let Some(schema) = schema.as_object_mut() {
                 schema.entry("type").or_insert_with(|| "object".into());
             }
-            move_references(&mut schema, &format!("#/$defs/{place}"));
-            definitions.insert(place.clone(), schema);
+            rebase_references(&mut schema, &format!("#/$defs/{definition}"));
+            definitions.insert(definition.clone(), schema);
             calls.push(json!({
                 "type": "object",
                 "properties": {
                     "name": { "const": name },
-                    "arguments": { "$ref": format!("#/$defs/{place}") },
+                    "arguments": { "$ref": format!("#/$defs/{definition}") },
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": false,
@@ -168,8 +175,8 @@ fn parameters_of(tool: &Json) -> Option<&Json> {
     function_of(tool).get("parameters")
 }
 
-/// References of a schema to itself, once it is part of another.
-fn move_references(schema: &mut Json, root: &str) {
+/// Rewrites the references of a schema to itself for a schema that is embedded at `root`.
+fn rebase_references(schema: &mut Json, root: &str) {
     // Nesting is limited by the parser of the request.
     match schema {
         Json::Object(map) => {
@@ -179,11 +186,11 @@ fn move_references(schema: &mut Json, root: &str) {
                 *reference = format!("{root}{rest}");
             }
             map.values_mut()
-                .for_each(|value| move_references(value, root));
+                .for_each(|value| rebase_references(value, root));
         }
         Json::Array(list) => list
             .iter_mut()
-            .for_each(|value| move_references(value, root)),
+            .for_each(|value| rebase_references(value, root)),
         _ => {}
     }
 }
@@ -200,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_checked_against_the_tools() {
+    fn tool_choice_is_checked_against_the_tools() {
         let parse = |choice: Json| ToolChoice::parse(Some(&choice));
         assert_eq!(parse(json!("required")).unwrap(), ToolChoice::Required);
         let named = parse(json!({"type": "function", "function": {"name": "weather"}})).unwrap();
@@ -215,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn references_follow_their_schema() {
+    fn references_in_a_schema_are_rebased() {
         let tools = Tools::new(vec![weather()], ToolChoice::Required, false).unwrap();
         let Some(Grammar::JsonSchema(schema)) = tools.forced() else {
             panic!()

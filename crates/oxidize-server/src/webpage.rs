@@ -1,4 +1,4 @@
-//! The page at `/` and the one that shows the OpenAPI document: a few files, embedded in the binary.
+//! The chat page at `/` and the API reference at `/docs`: static files, embedded in the binary.
 
 use axum::Router;
 use axum::http::header;
@@ -7,7 +7,7 @@ use axum::routing::get;
 
 use crate::state::AppState;
 
-/// Nothing from elsewhere runs on our pages, and no other page shows them.
+/// Content security policy: the pages load nothing from other origins and cannot be framed.
 const POLICY: &str = "default-src 'self'; img-src 'self' data:; style-src 'self'; script-src 'self'; \
                       frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
@@ -17,7 +17,7 @@ macro_rules! pages {
     };
 }
 
-/// Every page and what belongs to it.
+/// Routes of the pages and their files.
 pub fn routes() -> Router<AppState> {
     pages! {
         "/" => "index.html" as "text/html; charset=utf-8",

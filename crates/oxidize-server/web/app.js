@@ -1,4 +1,4 @@
-// The chat page: conversations in localStorage, answers from /v1/chat/completions, figures from /metrics.
+// The chat page: chats in localStorage, answers from /v1/chat/completions, statistics from /metrics.
 
 import { render } from "/web/markdown.js";
 
@@ -7,11 +7,11 @@ const stored = (key, otherwise) => {
   try { return JSON.parse(localStorage.getItem(key)) ?? otherwise; } catch { return otherwise; }
 };
 const store = (key, value) => {
-  try { localStorage.setItem(key, JSON.stringify(value)); } catch { /* full or forbidden: the chat goes on unsaved */ }
+  try { localStorage.setItem(key, JSON.stringify(value)); } catch { /* storage is full or blocked: the chat is not saved */ }
 };
 
 const NUMBERS = ["temperature", "top_p", "min_p", "top_k", "repeat_penalty", "max_tokens", "seed"];
-const MOST_CHATS = 200;
+const MAX_CHATS = 200;
 
 let chats = stored("oxidize.chats", []);
 let current = null;
@@ -30,7 +30,7 @@ async function loadModels() {
   if (response.status === 401) {
     openSettings(true);
     $("set-key").focus();
-    throw new Error("this server needs an API key: enter it in the settings");
+    throw new Error("this server needs an API key; enter it in the settings");
   }
   const { data } = await response.json();
   $("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
@@ -49,9 +49,9 @@ async function loadDefaults() {
   showSettings();
 }
 
-/* What the model's authors chose; the server says it once the model is known. */
-function ownDefault(value) {
-  return value === undefined ? "the model’s own" : `${Number(Number(value).toFixed(2))} (model)`;
+/* Default of a setting; the server reports it once a model is selected. */
+function modelDefault(value) {
+  return value === undefined ? "model default" : `${Number(Number(value).toFixed(2))} (model)`;
 }
 
 function showSettings() {
@@ -60,7 +60,7 @@ function showSettings() {
     const value = settings[name];
     input.value = value ?? input.dataset.default ?? "";
     const output = input.parentElement.querySelector("output");
-    if (output) output.textContent = value ?? ownDefault(input.dataset.default);
+    if (output) output.textContent = value ?? modelDefault(input.dataset.default);
   }
   $("set-system").value = settings.system ?? "";
   $("set-key").value = settings.key ?? "";
@@ -94,7 +94,7 @@ $("model").addEventListener("change", ({ target }) => {
   loadDefaults();
 });
 
-/* ---------- light and dark ---------- */
+/* ---------- theme ---------- */
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
@@ -115,7 +115,7 @@ if (innerWidth <= 760) document.body.classList.add("narrow");
 function save() {
   if (current && !chats.includes(current)) chats.unshift(current);
   chats.sort((a, b) => b.updated - a.updated);
-  chats = chats.slice(0, MOST_CHATS);
+  chats = chats.slice(0, MAX_CHATS);
   store("oxidize.chats", chats);
   showHistory();
 }
@@ -182,13 +182,13 @@ function fill(made, message, index, live) {
     bubble.textContent = message.content;
   } else {
     if (message.reasoning) {
-      const thoughts = document.createElement("details");
-      thoughts.className = "thoughts";
-      thoughts.open = live && !message.content;
+      const reasoning = document.createElement("details");
+      reasoning.className = "reasoning";
+      reasoning.open = live && !message.content;
       const summary = document.createElement("summary");
-      summary.textContent = live && !message.content ? "Thinking…" : "Thoughts";
-      thoughts.append(summary, render(message.reasoning));
-      bubble.append(thoughts);
+      summary.textContent = live && !message.content ? "Thinking…" : "Reasoning";
+      reasoning.append(summary, render(message.reasoning));
+      bubble.append(reasoning);
     }
     bubble.append(render(message.content));
     if (message.error) {
@@ -216,7 +216,7 @@ function fill(made, message, index, live) {
           grow();
           $("input").focus();
         })
-      : action("Again", () => {
+      : action("Regenerate", () => {
           cut(index);
           answer();
         }),
@@ -224,7 +224,7 @@ function fill(made, message, index, live) {
   if (message.note) foot.append(message.note);
 }
 
-/** Drops a message and all that follow. */
+/** Removes a message and all that follow. */
 function cut(index) {
   running?.abort();
   current.messages.length = index;
@@ -241,7 +241,7 @@ function scroll(force) {
   if (force || pinned) $("messages").scrollTop = $("messages").scrollHeight;
 }
 
-/* ---------- asking ---------- */
+/* ---------- requests ---------- */
 
 function send(text) {
   if (running || !text.trim()) return;
@@ -302,8 +302,8 @@ async function answer() {
 
 function note({ timings, choices }) {
   const parts = [`${timings.predicted_n} tokens`, `${timings.predicted_per_second.toFixed(1)} tok/s`];
-  if (timings.cache_n) parts.push(`${timings.cache_n} of the prompt cached`);
-  if (choices[0].finish_reason === "length") parts.push("cut off at the limit");
+  if (timings.cache_n) parts.push(`${timings.cache_n} prompt tokens cached`);
+  if (choices[0].finish_reason === "length") parts.push("token limit reached");
   return parts.join(" · ");
 }
 
@@ -352,7 +352,7 @@ $("composer").addEventListener("submit", (event) => {
 $("stop").addEventListener("click", () => running?.abort());
 $("ideas").addEventListener("click", ({ target }) => { if (target.matches("button")) send(target.textContent); });
 
-/* ---------- the server, live ---------- */
+/* ---------- live statistics ---------- */
 
 const rates = [];
 let before = null;
@@ -360,7 +360,7 @@ let before = null;
 async function watch() {
   try {
     const response = await fetch("/metrics", { headers: headers() });
-    if (!response.ok) throw new Error(response.status === 401 ? "needs a key" : `error ${response.status}`);
+    if (!response.ok) throw new Error(response.status === 401 ? "API key required" : `error ${response.status}`);
     showLive(sums(await response.text()));
     state("good", "running");
   } catch (error) {

@@ -1,4 +1,4 @@
-// Shows the OpenAPI document: endpoints by API, their fields, and a place to try them.
+// The API reference: endpoints of the OpenAPI document with their fields, and a form to try them.
 
 const settings = JSON.parse(localStorage.getItem("oxidize.settings") ?? "{}");
 document.documentElement.dataset.theme =
@@ -16,7 +16,7 @@ const about = (field) => field.description ?? (field.oneOf ?? []).map(({ descrip
 const resolve = (schema) =>
   schema?.$ref ? document_.components.schemas[schema.$ref.split("/").at(-1)] : schema;
 
-/** All fields of an object, those of its parts included. */
+/** All fields of an object, with those of its allOf parts. */
 function fields(schema) {
   const found = resolve(schema) ?? {};
   const own = Object.entries(found.properties ?? {}).map(([name, field]) => ({
@@ -46,7 +46,7 @@ function endpoint(method, path, operation) {
     inside.append(element("h4", "", "Fields"), element("table", "", ...rows.map(({ name, field, required }) =>
       element("tr", "", element("td", "", required ? `${name} *` : name), element("td", "", kind(field)), element("td", "", about(field))))));
   }
-  inside.append(element("h4", "", "Answers"), element("table", "", ...Object.entries(operation.responses).map(([status, response]) =>
+  inside.append(element("h4", "", "Responses"), element("table", "", ...Object.entries(operation.responses).map(([status, response]) =>
     element("tr", "", element("td", "", status), element("td", "", Object.keys(response.content ?? {}).join(", ")), element("td", "", response.description)))));
   if (!path.includes("{")) inside.append(trial(method, path, body));
   made.append(inside);
@@ -75,7 +75,7 @@ function trial(method, path, body) {
       const response = await fetch(path, { method, headers, body: method === "post" ? text.value : undefined });
       const answer = await response.text();
       let shown = answer;
-      try { shown = JSON.stringify(JSON.parse(answer), null, 2); } catch { /* not JSON: as it is */ }
+      try { shown = JSON.stringify(JSON.parse(answer), null, 2); } catch { /* not JSON: shown unchanged */ }
       out.textContent = `${response.status}\n${shown}`;
     } catch (error) {
       out.textContent = error.message;

@@ -1,4 +1,4 @@
-// Markdown to elements. Text of a model is never HTML: everything is made with createElement and textContent.
+// Renders markdown as elements. Model output is never parsed as HTML: only createElement and textContent are used.
 
 const element = (name, className, ...children) => {
   const made = document.createElement(name);
@@ -72,7 +72,7 @@ function list(lines, at, out) {
     if (!item || item[1].length !== indent || /\d/.test(item[2]) !== ordered) break;
     const body = [item[3]];
     at += 1;
-    // What is indented further, and blank lines before it, belong to the item.
+    // Lines with deeper indentation, and blank lines before them, belong to the item.
     while (at < lines.length) {
       const deeper = lines[at].match(/^(\s*)\S/);
       const next = lines[at + 1]?.match(/^(\s*)\S/);
@@ -130,7 +130,7 @@ function nested(name, text) {
 }
 
 function link(label, target) {
-  // Only addresses that cannot run anything.
+  // Only schemes that cannot run scripts become links.
   if (!/^(https?:|mailto:)/i.test(target)) return document.createTextNode(`${label} (${target})`);
   const made = element("a", "", label);
   Object.assign(made, { href: target, target: "_blank", rel: "noopener noreferrer" });
@@ -163,7 +163,7 @@ const KEYWORDS = new Set(("as async await break case catch class const continue 
   "where while with yield and package public private protected int float double bool char string None True False").split(" "));
 const TOKENS = /(\/\/[^\n]*|#(?![\w[!])[^\n]*|\/\*[\s\S]*?\*\/|--\s[^\n]*)|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)|(\b\d[\w.]*\b)|([A-Za-z_]\w*)/g;
 
-// One set of rules for every language: enough to tell words from strings, numbers and comments.
+// One set of rules for all languages: enough to distinguish keywords, strings, numbers and comments.
 function highlight(text, out) {
   let last = 0;
   for (const found of text.matchAll(TOKENS)) {

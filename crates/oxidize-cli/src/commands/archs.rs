@@ -1,4 +1,4 @@
-//! `oxidize archs`: the architectures that run, and what sets each apart, from their descriptors.
+//! `oxidize archs`: lists the supported architectures and the properties in their descriptors.
 
 use std::io::{self, BufWriter, Write};
 
@@ -7,18 +7,18 @@ use oxidize_core::arch::{ARCHS, Arch};
 
 use crate::style;
 
-/// List the architectures that run, with what sets each apart
+/// List the supported architectures and their properties
 ///
-/// A name alone shows every choice that its descriptor makes.
+/// With a name, show all properties of the architecture.
 #[derive(Args)]
 pub(crate) struct Archs {
-    /// An architecture, as GGUF files or `config.json` name it, or a part of such names
+    /// Architecture name of GGUF or config.json, or a part of it
     name: Option<String>,
-    /// Print names only, one a line
+    /// Print only the names, one per line
     #[arg(long, conflicts_with = "json")]
     names: bool,
-    /// Print `[{"name":…,"hf_classes":[…],"outline":{…},"knobs":{…}},…]`, where knobs are what sets
-    /// the family apart from most
+    /// Print a JSON array of objects with name, hf_classes, outline and knobs, the properties that differ
+    /// from the defaults
     #[arg(long)]
     json: bool,
 }
@@ -33,7 +33,9 @@ impl Archs {
             false => exact.clone(),
         };
         if archs.is_empty() {
-            anyhow::bail!("no architecture's name contains {wanted:?}; `oxidize archs` lists all");
+            anyhow::bail!(
+                "no architecture name contains {wanted:?}; list all with `oxidize archs`"
+            );
         }
         let mut out = BufWriter::new(io::stdout().lock());
         if self.json {
@@ -58,14 +60,14 @@ impl Archs {
     }
 }
 
-/// The architectures one of whose names is wanted.
+/// The architectures with a matching name.
 fn named(wanted: impl Fn(&str) -> bool) -> Vec<&'static Arch> {
     let any =
         |arch: &&&Arch| wanted(arch.name) || arch.hf_classes.iter().any(|class| wanted(class));
     ARCHS.iter().filter(any).copied().collect()
 }
 
-/// A table, one line a descriptor.
+/// Prints a table with one row per descriptor.
 fn list(archs: &[&Arch], out: &mut impl Write) -> io::Result<()> {
     let style::Styles { title, dim, .. } = style::for_stdout();
     let mut rows: Vec<Vec<String>> = Vec::with_capacity(archs.len() + 1);
@@ -97,7 +99,7 @@ fn list(archs: &[&Arch], out: &mut impl Write) -> io::Result<()> {
                 _ if column + 1 == n_columns => dim,
                 _ => Default::default(),
             };
-            // The last column is as wide as it is.
+            // The last column is not padded.
             let width = if column + 1 == n_columns {
                 0
             } else {
@@ -110,7 +112,7 @@ fn list(archs: &[&Arch], out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// All knobs of one; those that most families have the same are dim.
+/// Prints all properties of an architecture; default values are dim.
 fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
     let style::Styles { title, dim, .. } = style::for_stdout();
     write!(out, "{title}{}{title:#}", arch.name)?;
@@ -125,7 +127,7 @@ fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
             true => (' ', dim),
             false => ('*', title),
         };
-        // Lists have a line for each of their parts.
+        // One line per list element.
         let gap = format!("\n{:1$}", "", width + 6);
         let value = knob.value.replace("; ", &gap);
         writeln!(
@@ -134,7 +136,7 @@ fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
             knob.name
         )?;
     }
-    writeln!(out, "{dim}  * sets it apart from most{dim:#}")
+    writeln!(out, "{dim}  * differs from the default{dim:#}")
 }
 
 fn as_json(arch: &Arch) -> serde_json::Value {

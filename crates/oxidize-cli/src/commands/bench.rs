@@ -1,4 +1,4 @@
-//! `oxidize bench`: how many tokens a second, for prompts (pp) and for generation (tg).
+//! `oxidize bench`: tokens per second of prompt processing (pp) and text generation (tg).
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -6,24 +6,25 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use oxidize_core::backend::cpu::{Cpu, default_threads};
 use oxidize_core::engine::EngineError;
-use oxidize_core::graph::Gives;
+use oxidize_core::graph::OutputKind;
 use oxidize_core::model::Model;
-use oxidize_quantize::commands::on_the_way_in::OnTheWayIn;
-use oxidize_quantize::commands::threads;
 use oxidize_quantize::evaluate::Evaluator;
-use oxidize_quantize::say;
+use oxidize_server::config::{REPACK_ALIAS, repack_default};
 use serde::Serialize;
 
+use crate::args::threads;
 use crate::bandwidth::{self, Bandwidth};
+use crate::console::outln;
+use crate::load_quant::LoadQuantArgs;
 use crate::model_args::{AdapterArgs, ModelArgs, find_model};
 
-/// Measure the speed of a model
+/// Measure the speed of prompt processing and generation
 #[derive(Args)]
 pub(crate) struct Bench {
-    /// The model (repeatable)
+    /// Model to measure (repeatable)
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
     model: Vec<PathBuf>,
-    /// Tokens of the prompt test; 0 leaves it out
+    /// Number of prompt tokens; 0 skips the prompt test
     #[arg(
         short = 'p',
         long,
@@ -32,7 +33,7 @@ pub(crate) struct Bench {
         default_value = "512"
     )]
     n_prompt: Vec<usize>,
-    /// Tokens of the generation test; 0 leaves it out
+    /// Number of generated tokens; 0 skips the generation test
     #[arg(
         short = 'n',
         long,
@@ -41,7 +42,7 @@ pub(crate) struct Bench {
         default_value = "128"
     )]
     n_gen: Vec<usize>,
-    /// Tokens that are in the context beforehand
+    /// Number of tokens in the context before each test
     #[arg(
         short = 'd',
         long,
@@ -50,7 +51,7 @@ pub(crate) struct Bench {
         default_value = "0"
     )]
     n_depth: Vec<usize>,
-    /// Sequences that the generation test generates for at once
+    /// Number of parallel sequences in the generation test
     #[arg(
         long,
         visible_alias = "npl",
@@ -59,40 +60,41 @@ pub(crate) struct Bench {
         default_value = "1"
     )]
     parallel: Vec<usize>,
-    /// Threads [default: all cores]
+    /// Number of threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", value_delimiter = ',', value_parser = threads)]
     threads: Vec<usize>,
-    /// How often each test is run
+    /// Number of repetitions of each test
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
-    /// Most tokens that are computed in one step
+    /// Maximum number of tokens per forward pass
     #[arg(short = 'b', long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// How the cache keeps keys
+    /// Type of keys in the KV cache: f32, f16, q8_0 or q4_0
     #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE", default_value = "f16", value_parser = crate::model_args::kv_type)]
     cache_type_k: oxidize_core::backend::KvType,
-    /// How the cache keeps values
+    /// Type of values in the KV cache: f32, f16, q8_0 or q4_0
     #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE", default_value = "f16", value_parser = crate::model_args::kv_type)]
     cache_type_v: oxidize_core::backend::KvType,
-    /// MiB that weights of IQ1, IQ2 and IQ3 types may grow by when they are rewritten in memory to be faster, all or off
+    /// Memory for repacked IQ1, IQ2 and IQ3 weights: MiB, `all` or `off`
     #[arg(
         long,
+        alias = REPACK_ALIAS,
         value_name = "MIB|all|off",
-        default_value_t,
-        env = "OXIDIZE_SPELL_OUT"
+        default_value = repack_default(),
+        env = "OXIDIZE_REPACK"
     )]
-    spell_out: oxidize_core::file::SpellOut,
+    repack: oxidize_core::backend::RepackLimit,
     #[command(flatten)]
     adapters: AdapterArgs,
     #[command(flatten)]
-    on_the_way_in: OnTheWayIn,
-    /// How the result is printed
+    load_quant: LoadQuantArgs,
+    /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Md)]
     output: Output,
-    /// The same as `--output json`
+    /// Print JSON, short for --output json
     #[arg(long)]
     json: bool,
-    /// Measure how fast the threads read memory, instead of a model
+    /// Measure the memory read bandwidth instead of a model
     #[arg(long, conflicts_with = "model")]
     bandwidth: bool,
 }
@@ -105,7 +107,7 @@ enum Output {
     Jsonl,
 }
 
-/// One line of the result.
+/// Result of one test.
 #[derive(Serialize)]
 struct Measurement {
     model: String,
@@ -125,8 +127,8 @@ struct Measurement {
 impl Bench {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         anyhow::ensure!(self.repetitions > 0, "--repetitions must be at least 1");
-        let some = self.parallel.iter().all(|&n| n > 0);
-        anyhow::ensure!(some, "--parallel must be at least 1");
+        let positive = self.parallel.iter().all(|&n| n > 0);
+        anyhow::ensure!(positive, "--parallel must be at least 1");
         if self.bandwidth {
             return self.run_bandwidth();
         }
@@ -149,14 +151,14 @@ impl Bench {
             for &threads in &threads {
                 let args = self.model_args(threads);
                 let model = args.load(path)?;
-                let writes = model.plan().gives == Gives::Logits;
-                self.check(&model, writes)?;
+                let generates = model.plan().output == OutputKind::Logits;
+                self.check(&model, generates)?;
                 for &depth in &self.n_depth {
                     for &n in self.n_prompt.iter().filter(|&&n| n > 0) {
                         let test = Test::prompt(n, depth);
                         printer.print(self.measure((path, &model), &args, threads, test)?)?;
                     }
-                    for &n in self.n_gen.iter().filter(|&&n| n > 0 && writes) {
+                    for &n in self.n_gen.iter().filter(|&&n| n > 0 && generates) {
                         for &n_parallel in &self.parallel {
                             let test = Test::generation(n, depth, n_parallel);
                             printer.print(self.measure((path, &model), &args, threads, test)?)?;
@@ -168,14 +170,17 @@ impl Bench {
         printer.finish()
     }
 
-    /// A model that `writes` nothing reads texts whole, and that is all there is to measure of it.
-    fn check(&self, model: &Model, writes: bool) -> anyhow::Result<()> {
+    /// Checks the tests of a model that generates no text, which processes its whole input in one pass.
+    fn check(&self, model: &Model, generates: bool) -> anyhow::Result<()> {
         let name = model.arch().name;
-        if !writes && self.n_prompt.iter().all(|&n| n == 0) {
+        if !generates && self.n_prompt.iter().all(|&n| n == 0) {
             return Err(EngineError::NoText(name).into());
         }
-        let whole = !writes && self.n_depth.iter().any(|&n| n > 0);
-        anyhow::ensure!(!whole, "{name} reads a text whole: --n-depth must be 0");
+        let with_depth = !generates && self.n_depth.iter().any(|&n| n > 0);
+        anyhow::ensure!(
+            !with_depth,
+            "{name} does not generate text: --n-depth must be 0"
+        );
         Ok(())
     }
 
@@ -191,14 +196,14 @@ impl Bench {
         let measured = self.threads().into_iter().map(bandwidth::measure);
         if self.json || self.output == Output::Json {
             let measured: Vec<Bandwidth> = measured.collect();
-            say!("{}", serde_json::to_string_pretty(&measured)?)?;
+            outln!("{}", serde_json::to_string_pretty(&measured)?)?;
         } else {
             for Bandwidth {
                 threads,
                 gigabytes_per_second,
             } in measured
             {
-                say!("{threads} threads read {gigabytes_per_second:.1} GB/s")?;
+                outln!("{threads} threads read {gigabytes_per_second:.1} GB/s")?;
             }
         }
         Ok(())
@@ -212,10 +217,10 @@ impl Bench {
             cache_type_k: self.cache_type_k,
             cache_type_v: self.cache_type_v,
             adapters: self.adapters.clone(),
-            on_the_way_in: self.on_the_way_in.clone(),
+            load_quant: self.load_quant.clone(),
             no_mmap: false,
             no_huge_pages: false,
-            spell_out: self.spell_out,
+            repack: self.repack,
             no_memory_check: false,
         }
     }
@@ -237,7 +242,7 @@ impl Bench {
         let (settings, backend) = (args.evaluation(), Cpu::default());
         let n_ctx = n_depth + n;
         let mut evaluator = Evaluator::for_bench(model, &backend, &settings, n_ctx, n_parallel)?;
-        // Any tokens will do; these differ from one another, so that no cache flatters us.
+        // Different tokens, so that caches do not improve the result.
         let token = |i: usize| (i * 7919 % model.n_vocab()) as u32;
         let tokens: Vec<u32> = (0..n_depth + n).map(token).collect();
         let mut samples = Vec::with_capacity(self.repetitions);
@@ -249,7 +254,7 @@ impl Bench {
             if n_prompt > 0 {
                 evaluator.prompt(&tokens[n_depth..], n_depth)?;
             } else {
-                // The first repetition only warms up.
+                // The first repetition is a warm-up.
                 let n = if repetition == 0 { 1 } else { n_gen };
                 for i in n_depth..n_depth + n {
                     let together: Vec<u32> = (i..i + n_parallel).map(token).collect();
@@ -281,7 +286,7 @@ impl Bench {
     }
 }
 
-/// What is measured.
+/// Parameters of a test.
 #[derive(Clone, Copy)]
 struct Test {
     n_prompt: usize,
@@ -309,7 +314,7 @@ impl Test {
         }
     }
 
-    /// As `pp512`, `tg128 × 16` or `tg128 @ d4096`.
+    /// Name of the test, such as `pp512`, `tg128 × 16` or `tg128 @ d4096`.
     fn name(&self) -> String {
         let mut name = match self.n_prompt {
             0 => format!("tg{}", self.n_gen),
@@ -325,7 +330,7 @@ impl Test {
     }
 }
 
-/// Prints measurements as they come.
+/// Printer of results.
 struct Printer {
     output: Output,
     lines: usize,
@@ -339,7 +344,7 @@ impl Printer {
         match self.output {
             Output::Md => {
                 if first {
-                    say!(
+                    outln!(
                         "| {:<40} | {:>9} | {:>7} | {:>7} | {:>14} | {:>17} |",
                         "model",
                         "size",
@@ -348,7 +353,7 @@ impl Printer {
                         "test",
                         "t/s"
                     )?;
-                    say!(
+                    outln!(
                         "| {:-<40} | {:->8}: | {:->6}: | {:->6}: | {:->13}: | {:->16}: |",
                         "",
                         "",
@@ -360,7 +365,7 @@ impl Printer {
                 }
                 let size = format!("{:.0} MiB", m.size as f64 / (1 << 20) as f64);
                 let speed = format!("{:.2} ± {:.2}", m.tokens_per_second, m.stddev);
-                say!(
+                outln!(
                     "| {:<40} | {size:>9} | {:>7} | {:>7} | {:>14} | {speed:>17} |",
                     m.model,
                     m.threads,
@@ -370,11 +375,11 @@ impl Printer {
             }
             Output::Csv => {
                 if first {
-                    say!(
+                    outln!(
                         "model,size,threads,isa,test,n_prompt,n_gen,n_depth,n_parallel,tokens_per_second,stddev"
                     )?;
                 }
-                say!(
+                outln!(
                     "\"{}\",{},{},{},{},{},{},{},{},{:.4},{:.4}",
                     m.model.replace('"', "\"\""),
                     m.size,
@@ -389,7 +394,7 @@ impl Printer {
                     m.stddev
                 )?;
             }
-            Output::Jsonl => say!("{}", serde_json::to_string(&m)?)?,
+            Output::Jsonl => outln!("{}", serde_json::to_string(&m)?)?,
             Output::Json => self.all.push(m),
         }
         Ok(())
@@ -397,7 +402,7 @@ impl Printer {
 
     fn finish(self) -> anyhow::Result<()> {
         if self.output == Output::Json {
-            say!("{}", serde_json::to_string_pretty(&self.all)?)?;
+            outln!("{}", serde_json::to_string_pretty(&self.all)?)?;
         }
         Ok(())
     }

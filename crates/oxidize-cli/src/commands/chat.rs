@@ -1,4 +1,4 @@
-//! `oxidize chat`: a conversation on the terminal.
+//! `oxidize chat`: an interactive conversation.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::chat::{ChatOptions, ChatTemplate, Message};
-use oxidize_core::engine::{EngineHandle, Event, Request};
+use oxidize_core::chat::{ChatOptions, ChatTemplate, Conversation, Message};
+use oxidize_core::engine::{Engine, Request};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingParams;
@@ -18,21 +18,21 @@ use rustyline::error::ReadlineError;
 use signal_hook::consts::SIGINT;
 
 use crate::beam_args::BeamArgs;
+use crate::console::{outln, status};
 use crate::conversation::{self, ChatArgs};
 use crate::grammar_args::GrammarArgs;
 use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
-use oxidize_quantize::{remark, say};
 
-/// Talk with a model
+/// Chat with a model interactively
 #[derive(Args)]
 pub(crate) struct Chat {
-    /// GGUF file, safetensors directory, or the name of a model in the cache [default: SmolLM2-135M-Instruct]
+    /// GGUF file, safetensors directory, or name of a model in the cache [default: SmolLM2-135M-Instruct]
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// The model, as a flag
+    /// Model, as a flag
     #[arg(
         short = 'm',
         long = "model",
@@ -40,7 +40,7 @@ pub(crate) struct Chat {
         env = "OXIDIZE_MODEL"
     )]
     model_flag: Option<PathBuf>,
-    /// Most tokens of an answer [default: until the model ends or the context is full]
+    /// Maximum number of tokens per answer [default: until the end of text or a full context]
     #[arg(
         short = 'n',
         long = "predict",
@@ -62,19 +62,19 @@ pub(crate) struct Chat {
     beams: BeamArgs,
 }
 
-/// How long Ctrl-C may go unnoticed while a long prompt is computed.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// Interval at which Ctrl-C is checked while a long prompt is computed.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const HELP: &str = "\
-/help                 this list
-/clear                forget the conversation
-/system [TEXT]        show or change what the model is told beforehand
-/set [NAME VALUE]     show the settings, or change temp, top-k, top-p, min-p, repeat-penalty, seed or n
-/save FILE            write the conversation to a JSON file
-/load FILE            go on with a conversation from a file
-/quit                 leave (so does Ctrl-D)
-A line that ends in \\ goes on in the next; a text between two lines of \"\"\" may have many lines.
-Ctrl-C stops an answer.";
+/help                 show this list
+/clear                clear the conversation
+/system [TEXT]        show or set the system prompt
+/set [NAME VALUE]     show the settings, or set temp, top-k, top-p, min-p, repeat-penalty, seed or n
+/save FILE            save the conversation to a JSON file
+/load FILE            load a conversation from a JSON file
+/quit                 quit (also Ctrl-D)
+End a line with \\ to continue on the next line, or enclose several lines in \"\"\" lines.
+Press Ctrl-C to stop an answer.";
 
 impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<()> {
@@ -83,7 +83,7 @@ impl Chat {
             .load(&find_model(self.model_flag.or(self.model))?)?;
         let template = match self.chat.template(&model)? {
             Some(template) => template,
-            // Most models without a template have seen this one.
+            // ChatML is the most common format.
             None => ChatTemplate::builtin("chatml", ChatOptions::default())?,
         };
         let mut session = Session {
@@ -102,21 +102,21 @@ impl Chat {
         let mut input = Input::new()?;
         if input.is_terminal() {
             let dim = style::for_stderr().dim;
-            remark!("{dim}/help lists the commands, Ctrl-D leaves{dim:#}");
+            status!("{dim}/help lists the commands, Ctrl-D quits{dim:#}");
         }
         while let Some(line) = input.read()? {
             let line = line.trim();
             if let Some(command) = line.strip_prefix('/') {
-                match session.obey(command) {
+                match session.handle_command(command) {
                     Ok(true) => break,
                     Ok(false) => {}
-                    Err(error) => complain(&error),
+                    Err(error) => print_error(&error),
                 }
             } else if !line.is_empty() {
-                // An answer that fails is taken back, and the conversation goes on.
+                // Remove a question that failed and continue the conversation.
                 if let Err(error) = session.answer(line) {
                     session.messages.pop();
-                    complain(&error);
+                    print_error(&error);
                 }
             }
         }
@@ -125,12 +125,12 @@ impl Chat {
     }
 }
 
-fn complain(error: &anyhow::Error) {
+fn print_error(error: &anyhow::Error) {
     let red = style::for_stderr().error;
-    remark!("{red}error{red:#}: {error:#}");
+    status!("{red}error{red:#}: {error:#}");
 }
 
-/// Set by Ctrl-C while an answer comes.
+/// Returns the flag that Ctrl-C sets.
 fn stop_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, stop.clone()).context("Ctrl-C")?;
@@ -138,7 +138,7 @@ fn stop_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 struct Session {
-    engine: EngineHandle,
+    engine: Engine,
     model: Model,
     template: ChatTemplate,
     params: SamplingParams,
@@ -152,13 +152,15 @@ struct Session {
 }
 
 impl Session {
-    /// Asks the model and shows its answer as it comes.
+    /// Generates an answer and streams it to standard output.
     fn answer(&mut self, text: &str) -> anyhow::Result<()> {
         self.messages.push(Message::new("user", text));
-        let messages: Vec<Message> = self.system.iter().chain(&self.messages).cloned().collect();
+        let messages = self.system.iter().chain(&self.messages).cloned();
+        let prompt =
+            Conversation::from_iter(messages).render(&self.template, self.model.tokenizer()?)?;
         let request = Request {
-            tokens: conversation::render(&self.model, &self.template, &messages)?,
-            sampling: self.params.clone(),
+            prompt: prompt.tokens.into(),
+            sampling: Some(self.params.clone()),
             grammar: self.grammar.clone(),
             max_tokens: self.predict,
             ..Request::default()
@@ -171,37 +173,33 @@ impl Session {
         let mut answer = String::new();
         let mut stream = self.engine.submit(request)?;
         loop {
-            let event = match stream.next_within(PATIENCE) {
-                Poll::Ready(Some(event)) => Some(event),
+            let token = match stream.recv_timeout(POLL_INTERVAL) {
+                Poll::Ready(Some(token)) => Some(token),
                 Poll::Ready(None) => break,
                 Poll::Pending => None,
             };
             if self.stop.swap(false, Ordering::Relaxed) {
                 writeln!(out)?;
                 let dim = style::for_stderr().dim;
-                remark!("{dim}stopped{dim:#}");
+                status!("{dim}stopped{dim:#}");
                 break;
             }
-            let Some(event) = event else { continue };
-            let event = event.map_err(|error| conversation::explain(error, &self.model))?;
-            let (piece, finished) = match event {
-                Event::Token(token) => (token.text, None),
-                Event::Finished(finished) => (finished.text.clone(), Some(finished)),
-            };
-            out.write_all(piece.as_bytes())?;
+            let Some(token) = token else { continue };
+            let token = token.map_err(|error| conversation::explain(error, &self.model))?;
+            out.write_all(token.text.as_bytes())?;
             out.flush()?;
-            answer.push_str(&piece);
-            if let Some(finished) = finished {
-                writeln!(out)?;
-                let dim = style::for_stderr().dim;
-                remark!("{dim}{}{dim:#}", conversation::speed(&finished));
-            }
+            answer.push_str(&token.text);
+        }
+        if let Some(finished) = stream.finished() {
+            writeln!(out)?;
+            let dim = style::for_stderr().dim;
+            status!("{dim}{}{dim:#}", conversation::speed(finished));
         }
         self.messages.push(Message::new("assistant", answer));
         Ok(())
     }
 
-    /// Shows the answer that a beam search finds best, or the best so far on Ctrl-C.
+    /// Prints the best answer of a beam search, or the best one so far on Ctrl-C.
     fn search(&mut self, request: &Request) -> anyhow::Result<()> {
         let go_on = || !self.stop.load(Ordering::Relaxed);
         let answers = self
@@ -209,23 +207,23 @@ impl Session {
             .search(&self.model, &self.model_args, request, go_on)?;
         let best = answers.into_iter().next();
         let text = best.context("the search found no answer")?.text;
-        say!("{text}")?;
+        outln!("{text}")?;
         self.messages.push(Message::new("assistant", text));
         Ok(())
     }
 
-    /// Does what a line behind `/` says; `true` is to leave.
-    fn obey(&mut self, command: &str) -> anyhow::Result<bool> {
+    /// Runs a `/` command. Returns true to quit.
+    fn handle_command(&mut self, command: &str) -> anyhow::Result<bool> {
         let (name, rest) = command
             .split_once(char::is_whitespace)
             .unwrap_or((command, ""));
         let rest = rest.trim();
         match name {
-            "help" | "?" => say!("{HELP}")?,
+            "help" | "?" => outln!("{HELP}")?,
             "clear" | "reset" => self.messages.clear(),
             "system" if rest.is_empty() => match &self.system {
-                Some(message) => say!("{}", message.text())?,
-                None => say!("(none)")?,
+                Some(message) => outln!("{}", message.text())?,
+                None => outln!("(none)")?,
             },
             "system" => self.system = Some(Message::new("system", rest)),
             "set" if rest.is_empty() => self.show_settings()?,
@@ -233,26 +231,26 @@ impl Session {
             "save" => self.save(Path::new(rest))?,
             "load" => self.load(Path::new(rest))?,
             "quit" | "exit" | "bye" => return Ok(true),
-            _ => anyhow::bail!("there is no command /{name}; /help lists them"),
+            _ => anyhow::bail!("unknown command /{name}; list the commands with /help"),
         }
         Ok(false)
     }
 
     fn show_settings(&self) -> std::io::Result<()> {
         let p = &self.params;
-        say!(
+        outln!(
             "temp {}\ntop-k {}\ntop-p {}\nmin-p {}",
             p.temperature,
             p.top_k,
             p.top_p,
             p.min_p
         )?;
-        say!("repeat-penalty {}", p.repeat_penalty)?;
-        say!(
+        outln!("repeat-penalty {}", p.repeat_penalty)?;
+        outln!(
             "seed {}",
             p.seed.map_or("random".to_owned(), |seed| seed.to_string())
         )?;
-        say!(
+        outln!(
             "n {}",
             self.predict
                 .map_or("no limit".to_owned(), |n| n.to_string())
@@ -274,7 +272,7 @@ impl Session {
             "seed" if value == "random" => p.seed = None,
             "seed" => p.seed = Some(value.parse().with_context(wrong)?),
             "n" => self.predict = Some(value.parse().with_context(wrong)?),
-            _ => anyhow::bail!("there is no setting {name:?}; /set lists them"),
+            _ => anyhow::bail!("unknown setting {name:?}; list the settings with /set"),
         }
         p.validate()?;
         self.params = p;
@@ -306,19 +304,19 @@ impl Session {
     }
 }
 
-/// What begins and ends an input of many lines.
+/// Delimiter of multi-line input.
 const QUOTES: &str = "\"\"\"";
 
-/// What came of reading a line.
+/// Result of reading a line.
 enum Line {
     Text(String),
     /// Ctrl-C.
-    TakenBack,
+    Discarded,
     /// Ctrl-D, or the end of the pipe.
     End,
 }
 
-/// Lines from a terminal, with editing and history, or from a pipe.
+/// Input from a terminal, with editing and history, or from a pipe.
 enum Input {
     Terminal(Box<rustyline::DefaultEditor>),
     Pipe(std::io::StdinLock<'static>),
@@ -331,7 +329,7 @@ impl Input {
         }
         let mut editor = rustyline::DefaultEditor::new()?;
         if let Some(path) = history_file() {
-            // The first time there is none.
+            // The file does not exist on the first start.
             let _ = editor.load_history(&path);
         }
         Ok(Input::Terminal(Box::new(editor)))
@@ -341,8 +339,8 @@ impl Input {
         matches!(self, Input::Terminal(_))
     }
 
-    /// The next input, which may be of several lines; `None` at the end. Ctrl-C takes back what was
-    /// typed, and does not end the program.
+    /// Reads the next input, which may have several lines; `None` at the end. Ctrl-C discards the current
+    /// input.
     fn read(&mut self) -> anyhow::Result<Option<String>> {
         loop {
             match self.try_read()? {
@@ -352,7 +350,7 @@ impl Input {
                     }
                     return Ok(Some(text));
                 }
-                Line::TakenBack => {}
+                Line::Discarded => {}
                 Line::End => return Ok(None),
             }
         }
@@ -368,7 +366,7 @@ impl Input {
             loop {
                 match self.line("… ")? {
                     Line::Text(line) if line.trim() != QUOTES => lines.push(line),
-                    Line::TakenBack => return Ok(Line::TakenBack),
+                    Line::Discarded => return Ok(Line::Discarded),
                     _ => break,
                 }
             }
@@ -377,7 +375,7 @@ impl Input {
         while let Some(open) = text.strip_suffix('\\') {
             match self.line("… ")? {
                 Line::Text(next) => text = format!("{open}\n{next}"),
-                Line::TakenBack => return Ok(Line::TakenBack),
+                Line::Discarded => return Ok(Line::Discarded),
                 Line::End => break,
             }
         }
@@ -388,7 +386,7 @@ impl Input {
         match self {
             Input::Terminal(editor) => match editor.readline(prompt) {
                 Ok(line) => Ok(Line::Text(line)),
-                Err(ReadlineError::Interrupted) => Ok(Line::TakenBack),
+                Err(ReadlineError::Interrupted) => Ok(Line::Discarded),
                 Err(ReadlineError::Eof) => Ok(Line::End),
                 Err(error) => Err(error.into()),
             },
@@ -404,7 +402,7 @@ impl Input {
 
     fn save_history(&mut self) {
         if let (Input::Terminal(editor), Some(path)) = (self, history_file()) {
-            // History is a comfort: that it cannot be kept is no error.
+            // Failing to save the history is not an error.
             let _ = path.parent().map(std::fs::create_dir_all);
             let _ = editor.save_history(&path);
         }

@@ -1,36 +1,35 @@
-//! `oxidize compare`: what a model's predictions have lost against another's, both side by side.
+//! `oxidize compare`: compares the predictions of a model with those of a reference model.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use oxidize_quantize::commands::progress::{Meter, Unit};
-use oxidize_quantize::commands::quantize::describe;
 use oxidize_quantize::compare::{Options, compare};
-use oxidize_quantize::evaluate::check_asked;
-use oxidize_quantize::say;
+use oxidize_quantize::evaluate::check_chunk_args;
 use oxidize_quantize::text::Text;
 
-use crate::model_args::{MeasureArgs, ModelArgs, find_model, size_of_chunks};
+use crate::console::outln;
+use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help, find_model};
+use crate::progress::{Meter, Unit};
 
-/// Compare two models over a text: KL divergence, agreement, perplexity
+/// Compare two models on a text: KL divergence, agreement of top tokens, perplexity
 #[derive(Args)]
-#[command(mut_arg("ctx_size", size_of_chunks))]
-// What files have lost, on whatever machine they will be run.
-#[command(mut_arg("activations", |arg| arg.default_value("float")))]
+#[command(mut_arg("ctx_size", chunk_size_help))]
+// The error of the weights alone, which does not depend on the machine.
+#[command(mut_arg("activations", |arg| arg.default_value("f32")))]
 pub(crate) struct Compare {
-    /// The model to measure by
+    /// Reference model
     #[arg(value_name = "A")]
     first: PathBuf,
-    /// The model to measure; --quantize, --lora and --lora-scaled change it and not A
+    /// Model to compare; --quantize, --lora and --lora-scaled apply to it only
     #[arg(value_name = "B")]
     second: PathBuf,
-    /// The text
+    /// Text file
     #[arg(short = 'f', long, value_name = "FILE")]
     file: PathBuf,
-    /// Most chunks to read [default: all]
+    /// Maximum number of chunks [default: all]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    /// Prints one JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -41,11 +40,11 @@ pub(crate) struct Compare {
 
 impl Compare {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        check_asked(self.model_args.ctx_size, self.chunks)?;
+        check_chunk_args(self.model_args.ctx_size, self.chunks)?;
         let text = Text::load(&self.file)?;
         let first = self
             .model_args
-            .as_it_is()
+            .without_modifications()
             .load(&find_model(Some(self.first))?)?;
         let second = self.model_args.load(&find_model(Some(self.second))?)?;
         let options = Options {
@@ -56,14 +55,14 @@ impl Compare {
         let meter = Meter::new();
         let result = compare(&first, &second, &text, &options, |done, total, kl| {
             let state = format!("mean KL divergence {kl:.6}");
-            meter.set(Unit::Pieces("chunks"), done as u64, total as u64, &state);
+            meter.set(Unit::Items("chunks"), done as u64, total as u64, &state);
             Ok(())
         })?;
         meter.finish();
         if self.json {
-            say!("{}", serde_json::to_string(&result)?)?;
+            outln!("{}", serde_json::to_string(&result)?)?;
         } else {
-            say!("{}", describe(&result))?;
+            outln!("{result}")?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `oxidize embed`: texts to vectors.
+//! `oxidize embed`: embeddings of texts.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -11,27 +11,27 @@ use oxidize_core::tokenizer::{EncodeOptions, TokenPair};
 
 use crate::model_args::{ModelArgs, find_model};
 
-/// Turn texts into vectors
+/// Compute embeddings of texts
 #[derive(Args)]
 pub(crate) struct Embed {
-    /// The model
+    /// Embedding or reranking model
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
     model: Option<PathBuf>,
-    /// The texts; standard input, whole, where there are none
+    /// Texts to embed [default: standard input as one text]
     text: Vec<String>,
-    /// File whose lines are texts
+    /// Read texts from a file, one per line
     #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "text")]
     file: Option<PathBuf>,
-    /// What a text's vector is made of [default: what the model says, else mean]
+    /// Pooling of token embeddings [default: from the model, else mean]
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
-    /// Judge each text together with this one: for classifiers that rank answers
+    /// Score each text together with this query, for reranking models
     #[arg(long, value_name = "TEXT")]
     query: Option<String>,
-    /// Scale vectors to length one
+    /// Normalize vectors to length 1
     #[arg(long)]
     normalize: bool,
-    /// Print as OpenAI's API does, instead of a vector a line
+    /// Print the JSON format of OpenAI's API instead of one vector per line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -40,15 +40,15 @@ pub(crate) struct Embed {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum PoolingName {
-    /// The mean over the tokens
+    /// Mean of all tokens
     Mean,
-    /// The last token
+    /// Last token
     Last,
-    /// The first token
+    /// First token
     Cls,
-    /// A vector for each token
+    /// One vector per token
     None,
-    /// The scores of the model's classifier
+    /// Scores of a classifier
     Rank,
 }
 
@@ -74,20 +74,24 @@ impl Embed {
             max_batch_tokens: self.args.batch_size,
             pooling: self.pooling.map(Pooling::from),
             normalize: self.normalize,
+            repack: self.args.repack,
             n_threads: self.args.threads,
         };
-        let mut embedder = Embedder::new(&model, &Cpu::default(), &config)?;
+        let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &config)?;
         let (embeddings, n_tokens) = match &self.query {
             Some(query) => {
                 let pair = |text: &String| tokenizer.encode_pair(query, text, true);
                 let pairs: Vec<TokenPair> = texts.iter().map(pair).collect();
                 let n_tokens: usize = pairs.iter().map(|pair| pair.tokens.len()).sum();
-                (embedder.embed_pairs(&pairs)?, n_tokens)
+                (embedder.embed_token_pairs(&pairs)?, n_tokens)
             }
             None => {
                 let encode = |text: &String| tokenizer.encode(text, EncodeOptions::default());
                 let texts: Vec<Vec<u32>> = texts.iter().map(encode).collect();
-                (embedder.embed(&texts)?, texts.iter().map(Vec::len).sum())
+                (
+                    embedder.embed_tokens(&texts)?,
+                    texts.iter().map(Vec::len).sum(),
+                )
             }
         };
         let mut out = std::io::stdout().lock();

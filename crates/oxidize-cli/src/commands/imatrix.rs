@@ -1,4 +1,4 @@
-//! `oxidize imatrix`: how strongly the inputs of each matrix are driven, for quantising.
+//! `oxidize imatrix`: collects an importance matrix for quantization.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -8,27 +8,27 @@ use clap::Args;
 use oxidize_core::io::remove_abandoned;
 use oxidize_core::model::Model;
 use oxidize_quantize::Error;
-use oxidize_quantize::commands::interrupted;
-use oxidize_quantize::commands::progress::{Meter, Unit};
-use oxidize_quantize::evaluate::{check_asked, chunk_size};
-use oxidize_quantize::imatrix::{Options, chunks_read, collect};
+use oxidize_quantize::evaluate::{check_chunk_args, chunk_size};
+use oxidize_quantize::imatrix::{Options, collect, resume_position};
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::output::{check_not_input, check_other_file, check_writable};
-use oxidize_quantize::remark;
 use oxidize_quantize::source::Source;
 use oxidize_quantize::text::Text;
 use oxidize_quantize::wording::count;
 
-use crate::model_args::{ModelArgs, find_model, size_of_chunks};
+use crate::console::status;
+use crate::model_args::{ModelArgs, chunk_size_help, find_model};
+use crate::progress::{Meter, Unit};
+use crate::signals::interrupted;
 
-/// Collect an importance matrix from a text
+/// Collect an importance matrix from a calibration text
 #[derive(Args)]
-#[command(mut_arg("ctx_size", size_of_chunks))]
+#[command(mut_arg("ctx_size", chunk_size_help))]
 pub(crate) struct Imatrix {
-    /// The model
+    /// Model to run
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
     model: Option<PathBuf>,
-    /// The text
+    /// Calibration text
     #[arg(
         short = 'f',
         long,
@@ -36,22 +36,22 @@ pub(crate) struct Imatrix {
         required_unless_present = "merge"
     )]
     file: Option<PathBuf>,
-    /// The importance matrix to write
+    /// Importance matrix to write
     #[arg(short = 'o', long, value_name = "FILE.gguf")]
     output: PathBuf,
-    /// Most chunks to read [default: all]
+    /// Maximum number of chunks [default: all]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    /// Goes on where an unfinished output stopped
+    /// Continue an unfinished output
     #[arg(long)]
     resume: bool,
-    /// Writes what there is after every so many chunks
+    /// Save the output after every N chunks
     #[arg(long, value_name = "N", default_value_t = 50)]
     save_every: usize,
-    /// Looks at the matrix that makes the logits too
+    /// Collect the inputs of the output matrix too
     #[arg(long)]
     process_output: bool,
-    /// Adds importance matrices that were collected before; may be repeated
+    /// Add an existing importance matrix (repeatable)
     #[arg(long = "merge", visible_alias = "in-file", value_name = "FILE")]
     merge: Vec<PathBuf>,
     #[command(flatten)]
@@ -60,14 +60,16 @@ pub(crate) struct Imatrix {
 
 impl Imatrix {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        check_asked(self.model_args.ctx_size, self.chunks)?;
+        check_chunk_args(self.model_args.ctx_size, self.chunks)?;
         check_writable(&self.output)?;
         let total = match &self.file {
             Some(text) => self.collect(text)?,
-            None => self.known(None)?.context("there is nothing to merge")?,
+            None => self
+                .existing(None)?
+                .context("nothing to merge: --merge is missing")?,
         };
         total.save(&self.output)?;
-        remark!(
+        status!(
             "{}: {} from {} of {}",
             self.output.display(),
             count(total.entries.len(), "matrix", "matrices"),
@@ -77,13 +79,13 @@ impl Imatrix {
         Ok(())
     }
 
-    /// What there is before a text is read: an unfinished output, or the matrices that are added. All of
-    /// it has to be of the model, where there is one.
-    fn known(&self, model: Option<&Model>) -> anyhow::Result<Option<Importance>> {
+    /// The matrix to start with: the unfinished output of --resume, or the sum of --merge. Entries are
+    /// checked against the model, if there is one.
+    fn existing(&self, model: Option<&Model>) -> anyhow::Result<Option<Importance>> {
         let resumed = self.resume && self.output.exists();
         anyhow::ensure!(
             !resumed || self.merge.is_empty(),
-            "{}: --resume goes on from it, and the matrices of --merge may be in it already; add them once it is finished",
+            "{}: --resume and --merge cannot be combined, since the output may already contain the merged matrices; merge them when the output is complete",
             self.output.display()
         );
         let paths = if resumed {
@@ -115,10 +117,10 @@ impl Imatrix {
         let model = self.model_args.load(&model)?;
         check_not_input(&self.output, model.file())?;
         let n_ctx = chunk_size(&model, self.model_args.ctx_size);
-        let known = self.known(Some(&model))?;
+        let known = self.existing(Some(&model))?;
         let skip = match &known {
             Some(known) if self.resume && self.merge.is_empty() => {
-                chunks_read(known, &model, &text, n_ctx)?
+                resume_position(known, &model, &text, n_ctx)?
             }
             _ => 0,
         };
@@ -133,21 +135,21 @@ impl Imatrix {
         let with_known = |new: Importance| {
             let mut total = known.clone().unwrap_or_default();
             total.merge(&new)?;
-            total.reading.clone_from(&new.reading);
+            total.position.clone_from(&new.position);
             Ok::<_, Error>(total)
         };
         remove_abandoned(&self.output);
         let stop = interrupted();
         let meter = Meter::new();
         let new = collect(&model, &text, &options, |done, total, so_far| {
-            meter.set(Unit::Pieces("chunks"), done as u64, total as u64, "");
+            meter.set(Unit::Items("chunks"), done as u64, total as u64, "");
             let stopped = stop.load(Ordering::Relaxed);
             if stopped || done.is_multiple_of(self.save_every.max(1)) && done < total {
                 with_known(so_far()?)?.save(&self.output)?;
             }
             if stopped {
                 let output = self.output.display();
-                let left = format!("{output} has what came before, and --resume goes on from it");
+                let left = format!("{output} contains the chunks so far; continue with --resume");
                 return Err(Error::Interrupted { left });
             }
             Ok(())

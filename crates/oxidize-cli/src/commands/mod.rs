@@ -1,42 +1,43 @@
-//! The verbs of the command line. A verb is a file here with a `clap::Args` struct that has a
-//! `run`, its `mod` line, and its line in `verbs!`. Those that make model files are files of
-//! `oxidize_quantize::commands`.
+//! The subcommands. To add one, write a file with a `clap::Args` struct that has a `run` method, and add its
+//! `mod` line and its line in `subcommands!`.
 
 mod archs;
 mod bench;
 mod chat;
-mod choice;
 mod compare;
+mod convert;
 mod embed;
+mod eval;
 mod imatrix;
 mod inspect;
 mod logits;
 mod perplexity;
+mod quantize;
 mod run;
 mod serve;
+mod split;
 mod synth;
 mod tokenize;
 
-macro_rules! verbs {
-    ($($verb:ident($args:path)),* $(,)?) => {
-        /// What to do.
+macro_rules! subcommands {
+    ($($name:ident($args:path)),* $(,)?) => {
+        /// A subcommand with its arguments.
         #[derive(clap::Subcommand)]
-        pub(crate) enum Verb {
-            $(#[allow(missing_docs, reason = "the help text is on the arguments")] $verb($args),)*
+        pub(crate) enum Command {
+            $(#[allow(missing_docs, reason = "the help text is on the arguments")] $name($args),)*
         }
 
-        impl Verb {
-            /// Does it.
+        impl Command {
             pub(crate) fn run(self) -> anyhow::Result<()> {
                 match self {
-                    $(Verb::$verb(args) => args.run(),)*
+                    $(Command::$name(args) => args.run(),)*
                 }
             }
         }
     };
 }
 
-verbs! {
+subcommands! {
     Run(run::Run),
     Chat(chat::Chat),
     Serve(serve::Serve),
@@ -44,12 +45,12 @@ verbs! {
     Archs(archs::Archs),
     Bench(bench::Bench),
     Perplexity(perplexity::Perplexity),
-    Choice(choice::Choice),
+    Eval(eval::Eval),
     Compare(compare::Compare),
-    Convert(oxidize_quantize::commands::convert::Convert),
-    Quantize(oxidize_quantize::commands::quantize::Quantize),
-    Split(oxidize_quantize::commands::split::Split),
-    Merge(oxidize_quantize::commands::split::Merge),
+    Convert(convert::Convert),
+    Quantize(quantize::Quantize),
+    Split(split::Split),
+    Merge(split::Merge),
     Imatrix(imatrix::Imatrix),
     Logits(logits::Logits),
     Tokenize(tokenize::Tokenize),

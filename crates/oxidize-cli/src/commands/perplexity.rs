@@ -1,37 +1,36 @@
-//! `oxidize perplexity`: how well a model predicts a text, computed as llama.cpp does, so that the
-//! figures can be compared: the text is cut into chunks, the second half of each is scored, and
-//! activations are rounded as there unless something else is asked for.
+//! `oxidize perplexity`: perplexity of a model on a text, comparable with llama.cpp: the text is divided into
+//! chunks, the second half of each is scored, and by default activations are quantized as in llama.cpp.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_quantize::commands::progress::{Meter, Unit};
 use oxidize_quantize::evaluate::{
-    Chunks, Evaluator, check_asked, check_predicts, chunk_size, not_numbers,
+    Chunks, Evaluator, check_chunk_args, check_predicts, chunk_size, logits_not_finite,
 };
-use oxidize_quantize::say;
 use oxidize_quantize::text::Text;
 use oxidize_quantize::wording::count;
 
-use crate::model_args::{MeasureArgs, ModelArgs, find_model, size_of_chunks};
+use crate::console::outln;
+use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help, find_model};
+use crate::progress::{Meter, Unit};
 
-/// Measure how well a model predicts a text
+/// Compute the perplexity of a model on a text
 #[derive(Args)]
-#[command(mut_arg("ctx_size", size_of_chunks))]
-// Figures are there to stand beside those of llama.cpp.
-#[command(mut_arg("activations", |arg| arg.default_value("coarse")))]
+#[command(mut_arg("ctx_size", chunk_size_help))]
+// The default of llama.cpp, for comparable results.
+#[command(mut_arg("activations", |arg| arg.default_value("block256")))]
 pub(crate) struct Perplexity {
-    /// The model
+    /// Model to evaluate
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
     model: Option<PathBuf>,
-    /// The text
+    /// Text file
     #[arg(short = 'f', long, value_name = "FILE")]
     file: PathBuf,
-    /// Most chunks to score [default: all]
+    /// Maximum number of chunks [default: all]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    /// Prints one JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -42,7 +41,7 @@ pub(crate) struct Perplexity {
 
 impl Perplexity {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        check_asked(self.model_args.ctx_size, self.chunks)?;
+        check_chunk_args(self.model_args.ctx_size, self.chunks)?;
         let text = Text::load(&self.file)?;
         let model = self.model_args.load(&find_model(self.model)?)?;
         check_predicts(&model)?;
@@ -55,18 +54,18 @@ impl Perplexity {
         let meter = Meter::new();
         for (done, (input, chunk)) in chunks.iter().enumerate() {
             let scored = chunks.scored();
-            evaluator.each_logits(&input, scored.start, |position, logits| {
+            evaluator.for_each_logits(&input, scored.start, |position, logits| {
                 if scored.contains(&position) {
-                    score.add(surprise(logits, chunk[position + 1]));
+                    score.add(negative_log_likelihood(logits, chunk[position + 1]));
                 }
                 Ok(())
             })?;
             if !score.sum.is_finite() {
-                return Err(not_numbers(&model).into());
+                return Err(logits_not_finite(&model).into());
             }
             let state = format!("perplexity {:.4}", score.perplexity());
             meter.set(
-                Unit::Pieces("chunks"),
+                Unit::Items("chunks"),
                 done as u64 + 1,
                 n_chunks as u64,
                 &state,
@@ -78,9 +77,9 @@ impl Perplexity {
                 "perplexity": score.perplexity(), "stderr": score.stderr(), "chunks": n_chunks, "n_ctx": n_ctx, "tokens": score.n,
                 "activations": self.measure_args.activations,
             });
-            say!("{report}")?;
+            outln!("{report}")?;
         } else {
-            say!(
+            outln!(
                 "perplexity: {:.4} ± {:.4} ({} of {n_ctx})",
                 score.perplexity(),
                 score.stderr(),
@@ -91,8 +90,8 @@ impl Perplexity {
     }
 }
 
-/// −ln of the probability that the logits give to `token`.
-fn surprise(logits: &[f32], token: u32) -> f64 {
+/// Negative log probability of `token`.
+fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits
         .iter()
@@ -113,10 +112,10 @@ struct Score {
 }
 
 impl Score {
-    fn add(&mut self, surprise: f64) {
+    fn add(&mut self, nll: f64) {
         self.n += 1;
-        self.sum += surprise;
-        self.squares += surprise * surprise;
+        self.sum += nll;
+        self.squares += nll * nll;
     }
 
     fn mean(&self) -> f64 {
@@ -127,7 +126,7 @@ impl Score {
         self.mean().exp()
     }
 
-    /// Of the perplexity, from the spread of the surprises.
+    /// Standard error of the perplexity.
     fn stderr(&self) -> f64 {
         let variance = self.squares / self.n as f64 - self.mean().powi(2);
         (variance.max(0.0) / (self.n as f64 - 1.0).max(1.0)).sqrt() * self.perplexity()

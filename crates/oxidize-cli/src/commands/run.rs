@@ -1,33 +1,33 @@
-//! `oxidize run`: one prompt, one answer, as it comes.
+//! `oxidize run`: generates one answer and streams it to standard output.
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::engine::{BeamAnswer, Event, Finished, Request};
+use oxidize_core::engine::{BeamAnswer, Finished, Request};
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
 
 use crate::beam_args::BeamArgs;
+use crate::console::status;
 use crate::conversation::{self, ChatArgs};
 use crate::grammar_args::GrammarArgs;
 use crate::model_args::{ModelArgs, find_model};
 use crate::sampling_args::SamplingArgs;
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
-use oxidize_quantize::remark;
 
-/// Answer one prompt
+/// Generate an answer to a prompt
 #[derive(Args)]
 pub(crate) struct Run {
-    /// GGUF file, safetensors directory, or the name of a model in the cache [default: SmolLM2-135M-Instruct]
+    /// GGUF file, safetensors directory, or name of a model in the cache [default: SmolLM2-135M-Instruct]
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// The prompt; read from standard input where it is neither here nor in --prompt or --file
+    /// Prompt [default: standard input]
     #[arg(value_name = "PROMPT")]
     prompt: Option<String>,
-    /// The model, as a flag
+    /// Model, as a flag
     #[arg(
         short = 'm',
         long = "model",
@@ -35,13 +35,13 @@ pub(crate) struct Run {
         env = "OXIDIZE_MODEL"
     )]
     model_flag: Option<PathBuf>,
-    /// The prompt, as a flag
+    /// Prompt, as a flag
     #[arg(short = 'p', long = "prompt", value_name = "PROMPT")]
     prompt_flag: Option<String>,
-    /// Reads the prompt from a file
+    /// Read the prompt from a file
     #[arg(short = 'f', long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Most tokens of the answer [default: until the model ends or the context is full]
+    /// Maximum number of tokens to generate [default: until the end of text or a full context]
     #[arg(
         short = 'n',
         long = "predict",
@@ -49,13 +49,13 @@ pub(crate) struct Run {
         value_name = "N"
     )]
     predict: Option<usize>,
-    /// Continues the prompt as plain text, without the model's chat template
+    /// Continue the prompt as plain text, without a chat template
     #[arg(long)]
     raw: bool,
-    /// Goes on past the model's end of text
+    /// Ignore end-of-text tokens and continue
     #[arg(long)]
     ignore_eos: bool,
-    /// Prints one JSON object: text, tokens, prompt_tokens, timings
+    /// Print a JSON object with text, tokens, prompt_tokens and timings
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -71,20 +71,20 @@ pub(crate) struct Run {
     #[command(flatten)]
     beams: BeamArgs,
     #[command(flatten)]
-    gap: GapArgs,
+    infill: InfillArgs,
 }
 
 impl Run {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let (model_name, positional_prompt) = match (&self.model_flag, self.model, self.prompt) {
-            // With -m, the first word is the prompt.
+            // With -m, the first positional argument is the prompt.
             (Some(flag), Some(first), None) => (
                 Some(flag.clone()),
                 Some(first.to_string_lossy().into_owned()),
             ),
             (flag, first, prompt) => (flag.clone().or(first), prompt),
         };
-        let gap = self.gap.texts();
+        let gap = self.infill.texts();
         let prompt = match gap {
             Some(_) => String::new(),
             None => read_prompt(positional_prompt.or(self.prompt_flag), self.file)?,
@@ -95,13 +95,13 @@ impl Run {
             Some((before, after)) => model
                 .tokenizer()?
                 .infill_prompt(before, after)
-                .context("the model has no tokens for filling gaps")?,
+                .context("the model does not support infill: it has no infill tokens")?,
             None => encode(&model, &prompt, self.raw, &self.chat)?,
         };
         anyhow::ensure!(!tokens.is_empty(), "the prompt has no tokens");
         let request = Request {
-            tokens,
-            sampling: self.sampling.params(model.sampling_defaults())?,
+            prompt: tokens.clone().into(),
+            sampling: Some(self.sampling.params(model.sampling_defaults())?),
             grammar: self.grammar.grammar()?,
             max_tokens: self.predict,
             ignore_eos: self.ignore_eos,
@@ -111,70 +111,64 @@ impl Run {
             let answers = self
                 .beams
                 .search(&model, &self.model_args, &request, || true)?;
-            return show_answers(&answers, &request.tokens, self.json);
+            return show_answers(&answers, &tokens, self.json);
         }
         let engine = self.model_args.engine(model.clone(), &self.speculation)?;
-        let prompt_tokens = request.tokens.clone();
         let mut out = std::io::stdout().lock();
-        let (mut text, mut answer, mut probabilities) = (String::new(), Vec::new(), Vec::new());
-        for event in engine.submit(request)? {
-            let (piece, finished) =
-                match event.map_err(|error| conversation::explain(error, &model))? {
-                    Event::Token(token) => {
-                        answer.push(token.id);
-                        if let Some(logprob) = token.logprob {
-                            probabilities.push(serde_json::json!({
-                                "id": token.id, "logprob": logprob, "top": token.top,
-                            }));
-                        }
-                        (token.text, None)
-                    }
-                    Event::Finished(finished) => (finished.text.clone(), Some(finished)),
-                };
+        let (mut text, mut answer, mut logprobs) = (String::new(), Vec::new(), Vec::new());
+        let mut stream = engine.submit(request)?;
+        for token in &mut stream {
+            let token = token.map_err(|error| conversation::explain(error, &model))?;
+            answer.push(token.id);
+            if let Some(logprob) = token.logprob {
+                logprobs.push(serde_json::json!({
+                    "id": token.id, "logprob": logprob, "top": token.top,
+                }));
+            }
             if !self.json {
-                out.write_all(piece.as_bytes())?;
+                out.write_all(token.text.as_bytes())?;
                 out.flush()?;
             }
-            text.push_str(&piece);
-            let Some(finished) = finished else { continue };
-            if self.json {
-                let mut report = serde_json::json!({
-                    "text": text,
-                    "tokens": answer,
-                    "prompt_tokens": prompt_tokens,
-                    "finish_reason": conversation::reason_name(finished.reason),
-                    "timings": conversation::timings_json(&finished),
-                });
-                if !probabilities.is_empty() {
-                    report["logprobs"] = std::mem::take(&mut probabilities).into();
-                }
-                writeln!(out, "{report}")?;
-            } else {
-                if !text.ends_with('\n') {
-                    writeln!(out)?;
-                }
-                show_speed(&finished);
+            text.push_str(&token.text);
+        }
+        let finished = stream.finished().context("the engine has stopped")?;
+        if self.json {
+            let mut report = serde_json::json!({
+                "text": text,
+                "tokens": answer,
+                "prompt_tokens": tokens,
+                "finish_reason": conversation::reason_name(finished.reason),
+                "timings": conversation::timings_json(finished),
+            });
+            if !logprobs.is_empty() {
+                report["logprobs"] = logprobs.into();
             }
+            writeln!(out, "{report}")?;
+        } else {
+            if !text.ends_with('\n') {
+                writeln!(out)?;
+            }
+            show_speed(finished);
         }
         Ok(())
     }
 }
 
-/// A gap to fill, instead of a prompt.
+/// Arguments of infill, used instead of a prompt.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = "Infill")]
-struct GapArgs {
-    /// Fills a gap: the text before it (for models trained to; a good order of samplers is
-    /// `top_k;top_p;infill`)
+struct InfillArgs {
+    /// Text before the gap to fill, for models with infill tokens (recommended: --samplers
+    /// "top_k;top_p;infill")
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["prompt", "prompt_flag", "file"])]
     fim_prefix: Option<String>,
-    /// The text after the gap
+    /// Text after the gap to fill
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["prompt", "prompt_flag", "file"])]
     fim_suffix: Option<String>,
 }
 
-impl GapArgs {
-    /// What stands before and after the gap, if there is one.
+impl InfillArgs {
+    /// The texts before and after the gap, if given.
     fn texts(&self) -> Option<(&str, &str)> {
         let text = |part: &Option<String>| part.is_some();
         let given = text(&self.fim_prefix) || text(&self.fim_suffix);
@@ -184,7 +178,7 @@ impl GapArgs {
     }
 }
 
-/// The answers of a beam search: the best one, or all of them as JSON.
+/// Prints the best answer of a beam search, or all answers as JSON.
 fn show_answers(answers: &[BeamAnswer], prompt: &[u32], json: bool) -> anyhow::Result<()> {
     let best = answers.first().context("the search found no answer")?;
     let mut out = std::io::stdout().lock();
@@ -229,13 +223,13 @@ fn read_prompt(given: Option<String>, file: Option<PathBuf>) -> anyhow::Result<S
     Ok(prompt)
 }
 
-/// The tokens of a prompt, through the chat template unless it is to be continued as it is.
+/// Tokenizes a prompt, with the chat template unless `raw` is set.
 fn encode(model: &Model, prompt: &str, raw: bool, chat: &ChatArgs) -> anyhow::Result<Vec<u32>> {
     let template = if raw { None } else { chat.template(model)? };
     match template {
         Some(template) => {
-            let messages = chat.first_messages(prompt)?;
-            conversation::render(model, &template, &messages)
+            let conversation = chat.conversation(prompt)?;
+            Ok(conversation.render(&template, model.tokenizer()?)?.tokens)
         }
         None => {
             let options = EncodeOptions {
@@ -247,8 +241,8 @@ fn encode(model: &Model, prompt: &str, raw: bool, chat: &ChatArgs) -> anyhow::Re
     }
 }
 
-/// One line on standard error: how fast it went.
+/// Prints the speed on standard error.
 pub(crate) fn show_speed(finished: &Finished) {
     let dim = style::for_stderr().dim;
-    remark!("{dim}{}{dim:#}", conversation::speed(finished));
+    status!("{dim}{}{dim:#}", conversation::speed(finished));
 }

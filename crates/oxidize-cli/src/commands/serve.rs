@@ -1,4 +1,4 @@
-//! `oxidize serve`: models over HTTP. The server itself is the crate `oxidize-server`.
+//! `oxidize serve`: serves models over HTTP. The server is the crate `oxidize-server`.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use oxidize_server::ServeArgs;
 
 use crate::model_args::find_model;
 
-/// Serve models over HTTP to clients of OpenAI, Anthropic, Ollama and llama-server
+/// Serve models over HTTP with the APIs of OpenAI, Anthropic, Ollama and llama-server
 #[derive(Args)]
 pub(crate) struct Serve {
     #[command(flatten)]

@@ -1,57 +1,58 @@
-//! `oxidize synth`: a random-weight model of a known shape, for measuring.
+//! `oxidize synth`: writes a model with random weights, for benchmarks.
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use oxidize_core::synth::{MIXES, Mix, SHAPES, Shape, Synthesis, SynthesisError};
-use oxidize_quantize::commands::progress::{Meter, Unit};
-use oxidize_quantize::remark;
+use oxidize_core::synth::{QuantRecipe, RECIPES, SHAPES, Shape, Synthesis, SynthesisError};
 
-/// Write a random-weight model of a known shape
+use crate::console::status;
+use crate::progress::{Meter, Unit};
+
+/// Write a model with random weights, for benchmarks
 ///
-/// The model is a Llama that any engine reading GGUF can load. It talks nonsense, but computes and
-/// reads memory exactly as a trained one does, so that speed can be measured without weights.
+/// The model is a Llama model that any GGUF engine can load. Its output is random, but it needs the same
+/// computation and memory as a trained model of the same shape.
 #[derive(Args)]
 pub(crate) struct Synth {
-    /// The file to write
+    /// GGUF file to write
     #[arg(short = 'o', long, value_name = "FILE.gguf")]
     output: PathBuf,
     #[arg(long, default_value = "1b", help = shape_help())]
     shape: String,
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M", help = type_help())]
-    mix: String,
-    /// Stores every matrix as the mix's main type, embeddings and output too
+    recipe: String,
+    /// Use the base type of --type for every matrix, including embeddings and output
     #[arg(long)]
     pure: bool,
-    /// Layers, instead of the shape's
+    /// Override the number of layers
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Width of the residual stream, instead of the shape's
+    /// Override the embedding size
     #[arg(long, value_name = "N")]
     embd: Option<usize>,
-    /// Width of the feed-forward layers, instead of the shape's
+    /// Override the feed-forward size
     #[arg(long, value_name = "N")]
     ff: Option<usize>,
-    /// Query heads, instead of the shape's
+    /// Override the number of query heads
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Key and value heads, instead of the shape's
+    /// Override the number of KV heads
     #[arg(long, value_name = "N")]
     kv_heads: Option<usize>,
-    /// Tokens of the vocabulary, instead of the shape's
+    /// Override the vocabulary size
     #[arg(long, value_name = "N")]
     vocab: Option<usize>,
-    /// Whether the embeddings also make the logits, instead of what the shape says
+    /// Override whether the embeddings are tied to the output matrix
     #[arg(long, value_name = "BOOL")]
     tied: Option<bool>,
-    /// Where the random numbers start
+    /// Set the random seed
     #[arg(short = 's', long, default_value_t = 0)]
     seed: u64,
 }
 
 fn shape_help() -> String {
-    let mut help = String::from("The model's dimensions: ");
+    let mut help = String::from("Model shape: ");
     for shape in SHAPES {
         let tied = if shape.tied { ", tied" } else { "" };
         help += &format!(
@@ -70,8 +71,8 @@ fn shape_help() -> String {
 }
 
 fn type_help() -> String {
-    let names: Vec<&str> = MIXES.iter().map(|mix| mix.name).collect();
-    format!("How the weights are stored: {}", names.join(", "))
+    let names: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
+    format!("Quantization type: {}", names.join(", "))
 }
 
 impl Synth {
@@ -87,11 +88,11 @@ impl Synth {
             tied: self.tied.unwrap_or(named.tied),
             ..named
         };
-        let name = self.mix;
-        let mix = Mix::named(&name).ok_or(SynthesisError::UnknownMix { name })?;
+        let name = self.recipe;
+        let recipe = QuantRecipe::named(&name).ok_or(SynthesisError::UnknownRecipe { name })?;
         let synthesis = Synthesis {
             shape,
-            mix: if self.pure { mix.pure() } else { mix },
+            recipe: if self.pure { recipe.pure() } else { recipe },
             seed: self.seed,
         };
         let (meter, start) = (Meter::new(), Instant::now());
@@ -101,7 +102,7 @@ impl Synth {
             meter.set(Unit::Bytes, done, total, "");
         })?;
         meter.finish();
-        remark!(
+        status!(
             "{}: {:.2} GB of weights in {:.1} s",
             self.output.display(),
             written as f64 / 1e9,

@@ -1,4 +1,4 @@
-//! `oxidize tokenize`: text to tokens and back.
+//! `oxidize tokenize`: encodes text and decodes tokens.
 
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -8,28 +8,28 @@ use clap::Args;
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 
+use crate::console::outln;
 use crate::model_args::find_model;
-use oxidize_quantize::say;
 
-/// Turn text into tokens, or back with --decode
+/// Convert text to tokens, or tokens to text with --decode
 #[derive(Args)]
 pub(crate) struct Tokenize {
-    /// Model whose tokenizer is used; a vocabulary alone will do: a GGUF file without weights, `tokenizer.json`,
-    /// `tokenizer.model`, `tekken.json`, a tiktoken file, or a directory with one of them
+    /// Model with the tokenizer, or a tokenizer alone: a GGUF file without weights, tokenizer.json,
+    /// tokenizer.model, tekken.json, a tiktoken file, or a directory with one of them
     #[arg(short = 'm', long, value_name = "MODEL", env = "OXIDIZE_MODEL")]
     model: Option<PathBuf>,
-    /// The text; standard input where it is missing
+    /// Text to tokenize [default: standard input]
     text: Option<String>,
-    /// Prints `{"tokens":[…],"pieces":[…]}`
+    /// Print a JSON object with tokens and pieces
     #[arg(long)]
     json: bool,
-    /// Leaves out the tokens that the model adds at the beginning and end
+    /// Do not add the special tokens at the start and end
     #[arg(long)]
     no_bos: bool,
-    /// Takes the names of control tokens for plain text
+    /// Treat the names of control tokens as plain text
     #[arg(long)]
     no_parse_special: bool,
-    /// Tokens to turn back into text
+    /// Decode token ids to text
     #[arg(
         long,
         value_name = "1,2,3",
@@ -51,7 +51,7 @@ impl Tokenize {
                     );
                 }
                 if !self.json {
-                    say!(
+                    outln!(
                         "{}",
                         tokenizer.decode_with(
                             &tokens,
@@ -101,7 +101,7 @@ impl Tokenize {
     }
 }
 
-/// The tokenizer of a model, or one without a model.
+/// Opens the tokenizer of a model, or a file with only a tokenizer.
 fn open(path: &Path) -> anyhow::Result<Tokenizer> {
     let no_model = match ModelFile::open(path, &OpenOptions::default()) {
         Ok(file) => return Ok(Tokenizer::from_file(&file)?),

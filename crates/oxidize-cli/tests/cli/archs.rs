@@ -3,7 +3,7 @@
 use super::oxidize;
 
 #[test]
-fn every_family_is_listed_by_its_choices() {
+fn architectures_are_listed_with_their_properties() {
     let names = oxidize(&["archs", "--names"]).ok();
     assert!(names.lines().count() >= 60, "{names}");
     let table = oxidize(&["archs"]).ok();
@@ -22,7 +22,7 @@ fn every_family_is_listed_by_its_choices() {
     let rope_layers = one.lines().find(|line| line.contains("rope_layers"));
     assert!(rope_layers.unwrap().contains("* rope_layers"), "{one}");
     assert!(one.lines().any(|line| line.contains("  glu_limit")));
-    // A class leads to the same descriptor.
+    // A Hugging Face class name selects the same descriptor.
     assert_eq!(oxidize(&["archs", "SmolLM3ForCausalLM"]).ok(), one);
     let list = oxidize(&["archs", "qwen3", "--json"]).json();
     let list = list.as_array().unwrap();

@@ -7,8 +7,8 @@ fn chat(input: &str) -> super::Outcome {
 }
 
 #[test]
-fn a_conversation_is_saved_and_loaded() {
-    let (_folder, path) = text_file("");
+fn conversation_is_saved_and_loaded() {
+    let (_dir, path) = text_file("");
     let outcome = chat(&format!(
         "/system Be brief.\nHello\nAnd more\n/save {path}\n"
     ));
@@ -27,17 +27,17 @@ fn a_conversation_is_saved_and_loaded() {
     assert_eq!(saved[3]["content"], "And more");
     assert!(answers.contains(saved[2]["content"].as_str().unwrap()));
 
-    // Who loads it goes on from there, and says what would have been said.
+    // A loaded conversation continues as the original one.
     let further = chat("/system Be brief.\nHello\nAnd more\nAnd on\n").ok();
     let loaded = chat(&format!("/load {path}\nAnd on\n")).ok();
     assert!(further.ends_with(&loaded), "{further:?} and {loaded:?}");
-    // Who clears it begins anew.
+    // /clear starts a new conversation.
     let cleared = chat(&format!("/load {path}\n/clear\nHello\n")).ok();
     assert!(answers.starts_with(&cleared), "{answers:?} and {cleared:?}");
 }
 
 #[test]
-fn commands_are_obeyed() {
+fn commands_take_effect() {
     let help = chat("/help\n").ok();
     for command in [
         "/help", "/clear", "/system", "/set", "/save", "/load", "/quit",
@@ -52,13 +52,13 @@ fn commands_are_obeyed() {
     for line in ["temp 0.5", "top-k 7", "seed 9", "n 3"] {
         assert!(settings.lines().any(|l| l == line), "{line}: {settings}");
     }
-    // Nothing after /quit is read.
+    // Input after /quit is ignored.
     let outcome = chat("/quit\n/system\n");
     assert_eq!((outcome.stdout.as_str(), outcome.code), ("", Some(0)));
 }
 
 #[test]
-fn mistakes_do_not_end_the_conversation() {
+fn errors_do_not_end_the_conversation() {
     let outcome = chat(
         "/nonsense\n/set\n/set bogus 1\n/set temp warm\n/set temp -3\n/load no/such.json\n/save\n/system still here\n/system\n",
     );
@@ -78,7 +78,7 @@ fn mistakes_do_not_end_the_conversation() {
     }
     assert!(outcome.ok().ends_with("still here\n"));
 
-    // A question that does not fit is taken back, and the next one is answered.
+    // A question that is too long is removed, and the next one is answered.
     let long = "word ".repeat(400);
     let outcome = chat(&format!("{long}\nHello\n"));
     assert!(
@@ -90,8 +90,8 @@ fn mistakes_do_not_end_the_conversation() {
 }
 
 #[test]
-fn input_may_have_several_lines() {
-    let (_folder, path) = text_file("");
+fn multi_line_input() {
+    let (_dir, path) = text_file("");
     chat(&format!(
         "one\\\ntwo\n\"\"\"\nthree\n\nfour\n\"\"\"\n/save {path}\n"
     ))

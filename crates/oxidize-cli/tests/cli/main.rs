@@ -1,19 +1,20 @@
-//! The `oxidize` program as a user meets it: what each verb prints, and what it says when
-//! something is wrong. All of it runs on the tiny model that is checked in.
+//! The `oxidize` program: output and errors of each subcommand, mostly on the tiny model of the repository.
 
 mod archs;
 mod chat;
 mod measure;
 mod perplexity_bars;
+#[cfg(unix)]
+mod quantize;
 mod run;
+mod stdio;
 mod tokenize;
-mod unheard;
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// The folder of the checked-in model.
+/// Path of a file of the tiny model.
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../../fixtures/tiny")
@@ -24,7 +25,7 @@ fn model() -> String {
     fixture("model.gguf").to_string_lossy().into_owned()
 }
 
-/// What a run of the program left.
+/// Output and exit code of a run.
 struct Outcome {
     stdout: String,
     stderr: String,
@@ -32,7 +33,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// What it printed; panics where it failed.
+    /// Standard output; panics if the run failed.
     fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
         self.stdout
@@ -42,7 +43,7 @@ impl Outcome {
         serde_json::from_str(&self.ok()).unwrap()
     }
 
-    /// What it complained of, in one line; panics where it did not fail.
+    /// The error line; panics if the run did not fail.
     fn error(self) -> String {
         assert_eq!(self.code, Some(1), "{}{}", self.stdout, self.stderr);
         let mut errors = self.stderr.lines().filter(|line| line.starts_with("error"));
@@ -52,7 +53,7 @@ impl Outcome {
     }
 }
 
-/// The program with these arguments, in an environment where nothing is set and nothing is cached.
+/// The program with these arguments, without `OXIDIZE_` variables and with an empty cache.
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oxidize"));
     for (name, _) in std::env::vars_os() {
@@ -60,9 +61,9 @@ fn command(args: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    let nowhere = std::env::temp_dir().join("oxidize-no-such-cache");
+    let no_cache = std::env::temp_dir().join("oxidize-no-such-cache");
     command
-        .env("OXIDIZE_TEST_CACHE", nowhere)
+        .env("OXIDIZE_TEST_CACHE", no_cache)
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -70,10 +71,10 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-/// Runs it with this text on its standard input.
+/// Runs the program with this text on standard input.
 fn oxidize_with(args: &[&str], input: &str) -> Outcome {
     let mut child = command(args).spawn().unwrap();
-    // A program that fails early does not read it.
+    // A program that fails early does not read its input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     outcome(child.wait_with_output().unwrap())
 }
@@ -90,19 +91,28 @@ fn outcome(output: Output) -> Outcome {
     }
 }
 
-/// A file in a folder that goes away with it.
+/// A text file in a temporary directory.
 fn text_file(text: &str) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("text.txt");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
     std::fs::write(&path, text).unwrap();
     let path = path.to_string_lossy().into_owned();
-    (folder, path)
+    (dir, path)
+}
+
+/// True if the parent process ignores the signal, as `nohup` does; detected on Linux only.
+#[cfg(unix)]
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 #[test]
-fn help_lists_the_verbs() {
+fn help_lists_the_subcommands() {
     let help = oxidize(&["--help"]).ok();
-    for verb in [
+    for name in [
         "run",
         "chat",
         "serve",
@@ -111,10 +121,12 @@ fn help_lists_the_verbs() {
         "logits",
         "tokenize",
         "inspect",
+        "quantize",
+        "eval",
     ] {
         assert!(
-            help.lines().any(|line| line.trim_start().starts_with(verb)),
-            "{verb}: {help}"
+            help.lines().any(|line| line.trim_start().starts_with(name)),
+            "{name}: {help}"
         );
     }
     assert!(
@@ -122,4 +134,28 @@ fn help_lists_the_verbs() {
             .ok()
             .contains(env!("CARGO_PKG_VERSION"))
     );
+}
+
+/// Former names of subcommands, flags, values and variables still work and are not shown.
+#[test]
+fn former_names_are_hidden_aliases() {
+    assert!(oxidize(&["choice", "--help"]).ok().contains("oxidize eval"));
+    let model = model();
+    let run = |flags: &[&str], variable: &str| {
+        let args = ["run", &model, "Hello", "-n", "1"];
+        let output = command(&[&args, flags].concat())
+            .env("OXIDIZE_SPELL_OUT", variable)
+            .output();
+        outcome(output.unwrap())
+    };
+    run(&["--spell-out", "off"], "off").ok();
+    run(&["--repack", "off"], "none").ok();
+    let wrong = run(&[], "none");
+    assert!(
+        wrong.code == Some(2) && wrong.stderr.contains("--repack"),
+        "{}",
+        wrong.stderr
+    );
+    let help = oxidize(&["run", "--help"]).ok();
+    assert!(!help.contains("spell"), "{help}");
 }

@@ -1,11 +1,11 @@
-//! `oxidize bench`, `logits` and `perplexity`.
+//! `oxidize bench`, `logits`, `perplexity`, `compare`, `eval` and `imatrix`.
 
 use super::{fixture, model, oxidize, text_file};
 use oxidize_core::file::{ModelFile, OpenOptions};
 use std::path::Path;
 
 #[test]
-fn bench_prints_every_test_in_every_form() {
+fn bench_prints_every_test_in_every_format() {
     let model = model();
     let args = [
         "bench", "-m", &model, "-p", "16", "-n", "4", "-d", "0,40", "-t", "2", "-r", "3",
@@ -50,7 +50,7 @@ fn bench_prints_every_test_in_every_form() {
     assert!(error.contains("repetitions"), "{error}");
 }
 
-/// An input and what the reference beside a model has of this kind for it.
+/// An input and its expected output of this kind, from the reference file beside a model.
 fn reference(path: &Path, kind: &str, i: usize) -> (Vec<u32>, Vec<f32>) {
     let path = path.with_file_name("ref.safetensors");
     let file = ModelFile::open(path, &OpenOptions::default()).unwrap();
@@ -63,10 +63,10 @@ fn reference(path: &Path, kind: &str, i: usize) -> (Vec<u32>, Vec<f32>) {
     (tokens.map(u32::from_le_bytes).collect(), values)
 }
 
-/// What the program writes for these tokens, which has to have so many rows.
+/// The output of `oxidize logits` for these tokens, checked to have `rows` rows.
 fn logits(model: &Path, tokens: &[u32], rows: usize, extra: &[&str]) -> Vec<f32> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("logits.npy");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("logits.npy");
     let list: Vec<String> = tokens.iter().map(u32::to_string).collect();
     let (model, list, out) = (
         model.to_str().unwrap(),
@@ -99,7 +99,7 @@ fn assert_near(got: &[f32], want: &[f32], what: &str) {
 }
 
 #[test]
-fn logits_are_pytorchs() {
+fn logits_match_pytorch() {
     let path = fixture("model.gguf");
     for i in 0..2 {
         let (tokens, want) = reference(&path, "logits", i);
@@ -109,21 +109,21 @@ fn logits_are_pytorchs() {
             assert_near(&got, &want, &format!("input {i}, {extra:?}"));
         }
     }
-    // Beyond the context that it was trained on a model still computes something.
+    // Inputs longer than the trained context are allowed.
     logits(&path, &[7; 257], 257, &[]);
-    let refused = |extra: &[&str]| {
+    let rejected = |extra: &[&str]| {
         let args = ["logits", "-m", &model(), "-o", "x.npy"];
         oxidize(&[args.as_slice(), extra].concat()).error()
     };
-    let error = refused(&["--tokens", "1,400"]);
+    let error = rejected(&["--tokens", "1,400"]);
     assert!(error.contains("token 400"), "{error}");
-    let error = refused(&["--tokens", "1", "--decoder-tokens", "2"]);
+    let error = rejected(&["--tokens", "1", "--decoder-tokens", "2"]);
     assert!(error.contains("no encoder"), "{error}");
 }
 
-/// Unrounded, quantised weights give what the reference computes of them; rounded, something near it.
+/// With f32 activations, logits match the reference backend; with quantized activations they are close.
 #[test]
-fn activations_are_rounded_as_asked() {
+fn activations_are_quantized_as_requested() {
     let path = fixture("model.gguf");
     let (tokens, _) = reference(&path, "logits", 0);
     let run = |extra: &[&str]| {
@@ -131,41 +131,41 @@ fn activations_are_rounded_as_asked() {
         logits(&path, &tokens, tokens.len(), &[&quantized, extra].concat())
     };
     let exact = run(&["--reference"]);
-    assert_near(&run(&["--activations", "float"]), &exact, "float");
-    let fine = run(&[]);
-    let far = fine.iter().zip(&exact).map(|(a, b)| (a - b).abs());
+    assert_near(&run(&["--activations", "f32"]), &exact, "f32");
+    let block32 = run(&[]);
+    let far = block32.iter().zip(&exact).map(|(a, b)| (a - b).abs());
     let far = far.fold(0.0, f32::max);
     assert!((1e-3..1.0).contains(&far), "{far}");
-    // Blocks of 32 are not rounded any coarser.
-    assert_eq!(run(&["--activations", "coarse"]), fine);
-    // What files have lost is compared without it.
-    let (_folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
-    let compared = |rounding: &[&str]| {
+    // For weights in blocks of 32, block256 equals block32.
+    assert_eq!(run(&["--activations", "block256"]), block32);
+    // `compare` uses f32 activations by default.
+    let (_dir, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let compared = |activations: &[&str]| {
         let model = model();
         let args = ["compare", &model, &model, "--quantize", "Q8_0", "-f", &text];
         let less = ["-c", "32", "--chunks", "2", "--json"];
-        oxidize(&[&args[..], &less, rounding].concat()).json()["mean_kl"].clone()
+        oxidize(&[&args[..], &less, activations].concat()).json()["mean_kl"].clone()
     };
-    assert_eq!(compared(&[]), compared(&["--activations", "float"]));
-    assert_ne!(compared(&[]), compared(&["--activations", "fine"]));
+    assert_eq!(compared(&[]), compared(&["--activations", "f32"]));
+    assert_ne!(compared(&[]), compared(&["--activations", "block32"]));
     let wrong = ["logits", "--tokens", "1", "-o", "x", "--activations", "q8"];
-    let refused = oxidize(&wrong);
-    let named = refused.stderr.contains("fine, coarse, float");
-    assert!(refused.code == Some(2) && named, "{}", refused.stderr);
+    let rejected = oxidize(&wrong);
+    let named = rejected.stderr.contains("block32, block256, f32");
+    assert!(rejected.code == Some(2) && named, "{}", rejected.stderr);
 }
 
 #[test]
-fn encoders_give_hidden_states_and_classifiers_scores() {
-    let folder = fixture("").join("../encoders");
+fn encoders_output_hidden_states_and_classifiers_scores() {
+    let dir = fixture("").join("../encoders");
     for form in ["jina-bert-v2/model.gguf", "jina-bert-v2/model.safetensors"] {
-        let path = folder.join(form);
+        let path = dir.join(form);
         let (tokens, want) = reference(&path, "hidden", 2);
-        // However small the batches, a text is read whole.
+        // A bidirectional model computes the text in one pass for any batch size.
         let flags = ["-b", "7", "-ctk", "f32", "-ctv", "f32"];
         let got = logits(&path, &tokens, tokens.len(), &flags);
         assert_near(&got, &want, form);
     }
-    let path = folder.join("bert-pair/model.safetensors");
+    let path = dir.join("bert-pair/model.safetensors");
     let (tokens, want) = reference(&path, "logits", 1);
     let exact = ["-ctk", "f32", "-ctv", "f32"];
     let got = logits(&path, &tokens, 1, &exact);
@@ -176,9 +176,8 @@ fn encoders_give_hidden_states_and_classifiers_scores() {
     assert_near(&got, &want, "hidden states of a classifier");
 }
 
-/// Of a model that writes nothing only prompts are measured.
 #[test]
-fn bench_names_what_is_quantised_on_the_way_in() {
+fn bench_measures_quantization_at_load() {
     let model = model();
     let args = [
         "bench", "-m", &model, "-p", "8", "-n", "0", "-r", "1", "--json",
@@ -191,6 +190,7 @@ fn bench_names_what_is_quantised_on_the_way_in() {
     assert!(size(&changed) < size(&plain), "{changed} {plain}");
 }
 
+/// Only prompts are measured for a model that generates no text.
 #[test]
 fn bench_of_an_encoder() {
     let path = fixture("").join("../encoders/jina-bert-v2/model.gguf");
@@ -199,15 +199,15 @@ fn bench_of_an_encoder() {
     let text = oxidize(&args).ok();
     assert!(text.contains("pp16") && !text.contains("tg"), "{text}");
     let error = oxidize(&["bench", "-m", path, "-p", "0"]).error();
-    assert!(error.contains("makes no text"), "{error}");
+    assert!(error.contains("do not generate text"), "{error}");
     let error = oxidize(&[args.as_slice(), &["-d", "8"]].concat()).error();
-    assert!(error.contains("reads a text whole"), "{error}");
+    assert!(error.contains("--n-depth must be 0"), "{error}");
 }
 
-/// The second half of each chunk is scored, from logits that see the whole chunk.
+/// The second half of each chunk is scored, with the first half as context.
 #[test]
-fn perplexity_is_what_the_logits_say() {
-    let (_folder, path) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+fn perplexity_matches_the_logits() {
+    let (_dir, path) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
     let model = model();
     let n_ctx = 64;
     let args = [
@@ -227,7 +227,7 @@ fn perplexity_is_what_the_logits_say() {
         (&2.into(), &n_ctx.into())
     );
     assert_eq!(report["tokens"], 2 * (n_ctx / 2 - 1));
-    assert_eq!(report["activations"], "coarse");
+    assert_eq!(report["activations"], "block256");
 
     let text = std::fs::read_to_string(&path).unwrap();
     let tokens = oxidize(&["tokenize", "-m", &model, "--json", &text]).json();
@@ -249,96 +249,99 @@ fn perplexity_is_what_the_logits_say() {
     let text = oxidize(&args).ok();
     assert!(text.contains("2 chunks of 64"), "{text}");
 
-    let (_folder, path) = text_file("too short");
+    let (_dir, path) = text_file("too short");
     let error = oxidize(&["perplexity", "-m", &model, "-f", &path, "-c", "64"]).error();
     assert!(error.contains("at least 128 are needed"), "{error}");
     let error = oxidize(&["perplexity", "-m", &model, "-f", "no/such.txt"]).error();
     assert!(error.contains("no/such.txt"), "{error}");
 }
 
-/// Flags that leave nothing to measure are named, and nothing is written.
+/// Flags that leave no token to score are errors, and nothing is written.
 #[test]
-fn measuring_nothing_is_refused() {
-    let (folder, path) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+fn requests_without_scored_tokens_are_rejected() {
+    let (dir, path) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
     let model = model();
-    let out = folder.path().join("out.gguf");
+    let out = dir.path().join("out.gguf");
     let out = out.to_str().unwrap();
-    let verbs: [&[&str]; 3] = [
+    let commands: [&[&str]; 3] = [
         &["perplexity", "-m", &model, "-f", &path],
         &["compare", &model, &model, "-f", &path],
         &["imatrix", "-m", &model, "-f", &path, "-o", out],
     ];
-    for verb in verbs {
+    for args in commands {
         for (flags, expected) in [
-            (["--chunks", "0"], "--chunks 0: the least is 1"),
-            (["-c", "1"], "-c 1: the least is 3"),
-            (["-c", "2"], "-c 2: the least is 3"),
+            (["--chunks", "0"], "--chunks 0: at least 1 is required"),
+            (["-c", "1"], "-c 1: at least 3 is required"),
+            (["-c", "2"], "-c 2: at least 3 is required"),
         ] {
-            let error = oxidize(&[verb, &flags].concat()).error();
-            assert!(error.contains(expected), "{verb:?}: {error}");
+            let error = oxidize(&[args, &flags].concat()).error();
+            assert!(error.contains(expected), "{args:?}: {error}");
         }
-        // No more than the model was trained on, and no less where nothing is asked for.
-        let error = oxidize(&[verb, &["-c", "257"]].concat()).error();
-        assert!(error.contains("context holds 256"), "{verb:?}: {error}");
-        oxidize(&[verb, &["--chunks", "1"]].concat()).ok();
-        let (_folder, short) = text_file("too short");
-        let mut args = [verb, &["-c", "64"]].concat();
+        // Chunks are limited by the trained context, which is also the default for this model.
+        let error = oxidize(&[args, &["-c", "257"]].concat()).error();
+        assert!(error.contains("supports up to 256"), "{args:?}: {error}");
+        oxidize(&[args, &["--chunks", "1"]].concat()).ok();
+        let (_dir, short) = text_file("too short");
+        let mut args = [args, &["-c", "64"]].concat();
         let at = args.iter().position(|arg| *arg == path).unwrap();
         args[at] = &short;
         let error = oxidize(&args).error();
-        let named = format!("error: {short}: the text is");
+        let named = format!("error: {short}: the text has");
         assert!(error.starts_with(&named), "{error}");
-        let help = oxidize(&[verb[0], "--help"]).ok();
+        let help = oxidize(&[args[0], "--help"]).ok();
         assert!(help.contains("[default: 512"), "{help}");
     }
     let question = r#"{"question": "2+3?", "choices": ["4", "5"], "answer": "B"}"#;
-    let (_folder, questions) = text_file(question);
-    let error = oxidize(&["choice", "-m", &model, "-f", &questions, "--questions", "0"]).error();
-    assert!(error.contains("--questions 0: the least is 1"), "{error}");
+    let (_dir, questions) = text_file(question);
+    let error = oxidize(&["eval", "-m", &model, "-f", &questions, "--questions", "0"]).error();
+    assert!(
+        error.contains("--questions 0: at least 1 is required"),
+        "{error}"
+    );
 }
 
-/// Models whose predictions are not of a text's next token are refused by all that measures those.
+/// Models that do not predict the next token cannot be evaluated on a text.
 #[test]
-fn what_predicts_no_next_token_is_not_measured() {
-    let (folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+fn embedding_models_have_no_perplexity() {
+    let (dir, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
     let question = r#"{"question": "2+3?", "choices": ["4", "5"], "answer": "B"}"#;
-    let (_folder, questions) = text_file(question);
-    let out = folder.path().join("out.gguf");
+    let (_dir, questions) = text_file(question);
+    let out = dir.path().join("out.gguf");
     let out = out.to_str().unwrap();
     let encoder = fixture("").join("../encoders/jina-bert-v2/model.gguf");
     let encoder = encoder.to_str().unwrap();
-    let verbs: [&[&str]; 4] = [
+    let commands: [&[&str]; 4] = [
         &["perplexity", "-m", encoder, "-f", &text, "-c", "16"],
         &["compare", encoder, encoder, "-f", &text, "-c", "16"],
-        &["choice", "-m", encoder, "-f", &questions],
+        &["eval", "-m", encoder, "-f", &questions],
         &["quantize", encoder, out, "Q8_0", "-f", &text, "-c", "16"],
     ];
-    for verb in verbs {
-        let error = oxidize(verb).error();
+    for args in commands {
+        let error = oxidize(args).error();
         assert!(error.contains("predicts no next token"), "{error}");
     }
     assert!(!Path::new(out).exists());
 }
 
-/// The first model is what the second was: it stays as it is.
+/// --quantize applies to the compared model and not to the reference.
 #[test]
-fn compare_quantises_the_second_model_only() {
-    let (_folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+fn compare_quantizes_the_second_model_only() {
+    let (_dir, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
     let model = model();
     let args = ["compare", &model, &model, "-f", &text, "-c", "64", "--json"];
     assert_eq!(oxidize(&args).json()["mean_kl"], 0.0);
     let changed = oxidize(&[args.as_slice(), &["--quantize", "Q4_0"]].concat()).json();
     assert!(changed["mean_kl"].as_f64().unwrap() > 0.0, "{changed}");
     let help = oxidize(&["compare", "--help"]).ok();
-    assert!(help.contains("change it and not A"), "{help}");
+    assert!(help.contains("apply to it only"), "{help}");
 }
 
-/// A model that is quantised on the way in is the one that `quantize` writes.
+/// Quantization at load uses the importance matrix as `quantize` does.
 #[test]
-fn importance_counts_on_the_way_in() {
-    let (folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+fn quantization_at_load_uses_importance() {
+    let (dir, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
     let model = model();
-    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
     let (matrix, file) = (path("i.gguf"), path("q.gguf"));
     oxidize(&[
         "imatrix", "-m", &model, "-f", &text, "-c", "64", "-o", &matrix,
@@ -358,15 +361,15 @@ fn importance_counts_on_the_way_in() {
         let args = ["compare", &model, b, "-f", &text, "-c", "64", "--json"];
         oxidize(&[args.as_slice(), more].concat())
     };
-    let on_the_way = ["--quantize", "IQ3_XXS", "--imatrix", &matrix];
+    let at_load = ["--quantize", "IQ3_XXS", "--imatrix", &matrix];
     let (written, kept) = (
         divergence(&file, &[]).json(),
-        divergence(&model, &on_the_way).json(),
+        divergence(&model, &at_load).json(),
     );
     assert_eq!(written["mean_kl"], kept["mean_kl"]);
-    let plain = divergence(&model, &on_the_way[..2]).json();
+    let plain = divergence(&model, &at_load[..2]).json();
     assert_ne!(plain["mean_kl"], kept["mean_kl"]);
-    let alone = divergence(&model, &on_the_way[2..]);
+    let alone = divergence(&model, &at_load[2..]);
     let stderr = alone.stderr;
     assert!(
         alone.code == Some(2) && stderr.contains("--quantize"),
@@ -375,49 +378,49 @@ fn importance_counts_on_the_way_in() {
 }
 
 #[test]
-fn questions_that_do_not_fit_are_named() {
+fn questions_that_are_too_long_are_named() {
     let question = |text: &str| {
         format!(r#"{{"question": "{text}?", "choices": ["four", "five"], "answer": "B"}}"#)
     };
     let lines = format!("{}\n{}\n", question("2+3"), question(&"why ".repeat(40)));
-    let (_folder, questions) = text_file(&lines);
+    let (_dir, questions) = text_file(&lines);
     let model = model();
-    let args = ["choice", "-m", &model, "-f", &questions];
+    let args = ["eval", "-m", &model, "-f", &questions];
     oxidize(&args).ok();
     let error = oxidize(&[args.as_slice(), &["-c", "64"]].concat()).error();
     let named = format!("error: {questions}: question 2: ");
     assert!(
-        error.starts_with(&named) && error.contains("64 fit (-c)"),
+        error.starts_with(&named) && error.contains("at most 64 fit (-c)"),
         "{error}"
     );
     let first = ["-c", "64", "--questions", "1", "--json"];
     let report = oxidize(&[args.as_slice(), &first].concat()).json();
     assert_eq!(report["questions"], 1);
     let error = oxidize(&[args.as_slice(), &["-c", "257"]].concat()).error();
-    assert!(error.contains("context holds 256"), "{error}");
+    assert!(error.contains("supports up to 256"), "{error}");
     let gap = r#"{"sentence": "It is _", "option1": "a", "option2": "b", "answer": "1"}"#;
-    let (_folder, questions) = text_file(gap);
-    let error = oxidize(&["choice", "-m", &model, "-f", &questions]).error();
+    let (_dir, questions) = text_file(gap);
+    let error = oxidize(&["eval", "-m", &model, "-f", &questions]).error();
     assert!(
         error.contains("line 1: ") && error.contains("the gap"),
         "{error}"
     );
 }
 
-/// Scores of a model with weights that are not numbers would look like any others.
+/// NaN weights give NaN logits, which must not be scored.
 #[test]
-fn choice_refuses_what_is_no_number() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
+fn eval_rejects_nan_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
     broken_model(&path);
     let question = r#"{"question": "2+3?", "choices": ["4", "5"], "answer": "B"}"#;
-    let (_folder, questions) = text_file(question);
-    let error = oxidize(&["choice", "-m", path.to_str().unwrap(), "-f", &questions]).error();
-    assert!(error.contains("the logits are not numbers"), "{error}");
+    let (_dir, questions) = text_file(question);
+    let error = oxidize(&["eval", "-m", path.to_str().unwrap(), "-f", &questions]).error();
+    assert!(error.contains("logits are NaN or infinite"), "{error}");
     assert!(error.contains("blk.0.ffn_down.weight"), "{error}");
 }
 
-/// The checked-in model with a NaN in a matrix.
+/// Writes the tiny model with a NaN in a matrix.
 fn broken_model(path: &Path) {
     let file = ModelFile::open(fixture("model.gguf"), &OpenOptions::default()).unwrap();
     let tensor = file.tensor("blk.0.ffn_down.weight").unwrap();
@@ -427,9 +430,9 @@ fn broken_model(path: &Path) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Reading goes on only where the same model reads the same text in the same chunks.
+/// Resuming requires the same model, text and chunk size.
 #[test]
-fn a_matrix_is_resumed_by_what_began_it() {
+fn imatrix_resumes_the_same_run_only() {
     use oxidize_quantize::importance::Importance;
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
@@ -443,7 +446,7 @@ fn a_matrix_is_resumed_by_what_began_it() {
     };
     collect(&text, &whole, &["-c", "16", "--chunks", "5"]).ok();
     collect(&text, &half, &["-c", "16", "--chunks", "2"]).ok();
-    let refused = |text: &str, flags: &[&str], expected: &str| {
+    let rejected = |text: &str, flags: &[&str], expected: &str| {
         let before = std::fs::read(&half).unwrap();
         let error = collect(text, &half, &[&["--resume"], flags].concat()).error();
         assert!(
@@ -452,9 +455,9 @@ fn a_matrix_is_resumed_by_what_began_it() {
         );
         assert!(std::fs::read(&half).unwrap() == before, "{error}");
     };
-    refused(&other, &["-c", "16"], "\"text\", not of \"other\"");
-    refused(&text, &["-c", "32"], "chunks are of 16 tokens, not of 32");
-    refused(&text, &["-c", "16", "--merge", &whole], "--merge");
+    rejected(&other, &["-c", "16"], "\"text\", not \"other\"");
+    rejected(&text, &["-c", "32"], "chunks of 16 tokens, not 32");
+    rejected(&text, &["-c", "16", "--merge", &whole], "--merge");
     let read = |path: &str| Importance::load(Path::new(path)).unwrap();
     let change = |change: &dyn Fn(&mut Importance)| {
         let mut matrix = read(&half);
@@ -462,10 +465,10 @@ fn a_matrix_is_resumed_by_what_began_it() {
         matrix.save(Path::new(&half)).unwrap();
     };
     let begun = read(&half);
-    change(&|matrix| matrix.reading.as_mut().unwrap().fingerprint ^= 1);
-    refused(&text, &["-c", "16"], "has changed since");
+    change(&|matrix| matrix.position.as_mut().unwrap().fingerprint ^= 1);
+    rejected(&text, &["-c", "16"], "has changed since");
     begun.save(Path::new(&half)).unwrap();
-    // A model that was trained further has other weights under the same names.
+    // A fine-tuned model has other weights under the same names.
     let tuned = file("tuned.gguf");
     let mut weights = std::fs::read(&model).unwrap();
     let there = ModelFile::open(&model, &OpenOptions::default()).unwrap();
@@ -475,14 +478,14 @@ fn a_matrix_is_resumed_by_what_began_it() {
         "imatrix", "-m", &tuned, "-f", &text, "-o", &half, "-c", "16", "--resume",
     ];
     let error = oxidize(&args).error();
-    assert!(error.contains("begun with another model"), "{error}");
+    assert!(error.contains("collected with another model"), "{error}");
     change(&|matrix| {
         let entry = matrix.entries["blk.0.attn_q.weight"].clone();
         matrix.entries.insert("blk.7.attn_q.weight".into(), entry);
     });
-    refused(&text, &["-c", "16"], "blk.7.attn_q.weight");
+    rejected(&text, &["-c", "16"], "blk.7.attn_q.weight");
     begun.save(Path::new(&half)).unwrap();
-    // Chunks of what was added are not chunks of this text.
+    // Chunks of merged matrices do not count for the position in the text.
     let mut merged = begun;
     let added = file("added.gguf");
     collect(&other, &added, &["-c", "16", "--chunks", "3"]).ok();
@@ -492,7 +495,7 @@ fn a_matrix_is_resumed_by_what_began_it() {
     let (half, mut whole) = (read(&half), read(&whole));
     whole.merge(&read(&added)).unwrap();
     assert_eq!((half.chunks, whole.chunks), (8, 8));
-    assert_eq!(half.reading, whole.reading);
+    assert_eq!(half.position, whole.position);
     for (name, entry) in &whole.entries {
         let found = &half.entries[name];
         assert_eq!(found.counts, entry.counts, "{name}");
@@ -502,14 +505,14 @@ fn a_matrix_is_resumed_by_what_began_it() {
     }
 }
 
-/// What stands in the way of a matrix is found before the text is read, and no input is lost.
+/// Errors are reported before the text is processed, and inputs are not overwritten.
 #[test]
-fn imatrix_finds_out_first() {
+fn imatrix_reports_errors_early() {
     use oxidize_quantize::importance::{Entry, Importance};
-    let (folder, text) = text_file(&"Once upon a time there was a crab. ".repeat(400));
-    let copy = folder.path().join("model.gguf");
+    let (dir, text) = text_file(&"Once upon a time there was a crab. ".repeat(400));
+    let copy = dir.path().join("model.gguf");
     std::fs::copy(model(), &copy).unwrap();
-    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let model = copy.to_str().unwrap().to_owned();
     let collect = |model: &str, out: &str, flags: &[&str]| {
         let args = ["imatrix", "-m", model, "-f", &text, "-o", out, "-c", "16"];
@@ -534,7 +537,7 @@ fn imatrix_finds_out_first() {
         assert!(error.contains(out) && error.contains(expected), "{error}");
     };
     began(&file("nodir/out.gguf"), "No such file");
-    began(folder.path().to_str().unwrap(), "is a directory");
+    began(dir.path().to_str().unwrap(), "is a directory");
 
     let (out, other) = (file("out.gguf"), file("other.gguf"));
     let mut importance = Importance::default();
@@ -554,7 +557,7 @@ fn imatrix_finds_out_first() {
     entry.sums = vec![1.0; 64];
     importance.entries.insert(name, entry);
     importance.save(Path::new(&other)).unwrap();
-    // What one does not say, the other does, of its part.
+    // A merged matrix without a sketch leaves the sketch of the new chunks.
     collect(&model, &out, &["--merge", &other, "--chunks", "2"]).ok();
     let sum = Importance::load(Path::new(&out)).unwrap();
     let entry = &sum.entries["blk.0.attn_q.weight"];
@@ -565,17 +568,17 @@ fn imatrix_finds_out_first() {
     let broken = file("broken.gguf");
     broken_model(Path::new(&broken));
     let error = collect(&broken, &out, &["--save-every", "1"]).error();
-    assert!(error.contains("are not numbers"), "{error}");
+    assert!(error.contains("NaN or infinite"), "{error}");
     assert!(!Path::new(&out).exists());
 }
 
-/// More threads than a system starts are refused by all verbs, not tried.
+/// All subcommands limit the number of threads.
 #[test]
-fn too_many_threads_are_refused() {
-    let (_folder, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
+fn too_many_threads_are_rejected() {
+    let (_dir, text) = text_file(&"The quick brown fox jumps over the lazy dog. ".repeat(40));
     let model = model();
     let measure = ["-f", &text, "-c", "16", "--chunks", "1"];
-    let verbs: [&[&str]; 6] = [
+    let commands: [&[&str]; 6] = [
         &[&["perplexity", "-m", &model], measure.as_slice()].concat(),
         &[&["compare", &model, &model], measure.as_slice()].concat(),
         &["run", "-m", &model, "-p", "a", "-n", "1"],
@@ -583,26 +586,25 @@ fn too_many_threads_are_refused() {
         &["bench", "--bandwidth"],
         &["quantize", &model, "nowhere/out.gguf", "Q8_0"],
     ];
-    for verb in verbs {
-        let refused = oxidize(&[verb, &["-t", "100000"]].concat());
-        assert_eq!(refused.code, Some(2), "{verb:?}: {}", refused.stderr);
+    for args in commands {
+        let rejected = oxidize(&[args, &["-t", "100000"]].concat());
+        assert_eq!(rejected.code, Some(2), "{args:?}: {}", rejected.stderr);
         assert!(
-            refused.stderr.contains("at most 1024"),
+            rejected.stderr.contains("at most 1024"),
             "{}",
-            refused.stderr
+            rejected.stderr
         );
     }
-    oxidize(&[verbs[0], &["-t", "64"]].concat()).ok();
-    let refused = oxidize(&["serve", "-m", &model, "--port", "0", "-t", "100000"]).error();
-    assert!(refused.contains("at most 1024"), "{refused}");
+    oxidize(&[commands[0], &["-t", "64"]].concat()).ok();
+    let rejected = oxidize(&["serve", "-m", &model, "--port", "0", "-t", "100000"]).error();
+    assert!(rejected.contains("at most 1024"), "{rejected}");
 }
 
-/// Whatever ends `imatrix`, there is a whole file; asked to stop, it leaves nothing else. What a
-/// killed one leaves where files cannot be without a name goes with the next run.
+/// Whatever ends `imatrix`, the output is a complete file. A stopped run leaves no other file; temporary
+/// files of a killed run are removed by the next one.
 #[cfg(unix)]
 #[test]
-fn an_importance_matrix_is_whole_whatever_ends_the_run() {
-    use oxidize_quantize::commands::is_ignored;
+fn interrupted_imatrix_leaves_a_complete_file() {
     use oxidize_quantize::importance::Importance;
     let dir = tempfile::tempdir().unwrap();
     let (text, out) = (dir.path().join("text"), dir.path().join("out.gguf"));
@@ -623,8 +625,8 @@ fn an_importance_matrix_is_whole_whatever_ends_the_run() {
         "1",
     ];
     for (signal, status) in [("-KILL", None), ("-INT", Some(130)), ("-TERM", Some(143))] {
-        if status.is_some_and(|status| is_ignored(status - 128)) {
-            eprintln!("SKIPPED: whoever started the tests has them ignore {signal}");
+        if status.is_some_and(|status| super::is_ignored(status - 128)) {
+            eprintln!("SKIPPED: {signal} is ignored by the parent process");
             continue;
         }
         let _ = std::fs::remove_file(&out);

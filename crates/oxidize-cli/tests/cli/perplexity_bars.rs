@@ -1,36 +1,36 @@
-//! Perplexity of real models over WikiText-2 against llama.cpp's figures.
+//! Perplexity of real models on WikiText-2, compared with llama.cpp.
 
 use super::command;
 use std::path::PathBuf;
 
 #[test]
 #[ignore = "large: make test-models"]
-fn smollm2_is_as_perplexed_as_in_llama_cpp() {
+fn smollm2_perplexity_matches_llama_cpp() {
     check("SmolLM2-135M-Instruct.Q4_1", 21.3722, (24, 26.438));
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn gemma3_is_as_perplexed_as_in_llama_cpp() {
+fn gemma3_perplexity_matches_llama_cpp() {
     check("gemma-3-270m-q4_k_m", 15.5647, (24, 17.114));
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn tinyllama_is_as_perplexed_as_in_llama_cpp() {
+fn tinyllama_perplexity_matches_llama_cpp() {
     check("tinyllama-1.1b-chat.IQ2_XXS", 13.4707, (132, 16.4867));
 }
 
 #[test]
 #[ignore = "large: make test-models"]
-fn qwen2_is_as_perplexed_as_in_llama_cpp() {
+fn qwen2_perplexity_matches_llama_cpp() {
     check("qwen2.5-coder-1.5b-instruct-q4_k_m", 12.9461, (8, 15.158));
 }
 
-/// Two chunks of 512 tokens, as llama.cpp was run: with BLAS, a cache of 32-bit floats and without
-/// repacking, so that it rounds nothing that the file does not. So, nothing is rounded here, and as models are
-/// usually run it may only be a little off. Then as many chunks as it takes for luck to even out, as llama.cpp runs by
-/// default and `perplexity` does.
+/// `exactly` is llama.cpp's perplexity of two chunks of 512 tokens with BLAS, an f32 cache and no repacking,
+/// which quantizes no activations. It is compared with f32 activations, and loosely with block32. `rounded`
+/// is llama.cpp's perplexity with default settings over more chunks, compared with the default of
+/// `perplexity`.
 fn check(name: &str, exactly: f64, (chunks, rounded): (usize, f64)) {
     let set = |name| std::env::var_os(name).map(PathBuf::from);
     let cache = set("OXIDIZE_TEST_CACHE").or_else(|| Some(set("HOME")?.join(".cache/oxidize")));
@@ -57,10 +57,10 @@ fn check(name: &str, exactly: f64, (chunks, rounded): (usize, f64)) {
         "512",
         "--json",
     ];
-    let float = ["--activations", "float", "-ctk", "f32", "-ctv", "f32"];
+    let float = ["--activations", "f32", "-ctk", "f32", "-ctv", "f32"];
     for (more, chunks, theirs, most) in [
         (&float[..], 2, exactly, 2e-5),
-        (&["--activations", "fine"], 2, exactly, 0.01),
+        (&["--activations", "block32"], 2, exactly, 0.01),
         (&[], chunks, rounded, 0.002),
     ] {
         let chunks = chunks.to_string();

@@ -2,7 +2,7 @@
 
 use super::{model, oxidize, oxidize_with, text_file};
 
-/// Eight tokens of the most likely answer.
+/// Flags for the eight most likely tokens.
 const SHORT: [&str; 4] = ["-n", "8", "--temp", "0"];
 
 fn run(args: &[&str]) -> super::Outcome {
@@ -10,7 +10,7 @@ fn run(args: &[&str]) -> super::Outcome {
 }
 
 #[test]
-fn the_prompt_may_come_in_four_ways() {
+fn prompt_from_argument_flag_file_and_stdin() {
     let model = model();
     let outcome = run(&[&model, "Hello there"]);
     assert!(outcome.stderr.contains("tok/s"), "{}", outcome.stderr);
@@ -18,7 +18,7 @@ fn the_prompt_may_come_in_four_ways() {
     assert!(answer.len() > 1 && answer.ends_with('\n'), "{answer:?}");
     assert_eq!(run(&[&model, "-p", "Hello there"]).ok(), answer);
     assert_eq!(run(&["-m", &model, "Hello there"]).ok(), answer);
-    let (_folder, path) = text_file("Hello there");
+    let (_dir, path) = text_file("Hello there");
     assert_eq!(run(&[&model, "-f", &path]).ok(), answer);
     let args = [&["run", &model], SHORT.as_slice()].concat();
     assert_eq!(oxidize_with(&args, "Hello there").ok(), answer);
@@ -58,7 +58,7 @@ fn json_has_the_tokens_and_the_timings() {
 }
 
 #[test]
-fn a_seed_makes_a_run_repeatable() {
+fn seed_makes_a_run_reproducible() {
     let model = model();
     let ask = |seed: &str| {
         let args = [
@@ -71,7 +71,7 @@ fn a_seed_makes_a_run_repeatable() {
 }
 
 #[test]
-fn answers_stop_where_they_are_told() {
+fn stop_strings_and_end_of_text() {
     let model = model();
     let args = ["run", &model, "Hello", "--temp", "0", "--json", "-n", "24"];
     let whole = oxidize(&args).json();
@@ -83,7 +83,7 @@ fn answers_stop_where_they_are_told() {
         stopped["text"].as_str().unwrap(),
         text.split_once(&stop).unwrap().0
     );
-    // A bias that makes the end of text certain, and one that is told to go on.
+    // A bias forces the end of text, which --ignore-eos ignores.
     let ended = oxidize(&[args.as_slice(), &["--logit-bias", "0=1000"]].concat()).json();
     assert_eq!(
         (&ended["finish_reason"], &ended["text"]),
@@ -95,7 +95,7 @@ fn answers_stop_where_they_are_told() {
 }
 
 #[test]
-fn the_cache_may_be_kept_in_other_types() {
+fn kv_cache_types() {
     let model = model();
     let exact = run(&[&model, "Hello", "-ctk", "f32", "-ctv", "f32"]).ok();
     assert_eq!(
@@ -112,14 +112,14 @@ fn the_cache_may_be_kept_in_other_types() {
     assert!(
         outcome
             .stderr
-            .contains("known types are f32, f16, q8_0, q4_0"),
+            .contains("supported types are f32, f16, q8_0, q4_0"),
         "{}",
         outcome.stderr
     );
 }
 
 #[test]
-fn what_is_wrong_is_said_in_one_line() {
+fn errors_are_one_line() {
     let model = model();
     let error = run(&["no/such.gguf", "Hello"]).error();
     assert!(error.contains("no/such.gguf: no such file"), "{error}");
@@ -128,7 +128,7 @@ fn what_is_wrong_is_said_in_one_line() {
     let error = oxidize(&["run"]).error();
     assert!(error.contains("prompt"), "{error}");
     let error = oxidize_with(&["run", "-p", "Hello"], "").error();
-    assert!(error.contains("no model was named"), "{error}");
+    assert!(error.contains("no model given"), "{error}");
     let error = run(&[&model, "-p", ""]).error();
     assert!(error.contains("the prompt is empty"), "{error}");
     let error = oxidize(&["run", &model, "Hello", "--temp", "-1"]).error();
@@ -139,9 +139,9 @@ fn what_is_wrong_is_said_in_one_line() {
     assert!(error.contains("the limit is 8"), "{error}");
     let error = run(&[&model, "Hello", "-c", "100000"]).error();
     assert!(error.contains("100000") && error.contains("256"), "{error}");
-    let (_folder, path) = text_file("This is no model.");
+    let (_dir, path) = text_file("This is not a model.");
     let error = run(&[&path, "Hello"]).error();
-    assert!(error.contains("not a model file"), "{error}");
+    assert!(error.contains("not a known model format"), "{error}");
     let error = run(&[&model, "-f", "no/such.txt"]).error();
     assert!(error.contains("no/such.txt"), "{error}");
     let error = run(&[&model, "Hello", "--chat-template", "no-such-template"]).error();
@@ -172,26 +172,26 @@ fn threads_and_batches_do_not_change_the_answer() {
     );
 }
 
-/// A matrix is not read before it is used: the fault shows in the logits, and is traced back.
+/// Weights are not checked at load: NaN appears in the logits, and the error names the tensor.
 #[test]
-fn a_weight_that_is_no_number_is_found() {
+fn nan_weight_is_named() {
     use oxidize_core::file::{ModelFile, OpenOptions};
     let name = "blk.0.ffn_up.weight";
     let file = ModelFile::open(model(), &OpenOptions::default()).unwrap();
     let at = file.tensor(name).unwrap().offset as usize;
     let mut bytes = std::fs::read(model()).unwrap();
     bytes[at..at + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("broken.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("broken.gguf");
     std::fs::write(&path, bytes).unwrap();
     let error = run(&[&path.to_string_lossy(), "Hello"]).error();
-    for part in ["broken.gguf", name, "not a number"] {
+    for part in ["broken.gguf", name, "NaN or infinite"] {
         assert!(error.contains(part), "{error}");
     }
 }
 
 #[test]
-fn an_answer_can_be_given_a_form() {
+fn constrained_output() {
     let model = model();
     let ask = |form: &[&str]| {
         let start = ["run", &model, "Hello", "--temp", "0", "-n", "60"];
@@ -202,14 +202,14 @@ fn an_answer_can_be_given_a_form() {
     let gbnf = "root ::= \"- \" [a-z]{3} \"\\n\"";
     let listed = ask(&["--grammar", gbnf]).ok();
     assert!(listed.len() == 6 && listed.starts_with("- "), "{listed:?}");
-    let (_folder, path) = text_file(gbnf);
+    let (_dir, path) = text_file(gbnf);
     assert_eq!(ask(&["--grammar-file", &path]).ok(), listed);
     let lark = "start: \"a\"~3 /[0-9]/";
     assert!(ask(&["--lark", lark]).ok().starts_with("aaa"));
     let schema = r#"{"type":"object","properties":{"n":{"enum":[1,22]}},"required":["n"],"additionalProperties":false}"#;
     let object = ask(&["-j", schema]).json();
     assert!(object["n"] == 1 || object["n"] == 22, "{object}");
-    let (_folder, path) = text_file(schema);
+    let (_dir, path) = text_file(schema);
     assert_eq!(ask(&["--json-schema-file", &path]).json(), object);
     assert!(ask(&["--json-object"]).ok().starts_with('{'));
 
@@ -221,7 +221,7 @@ fn an_answer_can_be_given_a_form() {
 }
 
 #[test]
-fn guesses_do_not_change_the_answer() {
+fn speculation_does_not_change_the_answer() {
     let model = model();
     let args = ["run", &model, "Hello", "-n", "40", "--json"];
     for sampling in [["--temp", "0"], ["--seed", "3"]] {
@@ -266,7 +266,7 @@ fn beams_find_the_most_likely_answer() {
 }
 
 #[test]
-fn banned_text_does_not_come_up() {
+fn banned_strings_do_not_occur() {
     let model = model();
     let args = ["run", &model, "Hello", "--temp", "0", "--json", "-n", "24"];
     let text = oxidize(&args).json()["text"].as_str().unwrap().to_owned();
@@ -318,7 +318,7 @@ fn every_sampler_has_a_flag() {
 }
 
 #[test]
-fn a_model_that_cannot_fill_gaps_says_so() {
+fn infill_requires_infill_tokens() {
     let error = run(&[&model(), "--fim-prefix", "a = ", "--fim-suffix", "\n"]).error();
-    assert!(error.contains("filling gaps"), "{error}");
+    assert!(error.contains("does not support infill"), "{error}");
 }

@@ -3,7 +3,7 @@
 use super::{model, oxidize, oxidize_with};
 
 #[test]
-fn text_becomes_tokens_and_text_again() {
+fn encode_and_decode_round_trip() {
     let model = model();
     for text in ["Hello, world!", "naïve 日本 🦀\n\ttabs", " leading"] {
         let report = oxidize(&["tokenize", "-m", &model, "--json", text]).json();
@@ -22,7 +22,7 @@ fn text_becomes_tokens_and_text_again() {
 }
 
 #[test]
-fn control_tokens_are_text_only_if_told_so() {
+fn no_parse_special_encodes_control_tokens_as_text() {
     let model = model();
     let count = |extra: &[&str]| {
         let args = [&["tokenize", "-m", &model, "--json", "<|im_start|>"], extra].concat();
@@ -35,7 +35,7 @@ fn control_tokens_are_text_only_if_told_so() {
 }
 
 #[test]
-fn a_token_out_of_range_is_named() {
+fn token_out_of_range_is_named() {
     let error = oxidize(&["tokenize", "-m", &model(), "--decode", "5,320"]).error();
     assert!(
         error.contains("token 320") && error.contains("320 tokens"),
@@ -43,9 +43,9 @@ fn a_token_out_of_range_is_named() {
     );
 }
 
-/// A file of a tokenizer alone will do; what is neither a model nor a tokenizer is told so.
+/// A tokenizer file without a model works; other files are an error.
 #[test]
-fn a_tokenizer_needs_no_model() {
+fn tokenizer_needs_no_model() {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tokenizers/");
     for name in ["bpe.tokenizer.json", "spm.model"] {
         let path = format!("{fixtures}{name}");
@@ -59,5 +59,5 @@ fn a_tokenizer_needs_no_model() {
         "x",
     ]);
     let error = error.error();
-    assert!(error.contains("not a model file"), "{error}");
+    assert!(error.contains("not a known model format"), "{error}");
 }

@@ -1,11 +1,11 @@
-//! BERT and what came of it: encoders, whose tokens see each other in both directions. They make
-//! embeddings, or with a classifier on top scores, and no text.
+//! BERT and its successors: bidirectional encoders. They compute embeddings or, with a classifier,
+//! scores.
 
 use super::names::*;
 use super::{ActivationRule, Alibi, Arch, BASE, HALVES, MOE, MoeSpec, RopeLayers, Windows};
 use crate::graph::{Activation, NormKind};
 
-/// Layer norms after each sum; nothing before a half-layer.
+/// Post-norm: layer norms after each residual connection, none before.
 const ENCODER: Arch = Arch {
     norm: NormKind::Layer,
     pre_norm: false,
@@ -15,7 +15,7 @@ const ENCODER: Arch = Arch {
     ..BASE
 };
 
-/// Hugging Face's names, which begin with that of the family where there is a head on top.
+/// Hugging Face names. In models with a head, they begin with the name of the family.
 macro_rules! bert_names {
     ($family:literal, $head:literal, $scores:literal) => {
         &[
@@ -91,7 +91,7 @@ pub(super) static BERT: Arch = Arch {
     ..ENCODER
 };
 
-/// RoBERTa: positions begin at two; GGUF files leave out the rows before.
+/// RoBERTa: positions begin at 2; GGUF files omit the rows before.
 pub(super) static ROBERTA: Arch = Arch {
     name: "bert",
     hf_classes: &[
@@ -106,7 +106,7 @@ pub(super) static ROBERTA: Arch = Arch {
     ..ENCODER
 };
 
-/// jina's second BERT: scores fall with distance, gated feed-forward layers.
+/// Jina BERT 2: ALiBi, gated feed-forward layers.
 pub(super) static JINA_BERT_V2: Arch = Arch {
     name: "jina-bert-v2",
     hf_classes: &["JinaBertModel", "JinaBertForMaskedLM"],
@@ -115,7 +115,7 @@ pub(super) static JINA_BERT_V2: Arch = Arch {
     ..ENCODER
 };
 
-/// The names of those with rotary embeddings.
+/// Names in models with RoPE.
 const ROTARY_NAMES: &[(TensorRole, &str)] = &[
     (TOKEN_EMBEDDING, "model.embeddings.word_embeddings"),
     (TOKEN_TYPES, "model.embeddings.token_type_embeddings"),
@@ -130,7 +130,7 @@ const ROTARY_NAMES: &[(TensorRole, &str)] = &[
     (FFN_SUM_NORM, "model.encoder.layers.{}.norm2"),
 ];
 
-/// jina's: attention is called a mixer, and nothing is gated.
+/// Names in Jina BERT 3, where attention is called a mixer and feed-forward layers have no gate.
 const MIXER_NAMES: &[(TensorRole, &str)] = &[
     (TOKEN_EMBEDDING, "model.embeddings.word_embeddings"),
     (TOKEN_TYPES, "model.embeddings.token_type_embeddings"),
@@ -150,7 +150,7 @@ const ROTARY: Arch = Arch {
     ..ENCODER
 };
 
-/// nomic's BERT: rotary embeddings, SiLU-gated feed-forward layers.
+/// Nomic BERT: RoPE, SiLU-gated feed-forward layers.
 pub(super) static NOMIC_BERT: Arch = Arch {
     name: "nomic-bert",
     hf_classes: &["NomicBertModel"],
@@ -158,7 +158,7 @@ pub(super) static NOMIC_BERT: Arch = Arch {
     ..ROTARY
 };
 
-/// The same with experts in every second layer, which are not gated.
+/// Nomic BERT with experts in every second layer, without gates.
 pub(super) static NOMIC_BERT_MOE: Arch = Arch {
     name: "nomic-bert-moe",
     moe: MoeSpec {
@@ -168,7 +168,7 @@ pub(super) static NOMIC_BERT_MOE: Arch = Arch {
     ..ROTARY
 };
 
-/// jina's third.
+/// Jina BERT 3.
 pub(super) static JINA_BERT_V3: Arch = Arch {
     name: "jina-bert-v3",
     hf_classes: &["JinaEmbeddingsV3Model"],
@@ -176,7 +176,7 @@ pub(super) static JINA_BERT_V3: Arch = Arch {
     ..ROTARY
 };
 
-/// ModernBERT: norms before each half-layer, two windowed layers to a full one.
+/// ModernBERT: pre-norm, every third layer full and the others windowed.
 pub(super) static MODERN_BERT: Arch = Arch {
     name: "modern-bert",
     hf_classes: &["ModernBertModel"],

@@ -13,14 +13,14 @@ const COHERE_BASE: Arch = Arch {
     ..BASE
 };
 
-/// Command-R: both halves of a layer side by side, under one layer norm.
+/// Command R: attention and feed-forward layer in parallel, under one layer norm.
 pub(super) static COMMAND_R: Arch = Arch {
     name: "command-r",
     hf_classes: &["CohereForCausalLM"],
     ..COHERE_BASE
 };
 
-/// Command-R 7B and A: three windowed layers to a full one, which does not turn.
+/// Command R7B and A: every fourth layer full and without RoPE, the others windowed.
 pub(super) static COHERE2: Arch = Arch {
     name: "cohere2",
     hf_classes: &["Cohere2ForCausalLM"],
@@ -39,7 +39,8 @@ pub(super) static OLMO: Arch = Arch {
     ..BASE
 };
 
-/// OLMo 2 and 3: norms after each half-layer only, and over all heads of q and of k.
+/// OLMo 2 and 3: norms after attention and feed-forward layer only; q and k are normalized over all
+/// heads.
 pub(super) static OLMO2: Arch = Arch {
     name: "olmo2",
     hf_classes: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"],

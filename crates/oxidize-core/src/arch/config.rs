@@ -1,6 +1,7 @@
-//! `config.json` of a model, from its numbers: what [`super::hparams`] reads, written. Names are
-//! Llama's; a family's own are in its [`Arch::hf_keys`]. Whether a family can be said this way at all
-//! is found out by reading the result back: [`difference`].
+//! Writes the `config.json` of a model, the reverse of [`super::hparams`].
+//!
+//! Field names are Llama's; a family's own are in its [`Arch::hf_keys`]. To verify that a model
+//! can be expressed, the result is read back and compared with [`difference`].
 
 mod recurrent;
 mod ropes;
@@ -10,53 +11,53 @@ use super::{
     ActivationRule, Alibi, Arch, Hparams, LayerParams, RecurrentLayers, RecurrentSpec, Scales,
 };
 use crate::graph::rope::Rope;
-use crate::graph::{Activation, Gating, KeySharing, NormKind, Sees, Window};
+use crate::graph::{Activation, AttentionMask, Gating, KeySharing, NormKind, Window};
 use serde_json::{Map, Value, json};
 
-/// What a `config.json` says besides the numbers of the graph.
+/// Facts in a `config.json` beside the hyper-parameters.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFacts {
-    /// Rows of the embeddings.
+    /// Rows of the embedding matrix.
     pub n_vocab: usize,
-    /// Whether embeddings serve as the projection to logits.
+    /// True if the embeddings serve as the output projection.
     pub tied: bool,
-    /// Whether queries, keys and values have biases.
+    /// True if queries, keys and values have biases.
     pub attention_bias: bool,
-    /// YaRN: the weight of the temperature in all dimensions (DeepSeek).
+    /// YaRN: weight of the temperature in all dimensions (DeepSeek).
     pub mscale_all_dim: Option<f32>,
     /// Leading layers without experts.
     pub n_dense_layers: Option<usize>,
-    /// Width of the experts that all tokens share.
+    /// Width of the shared experts.
     pub shared_ff: Option<usize>,
-    /// How many of them there are.
+    /// Number of shared experts.
     pub n_shared: Option<usize>,
-    /// Which layers have experts.
+    /// True for each layer with experts.
     pub expert_layers: Vec<bool>,
-    /// Whether feed-forward layers have a gate.
+    /// True if feed-forward layers have a gate.
     pub gated: bool,
-    /// Whether it makes embeddings of texts.
+    /// True if the model computes text embeddings.
     pub pooled: bool,
-    /// Whether it has a classifier on top.
+    /// True if the model has a classifier.
     pub classifies: bool,
-    /// Whether a layer has a norm for each of its halves.
+    /// True if a layer has separate norms for attention and feed-forward layer.
     pub two_norms: bool,
-    /// Whether keys serve as values in layers that have none.
+    /// True if keys serve as values in layers without values.
     pub keys_as_values: bool,
-    /// Mamba: the rank of its steps.
+    /// Mamba: rank of the steps.
     pub step_rank: Option<usize>,
-    /// Mamba 2: whether what it gives out is normalised.
+    /// Mamba 2: true if the output is normalized.
     pub recurrent_norm: bool,
-    /// Gemma 3n: the rank of its LAuReL layers.
+    /// Gemma 3n: rank of the LAuReL layers.
     pub laurel_rank: Option<usize>,
-    /// Gemma 3n and 4: rows of the embeddings that each layer has of its own.
+    /// Gemma 3n and 4: rows of the per-layer embeddings.
     pub n_vocab_per_layer: Option<usize>,
-    /// The tokens that begin and end a text, and fill up a batch.
+    /// BOS, EOS and padding tokens.
     pub tokens: [Option<u32>; 3],
-    /// What weights are stored as, in PyTorch's words.
+    /// Type of the weights, as PyTorch names it.
     pub dtype: &'static str,
 }
 
-/// The configuration of a model of this family with these numbers.
+/// Returns the configuration of a model.
 pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
     let mut config = Config {
         arch,
@@ -102,7 +103,7 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
         (_, Some(name)) => config.set("hidden_act", Value::from(name)),
         (_, None) => {}
     }
-    if hp.sees == Sees::All && arch.hf_when.is_some() {
+    if hp.mask == AttentionMask::Full && arch.hf_when.is_some() {
         config.set("use_bidirectional_attention", Value::from(true));
     }
     config.set_own("new_decoder_architecture", Value::from(facts.two_norms));
@@ -117,7 +118,7 @@ pub fn config(arch: &Arch, hp: &Hparams, facts: &ConfigFacts) -> Value {
     Value::Object(config.map)
 }
 
-/// What `transformers` calls a model of this family that is used like this.
+/// Name of the `transformers` class for a model with these facts.
 pub fn class_of(arch: &Arch, facts: &ConfigFacts) -> &'static str {
     let mut classes = arch.hf_classes.iter().copied();
     let first = classes.clone().next().unwrap_or_default();
@@ -129,12 +130,12 @@ pub fn class_of(arch: &Arch, facts: &ConfigFacts) -> &'static str {
     fitting.unwrap_or(first)
 }
 
-/// Whether a class is a model without a head, whose tensors' names do not begin with the model's.
+/// True for a class without a head, whose tensor names lack the model's prefix.
 pub fn is_bare(class: &str) -> bool {
     class.ends_with("Model") && !class.ends_with("LMHeadModel")
 }
 
-/// The first thing that two readings of a model differ in.
+/// Describes the first difference between two sets of hyper-parameters.
 pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
     macro_rules! differing {
         ($($field:ident),*) => {
@@ -158,7 +159,7 @@ pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
         value_scale,
         qkv_limit,
         max_alibi_bias,
-        sees,
+        mask,
         relative,
         n_encoder_layers,
         temperature,
@@ -172,7 +173,7 @@ pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
     if a != b {
         return Some(format!("recurrent parts are {a:?}, not {b:?}"));
     }
-    // A router that GGUF has no word for is what the family means.
+    // A gating function that GGUF cannot express is the family's default.
     let mut moe = theirs.moe.clone();
     if let (Some(a), Some(b)) = (&ours.moe, &mut moe)
         && matches!(a.gating, Gating::SparseMixer { .. })
@@ -188,13 +189,13 @@ pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
             return Some(format!("layer {i} is {a:?}, not {b:?}"));
         }
     }
-    // Not all layers turn, and of those that do none may differ.
-    let turning = |hp: &Hparams| {
+    // Layers without RoPE are ignored; all others must agree.
+    let with_rope = |hp: &Hparams| {
         let used = hp.layers.iter().filter_map(|layer| layer.rope);
         let used = used.filter_map(|rope| hp.ropes.get(rope)).cloned();
         used.collect::<Vec<Rope>>()
     };
-    let (a, b) = (turning(ours), turning(theirs));
+    let (a, b) = (with_rope(ours), with_rope(theirs));
     let same = |(a, b): (&Rope, &Rope)| {
         let close = (a.magnitude - b.magnitude).abs() < 1e-5 * b.magnitude;
         let plain = |rope: &Rope| Rope {
@@ -207,19 +208,19 @@ pub fn difference(ours: &Hparams, theirs: &Hparams) -> Option<String> {
     other.map(|(a, b)| format!("the rotary embedding is {a:?}, not {b:?}"))
 }
 
-/// What both formats can say of recurrent parts: how heads are shared out in the file, and which
-/// groups are normalised by themselves, follows from the format.
+/// Recurrent parameters without those that follow from the file format: the sharing of key heads
+/// and the norm groups.
 fn recurrent_parts(hp: &Hparams) -> Option<RecurrentParams> {
     let params = hp.recurrent.as_ref()?;
     Some(RecurrentParams {
-        sharing: KeySharing::Runs,
+        sharing: KeySharing::Grouped,
         norm_groups: 1,
         ..params.clone()
     })
 }
 
-/// xIELU's parameters are tensors in a directory; how sparse activations are is a share there, which
-/// has fewer digits.
+/// Compares layers. Parameters of xIELU are tensors in a Hugging Face directory, and sparsity is a
+/// fraction there, which has fewer digits.
 fn same_layer(a: &LayerParams, b: &LayerParams) -> bool {
     let rest = |layer: &LayerParams| LayerParams {
         xielu: None,
@@ -239,7 +240,7 @@ struct Config<'a> {
 }
 
 impl Config<'_> {
-    /// Sets a field, under the family's name for it.
+    /// Sets a field under the family's name for it.
     fn set(&mut self, name: &str, value: Value) {
         let own = self.arch.hf_keys.iter().find(|(usual, _)| *usual == name);
         let name = own.map_or(name, |(_, own)| *own);
@@ -258,7 +259,7 @@ impl Config<'_> {
         at.insert(last.to_owned(), value);
     }
 
-    /// Sets a field that only some families have: those that say what they call it.
+    /// Sets a field that only families with a name for it have.
     fn set_own(&mut self, name: &str, value: Value) {
         if self.arch.hf_keys.iter().any(|(usual, _)| *usual == name) {
             self.set(name, value);
@@ -312,17 +313,17 @@ impl Config<'_> {
         }
     }
 
-    /// The layer whose heads a configuration means where it makes no difference between layers: one
-    /// with a window, if there is any.
+    /// Layer that defines the number of heads in configurations without per-layer values: a
+    /// windowed one, if there is any.
     fn usual_layer<'h>(&self, hp: &'h Hparams) -> Option<&'h LayerParams> {
         let mut attending = hp.layers.iter().filter(|layer| layer.n_heads > 0);
         let windowed = attending.clone().find(|layer| layer.window.is_some());
         windowed.or_else(|| attending.next())
     }
 
-    /// How many heads keys have, and what full layers have otherwise than windowed ones.
+    /// Sets the number of key heads, and what differs between full and windowed layers.
     fn key_heads(&mut self, hp: &Hparams, first: &LayerParams) {
-        // A recurrent layer says what it is; one that was pruned has no heads.
+        // Recurrent layers are listed as such; pruned layers have no heads.
         let hybrid = self.arch.recurrent.is_some();
         let attending = || {
             let all = hp.layers.iter();
@@ -374,23 +375,27 @@ impl Config<'_> {
         }
     }
 
-    /// Whether layers have a norm for each half, as was noted before.
+    /// True if layers have separate norms for attention and feed-forward layer, as set before.
     fn has_two_norms(&self) -> bool {
         self.map.get("new_decoder_architecture") == Some(&Value::Bool(true))
     }
 
     fn feed_forward(&mut self, hp: &Hparams, facts: &ConfigFacts) {
         let both = if self.arch.ff_counts_both { 2 } else { 1 };
-        // Where a layer is one thing or another, those that do something else have no width.
-        let alone = |spec: RecurrentSpec| spec.layers == RecurrentLayers::Alone;
-        let alone = self.arch.recurrent.is_some_and(alone);
-        let feeding = hp.layers.iter().filter(|layer| layer.n_ff > 0 || !alone);
-        let n_ff = feeding.map(|layer| both * layer.n_ff);
+        // If layers are either mixers or feed-forward layers, mixers have no width.
+        let exclusive = |spec: RecurrentSpec| spec.layers == RecurrentLayers::Exclusive;
+        let exclusive = self.arch.recurrent.is_some_and(exclusive);
+        let with_feed_forward = hp
+            .layers
+            .iter()
+            .filter(|layer| layer.n_ff > 0 || !exclusive);
+        let n_ff = with_feed_forward.map(|layer| both * layer.n_ff);
         let first = n_ff.clone().next();
         if first.is_some() {
             self.set("intermediate_size", per_layer(n_ff));
         }
-        // What is shared by experts elsewhere is all there is where there are none.
+        // Without experts, the field of the shared expert holds the width of the feed-forward
+        // layer.
         if let (Some(n_ff), None) = (first, &hp.moe) {
             self.set_own("shared_expert_intermediate_size", Value::from(n_ff));
             self.set_own("num_experts", Value::from(0));
@@ -398,8 +403,8 @@ impl Config<'_> {
         let ratio = first.unwrap_or(0) / hp.n_embd.max(1);
         self.set_own("expansion_ratio", Value::from(ratio));
         if hp.layers.iter().any(|layer| layer.sparsity.is_some()) {
-            let shares = hp.layers.iter().map(|layer| number(sparse_share(layer)));
-            self.set("activation_sparsity_pattern", shares.collect());
+            let fractions = hp.layers.iter().map(|layer| number(sparse_fraction(layer)));
+            self.set("activation_sparsity_pattern", fractions.collect());
         }
         let has_experts = |i: usize| facts.expert_layers.get(i) == Some(&true);
         let kinds = (0..hp.layers.len()).map(|i| match has_experts(i) {
@@ -454,7 +459,7 @@ impl Config<'_> {
             return;
         };
         self.set("num_experts", Value::from(moe.n_experts));
-        self.set("num_experts_per_tok", Value::from(moe.n_used));
+        self.set("num_experts_per_tok", Value::from(moe.n_expert_used));
         self.set("moe_intermediate_size", Value::from(moe.n_ff));
         self.set("norm_topk_prob", Value::from(moe.renormalize));
         if moe.scale != 1.0 {
@@ -470,7 +475,7 @@ impl Config<'_> {
         }
         if let Some(groups) = &moe.groups {
             self.set("n_group", Value::from(groups.n_groups));
-            self.set("topk_group", Value::from(groups.n_used));
+            self.set("topk_group", Value::from(groups.n_groups_used));
         }
         if let Some(n) = facts.n_dense_layers {
             self.set("first_k_dense_replace", Value::from(n));
@@ -515,7 +520,7 @@ impl Config<'_> {
     }
 }
 
-/// One number where all layers agree, else a list.
+/// A number if all layers agree, else a list.
 fn per_layer(values: impl Iterator<Item = usize> + Clone) -> Value {
     let mut all = values.clone();
     let first = all.next().unwrap_or(0);
@@ -525,7 +530,7 @@ fn per_layer(values: impl Iterator<Item = usize> + Clone) -> Value {
     }
 }
 
-/// The period and the first index of what recurs: every n-th, if that is what they are.
+/// Period and first index, if the marked elements are every n-th.
 fn every(marked: &[bool]) -> Option<(usize, usize)> {
     let indexes: Vec<usize> = (0..marked.len()).filter(|&i| marked[i]).collect();
     let &first = indexes.first()?;
@@ -537,12 +542,13 @@ fn every(marked: &[bool]) -> Option<(usize, usize)> {
     recurs.then_some((period, first))
 }
 
-/// The share of activations that a sparse layer drops: with as few digits as mean the same threshold.
-fn sparse_share(layer: &LayerParams) -> f32 {
+/// Fraction of activations that a sparse layer drops, with the fewest digits that give the same
+/// threshold.
+fn sparse_fraction(layer: &LayerParams) -> f32 {
     let Some(deviations) = layer.sparsity else {
         return 0.0;
     };
-    let share = crate::math::normal_share(f64::from(deviations));
+    let share = crate::math::normal_cdf(f64::from(deviations));
     let rounded = |digits: i32| {
         let unit = 10f64.powi(digits);
         (share * unit).round() / unit
@@ -555,7 +561,7 @@ fn sparse_share(layer: &LayerParams) -> f32 {
     short.unwrap_or(share) as f32
 }
 
-/// A float as people write it: the shortest digits that mean it.
+/// Float with the shortest digits that represent it.
 fn number(x: f32) -> Value {
     let shortest = x.to_string().parse().unwrap_or(f64::from(x));
     match shortest.fract() == 0.0 && shortest.abs() < 1e9 {
@@ -564,8 +570,7 @@ fn number(x: f32) -> Value {
     }
 }
 
-/// What `transformers` calls a family, from the name of its class: `Qwen3MoeForCausalLM` is
-/// `qwen3_moe`.
+/// Model type of `transformers`, from the name of its class: `Qwen3MoeForCausalLM` is `qwen3_moe`.
 fn model_type(class: &str) -> String {
     let ends = [
         "ForCausalLM",
@@ -603,7 +608,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_are_called_what_transformers_call_them() {
+    fn model_type_matches_transformers() {
         for (class, name) in [
             ("LlamaForCausalLM", "llama"),
             ("Qwen3MoeForCausalLM", "qwen3_moe"),
@@ -616,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_short() {
+    fn numbers_use_shortest_digits() {
         assert_eq!(number(1e-5).to_string(), "0.00001");
         assert_eq!(number(0.1).to_string(), "0.1");
         assert_eq!(number(10_000.0).to_string(), "10000");

@@ -1,4 +1,4 @@
-//! DeepSeek and others with latent attention, or with its kind of experts.
+//! DeepSeek and other families with latent attention or DeepSeek's kind of experts.
 
 use super::names::*;
 use super::{
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::graph::{Gating, GroupScore};
 
-/// DeepSeek 1 with experts.
+/// DeepSeek MoE 1.
 pub(super) static DEEPSEEK: Arch = Arch {
     name: "deepseek",
     hf_classes: &["DeepseekForCausalLM"],
@@ -19,7 +19,7 @@ pub(super) static DEEPSEEK: Arch = Arch {
     ..BASE
 };
 
-/// GGUF keeps the up-projection in the form that is applied to queries.
+/// GGUF stores the up-projection in the absorbed form, which is applied to queries.
 const ABSORBED: GgufForm = GgufForm {
     absorbed_kv: true,
     ..USUAL_FORM
@@ -42,7 +42,7 @@ pub(super) static DEEPSEEK2: Arch = Arch {
     ..LATENT_BASE
 };
 
-/// DeepSeek V2: a group of experts counts as much as its best.
+/// DeepSeek V2: the score of a group of experts is its maximum.
 pub(super) static DEEPSEEK_V2: Arch = Arch {
     name: "deepseek2",
     hf_classes: &["DeepseekV2ForCausalLM"],
@@ -56,7 +56,7 @@ pub(super) static DEEPSEEK_V2: Arch = Arch {
     ..LATENT_BASE
 };
 
-/// DeepSeek V3, R1 and those built like it.
+/// DeepSeek V3, R1 and models with the same structure.
 pub(super) static DEEPSEEK_V3: Arch = Arch {
     name: "deepseek2",
     hf_classes: &[
@@ -82,7 +82,7 @@ pub(super) static MINICPM3: Arch = Arch {
     ..BASE
 };
 
-/// dots.llm1: ordinary attention, DeepSeek's experts.
+/// dots.llm1: softmax attention, DeepSeek's experts.
 pub(super) static DOTS1: Arch = Arch {
     name: "dots1",
     hf_classes: &["Dots1ForCausalLM"],
@@ -112,7 +112,7 @@ pub(super) static BAILINGMOE: Arch = Arch {
     ..BASE
 };
 
-/// Ling 2: norms on q and k, experts chosen with a bias.
+/// Ling 2: norms of q and k, experts selected with a bias.
 pub(super) static BAILINGMOE2: Arch = Arch {
     name: "bailingmoe2",
     hf_classes: &["BailingMoeV2ForCausalLM"],
@@ -124,7 +124,7 @@ pub(super) static BAILINGMOE2: Arch = Arch {
     ..BASE
 };
 
-/// Kimi Linear: delta nets whose channels decay by themselves, latent attention without positions.
+/// Kimi Linear: delta nets with a decay per channel, latent attention without positions.
 pub(super) static KIMI_LINEAR: Arch = Arch {
     name: "kimi-linear",
     hf_classes: &["KimiLinearForCausalLM"],

@@ -1,6 +1,6 @@
-//! What a descriptor says, in words: an [`Outline`] of a few columns, and every [`Knob`] by itself.
+//! Descriptors in words: an [`Outline`] of a few columns, and each field as a [`Knob`].
 //!
-//! `oxidize archs` prints both; nothing is written down here that is not read from the descriptor.
+//! `oxidize archs` prints both. All of it is derived from the descriptor.
 
 use super::{
     ActivationRule, Alibi, Arch, BASE, DefaultFf, GgufForm, Mixer, MoeSpec, QkNorm, QkvLayout,
@@ -9,25 +9,26 @@ use super::{
 };
 use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
 
-/// A family in a line. What only a file can say, such as whether there are experts, is not in it.
+/// Summary of a descriptor in one line. It excludes what depends on the file, such as the presence
+/// of experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outline {
-    /// Which norm, and where it stands.
+    /// Kind and place of the norms.
     pub norm: String,
-    /// How tokens know where they are.
+    /// Position encoding.
     pub position: String,
-    /// What mixes tokens, layer by layer.
+    /// Token mixer of the layers.
     pub mixer: String,
-    /// What is particular about attention.
+    /// Special features of attention.
     pub attention: String,
-    /// The function of the feed-forward layers.
+    /// Activation of the feed-forward layers.
     pub feed_forward: String,
-    /// What a router does, where a file has experts.
+    /// Router settings, for files with experts.
     pub experts: String,
 }
 
 impl Outline {
-    /// Its parts, by name.
+    /// Columns with their names.
     pub fn parts(&self) -> [(&'static str, &str); 6] {
         [
             ("norm", &self.norm),
@@ -43,16 +44,16 @@ impl Outline {
 /// One field of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Knob {
-    /// The field.
+    /// Name of the field.
     pub name: &'static str,
-    /// Its value, in words.
+    /// Value in words.
     pub value: String,
-    /// Whether most families have the same.
+    /// True if the value is the default.
     pub is_usual: bool,
 }
 
 impl Arch {
-    /// The family in a line.
+    /// Returns the summary.
     pub fn outline(&self) -> Outline {
         Outline {
             norm: self.norm_in_words(),
@@ -64,7 +65,7 @@ impl Arch {
         }
     }
 
-    /// Every choice that the descriptor makes.
+    /// Returns all fields of the descriptor.
     pub fn knobs(&self) -> Vec<Knob> {
         macro_rules! knobs {
             ($($field:ident),*) => {
@@ -147,11 +148,11 @@ impl Arch {
         };
         let (kind, attention) = (recurrent.kind.words(), self.mixer.words());
         match recurrent.layers {
-            RecurrentLayers::Listed | RecurrentLayers::Alone => {
+            RecurrentLayers::Listed | RecurrentLayers::Exclusive => {
                 format!("{kind}, {attention} if listed")
             }
             RecurrentLayers::AllButEvery(n) => format!("{kind}, every {} {attention}", nth(n)),
-            RecurrentLayers::Beside => format!("{kind} beside {attention}"),
+            RecurrentLayers::Parallel => format!("{kind} parallel to {attention}"),
         }
     }
 
@@ -161,7 +162,7 @@ impl Arch {
             parts.push(format!("behind the encoder of {}", encoder.name));
         }
         if !self.causal {
-            parts.push("both ways".into());
+            parts.push("bidirectional".into());
         }
         if self.windows != Windows::Never {
             let kind = match self.window_kind {
@@ -170,12 +171,12 @@ impl Arch {
             };
             parts.push(format!("{kind} {}", self.windows.words()));
         }
-        parts.extend(those_on(&[
+        parts.extend(enabled(&[
             (self.qk_norm != BASE.qk_norm, "qk norm after RoPE"),
             (self.value_norm, "v norm"),
             (self.keys_as_values, "keys as values"),
             (self.gated_queries, "gated"),
-            (self.temperature != BASE.temperature, "sharper far out"),
+            (self.temperature != BASE.temperature, "temperature"),
             (self.pruned, "heads per layer"),
         ]));
         match parts.is_empty() {
@@ -185,7 +186,7 @@ impl Arch {
     }
 }
 
-/// A value of a descriptor as people say it.
+/// Description of a descriptor value in words.
 trait Words {
     fn words(&self) -> String;
 }
@@ -253,8 +254,8 @@ fn list(parts: &[String]) -> String {
     }
 }
 
-/// The names of flags that are set.
-fn those_on<'a>(flags: &'a [(bool, &'static str)]) -> impl Iterator<Item = String> + 'a {
+/// Names of the flags that are set.
+fn enabled<'a>(flags: &'a [(bool, &'static str)]) -> impl Iterator<Item = String> + 'a {
     let on = flags.iter().filter(|(is_on, _)| *is_on);
     on.map(|(_, name)| (*name).to_owned())
 }
@@ -267,7 +268,7 @@ fn nth(n: usize) -> String {
     }
 }
 
-/// Gives each value of an enum its words.
+/// Implements [`Words`] for enums.
 macro_rules! words {
     ($($ty:ident { $($pattern:pat $(if $guard:expr)? => $words:expr),* $(,)? })*) => {
         $(impl Words for $ty {
@@ -285,7 +286,7 @@ words! {
     }
     RopeLayout {
         RopeLayout::Halves => "halves of a head",
-        RopeLayout::Interleaved => "neighbours",
+        RopeLayout::Interleaved => "neighbors",
     }
     RopeLayouts {
         RopeLayouts { gguf, hf } if gguf == hf => gguf.words(),
@@ -321,12 +322,12 @@ words! {
     RecurrentLayers {
         RecurrentLayers::Listed => "in the layers that the file lists",
         RecurrentLayers::AllButEvery(n) => format!("in all but every {}", nth(n)),
-        RecurrentLayers::Alone => "in layers of their own",
-        RecurrentLayers::Beside => "in all, beside attention",
+        RecurrentLayers::Exclusive => "in layers of their own",
+        RecurrentLayers::Parallel => "in all, parallel to attention",
     }
     KeySharing {
-        KeySharing::Runs => "neighbours share keys",
-        KeySharing::Turns => "heads take turns at keys",
+        KeySharing::Grouped => "consecutive value heads share a key head",
+        KeySharing::Interleaved => "value heads cycle through the key heads",
     }
     Windows {
         Windows::Never => "in none",
@@ -419,11 +420,11 @@ impl Words for MoeSpec {
 impl Words for RecurrentSpec {
     fn words(&self) -> String {
         let mut parts = vec![self.kind.words(), self.layers.words()];
-        parts.extend(those_on(&[
-            (self.inner_norms, "normalised inside"),
+        parts.extend(enabled(&[
+            (self.inner_norms, "normalized inside"),
             (self.hf_norm_groups, "norms by group in safetensors"),
         ]));
-        if self.gguf_sharing != KeySharing::Runs {
+        if self.gguf_sharing != KeySharing::Grouped {
             parts.push(format!("{} in GGUF", self.gguf_sharing.words()));
         }
         parts.join(", ")
@@ -432,8 +433,8 @@ impl Words for RecurrentSpec {
 
 impl Words for GgufForm {
     fn words(&self) -> String {
-        let parts: Vec<String> = those_on(&[
-            (self.split_qkv, "q, k and v apart"),
+        let parts: Vec<String> = enabled(&[
+            (self.split_qkv, "q, k and v separate"),
             (self.fused_experts, "both halves of experts together"),
             (self.absorbed_kv, "k and v ready to be absorbed"),
         ])
@@ -450,7 +451,7 @@ mod tests {
     use crate::arch::ARCHS;
 
     #[test]
-    fn outlines_and_knobs_say_what_the_descriptor_says() {
+    fn outlines_and_knobs_describe_the_descriptor() {
         let find = |name| *ARCHS.iter().find(|arch| arch.name == name).unwrap();
         let llama4 = find("llama4");
         let outline = llama4.outline();
@@ -468,7 +469,7 @@ mod tests {
             .map(|knob| knob.name)
             .collect();
         assert_eq!(differing, ["rope"]);
-        // All fields but the two names.
+        // All fields except the two names.
         let gpt_oss = find("gpt-oss").knobs();
         assert!(
             gpt_oss

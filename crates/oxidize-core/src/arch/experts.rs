@@ -1,4 +1,4 @@
-//! Families known by their experts.
+//! Families that are mixtures of experts.
 
 use super::names::*;
 use super::{
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::graph::{Activation, Gating, NormKind};
 
-/// gpt-oss: sinks, every second layer windowed, experts with biases and a bounded gate.
+/// gpt-oss: attention sinks, every second layer windowed, experts with biases and clamped gates.
 pub(super) static GPT_OSS: Arch = Arch {
     name: "gpt-oss",
     hf_classes: &["GptOssForCausalLM"],
@@ -36,7 +36,7 @@ pub(super) static GPT_OSS: Arch = Arch {
     ..BASE
 };
 
-/// DBRX: a bound on q, k and v, layer norms.
+/// DBRX: bounded q, k and v; layer norms.
 pub(super) static DBRX: Arch = Arch {
     name: "dbrx",
     hf_classes: &["DbrxForCausalLM"],
@@ -61,7 +61,7 @@ pub(super) static DBRX: Arch = Arch {
     ..BASE
 };
 
-/// MiniMax M2: norms over all heads of q and of k, experts chosen with a bias.
+/// MiniMax M2: q and k normalized over all heads, experts selected with a bias.
 pub(super) static MINIMAX_M2: Arch = Arch {
     name: "minimax-m2",
     hf_classes: &["MiniMaxM2ForCausalLM"],
@@ -77,7 +77,8 @@ pub(super) static MINIMAX_M2: Arch = Arch {
     ..BASE
 };
 
-/// AFMoE: gated attention, sandwich norms, full layers that do not turn.
+/// AFMoE: gated attention, norms before and after attention and feed-forward layer, full layers
+/// without RoPE.
 pub(super) static AFMOE: Arch = Arch {
     name: "afmoe",
     hf_classes: &["AfmoeForCausalLM"],
@@ -115,7 +116,7 @@ pub(super) static EXAONE_MOE: Arch = Arch {
     ..BASE
 };
 
-/// Laguna: three windowed layers to a full one, a gate on each head of attention.
+/// Laguna: every fourth layer full and the others windowed, a gate per attention head.
 pub(super) static LAGUNA: Arch = Arch {
     name: "laguna",
     hf_classes: &["LagunaForCausalLM"],

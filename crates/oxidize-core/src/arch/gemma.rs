@@ -1,11 +1,13 @@
-//! The Gemma family: scaled embeddings, GeGLU, and norms on both sides of each half-layer.
+//! The Gemma family: scaled embeddings, GeGLU, norms before and after attention and feed-forward
+//! layer.
 
 use super::names::*;
 use super::{ActivationRule, Arch, BASE, GgufForm, QueryScale, Scales, USUAL_FORM, Windows};
 use crate::graph::Activation;
 use serde_json::Value;
 
-/// Llama calls the norm before the feed-forward layer "post attention"; here it is what it says.
+/// Llama's name for the norm before the feed-forward layer is "post attention"; here the name is
+/// literal.
 const SANDWICH_NAMES: &[(TensorRole, &str)] = &[
     (ATTN_POST_NORM, "model.layers.{}.post_attention_layernorm"),
     (FFN_NORM, "model.layers.{}.pre_feedforward_layernorm"),
@@ -17,7 +19,7 @@ const SANDWICH_NAMES: &[(TensorRole, &str)] = &[
 
 const GEMMA_BASE: Arch = Arch {
     hf_norm_offset: 1.0,
-    // Early configurations say "gelu" and mean its approximation.
+    // Early configurations contain "gelu" where the approximation is meant.
     activation: ActivationRule::Always(Activation::GeluTanh),
     scales: Scales::SqrtWidth,
     ..BASE
@@ -30,7 +32,7 @@ pub(super) static GEMMA: Arch = Arch {
     ..GEMMA_BASE
 };
 
-/// Gemma 2: sandwich norms, capped scores and logits, every second layer windowed.
+/// Gemma 2: post-norms, soft caps on scores and logits, every second layer windowed.
 pub(super) static GEMMA2: Arch = Arch {
     name: "gemma2",
     hf_classes: &["Gemma2ForCausalLM"],
@@ -40,7 +42,8 @@ pub(super) static GEMMA2: Arch = Arch {
     ..GEMMA_BASE
 };
 
-/// Gemma 3: norms on q and k, five windowed layers to a full one, each kind with its own RoPE base.
+/// Gemma 3: norms of q and k, every sixth layer full and the others windowed, with a RoPE base for
+/// each kind.
 const GEMMA3_BASE: Arch = Arch {
     name: "gemma3",
     hf_classes: &[
@@ -59,8 +62,7 @@ const GEMMA3_BASE: Arch = Arch {
 /// Gemma 3.
 pub(super) static GEMMA3: Arch = GEMMA3_BASE;
 
-/// EmbeddingGemma: Gemma 3 whose tokens see each other in both directions, as its `config.json` says
-/// and its GGUF name means.
+/// EmbeddingGemma: Gemma 3 with bidirectional attention.
 pub(super) static GEMMA_EMBEDDING: Arch = Arch {
     name: "gemma-embedding",
     hf_classes: &["Gemma3TextModel"],
@@ -72,7 +74,7 @@ pub(super) static GEMMA_EMBEDDING: Arch = Arch {
     ..GEMMA3_BASE
 };
 
-/// VaultGemma: Gemma 2 without the norms after half-layers.
+/// VaultGemma: Gemma 2 without post-norms.
 pub(super) static VAULTGEMMA: Arch = Arch {
     name: "vaultgemma",
     hf_classes: &["VaultGemmaForCausalLM"],
@@ -81,7 +83,7 @@ pub(super) static VAULTGEMMA: Arch = Arch {
     ..GEMMA_BASE
 };
 
-/// From here on norm weights are whole, values are normalised too, and later layers may borrow the
+/// Gemma 3n and later: norm weights without offset, normalized values, and layers that reuse the
 /// keys and values of earlier ones.
 const GEMMA_N_BASE: Arch = Arch {
     hf_keys: &[
@@ -97,7 +99,7 @@ const GEMMA_N_BASE: Arch = Arch {
     ..GEMMA_BASE
 };
 
-/// Gemma 3n: several streams, embeddings for each layer, sparse activations.
+/// Gemma 3n: AltUp, per-layer embeddings, sparse activations.
 const GEMMA3N_BASE: Arch = Arch {
     name: "gemma3n",
     windows: Windows::AllButEvery(5),
@@ -105,20 +107,20 @@ const GEMMA3N_BASE: Arch = Arch {
     ..GEMMA_N_BASE
 };
 
-/// Gemma 3n as GGUF files mean it.
+/// Gemma 3n as in GGUF files.
 pub(super) static GEMMA3N: Arch = Arch {
     unbiased_sparsity: true,
     ..GEMMA3N_BASE
 };
 
-/// Gemma 3n as it was trained.
+/// Gemma 3n as trained.
 pub(super) static GEMMA3N_HF: Arch = Arch {
     hf_classes: &["Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"],
     ..GEMMA3N_BASE
 };
 
-/// Gemma 4: wider heads on full layers, where keys may serve as values; experts beside a dense
-/// layer in some models, embeddings for each layer in others.
+/// Gemma 4: wider heads in full layers, where keys may serve as values; some models have experts in
+/// addition to dense layers, others per-layer embeddings.
 pub(super) static GEMMA4: Arch = Arch {
     name: "gemma4",
     hf_classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],

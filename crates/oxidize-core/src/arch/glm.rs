@@ -1,4 +1,4 @@
-//! GLM: partial rotary embeddings, fused gate and up; later with sandwich norms or experts.
+//! GLM: partial RoPE, fused gate and up; later models with post-norms or experts.
 
 use super::names::*;
 use super::{Arch, BASE, INTERLEAVED, MOE, MoeSpec};
@@ -12,7 +12,7 @@ pub(super) static CHATGLM: Arch = Arch {
     ..BASE
 };
 
-/// The same as its authors published it.
+/// ChatGLM 3 and GLM 4 in Hugging Face directories.
 pub(super) static CHATGLM_HF: Arch = Arch {
     name: "chatglm",
     hf_classes: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
@@ -44,7 +44,7 @@ pub(super) static CHATGLM_HF: Arch = Arch {
     ..BASE
 };
 
-/// GLM 4 of 2025: norms on both sides of each half-layer.
+/// GLM 4 of 2025: norms before and after attention and feed-forward layer.
 pub(super) static GLM4: Arch = Arch {
     name: "glm4",
     hf_classes: &["Glm4ForCausalLM"],
@@ -56,7 +56,7 @@ pub(super) static GLM4: Arch = Arch {
     ..BASE
 };
 
-/// GLM 4.5 and later: experts chosen with a bias, after some dense layers.
+/// GLM 4.5 and later: experts selected with a bias, after leading dense layers.
 pub(super) static GLM4MOE: Arch = Arch {
     name: "glm4moe",
     hf_classes: &["Glm4MoeForCausalLM"],

@@ -1,9 +1,9 @@
-//! GPT-2 and what came of it before Llama: layer norms, biases, plain feed-forward layers.
+//! GPT-2 and similar families: layer norms, biases, ungated feed-forward layers.
 
+use super::Family;
 use super::names::*;
 use super::{ActivationRule, Alibi, Arch, BASE, INTERLEAVED, QkvLayout, RopeLayers};
 use crate::graph::{Activation, NormKind};
-use crate::mix::Family;
 
 const GPT_BASE: Arch = Arch {
     norm: NormKind::Layer,
@@ -23,7 +23,7 @@ const GPT2_NAMES: &[(TensorRole, &str)] = &[
     (FFN_DOWN, "transformer.h.{}.mlp.c_proj"),
 ];
 
-/// GPT-2: learned positions; Hugging Face keeps its matrices transposed.
+/// GPT-2: learned positions. Hugging Face files store its matrices transposed.
 pub(super) static GPT2: Arch = Arch {
     name: "gpt2",
     hf_classes: &["GPT2LMHeadModel"],
@@ -44,7 +44,7 @@ pub(super) static GPT2: Arch = Arch {
     ..GPT_BASE
 };
 
-/// StarCoder: GPT-2 with one key head.
+/// StarCoder: GPT-2 with one key head (multi-query attention).
 pub(super) static STARCODER: Arch = Arch {
     name: "starcoder",
     hf_classes: &["GPTBigCodeForCausalLM"],
@@ -53,7 +53,7 @@ pub(super) static STARCODER: Arch = Arch {
     ..GPT_BASE
 };
 
-/// CodeShell: StarCoder with rotary embeddings.
+/// CodeShell: StarCoder with RoPE.
 pub(super) static CODESHELL: Arch = Arch {
     name: "codeshell",
     hf_classes: &["CodeShellForCausalLM"],
@@ -73,7 +73,7 @@ pub(super) static STARCODER2: Arch = Arch {
     ..GPT_BASE
 };
 
-/// GPT-J: both halves of a layer side by side, pairs of RoPE interleaved.
+/// GPT-J: attention and feed-forward layer in parallel, interleaved RoPE.
 pub(super) static GPTJ: Arch = Arch {
     name: "gptj",
     hf_classes: &["GPTJForCausalLM"],
@@ -94,7 +94,7 @@ pub(super) static GPTJ: Arch = Arch {
     ..GPT_BASE
 };
 
-/// GPT-NeoX: side by side in most models, each half with its own norm.
+/// GPT-NeoX: attention and feed-forward layer in parallel in most models, each with its own norm.
 pub(super) static GPTNEOX: Arch = Arch {
     name: "gptneox",
     hf_classes: &["GPTNeoXForCausalLM"],
@@ -130,7 +130,7 @@ const TRANSFORMER_NAMES: &[(TensorRole, &str)] = &[
     (FFN_DOWN, "transformer.h.{}.mlp.dense_4h_to_h"),
 ];
 
-/// BLOOM: linear biases, and a norm on the embeddings.
+/// BLOOM: ALiBi, and a norm of the embeddings.
 pub(super) static BLOOM: Arch = Arch {
     name: "bloom",
     hf_classes: &["BloomForCausalLM", "BloomModel"],
@@ -142,10 +142,11 @@ pub(super) static BLOOM: Arch = Arch {
     ..GPT_BASE
 };
 
-/// Falcon: side by side, with one norm for both halves in the small model and two in the large.
+/// Falcon: attention and feed-forward layer in parallel, with one common norm in the small model
+/// and two in the large one.
 pub(super) static FALCON: Arch = Arch {
     name: "falcon",
-    mix_family: Family::Falcon,
+    recipe_family: Family::Falcon,
     hf_classes: &["FalconForCausalLM", "RWForCausalLM"],
     hf_keys: &[
         ("num_key_value_heads", "num_kv_heads"),
@@ -182,7 +183,7 @@ pub(super) static FALCON: Arch = Arch {
     ..GPT_BASE
 };
 
-/// MPT: linear biases, no others.
+/// MPT: ALiBi, no biases.
 pub(super) static MPT: Arch = Arch {
     name: "mpt",
     hf_classes: &["MPTForCausalLM", "MptForCausalLM"],
@@ -208,7 +209,7 @@ pub(super) static MPT: Arch = Arch {
     ..GPT_BASE
 };
 
-/// OPT: learned positions, of which the first two are not used.
+/// OPT: learned positions, of which the first two are unused.
 pub(super) static OPT: Arch = Arch {
     name: "opt",
     hf_classes: &["OPTForCausalLM"],
@@ -231,7 +232,8 @@ pub(super) static OPT: Arch = Arch {
     ..GPT_BASE
 };
 
-/// StableLM: Llama with layer norms; side by side in one size.
+/// StableLM: Llama with layer norms; one size computes attention and feed-forward layer in
+/// parallel.
 pub(super) static STABLELM: Arch = Arch {
     name: "stablelm",
     hf_classes: &["StableLmForCausalLM", "StableLMEpochForCausalLM"],
@@ -250,7 +252,7 @@ pub(super) static STABLELM: Arch = Arch {
     ..BASE
 };
 
-/// Nemotron: layer norms whose weights are kept less one, and an ungated relu².
+/// Nemotron: layer norms with weights stored minus one, ungated ReLU².
 pub(super) static NEMOTRON: Arch = Arch {
     name: "nemotron",
     hf_classes: &["NemotronForCausalLM"],

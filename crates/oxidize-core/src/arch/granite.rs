@@ -1,4 +1,4 @@
-//! Granite and MiniCPM: Llama with scales on embeddings, residuals, scores and logits.
+//! Granite and MiniCPM: Llama with scales of embeddings, residuals, scores and logits.
 
 use super::mamba::FEED_FORWARD_NAMES;
 use super::names::*;
@@ -27,18 +27,18 @@ const GRANITE_EXPERTS: &[(TensorRole, &str)] = &[
         "model.layers.{}.shared_mlp.input_linear",
     ),
     (FFN_DOWN_SHARED, "model.layers.{}.shared_mlp.output_linear"),
-    // Without experts, the shared one is the feed-forward layer.
+    // Without experts, the shared expert is the feed-forward layer.
     (FFN_GATE_UP, "model.layers.{}.shared_mlp.input_linear"),
     (FFN_DOWN, "model.layers.{}.shared_mlp.output_linear"),
 ];
 
-/// GGUF keeps the halves of feed-forward layers apart.
+/// GGUF stores gate and up separately.
 const SPLIT_HALVES: GgufForm = GgufForm {
     split_gate_up: true,
     ..USUAL_FORM
 };
 
-/// Granite with experts, and in some models a shared one.
+/// Granite with experts and, in some models, a shared expert.
 pub(super) static GRANITEMOE: Arch = Arch {
     name: "granitemoe",
     hf_classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
@@ -56,7 +56,7 @@ pub(super) static GRANITEMOE: Arch = Arch {
     ..BASE
 };
 
-/// The names of the one with windows.
+/// Names of the experts in the model with windows.
 const SWA_EXPERTS: &[(TensorRole, &str)] = &[
     (FFN_ROUTER, "model.layers.{}.block_sparse_moe.router"),
     (
@@ -74,7 +74,7 @@ const SWA_EXPERTS: &[(TensorRole, &str)] = &[
     (FFN_DOWN_SHARED, "model.layers.{}.shared_mlp.output_linear"),
 ];
 
-/// Granite with experts, sinks and windows.
+/// Granite with experts, attention sinks and windows.
 pub(super) static GRANITE_SWA: Arch = Arch {
     name: "granite_swa",
     hf_classes: &["GraniteMoeSWAForCausalLM"],
@@ -88,7 +88,7 @@ pub(super) static GRANITE_SWA: Arch = Arch {
     ..BASE
 };
 
-/// Granite 4: Mamba 2, attention without positions in some layers, experts or not.
+/// Granite 4: Mamba 2, attention without positions in some layers, optional experts.
 pub(super) static GRANITEHYBRID: Arch = Arch {
     name: "granitehybrid",
     hf_classes: &["GraniteMoeHybridForCausalLM"],
@@ -109,14 +109,14 @@ pub(super) static GRANITEHYBRID: Arch = Arch {
     ..BASE
 };
 
-/// Bamba: the same with positions and without scales. GGUF files call it by the other's name.
+/// Bamba: Granite 4 with positions and without scales. GGUF files use the name of Granite.
 pub(super) static BAMBA: Arch = Arch {
     name: "granitehybrid",
     hf_classes: &["BambaForCausalLM"],
     hf_keys: &[
         ("layer_types", ""),
         ("attn_layer_indices", "attn_layer_indices"),
-        // Those are the other's alone.
+        // Granite has these fields; Bamba does not.
         ("embedding_multiplier", ""),
         ("residual_multiplier", ""),
         ("attention_multiplier", ""),

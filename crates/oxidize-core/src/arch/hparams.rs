@@ -1,156 +1,157 @@
-//! The numbers of one model: read from GGUF metadata or `config.json`, checked against each other.
+//! Hyper-parameters of a model, read from GGUF metadata or `config.json` and checked for
+//! consistency.
 //!
-//! Everything that may differ between layers is resolved ([`super::layers`]), so that the graph only
-//! looks it up.
+//! Everything that may differ between layers is resolved ([`super::layers`]), so that the builder
+//! only looks it up.
 
+use super::ModelError;
 pub use super::recurrent::{Multipliers, RecurrentParams};
 use super::source::{Key, MAX_LAYERS, Source, key};
 use super::{ActivationRule, Alibi, Arch, Mixer, QkNorm, Scales, TemperatureRule};
 use crate::file::{Format, ModelFile};
 use crate::graph::{
-    Activation, ExpertGroups, Gating, GroupScore, NormKind, Rope, RopeLayout, Sees, Temperature,
-    Window, Xielu,
+    Activation, AttentionMask, ExpertGroups, Gating, GroupScore, NormKind, Rope, RopeLayout,
+    Temperature, Window, Xielu,
 };
-use crate::model::ModelError;
 use serde_json::Value;
 
-/// The shape of a model.
+/// Hyper-parameters of a model.
 #[derive(Clone, Debug)]
 pub struct Hparams {
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Context the model was trained on.
+    /// Context length that the model was trained for.
     pub n_ctx_train: usize,
-    /// Added to variances.
+    /// Epsilon of the norms.
     pub epsilon: f32,
-    /// Whether attention and feed-forward layer read the same input.
+    /// True if attention and feed-forward layer read the same input.
     pub parallel: bool,
-    /// Factor on embeddings.
+    /// Scale of embeddings.
     pub embedding_scale: f32,
-    /// Factor on what a half-layer adds to the stream.
+    /// Scale of what attention and feed-forward layers add to the residual stream.
     pub residual_scale: f32,
-    /// Factor on logits.
+    /// Scale of logits.
     pub logit_scale: f32,
-    /// Bound on attention scores.
+    /// Soft cap of attention scores.
     pub attention_softcap: Option<f32>,
-    /// Bound on logits.
+    /// Soft cap of logits.
     pub logit_softcap: Option<f32>,
-    /// Factor on values.
+    /// Scale of values.
     pub value_scale: f32,
-    /// Bound on queries, keys and values.
+    /// Bound on the elements of queries, keys and values.
     pub qkv_limit: Option<f32>,
-    /// Exponent of the largest slope by which scores fall with distance.
+    /// ALiBi: exponent of the largest slope.
     pub max_alibi_bias: Option<f32>,
-    /// Which elements of a head turn together.
+    /// Pairing of the elements that RoPE rotates together.
     pub rope_layout: RopeLayout,
-    /// The kinds of rotary embedding that layers choose from.
+    /// Kinds of RoPE; layers refer to them by index.
     pub ropes: Vec<Rope>,
-    /// The context that `ropes` were first trained on.
+    /// Context length before RoPE scaling.
     pub rope_original_context: usize,
-    /// Which tokens of its sequence a token sees.
-    pub sees: Sees,
-    /// Biases by distance, where there are any.
+    /// Attention mask.
+    pub mask: AttentionMask,
+    /// Relative position biases (T5).
     pub relative: Option<RelativeParams>,
-    /// Layers of the encoder, where that is not the decoder itself.
+    /// Layers of the encoder, in encoder-decoder models.
     pub n_encoder_layers: usize,
-    /// The token that the decoder of an encoder-decoder begins with.
+    /// First token of the decoder, in encoder-decoder models.
     pub decoder_start: Option<u32>,
-    /// How attention sharpens, in the layers that say so.
+    /// Temperature tuning, used in layers with [`LayerParams::temperature`].
     pub temperature: Option<Temperature>,
-    /// Whether queries and keys are normalised without weights.
+    /// True if queries and keys are normalized without weights.
     pub unweighted_qk_norm: bool,
-    /// The ranks and widths of latent attention.
+    /// Ranks and widths of latent attention.
     pub mla: Option<MlaParams>,
-    /// The shape of recurrent parts, where layers have them.
+    /// Shape of recurrent parts.
     pub recurrent: Option<RecurrentParams>,
-    /// Factors along the way.
+    /// Multipliers of Falcon-H1.
     pub multipliers: Multipliers,
-    /// RWKV: GGUF halves the stream after each so many layers, and later weights to match; in other
-    /// files this is a wish for the computation, not a fact about the weights.
+    /// RWKV: GGUF halves the residual stream after each group of this many layers and scales the
+    /// later weights to match. In other files the value does not affect the weights.
     pub halve_every: Option<usize>,
-    /// The function of feed-forward layers.
+    /// Activation of feed-forward layers.
     pub activation: Activation,
-    /// The experts, where there are any.
+    /// Mixture of experts.
     pub moe: Option<MoeParams>,
-    /// Width of the embeddings that each layer has of its own; zero where it has none.
+    /// Width of per-layer embeddings; zero if there are none.
     pub n_embd_per_layer: usize,
-    /// Streams that AltUp keeps, and the one that layers compute on.
+    /// Parameters of AltUp.
     pub altup: Option<AltUpParams>,
-    /// What differs from layer to layer.
+    /// Parameters of each layer.
     pub layers: Vec<LayerParams>,
-    /// Layers that the file says it has, those that guess further tokens included.
+    /// Layers in the file, including those for multi-token prediction.
     pub n_layers_in_file: usize,
 }
 
-/// The shape of one layer.
+/// Parameters of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerParams {
-    /// Whether the layer has a recurrent part.
+    /// True if the layer has a recurrent part.
     pub recurrent: bool,
-    /// Query heads; none where the layer has no attention.
+    /// Query heads; zero without attention.
     pub n_heads: usize,
-    /// Key and value heads; none where attention is but a projection.
+    /// Key and value heads; zero if attention is only a projection.
     pub n_kv_heads: usize,
     /// Elements of a query or key head.
     pub key_dim: usize,
     /// Elements of a value head.
     pub value_dim: usize,
-    /// Factor on attention scores.
+    /// Scale of attention scores.
     pub query_scale: f32,
-    /// Width of the feed-forward layer; zero where there is none.
+    /// Width of the feed-forward layer; zero if there is none.
     pub n_ff: usize,
-    /// Positions that attention sees; all where `None`.
+    /// Attention window; `None` for full attention.
     pub window: Option<Window>,
-    /// Index into [`Hparams::ropes`]; none where queries and keys do not turn.
+    /// Index into [`Hparams::ropes`]; `None` without RoPE.
     pub rope: Option<usize>,
-    /// Whether [`Hparams::temperature`] applies.
+    /// True if [`Hparams::temperature`] applies.
     pub temperature: bool,
-    /// The layer whose keys and values are seen: itself, or an earlier one.
+    /// Layer whose keys and values are used: this layer or an earlier one.
     pub kv_layer: usize,
-    /// How many deviations above the mean an activation must be; all pass where `None`.
+    /// Threshold of sparse activations, in standard deviations above the mean.
     pub sparsity: Option<f32>,
-    /// xIELU's parameters, where the metadata has them.
+    /// Parameters of xIELU, if the metadata contains them.
     pub xielu: Option<Xielu>,
 }
 
-/// Multi-head latent attention.
+/// Multi-head latent attention (DeepSeek V2).
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlaParams {
-    /// Rank of the queries; none where they are not compressed.
+    /// Rank of the queries; `None` if they are not compressed.
     pub q_rank: Option<usize>,
     /// Rank of keys and values.
     pub kv_rank: usize,
-    /// Elements of a query or key head that do not turn.
+    /// Elements of a query or key head without RoPE.
     pub nope_dim: usize,
-    /// Elements that do.
+    /// Elements of a query or key head with RoPE.
     pub rope_dim: usize,
     /// Elements of a value head.
     pub value_dim: usize,
 }
 
-/// Biases by distance.
+/// Relative position biases (T5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelativeParams {
-    /// Distances that are told apart.
+    /// Number of distance buckets.
     pub n_buckets: usize,
-    /// Where the last of them begins.
+    /// Distance from which on all share the last bucket.
     pub max_distance: usize,
 }
 
-/// A mixture of experts.
+/// Mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeParams {
-    /// How many there are in a layer.
+    /// Experts of a layer.
     pub n_experts: usize,
-    /// How many a token uses.
-    pub n_used: usize,
+    /// Experts used per token.
+    pub n_expert_used: usize,
     /// Width of an expert.
     pub n_ff: usize,
-    /// What turns logits into weights.
+    /// Function from router logits to weights.
     pub gating: Gating,
-    /// Whether the chosen weights are scaled to sum to one.
+    /// True if the weights of the selected experts are scaled to sum to one.
     pub renormalize: bool,
-    /// Factor on weights.
+    /// Scale of the weights.
     pub scale: f32,
     /// Group-limited routing.
     pub groups: Option<ExpertGroups>,
@@ -159,9 +160,9 @@ pub struct MoeParams {
 /// Alternating updates (AltUp) of several streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AltUpParams {
-    /// Streams.
+    /// Number of streams.
     pub n_streams: usize,
-    /// The one that layers compute on.
+    /// Stream that layers compute on.
     pub active: usize,
 }
 
@@ -202,7 +203,7 @@ pub(super) const FF: Key = key(
     ],
 );
 
-/// Bounds on what a file may claim; generous, so that only nonsense is refused.
+/// Bounds on values from a file, far above those of any real model.
 pub(super) const MAX_WIDTH: usize = 1 << 20;
 pub(super) const MAX_HEADS: usize = 1 << 14;
 pub(super) const MAX_CONTEXT: usize = 1 << 30;
@@ -210,7 +211,7 @@ const MAX_EXPERTS: usize = 4096;
 pub(super) const MAX_FF: usize = 1 << 24;
 
 impl Hparams {
-    /// Reads and checks the numbers of `file`.
+    /// Reads and checks the hyper-parameters of `file`.
     pub fn read(file: &ModelFile, arch: &Arch) -> Result<Hparams, ModelError> {
         let source = Source::new(file, arch);
         let n_listed = match source.optional(&LAYERS, 1, MAX_LAYERS)? {
@@ -219,7 +220,7 @@ impl Hparams {
                 .listed_layers()
                 .ok_or_else(|| source.missing(&LAYERS))?,
         };
-        // What a file with two stacks counts first is the encoder's.
+        // In files with two stacks, the first count is the encoder's.
         let (n_encoder_layers, n_listed) = match arch.encoder {
             None => (0, n_listed),
             Some(_) => {
@@ -227,11 +228,12 @@ impl Hparams {
                 (n_listed, decoder.unwrap_or(n_listed))
             }
         };
-        // Layers that guess further tokens come last, and are not part of the model proper.
+        // Layers for multi-token prediction come last and are not run.
         let n_extra = source.optional(&EXTRA_LAYERS, 0, n_listed - 1)?;
         let n_layers = n_listed - n_extra.unwrap_or(0);
         let n_embd = source.required(&EMBD, 1, MAX_WIDTH)?;
-        // State does not grow with the context, so files with nothing else may leave it out.
+        // Recurrent state does not grow with the context, so files of recurrent models may omit its
+        // length.
         let unsaid = if arch.recurrent.is_some() {
             1 << 20
         } else {
@@ -306,7 +308,7 @@ impl Hparams {
                 &["clip_qkv", "attn_config.clip_qkv"],
             ))?,
             max_alibi_bias,
-            sees: source.sees(arch)?,
+            mask: source.attention_mask(arch)?,
             relative: source.relative()?,
             n_encoder_layers,
             decoder_start: source.decoder_start(arch)?,
@@ -336,7 +338,7 @@ impl Hparams {
 }
 
 impl Hparams {
-    /// The numbers of the encoder, whose layers are all like the decoder's.
+    /// Hyper-parameters of the encoder, whose layers are all like the decoder's.
     pub(crate) fn of_encoder(&self) -> Hparams {
         let layers = self.layers.iter().take(1).cycle();
         let numbered = |(i, layer): (usize, &LayerParams)| LayerParams {
@@ -344,7 +346,7 @@ impl Hparams {
             ..layer.clone()
         };
         Hparams {
-            sees: Sees::All,
+            mask: AttentionMask::Full,
             layers: layers
                 .take(self.n_encoder_layers)
                 .enumerate()
@@ -356,17 +358,17 @@ impl Hparams {
 }
 
 impl Source<'_> {
-    /// Which tokens of its sequence a token sees.
-    pub(super) fn sees(&self, arch: &Arch) -> Result<Sees, ModelError> {
+    /// Attention mask.
+    pub(super) fn attention_mask(&self, arch: &Arch) -> Result<AttentionMask, ModelError> {
         const CAUSAL: Key = key("attention.causal", &[]);
         const BOTH_WAYS: Key = key("", &["use_bidirectional_attention"]);
         if arch.encoder.is_some() {
-            return Ok(Sees::Decoded);
+            return Ok(AttentionMask::CausalAfterEncoder);
         }
         let both_ways = self.get(&BOTH_WAYS) == Some(Value::Bool(true));
         match self.flag(&CAUSAL)?.unwrap_or(arch.causal) && !both_ways {
-            true => Ok(Sees::Past),
-            false => Ok(Sees::All),
+            true => Ok(AttentionMask::Causal),
+            false => Ok(AttentionMask::Full),
         }
     }
 
@@ -407,7 +409,7 @@ impl Source<'_> {
         const VALUE: Key = key("attention.value_length_mla", &["v_head_dim"]);
         const NOPE: Key = key("", &["qk_nope_head_dim"]);
         let rope_dim = self.required(&ROPE, 1, MAX_WIDTH)?;
-        // Files from before GGUF knew the absorbed form have the widths of the expanded one.
+        // Older GGUF files contain the widths of the expanded form instead of the absorbed one.
         let absorbed = self.optional(&KEY, 1, MAX_WIDTH)?;
         let nope_dim = match (self.optional(&NOPE, 1, MAX_WIDTH)?, absorbed) {
             (Some(dim), _) => dim,
@@ -484,26 +486,29 @@ impl Source<'_> {
         if n_experts == 0 {
             return Ok(None);
         }
-        let n_used = self.required(&USED, 1, MAX_EXPERTS)?;
-        if n_used > n_experts {
-            return Err(self.bad(&USED, format!("{n_used} of {n_experts} experts")));
+        let n_expert_used = self.required(&USED, 1, MAX_EXPERTS)?;
+        if n_expert_used > n_experts {
+            return Err(self.bad(&USED, format!("{n_expert_used} of {n_experts} experts")));
         }
         let n_ff = match self.optional(&EXPERT_FF, 1, MAX_FF)? {
             Some(n_ff) => n_ff,
             None => self.required(&FF, 1, MAX_FF)?,
         };
         let gating = self.gating(arch)?;
-        if matches!(gating, Gating::SparseMixer { .. }) && n_used > n_experts.min(2) {
-            return Err(self.bad(&USED, format!("{n_used}: this router picks two")));
+        if matches!(gating, Gating::SparseMixer { .. }) && n_expert_used > n_experts.min(2) {
+            return Err(self.bad(
+                &USED,
+                format!("{n_expert_used}: the router selects 2 experts"),
+            ));
         }
         Ok(Some(MoeParams {
             n_experts,
-            n_used,
+            n_expert_used,
             n_ff,
             gating,
             renormalize: self.flag(&NORM)?.unwrap_or(arch.moe.renormalize),
             scale: self.positive(&SCALE)?.unwrap_or(1.0),
-            groups: self.expert_groups(arch.moe.group_score, n_experts, n_used)?,
+            groups: self.expert_groups(arch.moe.group_score, n_experts, n_expert_used)?,
         }))
     }
 
@@ -535,7 +540,7 @@ impl Source<'_> {
         &self,
         score: GroupScore,
         n_experts: usize,
-        n_used: usize,
+        n_expert_used: usize,
     ) -> Result<Option<ExpertGroups>, ModelError> {
         const GROUPS: Key = key("expert_group_count", &["n_group", "num_expert_group"]);
         const USED: Key = key("expert_group_used_count", &["topk_group"]);
@@ -546,13 +551,13 @@ impl Source<'_> {
         }
         let used = self.required(&USED, 1, n_groups)?;
         let size = n_experts / n_groups;
-        if !n_experts.is_multiple_of(n_groups) || used * size < n_used {
+        if !n_experts.is_multiple_of(n_groups) || used * size < n_expert_used {
             let problem = format!("{n_groups} groups of {n_experts} experts, {used} used");
             return Err(self.bad(&GROUPS, problem));
         }
         let groups = ExpertGroups {
             n_groups,
-            n_used: used,
+            n_groups_used: used,
             score,
         };
         Ok((used < n_groups).then_some(groups))
@@ -579,7 +584,7 @@ impl Source<'_> {
         })
     }
 
-    /// Factors on embeddings, residuals and logits.
+    /// Scales of embeddings, residuals and logits.
     fn scales(
         &self,
         arch: &Arch,

@@ -1,14 +1,14 @@
-//! What differs from layer to layer: heads, widths, windows, which layers turn their keys, and which
-//! borrow those of an earlier one.
+//! Hyper-parameters of each layer: heads, widths, windows, RoPE, and sharing of keys and values
+//! with earlier layers.
 
+use super::ModelError;
 use super::hparams::{
     FF, KEY_DIM, LayerParams, MAX_CONTEXT, MAX_FF, MAX_HEADS, MAX_WIDTH, MlaParams, VALUE_DIM,
 };
 use super::recurrent::LayerKind;
 use super::source::{Key, Source, key};
 use super::{Arch, QueryScale, RecurrentLayers, RopeLayers, WindowKind, Windows};
-use crate::graph::{Rope, Sees, Window, Xielu};
-use crate::model::ModelError;
+use crate::graph::{AttentionMask, Rope, Window, Xielu};
 use serde_json::Value;
 
 pub(super) const HEADS: Key = key(
@@ -41,7 +41,7 @@ const WINDOW: Key = key(
 const ROPE_DIMS: Key = key("rope.dimension_count", &["partial_rotary_factor"]);
 
 impl Source<'_> {
-    /// The shape of each layer, but for its rotary embedding.
+    /// Parameters of all layers except their RoPE.
     pub(super) fn layers(
         &self,
         arch: &Arch,
@@ -60,25 +60,25 @@ impl Source<'_> {
             _ => vec![0; n_layers],
         };
         let n_kv_heads = self.kv_heads(count, least, &n_heads)?;
-        // Where there are experts, dense layers need not have a width.
+        // In models with experts, the width of dense layers is optional.
         let n_ff = self
             .per_layer(&FF, count, 0, MAX_FF)?
             .unwrap_or_else(|| vec![arch.default_ff.of(n_embd); n_layers]);
         let n_ff = self.adjusted_ff(n_ff)?;
-        let alone = arch
+        let exclusive = arch
             .recurrent
-            .is_some_and(|spec| spec.layers == RecurrentLayers::Alone);
+            .is_some_and(|spec| spec.layers == RecurrentLayers::Exclusive);
         let windows = self.windows(arch, count)?;
         let most_heads = n_heads.iter().copied().max().unwrap_or(0);
         if most_heads == 0 && any_attention {
-            return Err(self.bad(&HEADS, "no layer has any".into()));
+            return Err(self.bad(&HEADS, "zero in all layers".into()));
         }
         let dims = match any_attention {
             true => self.dims(n_embd, most_heads, mla)?,
             false => HeadDims::NONE,
         };
         if arch.gated_queries && dims.full.0 != dims.full.1 {
-            let problem = format!("gates for values of {} elements", dims.full.1);
+            let problem = format!("not supported with value heads of {} elements", dims.full.1);
             return Err(self.bad(&KEY_DIM, problem));
         }
         let scale = self.query_scale(arch, n_embd, n_layers, most_heads)?;
@@ -100,7 +100,7 @@ impl Source<'_> {
             if !attends(kinds[i]) {
                 (heads, kv_heads) = (0, 0);
             } else if arch.recurrent.is_some() && kv_heads == 0 {
-                return Err(self.bad(&KV_HEADS, format!("none in layer {i}, which attends")));
+                return Err(self.bad(&KV_HEADS, format!("zero in layer {i}, which has attention")));
             }
             if kv_heads > 0 && (heads == 0 || !heads.is_multiple_of(kv_heads)) {
                 let problem = format!("{kv_heads} does not divide the {heads} heads of layer {i}");
@@ -118,13 +118,13 @@ impl Source<'_> {
                     (owner.n_kv_heads, owner.key_dim, owner.value_dim)
                         == (kv_heads, key_dim, value_dim)
                 };
-                let problem = || format!("no layer has keys that fit layer {i}");
+                let problem = || format!("no earlier layer has keys of the shape of layer {i}");
                 owner
                     .filter(fits)
                     .ok_or_else(|| self.bad(&SHARED, problem()))?
             };
             let mut n_ff = own.n_ff.unwrap_or(n_ff[i]);
-            if alone && kinds[i] != LayerKind::FeedForward {
+            if exclusive && kinds[i] != LayerKind::FeedForward {
                 n_ff = 0;
             }
             if arch.ff_counts_both {
@@ -152,7 +152,8 @@ impl Source<'_> {
         Ok(layers)
     }
 
-    /// LFM2 may mean two thirds of what it says, times a factor, in whole multiples of a number.
+    /// LFM2: `config.json` may contain the width before a factor of 2/3, a multiplier and rounding
+    /// up.
     fn adjusted_ff(&self, mut n_ff: Vec<usize>) -> Result<Vec<usize>, ModelError> {
         const ADJUST: Key = key("", &["block_auto_adjust_ff_dim"]);
         const FACTOR: Key = key("", &["block_ffn_dim_multiplier"]);
@@ -181,13 +182,13 @@ impl Source<'_> {
         const ONE: Key = key("", &["multi_query"]);
         const NEW: Key = key("", &["new_decoder_architecture"]);
         if self.flag(&ONE)? == Some(true) && self.flag(&NEW)? != Some(true) {
-            // ChatGLM counts the heads that are left; others mean one.
+            // ChatGLM counts the remaining key heads; in other files such a flag means one.
             let groups = self.optional(&key("", &["multi_query_group_num"]), 1, MAX_HEADS)?;
             return Ok(vec![groups.unwrap_or(1); count.0]);
         }
         let listed = self.per_layer(&KV_HEADS, count, least, MAX_HEADS)?;
         let n_kv_heads = listed.unwrap_or_else(|| n_heads.to_vec());
-        // Windowed layers may have their own number.
+        // Windowed layers may have a different number.
         let own = self.optional(&key("", &["swa_num_key_value_heads"]), 1, MAX_HEADS)?;
         let Some(own) = own else {
             return Ok(n_kv_heads);
@@ -200,7 +201,7 @@ impl Source<'_> {
         Ok(n_kv_heads.iter().enumerate().map(pick).collect())
     }
 
-    /// Widths of key and value heads, on full layers and on windowed ones.
+    /// Widths of key and value heads in full and in windowed layers.
     fn dims(
         &self,
         n_embd: usize,
@@ -241,7 +242,7 @@ impl Source<'_> {
         Ok(HeadDims { full, windowed })
     }
 
-    /// The factor on scores; where `None`, it follows from the head's width.
+    /// Scale of attention scores; `None` if it follows from the head width.
     fn query_scale(
         &self,
         arch: &Arch,
@@ -267,7 +268,7 @@ impl Source<'_> {
         })
     }
 
-    /// Which layers have a window, where the file lists them.
+    /// Layers with a window, if the file lists them.
     fn layer_types(
         &self,
         (n_layers, n_listed): (usize, usize),
@@ -285,7 +286,7 @@ impl Source<'_> {
         Ok(Some(types.iter().take(n_layers).map(windowed).collect()))
     }
 
-    /// The window of each layer.
+    /// Window of each layer.
     fn windows(
         &self,
         arch: &Arch,
@@ -302,7 +303,9 @@ impl Source<'_> {
             return Ok(vec![None; n_layers]);
         };
         let window = match arch.window_kind {
-            WindowKind::Sliding if self.sees(arch)? == Sees::All => Window::Around(size / 2),
+            WindowKind::Sliding if self.attention_mask(arch)? == AttentionMask::Full => {
+                Window::Around(size / 2)
+            }
             WindowKind::Sliding => Window::Sliding(size),
             WindowKind::Chunk(_) => Window::Chunk(size),
         };
@@ -313,7 +316,7 @@ impl Source<'_> {
             Windows::FullFirst(n) => !layer.is_multiple_of(n),
         };
         let windowed = match self.layer_types(count)? {
-            // What lists its layers means it, whatever others make of the number alone.
+            // A list in the file takes precedence over the family's default.
             Some(windowed) => windowed,
             None => (0..n_layers).map(by_rule).collect(),
         };
@@ -323,7 +326,7 @@ impl Source<'_> {
             .collect())
     }
 
-    /// What a layer's own part of the configuration says (Gemma 4, Deci).
+    /// Per-layer overrides in `config.json` (Gemma 4, Deci).
     fn own_config(&self, layer: usize, n_embd: usize) -> OwnConfig {
         let Some(config) = self.config else {
             return OwnConfig::default();
@@ -361,14 +364,14 @@ impl Source<'_> {
         }
     }
 
-    /// The first layer that uses the keys and values of an earlier one.
+    /// First layer that uses the keys and values of an earlier one.
     fn first_shared_layer(&self, n_layers: usize) -> Result<usize, ModelError> {
         const SHARED: Key = key("attention.shared_kv_layers", &["num_kv_shared_layers"]);
         let shared = self.optional(&SHARED, 0, n_layers - 1)?;
         Ok(n_layers - shared.unwrap_or(0))
     }
 
-    /// Widths of the heads that turn: on full layers, then on windowed ones.
+    /// Head widths for RoPE: of full layers, then of windowed ones.
     pub(super) fn head_dims(&self, layers: &[LayerParams]) -> Vec<usize> {
         let of = |windowed: bool| {
             let mut kind = layers.iter().filter(|l| l.window.is_some() == windowed);
@@ -378,7 +381,7 @@ impl Source<'_> {
         vec![full, of(true).unwrap_or(full)]
     }
 
-    /// Which rotary embedding each layer uses.
+    /// Index of the RoPE of each layer.
     pub(super) fn rope_layers(
         &self,
         arch: &Arch,
@@ -386,7 +389,7 @@ impl Source<'_> {
         ropes: &[Rope],
         alibi: bool,
     ) -> Result<(), ModelError> {
-        // One where a layer turns, zero where it does not, in spite of the name.
+        // Despite its name, the list contains 1 for layers with RoPE and 0 for those without.
         const LISTED: Key = key("", &["no_rope_layers"]);
         let any_window = layers.iter().any(|layer| layer.window.is_some());
         let listed = match self.get(&LISTED) {
@@ -402,10 +405,10 @@ impl Source<'_> {
             Some(_) => self.get(&POSITION).is_some_and(|kind| kind == "rope"),
             None => self.flag(&TURNS)?.unwrap_or(false),
         };
-        // A Llama 4 whose file says that it has no chunks turns everywhere.
+        // Llama 4 files without chunked attention use RoPE in all layers.
         let chunks_off = matches!(arch.window_kind, WindowKind::Chunk(_)) && !any_window;
         for (i, layer) in layers.iter_mut().enumerate() {
-            let turns = match (arch.rope_layers, &listed) {
+            let rotates = match (arch.rope_layers, &listed) {
                 (RopeLayers::None, _) => false,
                 (RopeLayers::IfGiven, _) => given,
                 (_, Some(values)) => values[i].as_u64() != Some(0),
@@ -415,18 +418,19 @@ impl Source<'_> {
             };
             let index = usize::from(layer.window.is_some()).min(ropes.len() - 1);
             let dims = ropes[index].dims;
-            layer.rope = (turns && !alibi).then_some(index);
+            layer.rope = (rotates && !alibi).then_some(index);
             let fits = (2..=layer.key_dim).contains(&dims) && dims.is_multiple_of(2);
             if layer.rope.is_some() && !fits {
                 let width = layer.key_dim;
-                let problem = format!("{dims} of the {width} elements of a head of layer {i} turn");
+                let problem =
+                    format!("RoPE rotates {dims} elements of layer {i}, whose heads have {width}");
                 return Err(self.bad(&ROPE_DIMS, problem));
             }
         }
         Ok(())
     }
 
-    /// How sparse the activations of each layer are.
+    /// Sparsity threshold of the activations of each layer.
     fn sparsity(&self, n_layers: usize) -> Result<Option<Vec<Option<f32>>>, ModelError> {
         const SPARSITY: Key = key(
             "activation_sparsity_scale",
@@ -438,10 +442,11 @@ impl Source<'_> {
         if values.len() != n_layers || values.iter().any(|&v| v < 0.0) {
             return Err(self.bad(&SPARSITY, format!("{} values: {values:?}", values.len())));
         }
-        // GGUF has the deviations; `config.json` the share of activations below them.
+        // GGUF contains standard deviations, `config.json` the fraction of activations below the
+        // threshold.
         let deviations = |v: f32| match self.config {
             Some(_) if v < 1.0 => Ok(crate::math::normal_quantile(f64::from(v)) as f32),
-            Some(_) => Err(self.bad(&SPARSITY, format!("{v} is not a share"))),
+            Some(_) => Err(self.bad(&SPARSITY, format!("{v} is not between 0 and 1"))),
             None => Ok(v),
         };
         values
@@ -451,7 +456,7 @@ impl Source<'_> {
             .map(Some)
     }
 
-    /// xIELU's parameters; in `config.json`'s world they are tensors.
+    /// Parameters of xIELU from the metadata. Hugging Face directories store them as tensors.
     fn xielu(&self, n_layers: usize) -> Result<Option<Vec<Xielu>>, ModelError> {
         const KEYS: [Key; 4] = [
             key("/xielu.alpha_p", &[]),
@@ -484,14 +489,14 @@ struct HeadDims {
 }
 
 impl HeadDims {
-    /// Those of a model without attention.
+    /// Widths in a model without attention.
     const NONE: HeadDims = HeadDims {
         full: (2, 2),
         windowed: (2, 2),
     };
 }
 
-/// What one layer has of its own.
+/// Overrides of one layer.
 #[derive(Default)]
 struct OwnConfig {
     head_dim: Option<usize>,

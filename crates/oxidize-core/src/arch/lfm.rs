@@ -1,4 +1,4 @@
-//! Liquid's LFM2: short convolutions, and attention in some layers.
+//! Liquid's LFM2: short convolutions, with attention in some layers.
 
 use super::names::*;
 use super::{Arch, BASE, MOE, MoeSpec, RECURRENT, RecurrentKind, RecurrentSpec};
@@ -9,7 +9,7 @@ const SHORT_CONV: RecurrentSpec = RecurrentSpec {
     ..RECURRENT
 };
 
-/// The norm before the logits has the name of one after the embeddings.
+/// The GGUF name of the final norm suggests a norm of the embeddings.
 const GGUF_NAMES: &[(TensorRole, &str)] = &[
     (OUTPUT_NORM, "token_embd_norm"),
     (OUTPUT_NORM, "output_norm"),

@@ -1,21 +1,21 @@
-//! Llama and the families that are Llama under another name, or almost.
+//! Llama and families that differ little from it.
 
+use super::Family;
 use super::names::*;
 use super::{
     ActivationRule, Alibi, Arch, BASE, DefaultFf, GgufForm, INTERLEAVED, MOE, MoeSpec, PERMUTED,
     QkNorm, QkvLayout, RopeLayers, TemperatureRule, USUAL_FORM, WindowKind, Windows,
 };
 use crate::graph::{Activation, Gating, NormKind};
-use crate::mix::Family;
 
-/// Llama 1 to 3, and, in GGUF, Mistral and Mixtral.
+/// Llama 1 to 3; in GGUF also Mistral and Mixtral.
 pub(super) static LLAMA: Arch = Arch {
     name: "llama",
-    mix_family: Family::Llama,
+    recipe_family: Family::Llama,
     hf_classes: &["LlamaForCausalLM"],
     rope: PERMUTED,
     gguf_names: &[
-        // Before experts were stacked, they had numbers.
+        // Old files number the experts instead of stacking them.
         (FFN_GATE_EXPERTS, "blk.{}.ffn_gate_exps"),
         (FFN_GATE_EXPERTS, "blk.{}.ffn_gate.{e}"),
         (FFN_UP_EXPERTS, "blk.{}.ffn_up_exps"),
@@ -26,17 +26,17 @@ pub(super) static LLAMA: Arch = Arch {
     ..BASE
 };
 
-/// Mistral in Hugging Face's layout, where the sliding window is still known.
+/// Mistral in Hugging Face directories, which contain the sliding window.
 pub(super) static MISTRAL: Arch = Arch {
     name: "llama",
-    mix_family: Family::Llama,
+    recipe_family: Family::Llama,
     hf_classes: &["MistralForCausalLM"],
     rope: PERMUTED,
     windows: Windows::All,
     ..BASE
 };
 
-/// The names of Mixtral's experts, which others took over.
+/// Names of Mixtral's experts, also used by other families.
 pub(super) const BLOCK_SPARSE_NAMES: &[(TensorRole, &str)] = &[
     (FFN_ROUTER, "model.layers.{}.block_sparse_moe.gate"),
     (
@@ -57,10 +57,10 @@ pub(super) const BLOCK_SPARSE_NAMES: &[(TensorRole, &str)] = &[
     ),
 ];
 
-/// Mixtral in Hugging Face's layout.
+/// Mixtral in Hugging Face directories.
 pub(super) static MIXTRAL: Arch = Arch {
     name: "llama",
-    mix_family: Family::Llama,
+    recipe_family: Family::Llama,
     hf_classes: &["MixtralForCausalLM"],
     hf_keys: &[
         ("num_experts", "num_local_experts"),
@@ -72,7 +72,7 @@ pub(super) static MIXTRAL: Arch = Arch {
     ..BASE
 };
 
-/// Mistral 3: YaRN, and attention that sharpens far out.
+/// Mistral 3: YaRN and temperature tuning.
 pub(super) static MISTRAL3: Arch = Arch {
     name: "mistral3",
     hf_classes: &[
@@ -85,8 +85,8 @@ pub(super) static MISTRAL3: Arch = Arch {
     ..BASE
 };
 
-/// Llama 4: chunks instead of windows, every fourth layer full and without rotary embedding, one
-/// expert a token beside a shared one.
+/// Llama 4: chunked attention, every fourth layer full and without RoPE, one routed and one shared
+/// expert per token.
 pub(super) static LLAMA4: Arch = Arch {
     name: "llama4",
     hf_classes: &["Llama4ForConditionalGeneration", "Llama4ForCausalLM"],
@@ -132,7 +132,7 @@ pub(super) static LLAMA4: Arch = Arch {
     ..BASE
 };
 
-/// SmolLM 3: no rotary embedding on every fourth layer.
+/// SmolLM 3: no RoPE in every fourth layer.
 pub(super) static SMOLLM3: Arch = Arch {
     name: "smollm3",
     hf_classes: &["SmolLM3ForCausalLM"],
@@ -152,7 +152,7 @@ pub(super) static SEED_OSS: Arch = Arch {
     ..BASE
 };
 
-/// Arcee: an ungated feed-forward layer.
+/// Arcee: ungated feed-forward layers.
 pub(super) static ARCEE: Arch = Arch {
     name: "arcee",
     hf_classes: &["ArceeForCausalLM"],
@@ -161,7 +161,7 @@ pub(super) static ARCEE: Arch = Arch {
     ..BASE
 };
 
-/// Apertus: norms on q and k, and an activation whose parameters are learned.
+/// Apertus: norms of q and k, and an activation with learned parameters.
 pub(super) static APERTUS: Arch = Arch {
     name: "apertus",
     hf_classes: &["ApertusForCausalLM"],
@@ -173,7 +173,7 @@ pub(super) static APERTUS: Arch = Arch {
     ..BASE
 };
 
-/// Baichuan: q, k and v in one matrix; the larger one has linear biases instead of RoPE.
+/// Baichuan: q, k and v in one matrix; the larger model uses ALiBi instead of RoPE.
 pub(super) static BAICHUAN: Arch = Arch {
     name: "baichuan",
     hf_classes: &["BaichuanForCausalLM", "BaiChuanForCausalLM"],
@@ -183,7 +183,7 @@ pub(super) static BAICHUAN: Arch = Arch {
     ..BASE
 };
 
-/// InternLM 2: names of its own, and q, k and v grouped by key head.
+/// InternLM 2: different names; q, k and v are grouped by key head.
 pub(super) static INTERNLM2: Arch = Arch {
     name: "internlm2",
     hf_classes: &["InternLM2ForCausalLM"],
@@ -207,7 +207,7 @@ pub(super) static INTERNLM2: Arch = Arch {
     ..BASE
 };
 
-/// Exaone 3: Llama with GPT-2's taste in names.
+/// EXAONE 3: Llama with names similar to GPT-2's.
 pub(super) static EXAONE: Arch = Arch {
     name: "exaone",
     hf_classes: &["ExaoneForCausalLM"],
@@ -227,7 +227,7 @@ pub(super) static EXAONE: Arch = Arch {
     ..BASE
 };
 
-/// Exaone 4: norms after each half-layer only; where there are windows, full layers do not turn.
+/// EXAONE 4: post-norms only; in models with windows, full layers have no RoPE.
 pub(super) static EXAONE4: Arch = Arch {
     name: "exaone4",
     hf_classes: &["Exaone4ForCausalLM"],
@@ -250,7 +250,7 @@ pub(super) static XVERSE: Arch = Arch {
     ..BASE
 };
 
-/// Refact: Llama with linear biases, in Hugging Face's layout under GPT-2's names.
+/// Refact: Llama with ALiBi; Hugging Face directories use GPT-2's names.
 pub(super) static REFACT: Arch = Arch {
     name: "refact",
     hf_classes: &["GPTRefactForCausalLM"],
@@ -271,7 +271,7 @@ pub(super) static REFACT: Arch = Arch {
     ..BASE
 };
 
-/// Deci (Nemotron's pruned Llamas): heads and widths differ from layer to layer, down to none.
+/// Deci (Nemotron's pruned Llamas): heads and widths differ between layers and may be zero.
 pub(super) static DECI: Arch = Arch {
     name: "deci",
     hf_classes: &["DeciLMForCausalLM"],
@@ -280,7 +280,7 @@ pub(super) static DECI: Arch = Arch {
     ..BASE
 };
 
-/// BitNet: norms between attention, or the gated halves, and the way back.
+/// BitNet: norms before the output projection of attention and before the down-projection.
 pub(super) static BITNET: Arch = Arch {
     name: "bitnet",
     hf_classes: &["BitNetForCausalLM", "BitnetForCausalLM"],
@@ -303,7 +303,7 @@ pub(super) static ERNIE4_5: Arch = Arch {
     ..BASE
 };
 
-/// ERNIE 4.5 with experts, chosen with a bias.
+/// ERNIE 4.5 with experts, selected with a bias.
 pub(super) static ERNIE4_5_MOE: Arch = Arch {
     name: "ernie4_5-moe",
     hf_classes: &["Ernie4_5_MoeForCausalLM"],
@@ -315,7 +315,7 @@ pub(super) static ERNIE4_5_MOE: Arch = Arch {
     ..BASE
 };
 
-/// Hunyuan: norms on q and k, after they are turned.
+/// Hunyuan: norms of q and k after RoPE.
 const HUNYUAN_BASE: Arch = Arch {
     qk_norm: QkNorm::AfterRope,
     hf_names: &[

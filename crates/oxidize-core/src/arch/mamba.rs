@@ -1,4 +1,4 @@
-//! Mamba, and the hybrids of it and attention.
+//! Mamba, and hybrids of Mamba and attention.
 
 use super::names::*;
 use super::{
@@ -26,7 +26,7 @@ const HF_NAMES: &[(TensorRole, &str)] = &[
     (SSM_D, "backbone.layers.{}.mixer.D"),
     (SSM_NORM, "backbone.layers.{}.mixer.norm"),
     (SSM_OUT, "backbone.layers.{}.mixer.out_proj"),
-    // Nemotron's other layers.
+    // Other layers of Nemotron-H.
     (ATTN_Q, "backbone.layers.{}.mixer.q_proj"),
     (ATTN_K, "backbone.layers.{}.mixer.k_proj"),
     (ATTN_V, "backbone.layers.{}.mixer.v_proj"),
@@ -57,7 +57,7 @@ const HF_NAMES: &[(TensorRole, &str)] = &[
     ),
 ];
 
-/// The names in `config.json` of those that are nothing but Mamba.
+/// Field names in `config.json` of models without attention.
 const HF_KEYS: &[(&str, &str)] = &[
     ("rms_norm_eps", "layer_norm_epsilon"),
     ("d_inner", "intermediate_size"),
@@ -70,26 +70,26 @@ const HF_KEYS: &[(&str, &str)] = &[
     ("mamba_n_groups", "n_groups"),
 ];
 
-/// The first Mamba.
+/// Mamba.
 pub(super) static MAMBA: Arch = Arch {
     name: "mamba",
     hf_classes: &["MambaForCausalLM"],
     hf_keys: HF_KEYS,
     recurrent: Some(RecurrentSpec {
-        layers: RecurrentLayers::Alone,
+        layers: RecurrentLayers::Exclusive,
         ..MAMBA_1
     }),
     hf_names: HF_NAMES,
     ..BASE
 };
 
-/// Falcon's Mamba: norms inside the mixer, without weights.
+/// Falcon Mamba: norms without weights inside the mixer.
 pub(super) static FALCON_MAMBA: Arch = Arch {
     name: "mamba",
     hf_classes: &["FalconMambaForCausalLM"],
     hf_keys: HF_KEYS,
     recurrent: Some(RecurrentSpec {
-        layers: RecurrentLayers::Alone,
+        layers: RecurrentLayers::Exclusive,
         inner_norms: true,
         ..MAMBA_1
     }),
@@ -103,14 +103,14 @@ pub(super) static MAMBA2: Arch = Arch {
     hf_classes: &["Mamba2ForCausalLM"],
     hf_keys: HF_KEYS,
     recurrent: Some(RecurrentSpec {
-        layers: RecurrentLayers::Alone,
+        layers: RecurrentLayers::Exclusive,
         ..RECURRENT
     }),
     hf_names: HF_NAMES,
     ..BASE
 };
 
-/// The names of those that put a feed-forward layer behind the mixer.
+/// Names in families with a feed-forward layer after the mixer.
 pub(super) const FEED_FORWARD_NAMES: &[(TensorRole, &str)] = &[
     (OUTPUT_NORM, "model.final_layernorm"),
     (FFN_NORM, "model.layers.{}.pre_ff_layernorm"),
@@ -132,7 +132,7 @@ pub(super) const FEED_FORWARD_NAMES: &[(TensorRole, &str)] = &[
     ),
 ];
 
-/// Falcon-H1: attention and Mamba 2 side by side, with factors on everything.
+/// Falcon-H1: attention and Mamba 2 in parallel, with multipliers.
 pub(super) static FALCON_H1: Arch = Arch {
     name: "falcon-h1",
     hf_classes: &["FalconH1ForCausalLM"],
@@ -142,7 +142,7 @@ pub(super) static FALCON_H1: Arch = Arch {
         ("mamba_norm_before_gate", "mamba_norm_before_gate"),
     ],
     recurrent: Some(RecurrentSpec {
-        layers: RecurrentLayers::Beside,
+        layers: RecurrentLayers::Parallel,
         hf_norm_groups: true,
         ..RECURRENT
     }),
@@ -155,7 +155,7 @@ pub(super) static FALCON_H1: Arch = Arch {
     ..BASE
 };
 
-/// Jamba: the first Mamba with norms inside, attention in some layers, experts in others.
+/// Jamba: Mamba with inner norms, attention in some layers, experts in others.
 pub(super) static JAMBA: Arch = Arch {
     name: "jamba",
     hf_classes: &["JambaForCausalLM"],
@@ -196,12 +196,12 @@ const NEMOTRON: Arch = Arch {
         ),
     ],
     recurrent: Some(RecurrentSpec {
-        layers: RecurrentLayers::Alone,
+        layers: RecurrentLayers::Exclusive,
         hf_norm_groups: true,
         ..RECURRENT
     }),
     rope_layers: RopeLayers::None,
-    // Nothing turns, but GGUF's converter permutes all the same.
+    // There is no RoPE, but GGUF's converter permutes q and k nevertheless.
     rope: PERMUTED,
     activation: ActivationRule::Always(Activation::ReluSquared),
     moe: MoeSpec {

@@ -1,13 +1,14 @@
-//! Architectures as data: a static descriptor for each, read by the one decoder builder.
+//! Architectures as data: one static descriptor for each, read by one [builder](crate::builder).
 //!
-//! [`hparams`] reads the numbers of a particular model, [`names`] knows what its tensors are
-//! called. Nothing outside this folder asks for an architecture by name.
+//! [`hparams`] reads the hyper-parameters of a model; [`names`] maps tensor names. Code outside
+//! this directory never asks for an architecture by name.
 
 mod bert;
 mod cohere;
 pub mod config;
 mod deepseek;
 mod describe;
+mod error;
 mod experts;
 mod gemma;
 mod glm;
@@ -29,138 +30,141 @@ mod t5;
 
 use crate::file::{Format, ModelFile};
 use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
-use crate::mix::Family;
-use crate::model::ModelError;
 use serde_json::Value;
 
 pub use describe::{Knob, Outline};
+pub use error::ModelError;
 pub use hparams::{Hparams, LayerParams};
 pub use names::TensorRole;
 
-/// What sets one family of models apart from the others.
+/// Descriptor of an architecture: the choices that differ between families.
 ///
-/// Which optional tensors a layer has is told by the file; this says what they mean.
+/// Optional tensors are recognized by their presence in the file; the descriptor defines what they
+/// mean.
 #[derive(Debug)]
 pub struct Arch {
     /// `general.architecture` in GGUF files.
     pub name: &'static str,
     /// `architectures` in `config.json`.
     pub hf_classes: &'static [&'static str],
-    /// What else a `config.json` must say, where two families share a class.
+    /// Further condition on `config.json`, where two families share a class.
     pub hf_when: Option<fn(&Value) -> bool>,
-    /// Whose rules a mix of types follows.
-    pub mix_family: Family,
+    /// Family of quantization recipes ([`crate::recipe`]).
+    pub recipe_family: Family,
 
-    /// The norm of the residual stream.
+    /// Norm of the residual stream.
     pub norm: NormKind,
-    /// Whether norms have weights; OLMo's first have none.
+    /// True if norms have weights. Those of OLMo 1 have none.
     pub norm_weights: bool,
-    /// Whether the input of attention and feed-forward layer is normalised.
+    /// True if the input of attention and feed-forward layers is normalized.
     pub pre_norm: bool,
-    /// What Hugging Face files leave out of norm weights: Gemma stores `weight − 1`.
+    /// Offset that Hugging Face files omit from norm weights: Gemma stores `weight − 1`.
     pub hf_norm_offset: f32,
-    /// Whether attention and feed-forward layer read the same input, where the file does not say.
+    /// True if attention and feed-forward layer read the same input, unless the file says
+    /// otherwise.
     pub parallel: bool,
 
-    /// Which elements of a head turn together, in each kind of file.
+    /// Pairing of the elements that RoPE rotates together.
     pub rope: RopeLayouts,
-    /// Pairs of a head that turn by time, height and width, where pictures may come between and the
-    /// file does not say; those of other heads are in proportion.
+    /// Pairs of a head rotated by time, height and width (multi-section RoPE), unless the file says
+    /// otherwise. Heads of another width are divided in the same proportion.
     pub rope_sections: Option<[usize; 3]>,
-    /// Which layers turn queries and keys at all.
+    /// Layers that apply RoPE to queries and keys.
     pub rope_layers: RopeLayers,
-    /// Whether scores fall with distance instead.
+    /// Use of linear position biases (ALiBi).
     pub alibi: Alibi,
-    /// The share of a head that turns, where a `config.json` does not say.
+    /// Fraction of a head that RoPE rotates, unless `config.json` says otherwise.
     pub hf_rotary_share: f32,
-    /// Rows before position 0 in a table of learned positions.
+    /// Unused rows before position 0 in a table of learned positions.
     pub position_offset: usize,
-    /// Positions that a `config.json` counts and that are not there: such rows, in some families.
+    /// Positions that `config.json` counts although they do not exist, such as the unused rows in
+    /// some families.
     pub hf_extra_positions: usize,
 
-    /// Whether tokens see only those before them, where the file does not say.
+    /// True if attention is causal, unless the file says otherwise.
     pub causal: bool,
-    /// What reads the prompt, where that is not the decoder itself.
+    /// Encoder that reads the prompt, in encoder-decoder models.
     pub encoder: Option<&'static Arch>,
-    /// How tokens see each other, in layers with attention.
+    /// Kind of attention.
     pub mixer: Mixer,
-    /// Whether layers may lack attention, or all of it but a projection, or the feed-forward half.
+    /// True if layers may lack attention, all of it but the output projection, or the feed-forward
+    /// layer.
     pub pruned: bool,
-    /// What layers have that keep a state instead of keys and values.
+    /// Recurrent part of the layers.
     pub recurrent: Option<RecurrentSpec>,
-    /// Which layers see only a window, where the file does not say it layer by layer.
+    /// Layers with windowed attention, unless the file lists them.
     pub windows: Windows,
-    /// What a window is.
+    /// Kind of window.
     pub window_kind: WindowKind,
-    /// RoPE base of windowed layers, where GGUF files do not say it.
+    /// RoPE base of windowed layers, for GGUF files without one.
     pub window_rope_base: Option<f32>,
-    /// What scores are scaled by.
+    /// Scale of attention scores.
     pub query_scale: QueryScale,
-    /// Where queries and keys are normalised, if they are.
+    /// Place of the norms of queries and keys.
     pub qk_norm: QkNorm,
-    /// What a gate on attention goes through, where the file has one.
+    /// Activation of the attention gate, where the file has one.
     pub attention_gate: Activation,
-    /// Whether each query head is followed by a gate on its result.
+    /// True if each query head is followed by a gate on its result.
     pub gated_queries: bool,
-    /// Whether value heads are normalised, without weights.
+    /// True if value heads are normalized, without weights.
     pub value_norm: bool,
-    /// Whether keys serve as values where a layer has no values of its own.
+    /// True if keys serve as values where a layer has no values of its own.
     pub keys_as_values: bool,
-    /// Whether attention sharpens far out.
+    /// Rule for scaling attention at large positions (temperature tuning).
     pub temperature: TemperatureRule,
-    /// The order of rows where Hugging Face files keep q, k and v in one matrix.
+    /// Row order of Hugging Face matrices that contain q, k and v.
     pub hf_qkv: QkvLayout,
 
-    /// The function of the feed-forward layers.
+    /// Activation of the feed-forward layers.
     pub activation: ActivationRule,
-    /// gpt-oss: the bound on both halves of a gated unit.
+    /// gpt-oss: bound on both halves of a gated unit.
     pub glu_limit: Option<f32>,
-    /// Width of the feed-forward layers, where the file does not say.
+    /// Default width of the feed-forward layers.
     pub default_ff: DefaultFf,
-    /// Whether the feed-forward length of the file counts both halves (Qwen 1).
+    /// True if the feed-forward length in the file counts both halves (Qwen 1).
     pub ff_counts_both: bool,
-    /// What the router does, where there are experts and the file does not say.
+    /// Default router settings, for models with experts.
     pub moe: MoeSpec,
-    /// Gemma 3n: whether the threshold of sparse activations uses the unbiased variance.
+    /// Gemma 3n: true if the threshold of sparse activations uses the unbiased variance.
     pub unbiased_sparsity: bool,
 
-    /// How embeddings, residuals and logits are scaled.
+    /// Scales of embeddings, residuals and logits.
     pub scales: Scales,
 
-    /// Names in `config.json` that differ from Llama's; the first of each pair is that.
+    /// Names in `config.json` that differ from Llama's, as pairs of Llama's name and this family's.
     pub hf_keys: &'static [(&'static str, &'static str)],
-    /// GGUF names that differ from the usual.
+    /// GGUF names that differ from the default.
     pub gguf_names: &'static [(TensorRole, &'static str)],
-    /// Hugging Face names that differ from Llama's. A role may have several: the first that the
-    /// file has is taken.
+    /// Hugging Face names that differ from Llama's. A role may have several; the first that the
+    /// file contains is used.
     pub hf_names: &'static [(TensorRole, &'static str)],
-    /// Tensors that Hugging Face files keep as inputs × outputs.
+    /// Tensors that Hugging Face files store as inputs × outputs.
     pub hf_transposed: &'static [TensorRole],
-    /// Whether rows of gate and up alternate where Hugging Face files keep both in one matrix.
+    /// True if the rows of gate and up alternate in Hugging Face matrices that contain both.
     pub hf_gate_up_alternate: bool,
-    /// What GGUF makes of matrices that Hugging Face files keep together.
+    /// Differences between GGUF and Hugging Face matrices.
     pub gguf_form: GgufForm,
 }
 
-/// What GGUF takes apart, or keeps together, of the matrices of Hugging Face files.
+/// Splitting and fusing of Hugging Face matrices in GGUF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgufForm {
-    /// Whether queries, keys and values in one matrix become three.
+    /// True if a matrix of queries, keys and values is split into three.
     pub split_qkv: bool,
-    /// Whether both halves of experts in one stack stay so.
+    /// True if gate and up of the experts stay in one stack.
     pub fused_experts: bool,
-    /// Whether the up-projection of compressed keys and values becomes two, ready to be applied to
-    /// queries.
+    /// True if the up-projection of compressed keys and values (MLA) is split into two, in the form
+    /// that is applied to queries.
     pub absorbed_kv: bool,
-    /// Whether both halves of a feed-forward layer in one matrix become two.
+    /// True if a matrix of gate and up is split into two.
     pub split_gate_up: bool,
-    /// Whether factors of the configuration are in the weights (Falcon-H1).
+    /// True if the multipliers of the configuration are folded into the weights (Falcon-H1).
     pub folded_multipliers: bool,
-    /// Tensors whose names lack the usual ending.
+    /// Tensors whose names lack the `.weight` or `.bias` suffix.
     pub bare: &'static [TensorRole],
 }
 
-/// What GGUF files of most families look like.
+/// Form of the GGUF files of most families.
 const USUAL_FORM: GgufForm = GgufForm {
     split_qkv: false,
     fused_experts: false,
@@ -170,7 +174,19 @@ const USUAL_FORM: GgufForm = GgufForm {
     bare: &[],
 };
 
-/// The layout of rotary embeddings in each kind of file.
+/// Families whose quantization recipes differ ([`crate::recipe`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Family {
+    /// All other families.
+    #[default]
+    Default,
+    /// Llama; its largest model has a rule of its own.
+    Llama,
+    /// Falcon; its feed-forward layers are less sensitive.
+    Falcon,
+}
+
+/// RoPE pairings of each file format.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeLayouts {
     /// In GGUF, whose converter permutes the weights of some families.
@@ -179,87 +195,86 @@ pub struct RopeLayouts {
     pub hf: RopeLayout,
 }
 
-/// Pairs are halves of a head in both kinds of file.
+/// Pairs consist of an element of each half of the head, in both formats.
 const HALVES: RopeLayouts = RopeLayouts {
     gguf: RopeLayout::Halves,
     hf: RopeLayout::Halves,
 };
 
-/// Pairs are neighbours in both kinds of file.
+/// Pairs are neighboring elements, in both formats.
 const INTERLEAVED: RopeLayouts = RopeLayouts {
     gguf: RopeLayout::Interleaved,
     hf: RopeLayout::Interleaved,
 };
 
-/// GGUF's converter permutes the rows of q and k so that pairs are neighbours.
+/// Pairs are neighbors in GGUF only: its converter permutes the rows of q and k.
 const PERMUTED: RopeLayouts = RopeLayouts {
     gguf: RopeLayout::Interleaved,
     hf: RopeLayout::Halves,
 };
 
-/// Which layers have rotary embeddings.
+/// Layers that apply RoPE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeLayers {
-    /// All.
+    /// All layers.
     All,
-    /// None: positions are learned, or scores fall with distance.
+    /// No layer: positions are learned or linear biases.
     None,
-    /// All but each n-th, where the file does not list them.
+    /// All but every n-th layer, unless the file lists them.
     AllButEvery(usize),
-    /// Those with a window, if there are any; else all.
+    /// Layers with a window, if there are any; else all.
     Windowed,
-    /// All where the file says so; none where it says nothing.
+    /// All layers if the file says so; otherwise none.
     IfGiven,
 }
 
-/// Linear biases by distance.
+/// Linear position biases (ALiBi, Press et al. 2022).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Alibi {
-    /// Where the metadata gives their largest slope.
+    /// Used if the metadata contains the maximum bias.
     IfGiven,
-    /// In all models, with this exponent.
+    /// Used in all models, with this maximum bias.
     Always(f32),
-    /// In the model of this many layers, which then has no rotary embedding (Baichuan).
+    /// Used in models with this number of layers, instead of RoPE (Baichuan).
     IfLayers(usize, f32),
 }
 
-/// How tokens see each other.
+/// Kind of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixer {
-    /// Softmax attention over keys and values.
+    /// Softmax attention over cached keys and values.
     Attention,
-    /// Multi-head latent attention: keys and values are kept compressed.
+    /// Multi-head latent attention: the cache holds compressed keys and values.
     Mla,
 }
 
-/// The recurrent parts of a family.
+/// Recurrent parts of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct RecurrentSpec {
-    /// What they compute.
+    /// Kind of recurrence.
     pub kind: RecurrentKind,
-    /// Which layers have them.
+    /// Layers that have them.
     pub layers: RecurrentLayers,
-    /// Mamba: whether steps, and what is written and read, are normalised although the file has no
-    /// weights for it, where the file does not say.
+    /// Mamba: default of whether steps, B and C are normalized without weights.
     pub inner_norms: bool,
-    /// Mamba 2: whether each group of heads has its own norm in Hugging Face's reading as well.
+    /// Mamba 2: true if `transformers` also normalizes each group of heads separately.
     pub hf_norm_groups: bool,
-    /// How heads of values share those of keys in GGUF files.
+    /// Assignment of value heads to key heads in GGUF files.
     pub gguf_sharing: KeySharing,
 }
 
-/// What a recurrent part computes.
+/// Kind of recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecurrentKind {
-    /// A gated convolution over a few tokens.
+    /// Gated short convolution (LFM2).
     ShortConv,
-    /// A state space whose channels are each their own.
+    /// Mamba: a selective state space per channel.
     Mamba,
-    /// A state space with heads.
+    /// Mamba 2: a selective state space per head.
     Mamba2,
-    /// The gated delta rule.
+    /// Gated delta rule.
     DeltaNet,
-    /// The same with a decay for each channel.
+    /// Gated delta rule with a decay for each channel (Kimi).
     KimiDelta,
     /// RWKV 4.
     Rwkv4,
@@ -269,100 +284,102 @@ pub enum RecurrentKind {
     Rwkv7,
 }
 
-/// Which layers are recurrent.
+/// Layers that are recurrent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecurrentLayers {
-    /// Those that the file lists as having no attention; all where it lists nothing.
+    /// Layers that the file lists as having no attention; all if it has no list.
     Listed,
-    /// The same, but all except each n-th where it lists nothing.
+    /// As `Listed`, but all except every n-th if the file has no list.
     AllButEvery(usize),
-    /// As listed, and a layer is a mixer or a feed-forward layer, not both.
-    Alone,
-    /// All, beside attention.
-    Beside,
+    /// As `Listed`; in addition, a layer is either a mixer or a feed-forward layer.
+    Exclusive,
+    /// All layers, in parallel with attention.
+    Parallel,
 }
 
-/// Which layers attend to a window.
+/// Layers with windowed attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Windows {
-    /// None: a window in the metadata is not meant for this graph.
+    /// No layer; a window in the metadata is ignored.
     Never,
-    /// All layers, if the metadata gives a window.
+    /// All layers, if the metadata contains a window.
     All,
-    /// All but each n-th.
+    /// All but every n-th layer.
     AllButEvery(usize),
-    /// Each n-th is full, beginning with the first.
+    /// All but every n-th layer, where the first is full.
     FullFirst(usize),
 }
 
-/// What a window is.
+/// Kind of attention window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowKind {
-    /// The last positions.
+    /// Sliding window over the last positions.
     Sliding,
-    /// The positions of the same chunk; of this size where the file does not say.
+    /// Chunk that contains the position; the size applies unless the file has one.
     Chunk(usize),
 }
 
-/// What attention scores are scaled by, where the file does not say it.
+/// Scale of attention scores, unless the file contains one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryScale {
-    /// One over the root of the head's width.
+    /// `1 / √head_dim`.
     HeadDim,
-    /// The same, but in the model of this many layers by `embedding / heads` (Gemma's largest).
+    /// As `HeadDim`, but `1 / √(embedding / heads)` in the model with this number of layers (Gemma
+    /// 27B).
     HeadDimUnlessLayers(usize),
-    /// Not at all: queries and keys are normalised.
+    /// No scale: queries and keys are normalized.
     One,
 }
 
 /// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Before they are turned, where the file has weights for it.
+    /// Before RoPE, where the file has weights for them.
     BeforeRope,
-    /// After, where the file has weights for it.
+    /// After RoPE, where the file has weights for them.
     AfterRope,
-    /// After, without weights, on layers that turn, unless the model has this many experts (Llama 4).
+    /// After RoPE, without weights, in layers with RoPE, unless the model has this many experts
+    /// (Llama 4).
     UnweightedAfterRope(usize),
 }
 
-/// When attention sharpens far out.
+/// Rule for scaling queries at large positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TemperatureRule {
-    /// Where the metadata says so, in all layers.
+    /// In all layers, if the metadata contains the scale.
     IfGiven,
-    /// In layers without rotary embedding: factor, period and offset where the file does not say.
+    /// In layers without RoPE, with this default scale and period.
     WithoutRope(f32, usize),
 }
 
-/// The rows of a matrix that holds q, k and v.
+/// Row order of a matrix that contains q, k and v.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkvLayout {
-    /// All of q, all of k, all of v.
+    /// All of q, then all of k, then all of v.
     Concatenated,
-    /// For each key head: the query heads that share it, its key, its value.
+    /// For each key head: its query heads, the key, the value.
     Grouped,
 }
 
-/// The function of feed-forward layers.
+/// Activation of feed-forward layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationRule {
-    /// What `config.json` names; this in GGUF.
+    /// Activation named in `config.json`; this one in GGUF.
     Named(Activation),
-    /// This, whatever a `config.json` says.
+    /// This activation; `config.json` is ignored.
     Always(Activation),
-    /// xIELU.
+    /// xIELU, whose parameters are learned.
     Xielu,
-    /// GELU's approximation where there is a gate, else ReLU (T5).
+    /// Approximate GELU in gated layers, else ReLU (T5).
     ReluOrGatedGelu,
 }
 
-/// How wide feed-forward layers are by default.
+/// Default width of feed-forward layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultFf {
-    /// Four times the stream.
+    /// Four times the embedding width.
     Quadruple,
-    /// Two thirds of that, rounded up to a multiple of 256.
+    /// 8/3 of the embedding width, rounded up to a multiple of 256.
     TwoThirds,
 }
 
@@ -375,38 +392,38 @@ impl DefaultFf {
     }
 }
 
-/// How values are scaled along the way.
+/// Scales of embeddings, residuals and logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
-    /// As the metadata says; logits are divided by their scale (Granite).
+    /// From the metadata; logits are divided by their scale (Granite).
     Given,
-    /// As the metadata says; logits are multiplied by their scale (Cohere).
+    /// From the metadata; logits are multiplied by their scale (Cohere).
     GivenMultiply,
-    /// Embeddings by the root of their width (Gemma).
+    /// Embeddings are multiplied by the root of their width (Gemma).
     SqrtWidth,
-    /// MiniCPM's way of counting.
+    /// From the metadata, with the definitions of MiniCPM.
     MiniCpm,
 }
 
-/// What a mixture of experts does with its router's logits.
+/// Default router settings of a mixture of experts.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeSpec {
-    /// What turns logits into weights.
+    /// Function from router logits to weights.
     pub gating: Gating,
-    /// Whether the chosen weights are scaled to sum to one.
+    /// True if the weights of the selected experts are scaled to sum to one.
     pub renormalize: bool,
-    /// What a group of experts counts for, where routing is limited to groups.
+    /// Score of a group of experts, in group-limited routing.
     pub group_score: GroupScore,
-    /// Whether the weight multiplies an expert's input.
+    /// True if the weight multiplies an expert's input instead of its output.
     pub weigh_input: bool,
 }
 
-/// What most families have in common; a descriptor names only its differences.
+/// Defaults. A descriptor lists only its differences.
 const BASE: Arch = Arch {
     name: "",
     hf_classes: &[],
     hf_when: None,
-    mix_family: Family::Usual,
+    recipe_family: Family::Default,
     norm: NormKind::Rms,
     norm_weights: true,
     pre_norm: true,
@@ -450,7 +467,7 @@ const BASE: Arch = Arch {
     gguf_form: USUAL_FORM,
 };
 
-/// The usual router.
+/// Default router settings.
 const MOE: MoeSpec = MoeSpec {
     gating: Gating::Softmax,
     renormalize: true,
@@ -458,16 +475,16 @@ const MOE: MoeSpec = MoeSpec {
     weigh_input: false,
 };
 
-/// Recurrent parts as most have them.
+/// Defaults of recurrent parts.
 const RECURRENT: RecurrentSpec = RecurrentSpec {
     kind: RecurrentKind::Mamba2,
     layers: RecurrentLayers::Listed,
     inner_norms: false,
     hf_norm_groups: false,
-    gguf_sharing: KeySharing::Runs,
+    gguf_sharing: KeySharing::Grouped,
 };
 
-/// Every architecture that runs. A GGUF name finds the first with that name.
+/// All supported architectures. A GGUF name selects the first descriptor with that name.
 pub static ARCHS: &[&Arch] = &[
     &llama::LLAMA,
     &llama::MISTRAL,
@@ -585,7 +602,7 @@ pub static ARCHS: &[&Arch] = &[
 ];
 
 impl Arch {
-    /// The architecture of a file, from its metadata alone.
+    /// Detects the architecture of a file from its metadata.
     pub fn detect(file: &ModelFile) -> Result<&'static Arch, ModelError> {
         let (wanted, found) = match file.format() {
             Format::Gguf { .. } => {
@@ -610,12 +627,12 @@ impl Arch {
                         file: place(),
                         key: "architectures".into(),
                     })?;
-                let meant = |arch: &&&Arch| {
+                let matches = |arch: &&&Arch| {
                     let when = arch.hf_when.zip(file.config());
                     arch.hf_classes.contains(&class) && when.is_none_or(|(when, it)| when(it))
                 };
-                // Those that ask for more come after those that do not.
-                (class, ARCHS.iter().rev().find(meant))
+                // Descriptors with further conditions come after those without.
+                (class, ARCHS.iter().rev().find(matches))
             }
         };
         found
@@ -628,7 +645,7 @@ impl Arch {
     }
 }
 
-/// The supported names that look most like `wanted`, for the error message.
+/// Supported names that are most similar to `wanted`, for the error message.
 fn nearest(wanted: &str) -> String {
     let wanted = wanted.to_ascii_lowercase();
     let mut names: Vec<(usize, &str)> = ARCHS
@@ -641,9 +658,9 @@ fn nearest(wanted: &str) -> String {
     names.join(", ")
 }
 
-/// Levenshtein's distance.
+/// Levenshtein distance.
 fn edit_distance(a: &str, b: &str) -> usize {
-    // Names are short; a hostile one is cut so that the table stays small.
+    // Names from files are cut to bound the size of the table.
     let a: Vec<char> = a.chars().take(64).collect();
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -664,14 +681,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_name_is_answered_with_its_neighbours() {
+    fn unknown_name_gets_similar_names() {
         assert!(nearest("qwen4").contains("qwen3"));
         assert_eq!(edit_distance("gemma", "gamma3"), 2);
     }
 
     #[test]
-    fn descriptors_are_told_apart() {
-        // A class leads to one descriptor, and a GGUF name to the first that has it.
+    fn classes_are_unique() {
+        // A class selects one descriptor, and a GGUF name the first with that name.
         let plain = ARCHS.iter().filter(|arch| arch.hf_when.is_none());
         let mut classes: Vec<&str> = plain.flat_map(|a| a.hf_classes).copied().collect();
         classes.sort_unstable();

@@ -4,7 +4,7 @@ use super::names::*;
 use super::{ActivationRule, Arch, BASE, MOE, MoeSpec, Windows, llama};
 use crate::graph::{Activation, Gating, NormKind};
 
-/// Phi 1 and 2: layer norms, biases, both halves of a layer side by side.
+/// Phi 1 and 2: layer norms, biases, attention and feed-forward layer in parallel.
 pub(super) static PHI2: Arch = Arch {
     name: "phi2",
     hf_classes: &["PhiForCausalLM"],
@@ -21,14 +21,14 @@ pub(super) static PHI2: Arch = Arch {
     ..BASE
 };
 
-/// Phi 3 and 4: Llama with fused matrices and LongRoPE. GGUF files are run without the window that
-/// their metadata gives, as they were measured.
+/// Phi 3 and 4: Llama with fused matrices and LongRoPE. The window in GGUF metadata is ignored, as
+/// in llama.cpp.
 pub(super) static PHI3: Arch = Arch {
     name: "phi3",
     ..BASE
 };
 
-/// Phi 3 and 4 in Hugging Face's layout.
+/// Phi 3 and 4 in Hugging Face directories.
 pub(super) static PHI3_HF: Arch = Arch {
     name: "phi3",
     hf_classes: &["Phi3ForCausalLM", "Phi4MMForCausalLM"],
@@ -36,13 +36,13 @@ pub(super) static PHI3_HF: Arch = Arch {
     ..BASE
 };
 
-/// Phi 3.5 MoE as GGUF files mean it: RMS norms with biases, and the usual router.
+/// Phi 3.5 MoE as in GGUF files: RMS norms with biases, the default router.
 pub(super) static PHIMOE: Arch = Arch {
     name: "phimoe",
     ..BASE
 };
 
-/// Phi 3.5 MoE as it was trained: layer norms, and SparseMixer as the router.
+/// Phi 3.5 MoE as trained: layer norms, SparseMixer as the router.
 pub(super) static PHIMOE_HF: Arch = Arch {
     name: "phimoe",
     hf_classes: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],

@@ -1,4 +1,4 @@
-//! The Qwen family, and those that grew out of it.
+//! The Qwen family and similar ones.
 
 use super::names::*;
 use super::{
@@ -25,14 +25,14 @@ pub(super) static QWEN: Arch = Arch {
     ..BASE
 };
 
-/// Qwen 2 and 2.5: Llama with biases on q, k and v.
+/// Qwen 2 and 2.5: Llama with biases of q, k and v.
 pub(super) static QWEN2: Arch = Arch {
     name: "qwen2",
     hf_classes: &["Qwen2ForCausalLM", "Qwen2Model"],
     ..BASE
 };
 
-/// The language model of Qwen 2-VL and 2.5-VL. Text has one position in all sections of RoPE.
+/// Language model of Qwen 2-VL and 2.5-VL. Text has the same position in all sections of RoPE.
 pub(super) static QWEN2VL: Arch = Arch {
     name: "qwen2vl",
     hf_classes: &[
@@ -55,7 +55,7 @@ const SHARED_EXPERT: &[(TensorRole, &str)] = &[
     ),
 ];
 
-/// Qwen 2 with experts, and a gated one that all tokens share.
+/// Qwen 2 with experts, including a gated shared expert.
 pub(super) static QWEN2MOE: Arch = Arch {
     name: "qwen2moe",
     hf_classes: &["Qwen2MoeForCausalLM"],
@@ -67,7 +67,7 @@ pub(super) static QWEN2MOE: Arch = Arch {
     ..BASE
 };
 
-/// Qwen 3: a norm on each head of q and k instead of the biases.
+/// Qwen 3: norms of each head of q and k instead of biases.
 pub(super) static QWEN3: Arch = Arch {
     name: "qwen3",
     hf_classes: &["Qwen3ForCausalLM", "Qwen3Model"],
@@ -81,7 +81,7 @@ pub(super) static QWEN3MOE: Arch = Arch {
     ..BASE
 };
 
-/// The language model of Qwen 3-VL.
+/// Language model of Qwen 3-VL.
 pub(super) static QWEN3VL: Arch = Arch {
     name: "qwen3vl",
     hf_classes: &["Qwen3VLForConditionalGeneration"],
@@ -89,7 +89,7 @@ pub(super) static QWEN3VL: Arch = Arch {
     ..BASE
 };
 
-/// The language model of Qwen 3-VL with experts.
+/// Language model of Qwen 3-VL with experts.
 pub(super) static QWEN3VLMOE: Arch = Arch {
     name: "qwen3vlmoe",
     hf_classes: &["Qwen3VLMoeForConditionalGeneration"],
@@ -105,7 +105,7 @@ pub(super) static QWEN3VLMOE: Arch = Arch {
     ..BASE
 };
 
-/// Mellum: Qwen 3 with experts, three windowed layers to a full one.
+/// Mellum: Qwen 3 with experts; every fourth layer full and the others windowed.
 pub(super) static MELLUM: Arch = Arch {
     name: "mellum",
     hf_classes: &["MellumForCausalLM"],
@@ -113,7 +113,7 @@ pub(super) static MELLUM: Arch = Arch {
     ..BASE
 };
 
-/// MiMo V2: windows with sinks, values narrower than keys.
+/// MiMo V2: windows with attention sinks, values narrower than keys.
 pub(super) static MIMO2: Arch = Arch {
     name: "mimo2",
     hf_classes: &["MiMoV2FlashForCausalLM"],
@@ -175,7 +175,7 @@ const DELTA_NET_BASE: Arch = Arch {
     ..BASE
 };
 
-/// Qwen 3-Next: gated delta nets, gated attention in each fourth layer, experts.
+/// Qwen 3-Next: gated delta nets, gated attention in every fourth layer, experts.
 pub(super) static QWEN3NEXT: Arch = Arch {
     name: "qwen3next",
     hf_classes: &["Qwen3NextForCausalLM"],
@@ -187,7 +187,7 @@ pub(super) static QWEN35: Arch = Arch {
     name: "qwen35",
     hf_classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     recurrent: Some(RecurrentSpec {
-        gguf_sharing: KeySharing::Turns,
+        gguf_sharing: KeySharing::Interleaved,
         ..DELTA_NET
     }),
     ..DELTA_NET_BASE
@@ -201,7 +201,7 @@ pub(super) static QWEN35MOE: Arch = Arch {
         "Qwen3_5MoeForConditionalGeneration",
     ],
     recurrent: Some(RecurrentSpec {
-        gguf_sharing: KeySharing::Turns,
+        gguf_sharing: KeySharing::Interleaved,
         ..DELTA_NET
     }),
     ..DELTA_NET_BASE

@@ -1,85 +1,83 @@
-//! The numbers of recurrent layers, and which layers those are, as GGUF metadata and `config.json`
-//! say it in their many ways.
+//! Hyper-parameters of recurrent layers, and their indices, from GGUF metadata or `config.json`.
 
+use super::ModelError;
 use super::hparams::{FF, MAX_FF, MAX_HEADS, MAX_WIDTH};
 use super::layers::{HEADS, KV_HEADS};
 use super::source::{Key, MAX_LAYERS, Source, key};
 use super::{Arch, RecurrentKind, RecurrentLayers, RecurrentSpec};
 use crate::graph::KeySharing;
-use crate::model::ModelError;
 use serde_json::Value;
 
-/// The shape of a recurrent part.
+/// Parameters of a recurrent part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecurrentParams {
-    /// What it computes.
+    /// Kind of recurrence.
     pub kind: RecurrentKind,
-    /// Tokens that its convolution sees.
+    /// Kernel width of the convolution, in tokens.
     pub kernel: usize,
-    /// Elements of all heads of values.
+    /// Elements of all value heads.
     pub inner: usize,
-    /// Heads of values.
+    /// Value heads.
     pub n_heads: usize,
-    /// Heads of keys, or groups of heads that share what they write and read by.
+    /// Key heads, or groups of heads that share B and C.
     pub n_groups: usize,
-    /// Elements of a key, or of the state of each element.
+    /// Elements of a key, or state elements per channel.
     pub state_dim: usize,
-    /// How heads of values share those of keys.
+    /// Assignment of value heads to key heads.
     pub sharing: KeySharing,
-    /// Mamba: whether steps, and what is written and read, are normalised without weights.
+    /// Mamba: true if steps, B and C are normalized without weights.
     pub inner_norms: bool,
-    /// Added to the variance in those norms.
+    /// Epsilon of those norms.
     pub epsilon: f32,
-    /// Mamba 2: groups that are normalised by themselves.
+    /// Mamba 2: groups that are normalized separately.
     pub norm_groups: usize,
-    /// Mamba 2: whether the norm comes before the gate.
+    /// Mamba 2: true if the norm precedes the gate.
     pub norm_before_gate: bool,
 }
 
 impl RecurrentParams {
-    /// Mamba 2: rows of its input projection for the gate, the input, what is written, what is read,
-    /// and steps.
+    /// Mamba 2: rows of the input projection for gate, input, B, C and steps.
     pub fn mamba2_rows(&self) -> [usize; 5] {
         let shared = self.n_groups * self.state_dim;
         [self.inner, self.inner, shared, shared, self.n_heads]
     }
 }
 
-/// Falcon-H1's factors; GGUF files have them in the weights.
+/// Multipliers of Falcon-H1. In GGUF files they are folded into the weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Multipliers {
-    /// On the input of attention.
+    /// Of the input of attention.
     pub attention_in: f32,
-    /// On its result.
+    /// Of the output of attention.
     pub attention_out: f32,
-    /// On keys.
+    /// Of keys.
     pub key: f32,
-    /// On the input of the recurrent part.
+    /// Of the input of the recurrent part.
     pub ssm_in: f32,
-    /// On its gate, input, what is written, what is read, and steps.
+    /// Of gate, input, B, C and steps of the recurrent part.
     pub ssm: [f32; 5],
-    /// On its result.
+    /// Of the output of the recurrent part.
     pub ssm_out: f32,
-    /// On the gated half of the feed-forward layer.
+    /// Of the gate of the feed-forward layer.
     pub ffn_gate: f32,
-    /// On its result.
+    /// Of the output of the feed-forward layer.
     pub ffn_down: f32,
 }
 
-/// What a layer has besides a feed-forward layer.
+/// Kind of token mixer in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LayerKind {
     Attention,
     Recurrent,
-    /// Both at once.
+    /// Attention and a recurrent part in parallel.
     Both,
-    /// Neither.
+    /// No mixer, only a feed-forward layer.
     FeedForward,
 }
 
-/// The kind of each layer, by its name.
+/// Kind of each layer, by name.
 const TYPES: Key = key("", &["layer_types", "layers_block_type", "block_types"]);
-/// The same, a letter a layer.
+/// Kind of each layer, by letter.
 const PATTERN: Key = key("", &["hybrid_override_pattern"]);
 
 const N_HEADS: Key = key(
@@ -107,7 +105,7 @@ const GROUPS: Key = key(
 );
 
 impl Source<'_> {
-    /// How many layers a list of their kinds has, where the file does not say it otherwise.
+    /// Number of layers in a list of kinds, for files without an explicit count.
     pub(super) fn listed_layers(&self) -> Option<usize> {
         let n = match (self.get(&TYPES), self.get(&PATTERN)) {
             (Some(Value::Array(types)), _) => types.len(),
@@ -117,7 +115,7 @@ impl Source<'_> {
         (1..=MAX_LAYERS).contains(&n).then_some(n)
     }
 
-    /// What each layer has.
+    /// Kind of each layer.
     pub(super) fn layer_kinds(
         &self,
         arch: &Arch,
@@ -127,7 +125,7 @@ impl Source<'_> {
         let Some(spec) = arch.recurrent else {
             return Ok(vec![LayerKind::Attention; n_layers]);
         };
-        if spec.layers == RecurrentLayers::Beside {
+        if spec.layers == RecurrentLayers::Parallel {
             return Ok(vec![LayerKind::Both; n_layers]);
         }
         if let Some(kinds) = self.kinds_by_name(count)? {
@@ -135,7 +133,7 @@ impl Source<'_> {
         }
         if let Some(attention) = self.attention_layers(count)? {
             let feeds = match (spec.layers, self.per_layer(&FF, count, 0, MAX_FF)?) {
-                (RecurrentLayers::Alone, Some(n_ff)) => n_ff,
+                (RecurrentLayers::Exclusive, Some(n_ff)) => n_ff,
                 _ => vec![0; n_layers],
             };
             let kinds = attention.iter().zip(feeds);
@@ -192,7 +190,7 @@ impl Source<'_> {
         kinds.collect::<Result<_, _>>().map(Some)
     }
 
-    /// Which layers have attention, where the file lists them.
+    /// True for each layer with attention, if the file lists them.
     fn attention_layers(&self, count: (usize, usize)) -> Result<Option<Vec<bool>>, ModelError> {
         const LISTED: Key = key("", &["attn_layer_indices", "full_attn_idxs"]);
         const FROM_ONE: Key = key("", &["linear_attn_config.full_attn_layers"]);
@@ -220,7 +218,7 @@ impl Source<'_> {
         Ok(None)
     }
 
-    /// The numbers of the recurrent parts.
+    /// Parameters of the recurrent parts.
     pub(super) fn recurrent(
         &self,
         spec: RecurrentSpec,
@@ -240,7 +238,7 @@ impl Source<'_> {
             }
             RecurrentKind::Mamba2 | RecurrentKind::DeltaNet => {
                 let n_heads = self.required(&N_HEADS, 1, MAX_HEADS)?;
-                // Some say "auto".
+                // The value may be "auto".
                 let head_dim = match self.get(&HEAD_DIM) {
                     Some(Value::Number(_)) => self.optional(&HEAD_DIM, 1, MAX_WIDTH)?,
                     _ => None,
@@ -296,7 +294,7 @@ impl Source<'_> {
             n_groups,
             state_dim,
             sharing: match self.config {
-                Some(_) => KeySharing::Runs,
+                Some(_) => KeySharing::Grouped,
                 None => spec.gguf_sharing,
             },
             inner_norms: self.flag(&NORMS)?.unwrap_or(spec.inner_norms),
@@ -306,7 +304,7 @@ impl Source<'_> {
         })
     }
 
-    /// Elements of the inner stream of a Mamba, which expands the outer.
+    /// Width of a Mamba's inner stream.
     fn mamba_width(&self, n_embd: usize) -> Result<usize, ModelError> {
         const EXPAND: Key = key("", &["mamba_expand", "expand"]);
         if let Some(inner) = self.optional(&INNER, 1, MAX_WIDTH)? {

@@ -1,11 +1,11 @@
-//! The rotary embeddings of a model, as GGUF metadata and `config.json` describe them.
+//! Rotary embeddings (RoPE) of a model, from GGUF metadata or `config.json`.
 
+use super::ModelError;
 use super::hparams::{CONTEXT, MAX_CONTEXT};
 use super::source::{Key, Source, key};
 use super::{Arch, Mixer};
 use crate::graph::Rope;
 use crate::graph::rope::{RopeFactors, RopeScaling, Yarn};
-use crate::model::ModelError;
 use serde_json::Value;
 
 const ROPE: Key = key("rope", &["rope_parameters"]);
@@ -18,7 +18,7 @@ const ORIGINAL: Key = key(
     ],
 );
 
-/// YaRN's attention temperature for a context that is `factor` times longer.
+/// Attention temperature of YaRN (Peng et al. 2023) for a context that is `factor` times longer.
 fn yarn_magnitude(factor: f32, weight: f32) -> f32 {
     if factor <= 1.0 {
         1.0
@@ -28,14 +28,14 @@ fn yarn_magnitude(factor: f32, weight: f32) -> f32 {
 }
 
 impl Source<'_> {
-    /// The context that rotary embeddings were first trained on.
+    /// Context length before RoPE scaling.
     pub(super) fn rope_original_context(&self, n_ctx_train: usize) -> Result<usize, ModelError> {
         let context = self.optional(&ORIGINAL, 0, MAX_CONTEXT)?;
         Ok(context.filter(|&n| n > 0).unwrap_or(n_ctx_train))
     }
 
-    /// The rotary embedding of full layers, then that of windowed ones where it differs; and what
-    /// latent attention multiplies queries and keys by for YaRN. `dims` are the heads' widths.
+    /// Returns the RoPE of full layers, followed by that of windowed layers if it differs, and the
+    /// YaRN factor of queries and keys in latent attention. `dims` are the head widths.
     pub(super) fn ropes(
         &self,
         arch: &Arch,
@@ -60,7 +60,7 @@ impl Source<'_> {
         const SLOW: Key = key("rope.scaling.yarn_beta_slow", &[]);
         const WEIGHT: Key = key("rope.scaling.yarn_log_multiplier", &[]);
 
-        let turning = |key: &Key, width: usize| -> Result<usize, ModelError> {
+        let rotated = |key: &Key, width: usize| -> Result<usize, ModelError> {
             let dims = self.optional(key, 0, width)?;
             Ok(dims.filter(|&d| d > 0).unwrap_or(width))
         };
@@ -75,8 +75,8 @@ impl Source<'_> {
         let scaling = match self.get(&KIND).as_ref().and_then(Value::as_str) {
             Some("yarn") => {
                 let weight = self.positive(&WEIGHT)?;
-                // The converter of DeepSeek's family writes a tenth of the weight, which then is
-                // that of the numerator as well.
+                // DeepSeek's converter writes a tenth of the weight, which applies to the numerator
+                // as well.
                 let latent = arch.mixer == Mixer::Mla;
                 let weight = weight.map(|w| if latent { 10.0 * w } else { w });
                 magnitude *= match weight {
@@ -103,7 +103,7 @@ impl Source<'_> {
             Some(other) => return Err(self.bad(&KIND, format!("{other:?} is not supported"))),
         };
         let full = Rope {
-            dims: turning(&DIMS, width)?,
+            dims: rotated(&DIMS, width)?,
             base,
             scaling,
             factors: RopeFactors::None,
@@ -165,7 +165,7 @@ impl Source<'_> {
         Ok((ropes, query_magnitude))
     }
 
-    /// One rotary embedding from the object that describes it, with the top level as fallback.
+    /// Reads one RoPE from its JSON object; missing fields come from the top level.
     fn config_rope(
         &self,
         arch: &Arch,
@@ -209,7 +209,7 @@ impl Source<'_> {
             None => number("rotary_pct")?,
         };
         if share.is_some_and(|share| share > 1.0) {
-            return Err(self.bad(&ROPE, format!("{share:?} of a head turns")));
+            return Err(self.bad(&ROPE, format!("{share:?} is not a fraction of a head")));
         }
         let mut dims = match (share, number("rotary_dim")?) {
             (Some(share), _) => (width as f32 * share) as usize,
@@ -220,7 +220,7 @@ impl Source<'_> {
         let mut factors = RopeFactors::None;
         let kind = rope.get("rope_type").or_else(|| rope.get("type"));
         let scaling = match kind.and_then(Value::as_str) {
-            // Text has the same position in all of the sections of a multi-section embedding.
+            // Multi-section RoPE: text has the same position in all sections.
             None | Some("default" | "mrope") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear(required("factor")?),
             Some("dynamic") => RopeScaling::Dynamic {
@@ -272,11 +272,11 @@ impl Source<'_> {
                 };
                 RopeScaling::None
             }
-            // All pairs have the frequencies of a whole head, but the later ones stand still.
+            // All pairs use the frequencies of a full head, but the later ones are not rotated.
             Some("proportional") => {
-                let turning = dims / 2;
+                let rotated = dims / 2;
                 dims = width;
-                let factor = |pair| if pair < turning { 1.0 } else { f32::INFINITY };
+                let factor = |pair| if pair < rotated { 1.0 } else { f32::INFINITY };
                 factors = RopeFactors::Fixed((0..width / 2).map(factor).collect());
                 match number("factor")? {
                     Some(factor) => RopeScaling::Linear(factor),

@@ -6,7 +6,7 @@ use crate::graph::NormKind;
 
 const HF_KEYS: &[(&str, &str)] = &[("layer_norm_eps", "layer_norm_epsilon")];
 
-/// RWKV 4 (Dove): each channel is a head of its own.
+/// RWKV 4 (Dove): each channel is a separate head.
 pub(super) static RWKV4: Arch = Arch {
     name: "rwkv4",
     hf_classes: &["RwkvForCausalLM"],

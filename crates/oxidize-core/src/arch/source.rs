@@ -1,15 +1,15 @@
-//! Where hyper-parameters come from: GGUF metadata or `config.json`, asked by one [`Key`].
+//! Source of hyper-parameters: GGUF metadata or `config.json`, queried by [`Key`].
 //!
-//! Whatever is read is checked here to be of the right kind and inside its bounds.
+//! All values are checked for type and range.
 
 use super::Arch;
+use super::ModelError;
 use crate::file::{Format, ModelFile};
-use crate::model::ModelError;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// A hyper-parameter's names: behind `ARCH.` in GGUF, unless it begins with a slash; the ones that
-/// `config.json` files use, where a dot leads into an object.
+/// Names of a hyper-parameter. The GGUF name follows `ARCH.` unless it begins with a slash; dots in
+/// the `config.json` names separate nested objects.
 pub(super) struct Key {
     pub(super) gguf: &'static str,
     pub(super) hf: &'static [&'static str],
@@ -19,16 +19,16 @@ pub(super) const fn key(gguf: &'static str, hf: &'static [&'static str]) -> Key 
     Key { gguf, hf }
 }
 
-/// What a configuration has under a name, `null` aside.
+/// Value of a possibly nested field; `null` counts as missing.
 fn value_at<'c>(config: &'c Value, name: &str) -> Option<&'c Value> {
     let found = name.split('.').try_fold(config, |at, part| at.get(part));
     found.filter(|value| !value.is_null())
 }
 
-/// Most values that a list may have.
+/// Maximum length of a list.
 pub(super) const MAX_LAYERS: usize = 4096;
 
-/// The hyper-parameters of one file.
+/// Hyper-parameters of one file.
 pub(super) struct Source<'a> {
     file: &'a ModelFile,
     prefix: &'a str,
@@ -39,7 +39,7 @@ impl<'a> Source<'a> {
     pub(super) fn new(file: &'a ModelFile, arch: &'a Arch) -> Source<'a> {
         let config = match file.format() {
             Format::Gguf { .. } => None,
-            // Models that also see pictures keep the language model's numbers one level down.
+            // Multimodal models nest the parameters of the language model.
             _ => file
                 .config()
                 .map(|config| config.get("text_config").unwrap_or(config)),
@@ -51,7 +51,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The value as JSON, whichever file it came from; `null` counts as missing.
+    /// Value as JSON, from either source; `null` counts as missing.
     pub(super) fn get(&self, key: &Key) -> Option<Value> {
         if let Some(config) = self.config {
             return key
@@ -60,8 +60,8 @@ impl<'a> Source<'a> {
                 .find_map(|name| value_at(config, name))
                 .cloned();
         }
-        use crate::gguf::Value as Gguf;
-        let array = |array: crate::gguf::Array<'_>| -> Value {
+        use crate::file::gguf::Value as Gguf;
+        let array = |array: crate::file::gguf::Array<'_>| -> Value {
             if let Some(values) = array.iter_i64() {
                 return values.take(MAX_LAYERS + 1).map(Value::from).collect();
             }
@@ -84,13 +84,13 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The file and the key's name in it, for messages.
+    /// File and name of a key, for error messages.
     fn place(&self, key: &Key) -> (PathBuf, String) {
         match self.config {
             Some(config) => {
                 let mut names = key.hf.iter();
                 let given = names.clone().find(|name| value_at(config, name).is_some());
-                // Where none is given, the one that most files have is missed.
+                // If none is present, the most common name is reported.
                 let usual = || names.find(|name| !name.ends_with("_per_layer"));
                 let name = given.or_else(usual).copied().unwrap_or(key.gguf);
                 let file = self.file.path().with_file_name("config.json");
@@ -122,7 +122,12 @@ impl<'a> Source<'a> {
             .as_u64()
             .and_then(|n| usize::try_from(n).ok())
             .filter(|n| (min..=max).contains(n))
-            .ok_or_else(|| self.bad(key, format!("{value} is not a number from {min} to {max}")))
+            .ok_or_else(|| {
+                self.bad(
+                    key,
+                    format!("{value} is not an integer from {min} to {max}"),
+                )
+            })
     }
 
     pub(super) fn optional(
@@ -134,7 +139,7 @@ impl<'a> Source<'a> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        // Some files repeat a number for each layer although it never differs.
+        // Some files repeat an identical number for each layer.
         if let Value::Array(values) = &value
             && let Some(first) = values.first()
             && values.iter().all(|value| value == first)
@@ -149,8 +154,8 @@ impl<'a> Source<'a> {
             .ok_or_else(|| self.missing(key))
     }
 
-    /// A number for each layer: the file gives one for all, or a list of `n_listed`, of which the
-    /// first `n_layers` count.
+    /// A number for each layer. The file contains either one for all layers or a list of
+    /// `n_listed`, of which the first `n_layers` are used.
     pub(super) fn per_layer(
         &self,
         key: &Key,
@@ -173,7 +178,7 @@ impl<'a> Source<'a> {
             .map(Some)
     }
 
-    /// A list must have a value for each layer.
+    /// Returns an error unless the list has one value per layer.
     pub(super) fn check_list(
         &self,
         key: &Key,
@@ -209,7 +214,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A number above zero; zero counts as not given.
+    /// Positive number; zero counts as missing.
     pub(super) fn positive(&self, key: &Key) -> Result<Option<f32>, ModelError> {
         match self.number(key)? {
             Some(number) if number < 0.0 || number > f64::from(f32::MAX) => {
@@ -219,7 +224,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A list of finite numbers.
+    /// List of finite numbers.
     pub(super) fn numbers(&self, key: &Key) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(value) = self.get(key) else {
             return Ok(None);

@@ -1,10 +1,10 @@
-//! T5: an encoder that reads the prompt and a decoder that looks at what it read; positions are
-//! learned biases by distance.
+//! T5: an encoder that reads the prompt and a decoder with cross-attention to it; positions are
+//! relative biases.
 
 use super::names::*;
 use super::{ActivationRule, Arch, BASE, QueryScale, RopeLayers};
 
-/// The names of one of the two stacks, whose feed-forward layers have another number in each.
+/// Names of one of the two stacks. The number of the feed-forward layer differs between them.
 macro_rules! gguf_names {
     ($stack:literal) => {
         &[
@@ -86,7 +86,7 @@ const STACK: Arch = Arch {
     ..BASE
 };
 
-/// The encoder alone.
+/// Encoder only.
 pub(super) static T5_ENCODER: Arch = Arch {
     name: "t5encoder",
     hf_classes: &["T5EncoderModel"],
@@ -96,7 +96,7 @@ pub(super) static T5_ENCODER: Arch = Arch {
     ..STACK
 };
 
-/// Both.
+/// Encoder and decoder.
 pub(super) static T5: Arch = Arch {
     name: "t5",
     hf_classes: &["T5ForConditionalGeneration", "T5WithLMHeadModel"],

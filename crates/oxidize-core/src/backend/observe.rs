@@ -1,23 +1,23 @@
-//! [`Observer`]: someone who looks at the inputs of matrices while a model reads, as an importance
-//! matrix does. Without one, nothing is done and nothing is computed.
+//! [`Observer`]: receives the inputs of matrices while a model runs, as the computation of an importance
+//! matrix needs. A session without an observer does no work for it.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Called with the inputs of matrices as they are computed. Cloning shares it.
+/// A function that is called with the inputs of matrices before they are multiplied. Clones share it.
 #[derive(Clone)]
-pub struct Observer(Arc<Look>);
+pub struct Observer(Arc<Callback>);
 
-type Look = dyn Fn(&Observation<'_>) + Send + Sync;
+type Callback = dyn Fn(&Observation<'_>) + Send + Sync;
 
-/// Rows that some matrices are about to be multiplied with.
+/// Rows that one or several matrices are about to be multiplied with.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation<'a> {
-    /// The names of the matrices, each once.
+    /// Names of the matrices, each once.
     pub weights: &'a [&'a str],
-    /// Which of a stack of matrices, and how many it has: experts see only their own tokens.
+    /// Index of the matrix in its stack. The rows of an expert are only those routed to it.
     pub expert: usize,
-    /// How many matrices the stacks have; one where they are none.
+    /// Number of matrices in the stack; 1 for a single matrix.
     pub n_experts: usize,
     /// The rows, one after the other.
     pub rows: &'a [f32],
@@ -26,13 +26,13 @@ pub struct Observation<'a> {
 }
 
 impl Observer {
-    /// An observer that calls `look`, from whichever thread runs the session.
-    pub fn new(look: impl Fn(&Observation<'_>) + Send + Sync + 'static) -> Observer {
-        Observer(Arc::new(look))
+    /// An observer that calls `callback` on the thread that runs the session.
+    pub fn new(callback: impl Fn(&Observation<'_>) + Send + Sync + 'static) -> Observer {
+        Observer(Arc::new(callback))
     }
 
-    /// Shows it something.
-    pub fn look(&self, observation: &Observation<'_>) {
+    /// Passes an observation to the callback.
+    pub fn observe(&self, observation: &Observation<'_>) {
         (self.0)(observation);
     }
 }

@@ -1,70 +1,60 @@
-//! Whose recurrent state is where: the part of it that all backends share.
+//! Slots of sequences: the position that each recurrent state continues from, and the number of positions that
+//! an encoder has read.
 
 use super::{BackendError, Batch};
 use std::ops::Range;
 
-/// The slots of a session, and the position at which each of them goes on.
+/// The position at which the sequence in each slot continues.
+#[derive(Debug)]
 pub(super) struct StateSlots {
     next: Vec<u32>,
     runs: Vec<StateRun>,
 }
 
-/// The tokens of a batch that belong to one slot.
+/// The tokens of a batch that one recurrent state processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StateRun {
-    /// The slot.
-    pub(super) slot: usize,
-    /// Its tokens.
-    pub(super) tokens: Range<usize>,
-    /// Whether they are the first of their sequence.
-    pub(super) fresh: bool,
+pub struct StateRun {
+    /// Slot of the state.
+    pub slot: usize,
+    /// Indexes of the tokens.
+    pub tokens: Range<usize>,
+    /// True if the sequence starts here, with a state of zeros.
+    pub fresh: bool,
 }
 
 impl StateSlots {
     pub(super) fn new(n_slots: usize) -> StateSlots {
         StateSlots {
             next: vec![0; n_slots],
-            runs: Vec::new(),
+            // One run for each sequence, which has a slot of its own.
+            runs: Vec::with_capacity(n_slots),
         }
     }
 
-    /// Takes note of a batch, whose sequences must go on where their slots stand.
+    /// Accepts a batch whose sequences start anew or continue where their slots stand. The batch has been
+    /// checked otherwise.
     pub(super) fn begin(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         self.runs.clear();
-        let mut at = 0;
+        let mut start = 0;
         for sequence in batch.sequences.iter().filter(|s| s.n_tokens > 0) {
-            let tokens = at..at + sequence.n_tokens;
-            at = tokens.end;
+            let tokens = start..start + sequence.n_tokens;
+            start = tokens.end;
             let slot = sequence.slot as usize;
-            if slot >= self.next.len() {
-                return Err(BackendError::BatchTooLarge {
-                    what: "slots of recurrent state",
-                    asked: slot + 1,
-                    limit: self.next.len(),
-                });
-            }
-            let malformed =
-                |what: &str| Err(BackendError::Malformed(format!("slot {slot}: {what}")));
-            let Some(positions) = batch.positions.get(tokens.clone()) else {
-                return malformed("more tokens than positions");
+            let Some(&next) = self.next.get(slot) else {
+                return Err(slot_error("slots of recurrent state", slot, &self.next));
             };
-            if !positions.windows(2).all(|pair| pair[0] + 1 == pair[1]) {
-                return malformed("positions do not follow each other");
-            }
             if self.runs.iter().any(|run| run.slot == slot) {
-                return malformed("two sequences at once");
+                return Err(two_sequences(slot));
             }
-            let fresh = positions[0] == 0;
-            if !fresh && positions[0] != self.next[slot] {
-                return malformed(&format!(
-                    "position {} where {} comes next",
-                    positions[0], self.next[slot]
-                ));
+            let first = batch.positions[tokens.start];
+            if first != 0 && first != next {
+                let problem = format!("slot {slot}: position {first}, expected 0 or {next}");
+                return Err(BackendError::Malformed(problem));
             }
             self.runs.push(StateRun {
                 slot,
                 tokens,
-                fresh,
+                fresh: first == 0,
             });
         }
         for run in &self.runs {
@@ -73,20 +63,14 @@ impl StateSlots {
         Ok(())
     }
 
-    /// Takes note that one slot's state was copied to another; whoever has states copies them.
+    /// Records that the state in one slot was copied to another.
     pub(super) fn copy(&mut self, from: u32, to: u32) -> Result<(usize, usize), BackendError> {
         let (from, to) = (from as usize, to as usize);
-        let asked = from.max(to) + 1;
-        match self.next.get(from).copied().zip(self.next.get_mut(to)) {
-            Some((position, next)) => *next = position,
-            None => {
-                return Err(BackendError::BatchTooLarge {
-                    what: "slots of recurrent state",
-                    asked,
-                    limit: self.next.len(),
-                });
-            }
+        if from.max(to) >= self.next.len() {
+            let error = slot_error("slots of recurrent state", from.max(to), &self.next);
+            return Err(error);
         }
+        self.next[to] = self.next[from];
         Ok((from, to))
     }
 
@@ -96,38 +80,81 @@ impl StateSlots {
     }
 }
 
-/// How much of the sequence in each slot the encoder has read.
-#[derive(Default)]
-pub(super) struct Encoded {
+/// The number of positions that the encoder has read of the sequence in each slot.
+#[derive(Debug)]
+pub(super) struct EncodedLengths {
     by_slot: Vec<u32>,
 }
 
-impl Encoded {
-    pub(super) fn new(n_slots: usize) -> Encoded {
-        Encoded {
+impl EncodedLengths {
+    pub(super) fn new(n_slots: usize) -> EncodedLengths {
+        EncodedLengths {
             by_slot: vec![0; n_slots],
         }
     }
 
-    /// Takes note of a batch that the encoder is about to read.
+    /// Accepts a batch that the encoder is about to read.
     pub(super) fn begin(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
-        batch.check_whole()?;
+        for (index, sequence) in batch.sequences.iter().enumerate() {
+            let slot = sequence.slot as usize;
+            if slot >= self.by_slot.len() {
+                return Err(slot_error(
+                    "slots of encoded sequences",
+                    slot,
+                    &self.by_slot,
+                ));
+            }
+            let before = &batch.sequences[..index];
+            if before.iter().any(|other| other.slot == sequence.slot) {
+                return Err(two_sequences(slot));
+            }
+        }
         for sequence in batch.sequences {
-            let limit = self.by_slot.len();
-            let slot = self.by_slot.get_mut(sequence.slot as usize);
-            *slot.ok_or(BackendError::BatchTooLarge {
-                what: "slots of encoded sequences",
-                asked: sequence.slot as usize + 1,
-                limit,
-            })? = sequence.n_tokens as u32;
+            self.by_slot[sequence.slot as usize] = sequence.n_tokens as u32;
         }
         Ok(())
     }
 
-    /// How many positions of the sequence in `slot`; none where there is no encoder.
+    /// Checks a batch of the decoder, whose positions come after those of the encoder. Without a call of
+    /// [`EncodedLengths::begin`] for its slot, a sequence has no encoder positions.
+    pub(super) fn check_run(&self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        let mut start = 0;
+        for sequence in batch.sequences.iter().filter(|s| s.n_tokens > 0) {
+            let (slot, first) = (sequence.slot as usize, batch.positions[start]);
+            start += sequence.n_tokens;
+            let Some(&encoded) = self.by_slot.get(slot) else {
+                return Err(slot_error(
+                    "slots of encoded sequences",
+                    slot,
+                    &self.by_slot,
+                ));
+            };
+            if first < encoded {
+                let problem = format!(
+                    "slot {slot}: position {first}, but the encoder has read {encoded} positions"
+                );
+                return Err(BackendError::Malformed(problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of positions of the sequence in `slot`; 0 without an encoder.
     pub(super) fn of(&self, slot: u32) -> u32 {
         self.by_slot.get(slot as usize).copied().unwrap_or(0)
     }
+}
+
+fn slot_error(what: &'static str, slot: usize, slots: &[u32]) -> BackendError {
+    BackendError::BatchTooLarge {
+        what,
+        asked: slot + 1,
+        limit: slots.len(),
+    }
+}
+
+fn two_sequences(slot: usize) -> BackendError {
+    BackendError::Malformed(format!("slot {slot}: two sequences at once"))
 }
 
 #[cfg(test)]
@@ -155,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_goes_on_where_it_stopped() {
+    fn a_sequence_continues_where_it_stopped() {
         let mut slots = StateSlots::new(2);
         begin(&mut slots, &[(1, 0..3), (0, 0..1)]).unwrap();
         assert_eq!(slots.runs()[0].tokens, 0..3);
         assert!(slots.runs()[1].fresh && slots.runs()[1].slot == 0);
         begin(&mut slots, &[(1, 3..4)]).unwrap();
         assert!(!slots.runs()[0].fresh);
-        // Anew in the same slot.
+        // A new sequence in the same slot.
         begin(&mut slots, &[(1, 0..2)]).unwrap();
         assert!(begin(&mut slots, &[(1, 3..5)]).is_err());
         assert!(begin(&mut slots, &[(2, 0..1)]).is_err());
@@ -171,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_goes_on_from_the_same_position() {
+    fn a_copy_continues_from_the_same_position() {
         let mut slots = StateSlots::new(3);
         begin(&mut slots, &[(0, 0..4)]).unwrap();
         assert_eq!(slots.copy(0, 2).unwrap(), (0, 2));

@@ -1,74 +1,77 @@
-//! Reads an answer as it streams: reasoning, content and tool calls, in the format of the model's family.
-//! What does not parse stays content: nothing is lost but the white space around the parts, and nothing is an error.
+//! Streaming parser of answers: separates reasoning, content and tool calls in the format of the
+//! model family. Anything that does not parse stays content. No input is an error, and only
+//! whitespace around the parts is dropped.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::capabilities::sample_tools;
 use super::harmony::Harmony;
 use super::markers::{Scan, scan};
-use super::reasoning::{self, ReasoningMarks, THINK};
-use super::tools::{self, CallPiece, CallReader, Schemas, Section, could_be_call, parse_bare};
+use super::reasoning::{self, ReasoningTags, THINK};
+use super::tools::{self, CallDelta, CallReader, Schemas, Section, could_be_call, parse_bare};
 use super::{ChatTemplate, FunctionCall, ToolCall};
 
-/// How a model marks reasoning and tool calls.
+/// Format of reasoning and tool calls in a model's answers.
 #[derive(Debug, Clone)]
 pub struct AnswerFormat {
-    reasoning: ReasoningMarks,
-    /// Whether the template itself writes the marks; otherwise they count only at the start of an answer.
+    reasoning: ReasoningTags,
+    /// True if the template contains the reasoning tags. Otherwise they count only at the start of
+    /// an answer.
     reasoning_declared: bool,
     sections: Vec<&'static Section>,
     bare_json: bool,
     harmony: bool,
-    /// Marks around the content that carry no meaning of their own.
+    /// Tags around the content that are dropped.
     transparent: Vec<&'static str>,
 }
 
-/// What to look for in an answer.
+/// Options of [`AnswerParser`].
 #[derive(Debug, Clone, Default)]
 pub struct AnswerOptions<'a> {
-    /// Whether reasoning is told apart; else it stays in the content with its marks.
+    /// Separates reasoning; otherwise it stays in the content with its tags.
     pub reasoning: bool,
-    /// The tools of the request. Without tools nothing is taken for a call.
+    /// Tools of the request. Without tools, nothing is parsed as a call.
     pub tools: Option<&'a Json>,
-    /// The rendered prompt, whose end may already have opened the reasoning.
+    /// Rendered prompt, whose end may already open the reasoning.
     pub prompt: &'a str,
-    /// Whether calls written as JSON are told while they are written. One that breaks off stays a call then; when
-    /// calls are told as a whole, it is content.
+    /// Streams the arguments of JSON calls. A truncated call is then still a call; otherwise it is
+    /// content.
     pub stream_calls: bool,
 }
 
-/// A piece of an answer.
+/// Increment of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnswerDelta {
-    /// More reasoning.
+    /// Reasoning text.
     Reasoning(String),
-    /// More of the answer itself.
+    /// Content text.
     Content(String),
-    /// A complete tool call, its arguments as an object; its id only if the model wrote one.
+    /// Complete tool call with its arguments as an object. It has an id only if the model generated
+    /// one.
     ToolCall(ToolCall),
-    /// A tool call begins; its arguments follow.
+    /// Start of a streamed tool call.
     CallStart {
-        /// Its id, if the model wrote one.
+        /// Id, if the model generated one.
         id: Option<String>,
-        /// What is called.
+        /// Function name.
         name: String,
     },
-    /// More of the arguments of the call that began last, as JSON text.
+    /// Arguments of the current call, as JSON text.
     CallArguments(String),
 }
 
-/// A whole answer.
+/// Complete answer.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Answer {
-    /// The reasoning.
+    /// Reasoning.
     pub reasoning: String,
-    /// The answer.
+    /// Content.
     pub content: String,
-    /// The calls; the arguments of those that streamed are text.
+    /// Tool calls. The arguments of streamed calls are JSON text.
     pub tool_calls: Vec<ToolCall>,
 }
 
-/// Reads one answer.
+/// Streaming parser of one answer.
 #[derive(Debug, Clone)]
 pub struct AnswerParser {
     format: AnswerFormat,
@@ -76,18 +79,18 @@ pub struct AnswerParser {
     harmony: Option<Harmony>,
     state: State,
     buffer: String,
-    /// The mark that opened the section; empty where the prompt did.
-    opening: &'static str,
-    /// How far the buffer has been searched for the end of a section.
+    /// Marker that opened the section; empty if the prompt opened it.
+    open_marker: &'static str,
+    /// Bytes of the buffer already searched for the end of a section.
     searched: usize,
-    /// White space that belongs to the text only if more of the same text follows.
-    space: String,
-    /// Nothing but white space has been seen so far.
-    fresh: bool,
-    /// White space is dropped until text comes.
+    /// Whitespace held back, since it is dropped unless more text follows.
+    held_space: String,
+    /// True until something other than whitespace was seen.
+    at_start: bool,
+    /// Drops whitespace until text follows.
     trim: bool,
     n_calls: usize,
-    /// What reads the calls of the section as they come, if they are told so.
+    /// Reader of the calls in the current section, if calls are streamed.
     reader: Option<CallReader>,
 }
 
@@ -95,9 +98,9 @@ pub struct AnswerParser {
 enum State {
     Content,
     Reasoning,
-    /// Inside the section of this index.
+    /// Inside the section with this index.
     Section(usize),
-    /// Everything so far may be a call in bare JSON.
+    /// The buffer may be a call in bare JSON.
     BareJson,
 }
 
@@ -111,7 +114,7 @@ const TRANSPARENT: [&str; 6] = [
 ];
 
 impl AnswerFormat {
-    /// The format of a template's family, from its source and from what it makes of a tool call.
+    /// Detects the format from the source of a template and its rendering of a tool call.
     pub fn of(template: &ChatTemplate) -> Self {
         let text = format!("{}\n{}", template.source(), rendered_sample(template));
         let sections = tools::detect(&text);
@@ -119,7 +122,7 @@ impl AnswerFormat {
         Self {
             reasoning: reasoning.unwrap_or(THINK),
             reasoning_declared: reasoning.is_some(),
-            // Llama 3 may write its calls with or without the tag.
+            // Llama 3 writes calls with or without the tag.
             bare_json: sections.is_empty()
                 || sections
                     .iter()
@@ -132,19 +135,19 @@ impl AnswerFormat {
             harmony: text.contains("<|channel|>") && text.contains("<|message|>"),
             transparent: TRANSPARENT
                 .into_iter()
-                .filter(|mark| text.contains(mark))
+                .filter(|tag| text.contains(tag))
                 .collect(),
         }
     }
 
-    /// The marks of the reasoning.
-    pub fn reasoning_marks(&self) -> ReasoningMarks {
+    /// Reasoning tags.
+    pub fn reasoning_tags(&self) -> ReasoningTags {
         self.reasoning
     }
 }
 
 impl AnswerParser {
-    /// A parser for one answer.
+    /// Creates a parser for one answer.
     pub fn new(format: &AnswerFormat, options: &AnswerOptions<'_>) -> Self {
         let mut format = format.clone();
         let has_tools = options
@@ -162,7 +165,7 @@ impl AnswerParser {
             .iter()
             .position(|section| prompt.ends_with(section.open));
         if !options.reasoning {
-            format.reasoning = ReasoningMarks {
+            format.reasoning = ReasoningTags {
                 open: "",
                 close: "",
             };
@@ -176,18 +179,18 @@ impl AnswerParser {
                 Some(index) => State::Section(index),
                 None => State::Content,
             },
-            opening: "",
+            open_marker: "",
             buffer: String::new(),
             searched: 0,
-            space: String::new(),
-            fresh: true,
+            held_space: String::new(),
+            at_start: true,
             trim: opened,
             n_calls: 0,
             reader: options.stream_calls.then(CallReader::default),
         }
     }
 
-    /// Takes the next piece of text, special tokens included.
+    /// Parses the next text, which includes special tokens.
     pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         let mut out = Vec::new();
         if let Some(harmony) = &mut self.harmony {
@@ -199,7 +202,7 @@ impl AnswerParser {
         out
     }
 
-    /// The answer is over: gives out what was held back.
+    /// Ends the answer and returns the text held back.
     pub fn finish(&mut self) -> Vec<AnswerDelta> {
         let mut out = Vec::new();
         if let Some(harmony) = &mut self.harmony {
@@ -219,14 +222,14 @@ impl AnswerParser {
                 self.calls(parse_bare(&rest), "", &rest, "", &mut out);
             }
         }
-        let space = std::mem::take(&mut self.space);
-        if matches!(self.state, State::Content) && self.n_calls == 0 && !space.is_empty() {
-            out.push(AnswerDelta::Content(space));
+        let held_space = std::mem::take(&mut self.held_space);
+        if matches!(self.state, State::Content) && self.n_calls == 0 && !held_space.is_empty() {
+            out.push(AnswerDelta::Content(held_space));
         }
         out
     }
 
-    /// One move; true when the buffer may allow another.
+    /// Processes part of the buffer. Returns true if there may be more to process.
     fn step(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
         match self.state {
             State::Content => self.step_content(out),
@@ -238,7 +241,7 @@ impl AnswerParser {
                     return false;
                 }
                 self.reader = self.reader.take().map(|_| CallReader::default());
-                self.fresh = false;
+                self.at_start = false;
                 self.state = State::Content;
                 true
             }
@@ -246,12 +249,15 @@ impl AnswerParser {
     }
 
     fn step_content(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
-        if self.fresh && self.format.bare_json && self.buffer.trim_start().starts_with(['{', '[']) {
+        if self.at_start
+            && self.format.bare_json
+            && self.buffer.trim_start().starts_with(['{', '['])
+        {
             self.state = State::BareJson;
             self.searched = 0;
             return true;
         }
-        // Sections first, then transparent marks, then reasoning.
+        // Order: sections, transparent tags, reasoning.
         let mut markers: Vec<&str> = self
             .format
             .sections
@@ -261,7 +267,7 @@ impl AnswerParser {
         let n_sections = markers.len();
         markers.extend(&self.format.transparent);
         let open = self.format.reasoning.open;
-        if !open.is_empty() && (self.format.reasoning_declared || self.fresh) {
+        if !open.is_empty() && (self.format.reasoning_declared || self.at_start) {
             markers.push(open);
         }
         match scan(&self.buffer, 0, &markers) {
@@ -275,10 +281,10 @@ impl AnswerParser {
                 let is_reasoning = which + 1 == markers.len() && marker == open;
                 let before = self.take(at);
                 self.content(&before, out);
-                if is_reasoning && !self.format.reasoning_declared && !self.fresh {
-                    // The mark is not one where text came first: it is part of that text.
-                    let mark = self.take(marker.len());
-                    self.content(&mark, out);
+                if is_reasoning && !self.format.reasoning_declared && !self.at_start {
+                    // Not declared by the template and not at the start: the tag is content.
+                    let tag = self.take(marker.len());
+                    self.content(&tag, out);
                     return true;
                 }
                 self.take(marker.len());
@@ -286,7 +292,7 @@ impl AnswerParser {
                 if which < n_sections {
                     self.open_section(which);
                 } else if is_reasoning {
-                    self.space.clear();
+                    self.held_space.clear();
                     self.trim = true;
                     self.state = State::Reasoning;
                 }
@@ -306,9 +312,9 @@ impl AnswerParser {
                 let text = self.take(at);
                 self.reasoning(&text, out);
                 self.take(self.format.reasoning.close.len());
-                self.space.clear();
+                self.held_space.clear();
                 self.trim = true;
-                self.fresh = true;
+                self.at_start = true;
                 self.state = State::Content;
                 true
             }
@@ -316,7 +322,7 @@ impl AnswerParser {
     }
 
     fn open_section(&mut self, index: usize) {
-        self.opening = self
+        self.open_marker = self
             .format
             .sections
             .get(index)
@@ -333,7 +339,7 @@ impl AnswerParser {
             self.state = State::Content;
             return true;
         }
-        // Without a closing mark the next opening ends a section.
+        // A section without a closing marker ends at the next opening marker.
         let next = [section.open];
         let ends = if section.close.is_empty() {
             &next[..]
@@ -351,9 +357,9 @@ impl AnswerParser {
                 let end = ends.get(which).copied().unwrap_or("");
                 self.take(end.len());
                 self.searched = 0;
-                let closing = if section.close.is_empty() { "" } else { end };
+                let close_marker = if section.close.is_empty() { "" } else { end };
                 self.state = State::Content;
-                self.end_section(index, &body, closing, out);
+                self.end_section(index, &body, close_marker, out);
                 if section.close.is_empty() {
                     self.open_section(index);
                 }
@@ -362,85 +368,91 @@ impl AnswerParser {
         }
     }
 
-    fn end_section(&mut self, index: usize, body: &str, closing: &str, out: &mut Vec<AnswerDelta>) {
+    fn end_section(
+        &mut self,
+        index: usize,
+        body: &str,
+        close_marker: &str,
+        out: &mut Vec<AnswerDelta>,
+    ) {
         let Some(section) = self.format.sections.get(index).copied() else {
             return;
         };
         let calls = section.read(body, &self.schemas);
-        self.calls(calls, self.opening, body, closing, out);
+        self.calls(calls, self.open_marker, body, close_marker, out);
         self.state = State::Content;
     }
 
-    /// Tells of the calls in the buffer up to `end`, where they are told as they come.
+    /// Emits the calls in the buffer up to `end`, if calls are streamed.
     fn stream_calls(&mut self, end: usize, out: &mut Vec<AnswerDelta>) {
         let text = self.buffer.get(self.searched..end).unwrap_or_default();
         self.searched = self.searched.max(end);
-        for piece in self.reader.iter_mut().flat_map(|reader| reader.push(text)) {
-            out.push(match piece {
-                CallPiece::Start { id, name } => AnswerDelta::CallStart { id, name },
-                CallPiece::Arguments(text) => AnswerDelta::CallArguments(text),
+        for delta in self.reader.iter_mut().flat_map(|reader| reader.push(text)) {
+            out.push(match delta {
+                CallDelta::Start { id, name } => AnswerDelta::CallStart { id, name },
+                CallDelta::Arguments(text) => AnswerDelta::CallArguments(text),
             });
         }
     }
 
-    /// Tells of the calls in a section that have not been told of yet. A section that holds none is content.
+    /// Emits the calls of a section that were not streamed. A section without calls is content.
     fn calls(
         &mut self,
         calls: Option<Vec<ToolCall>>,
-        opening: &str,
+        open_marker: &str,
         body: &str,
-        closing: &str,
+        close_marker: &str,
         out: &mut Vec<AnswerDelta>,
     ) {
-        let told = self.reader.as_mut().map(std::mem::take).unwrap_or_default();
+        let streamed = self.reader.as_mut().map(std::mem::take).unwrap_or_default();
         let calls = match calls {
-            None if told.n_calls() == 0 => {
-                return self.content(&[opening, body, closing].concat(), out);
+            None if streamed.n_calls() == 0 => {
+                return self.content(&[open_marker, body, close_marker].concat(), out);
             }
             calls => calls.unwrap_or_default(),
         };
-        if calls.is_empty() && told.is_closed() {
-            // Whole calls and then something else.
+        if calls.is_empty() && streamed.is_closed() {
+            // Complete calls followed by something else.
             let rest = body.rsplit(['}', ']']).next().unwrap_or_default();
             self.content(rest, out);
         }
-        self.n_calls += calls.len().max(told.n_calls());
-        self.space.clear();
+        self.n_calls += calls.len().max(streamed.n_calls());
+        self.held_space.clear();
         self.trim = true;
-        self.fresh = false;
-        let rest = calls.into_iter().skip(told.n_calls());
+        self.at_start = false;
+        let rest = calls.into_iter().skip(streamed.n_calls());
         out.extend(rest.map(AnswerDelta::ToolCall));
     }
 
     fn content(&mut self, text: &str, out: &mut Vec<AnswerDelta>) {
-        if let Some(text) = self.settle(text) {
-            self.fresh = false;
+        if let Some(text) = self.flush(text) {
+            self.at_start = false;
             out.push(AnswerDelta::Content(text));
         }
     }
 
     fn reasoning(&mut self, text: &str, out: &mut Vec<AnswerDelta>) {
-        if let Some(text) = self.settle(text) {
+        if let Some(text) = self.flush(text) {
             out.push(AnswerDelta::Reasoning(text));
         }
     }
 
-    /// The text that can be given out now; white space at its end waits for what follows.
-    fn settle(&mut self, text: &str) -> Option<String> {
+    /// Returns the text to emit now. Whitespace at its end is held back.
+    fn flush(&mut self, text: &str) -> Option<String> {
         let text = if self.trim { text.trim_start() } else { text };
         let body = text.trim_end();
-        let space = text.get(body.len()..).unwrap_or("");
+        let held_space = text.get(body.len()..).unwrap_or("");
         if body.is_empty() {
-            self.space.push_str(space);
+            self.held_space.push_str(held_space);
             return None;
         }
         self.trim = false;
-        let mut settled = std::mem::replace(&mut self.space, space.to_owned());
-        settled.push_str(body);
-        Some(settled)
+        let mut ready = std::mem::replace(&mut self.held_space, held_space.to_owned());
+        ready.push_str(body);
+        Some(ready)
     }
 
-    /// Takes the first `n` bytes off the buffer.
+    /// Removes the first `n` bytes from the buffer.
     fn take(&mut self, n: usize) -> String {
         let rest = self.buffer.split_off(n.min(self.buffer.len()));
         std::mem::replace(&mut self.buffer, rest)
@@ -448,7 +460,7 @@ impl AnswerParser {
 }
 
 impl Answer {
-    /// Reads a whole answer at once.
+    /// Parses a complete answer.
     pub fn parse(format: &AnswerFormat, options: &AnswerOptions<'_>, text: &str) -> Self {
         let mut parser = AnswerParser::new(format, options);
         let mut answer = Self::default();
@@ -458,7 +470,7 @@ impl Answer {
         answer
     }
 
-    /// Adds pieces to the answer.
+    /// Appends increments to the answer.
     pub fn extend(&mut self, deltas: impl IntoIterator<Item = AnswerDelta>) {
         for delta in deltas {
             match delta {
@@ -486,7 +498,7 @@ impl Answer {
     }
 }
 
-/// What the template writes for a tool call, as some build their marks while rendering.
+/// Rendering of a sample tool call: some templates build their tags while rendering.
 fn rendered_sample(template: &ChatTemplate) -> String {
     let arguments = if template.capabilities().object_arguments {
         json!({"a": "b"})

@@ -1,14 +1,14 @@
-//! Chat formats by name, for model files that bring no template of their own.
-//! Each is written from the format's description; the names are those llama.cpp's users know.
+//! Built-in chat templates, for model files without one, written from the descriptions of the
+//! formats. The names are those of llama.cpp.
 
 use super::ChatError;
 
-/// The source of a built-in template.
+/// Source of the built-in template `name`.
 pub fn builtin_template(name: &str) -> Result<&'static str, ChatError> {
-    let wanted = name.trim().to_ascii_lowercase().replace('_', "-");
+    let normalized = name.trim().to_ascii_lowercase().replace('_', "-");
     BUILTIN
         .iter()
-        .find(|(names, _)| names.contains(&wanted.as_str()))
+        .find(|(names, _)| names.contains(&normalized.as_str()))
         .map(|&(_, source)| source)
         .ok_or_else(|| ChatError::UnknownBuiltin {
             name: name.chars().take(64).collect(),
@@ -16,14 +16,14 @@ pub fn builtin_template(name: &str) -> Result<&'static str, ChatError> {
         })
 }
 
-/// The names of the built-in templates.
+/// Names of the built-in templates.
 pub fn builtin_template_names() -> impl Iterator<Item = &'static str> {
     BUILTIN
         .iter()
         .filter_map(|(names, _)| names.first().copied())
 }
 
-/// Names, the first of which is shown, and the source.
+/// Names, the preferred one first, and source.
 static BUILTIN: &[(&[&str], &str)] = &[
     (&["chatml", "qwen", "smollm2"], CHATML),
     (&["llama2"], LLAMA2),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn known_formats() {
+    fn known_formats_render_as_specified() {
         assert_eq!(
             render("chatml", true),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
@@ -347,7 +347,7 @@ mod tests {
             render("llama3", true),
             "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
         );
-        // Gemma has no system turn: the text moves into the first user turn.
+        // Gemma has no system turn: the text is prepended to the first user turn.
         assert_eq!(
             render("gemma", true),
             "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_renders_every_turn_once() {
+    fn every_template_renders_every_turn_once() {
         for name in builtin_template_names() {
             let text = render(name, true);
             for word in ["Be brief.", "Hi", "Hello", "Bye"] {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_refused_with_the_list() {
+    fn unknown_name_error_lists_known_names() {
         let error = builtin_template("nope").unwrap_err().to_string();
         assert!(
             error.contains("nope") && error.contains("chatml"),

@@ -1,27 +1,28 @@
-//! What a template can express, found by rendering small conversations and looking for their words in the text.
+//! Capabilities of a chat template, detected by rendering small conversations and searching the
+//! output for a marker.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::ChatTemplate;
 
-/// What a template understands.
+/// Features that a template supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// System messages appear in the text.
+    /// Renders system messages.
     pub system_role: bool,
-    /// Tool definitions appear in the text.
+    /// Renders tool definitions.
     pub tools: bool,
-    /// Tool calls of the assistant appear in the text.
+    /// Renders tool calls of the assistant.
     pub tool_calls: bool,
-    /// Arguments of tool calls have to be objects instead of JSON text.
+    /// Expects arguments of tool calls as objects, not as JSON text.
     pub object_arguments: bool,
-    /// Content may be a list of typed parts.
+    /// Accepts content as a list of typed parts.
     pub content_parts: bool,
-    /// Content has to be a list of typed parts.
+    /// Requires content as a list of typed parts.
     pub needs_content_parts: bool,
-    /// A message with tool calls may have null as its content.
+    /// Accepts null content in a message with tool calls.
     pub null_content: bool,
-    /// Reasoning of the turn being answered appears in the text.
+    /// Renders the reasoning of the current turn.
     pub reasoning: bool,
 }
 
@@ -30,12 +31,12 @@ const NEEDLE: &str = "ndl7f3q";
 impl Capabilities {
     pub(super) fn probe(template: &ChatTemplate) -> Self {
         let probe = Probe { template };
-        let text_content = probe.shows(json!([user(json!(NEEDLE))]), Json::Null);
+        let text_content = probe.renders_needle(json!([user(json!(NEEDLE))]), Json::Null);
         let parts = probe.render(
             json!([user(json!([{"type": "text", "text": NEEDLE}]))]),
             Json::Null,
         );
-        // A template that does not know parts prints the list as Python would.
+        // A template without support for parts prints the list in Python syntax.
         let content_parts =
             parts.is_some_and(|text| text.contains(NEEDLE) && !text.contains("'type'"));
         let needs_content_parts = content_parts && !text_content;
@@ -62,34 +63,34 @@ impl Capabilities {
         let as_text = json!(format!("{{\"{NEEDLE}\": \"v\"}}"));
         let as_object = json!({NEEDLE: "v"});
         let quoted = format!("\"{NEEDLE}\":");
-        let shown = |arguments: &Json, content: Json| {
+        let render_call = |arguments: &Json, content: Json| {
             probe.render(called(arguments.clone(), content), Json::Null)
         };
-        let text_works = shown(&as_text, text("")).is_some_and(|text| text.contains(&quoted));
-        let object_works = shown(&as_object, text(""))
+        let text_works = render_call(&as_text, text("")).is_some_and(|text| text.contains(&quoted));
+        let object_works = render_call(&as_object, text(""))
             .is_some_and(|text| text.contains(NEEDLE) && !text.contains("{'"));
-        // Templates that take either were written for objects.
+        // Templates that accept both forms were written for objects.
         let arguments = if object_works { &as_object } else { &as_text };
-        let null_content = shown(arguments, Json::Null)
+        let null_content = render_call(arguments, Json::Null)
             .is_some_and(|text| text.contains(NEEDLE) && !text.contains("None"));
         let reasoned = json!([
             user(text("hi")),
             {"role": "assistant", "content": text("x"), "reasoning_content": NEEDLE, "thinking": NEEDLE},
         ]);
         Self {
-            system_role: probe.shows(system, Json::Null),
-            tools: probe.shows(json!([user(text("hi"))]), tool),
+            system_role: probe.renders_needle(system, Json::Null),
+            tools: probe.renders_needle(json!([user(text("hi"))]), tool),
             tool_calls: text_works || object_works,
             object_arguments: object_works,
             content_parts,
             needs_content_parts,
             null_content,
-            reasoning: probe.shows(reasoned, Json::Null),
+            reasoning: probe.renders_needle(reasoned, Json::Null),
         }
     }
 }
 
-/// A list of one plain tool.
+/// Tool list with one simple tool.
 pub(super) fn sample_tools(name: &str) -> Json {
     let parameter = json!({"type": "string", "description": "d"});
     json!([{"type": "function", "function": {
@@ -107,7 +108,7 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    fn shows(&self, messages: Json, tools: Json) -> bool {
+    fn renders_needle(&self, messages: Json, tools: Json) -> bool {
         self.render(messages, tools)
             .is_some_and(|text| text.contains(NEEDLE))
     }

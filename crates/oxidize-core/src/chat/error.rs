@@ -1,47 +1,53 @@
-//! What can go wrong with a chat template.
+//! Errors of chat templates.
 
 use thiserror::Error;
 
-/// An error of a chat template: in its source, or while rendering a conversation.
+/// Error of parsing a chat template or rendering a conversation.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ChatError {
     /// The source is not valid Jinja.
     #[error("chat template, line {line}: {message}")]
     Syntax {
-        /// Line of the source, from 1; 0 when it is not known.
+        /// Line of the source, from 1; 0 if unknown.
         line: usize,
-        /// What the parser says.
+        /// Message of the parser.
         message: String,
     },
-    /// Rendering failed, as with a wrong type or a missing field.
+    /// Rendering failed, for example because of a wrong type or a missing field.
     #[error("chat template failed at line {line}: {message}")]
     Render {
-        /// Line of the source, from 1; 0 when it is not known.
+        /// Line of the source, from 1; 0 if unknown.
         line: usize,
-        /// What went wrong.
+        /// Description of the problem.
         message: String,
     },
-    /// The template itself refused the conversation with `raise_exception`.
+    /// The template rejected the conversation with `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
-    /// The template or what it does is larger than allowed.
+    /// The template, or the resources that it uses, exceed a limit.
     #[error("chat template: {what} exceeds the limit of {limit}")]
     Limit {
-        /// What is too large.
+        /// Limited quantity.
         what: &'static str,
-        /// The limit.
+        /// Limit.
         limit: u64,
     },
-    /// No built-in template has this name.
+    /// The name of a built-in template is unknown.
     #[error("no built-in chat template is called {name:?}; known are {known}")]
     UnknownBuiltin {
-        /// The name asked for.
+        /// Requested name.
         name: String,
-        /// All names, separated by commas.
+        /// Known names, separated by commas.
         known: String,
     },
-    /// The conversation cannot be rendered as asked.
+    /// A message has content other than text.
+    #[error("message content of type {kind:?} is not supported; only text is")]
+    UnsupportedContent {
+        /// Type of the content, such as `image_url`.
+        kind: String,
+    },
+    /// The conversation cannot be rendered as requested.
     #[error("{0}")]
     Conversation(String),
 }

@@ -1,5 +1,6 @@
-//! The harmony format of gpt-oss: messages with a channel and perhaps a recipient in their header.
-//! `analysis` is reasoning, `final` is the answer, a message to `functions.…` is a tool call.
+//! Harmony format of gpt-oss: a sequence of messages whose header has a channel and possibly a
+//! recipient. `analysis` is reasoning, `final` is the answer, and a message to `functions.…` is a
+//! tool call.
 
 use serde_json::Value as Json;
 
@@ -8,8 +9,8 @@ use super::markers::{Scan, scan};
 use super::{FunctionCall, ToolCall};
 
 const MESSAGE: &str = "<|message|>";
-/// What ends the body of a message.
-const ENDS: [&str; 5] = [
+/// Tokens that end the body of a message.
+const BODY_ENDS: [&str; 5] = [
     "<|end|>",
     "<|return|>",
     "<|call|>",
@@ -17,8 +18,8 @@ const ENDS: [&str; 5] = [
     "<|channel|>",
 ];
 
-/// What a header begins with; the role has been said by the prompt or by `<|start|>`.
-const STARTS: [&str; 5] = [
+/// Possible starts of a header. The role precedes it, in the prompt or after `<|start|>`.
+const HEADER_STARTS: [&str; 5] = [
     "<|start|>",
     "<|channel|>",
     "<|constrain|>",
@@ -28,12 +29,12 @@ const STARTS: [&str; 5] = [
 /// Longest header in bytes.
 const MAX_HEADER: usize = 256;
 
-/// Reads harmony as it arrives. The prompt ends with `<|start|>assistant`, so that a header comes first.
+/// Streaming parser. The prompt ends with `<|start|>assistant`, so the answer starts with a header.
 #[derive(Debug, Clone)]
 pub(super) struct Harmony {
     buffer: String,
     state: State,
-    /// How far the buffer has been searched for the end of a call.
+    /// Bytes of the buffer already searched for the end of a call.
     searched: usize,
 }
 
@@ -42,7 +43,7 @@ enum State {
     Header,
     Reasoning,
     Content,
-    /// The header, so that a call that does not parse can be given back whole, and the recipient.
+    /// Header, kept to output the message as content if the call does not parse, and recipient.
     Call {
         header: String,
         name: String,
@@ -66,7 +67,7 @@ impl Harmony {
     pub(super) fn finish(&mut self, out: &mut Vec<AnswerDelta>) {
         let rest = std::mem::take(&mut self.buffer);
         match std::mem::replace(&mut self.state, State::Header) {
-            // A header without a message says nothing; other text is content.
+            // A header without a message is dropped; other text is content.
             State::Header
                 if rest.starts_with("<|") && !rest.contains(' ') || rest.trim().is_empty() => {}
             State::Header | State::Content => emit(out, AnswerDelta::Content(rest)),
@@ -75,12 +76,12 @@ impl Harmony {
         }
     }
 
-    /// True when there may be more to do with what is in the buffer.
+    /// Processes part of the buffer. Returns true if there may be more to process.
     fn step(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
         if matches!(self.state, State::Header) {
             return self.read_header(out);
         }
-        match scan(&self.buffer, self.searched, &ENDS) {
+        match scan(&self.buffer, self.searched, &BODY_ENDS) {
             Scan::Open(at) => {
                 if matches!(self.state, State::Call { .. }) {
                     self.searched = at;
@@ -95,8 +96,8 @@ impl Harmony {
                 self.searched = 0;
                 let rest = self.buffer.split_off(at);
                 let body = std::mem::take(&mut self.buffer);
-                let marker = ENDS.get(which).copied().unwrap_or("");
-                // A channel mark belongs to the header it begins.
+                let marker = BODY_ENDS.get(which).copied().unwrap_or("");
+                // A channel token belongs to the header that it starts.
                 self.buffer = if marker == "<|channel|>" {
                     rest
                 } else {
@@ -122,26 +123,29 @@ impl Harmony {
         }
     }
 
-    /// Reads up to the body of the next message. Text that cannot be a header is content.
+    /// Reads the header of the next message. Text that cannot be a header is content.
     fn read_header(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
-        let begun = self.buffer.trim_start();
-        if begun.is_empty()
-            || STARTS
+        let header_text = self.buffer.trim_start();
+        if header_text.is_empty()
+            || HEADER_STARTS
                 .iter()
-                .any(|start| start.len() > begun.len() && start.starts_with(begun))
+                .any(|start| start.len() > header_text.len() && start.starts_with(header_text))
         {
             return false;
         }
-        let Some(start) = STARTS.iter().find(|start| begun.starts_with(**start)) else {
+        let Some(start) = HEADER_STARTS
+            .iter()
+            .find(|start| header_text.starts_with(**start))
+        else {
             self.state = State::Content;
             return true;
         };
-        let skipped = self.buffer.len() - begun.len();
+        let skipped = self.buffer.len() - header_text.len();
         let at = match self.buffer.find(MESSAGE) {
             Some(at) if at <= MAX_HEADER => at,
             None if self.buffer.len() < MAX_HEADER + MESSAGE.len() => return false,
             _ => {
-                // Its opening goes out at once, lest it be read as a header again.
+                // Emit its start now, so that it is not parsed as a header again.
                 let rest = self.buffer.split_off(skipped + start.len());
                 emit(
                     out,

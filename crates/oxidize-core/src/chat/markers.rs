@@ -1,15 +1,15 @@
-//! Finding markers such as `<think>` in text that arrives in pieces.
+//! Search for markers such as `<think>` in streamed text.
 
-/// What a look for markers gave.
+/// Result of [`scan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// A marker begins at `at`; `which` is its place in the list.
+    /// Marker `markers[which]` starts at `at`.
     Found { at: usize, which: usize },
-    /// None is complete. Text from here on may be the beginning of one.
+    /// No complete marker; one may start at this position.
     Open(usize),
 }
 
-/// The first marker in `text[from..]`; the longest of those that begin there.
+/// Finds the first marker in `text[from..]`, preferring the longest at its position.
 pub(super) fn scan(text: &str, from: usize, markers: &[&str]) -> Scan {
     let Some(tail) = text.get(from..) else {
         return Scan::Open(text.len());
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_first_and_longest_and_holds_beginnings() {
+    fn finds_the_first_and_longest_marker_and_partial_ones() {
         let markers = ["<a>", "<b>", "<a>!"];
         assert_eq!(
             scan("x<b><a>", 0, &markers),

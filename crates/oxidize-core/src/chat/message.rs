@@ -1,82 +1,91 @@
-//! One turn of a conversation, in the shape of OpenAI's API, which templates and clients both use.
+//! Chat messages in the format of OpenAI's API, which templates and clients share.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
-/// A message. Unknown fields are kept and reach the template.
+/// Message of a conversation, in the format of OpenAI's API. Unknown fields are passed to the
+/// template.
+///
+/// ```
+/// use oxidize_core::Message;
+///
+/// let message = Message::new("user", "Why is the sky blue?");
+/// assert_eq!(message.text(), "Why is the sky blue?");
+/// ```
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `developer`, `user`, `assistant`, `tool`, or what the template knows.
+    /// Role: `system`, `developer`, `user`, `assistant`, `tool`, or another that the template
+    /// supports.
     pub role: String,
-    /// What is said; absent beside tool calls.
+    /// Content; may be absent in a message with tool calls.
     #[serde(default)]
     pub content: Option<Content>,
-    /// The speaker's name, or the tool's.
+    /// Name of the participant or tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Calls the assistant makes.
+    /// Tool calls of the assistant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCall>>,
-    /// Which call a tool's message answers.
+    /// Id of the tool call that a `tool` message answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// What the assistant thought before it spoke.
+    /// Reasoning of the assistant before its answer.
     #[serde(default, alias = "reasoning", skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// Anything else the client sent.
+    /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Json>,
 }
 
-/// The content of a message: plain text or typed parts.
+/// Content of a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
-    /// Text.
+    /// Plain text.
     Text(String),
-    /// Parts such as text and images.
+    /// Typed parts, such as text and images.
     Parts(Vec<ContentPart>),
 }
 
-/// One part of a message's content.
+/// Typed part of a message's content.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ContentPart {
-    /// `text`, `image_url`, …
+    /// Type: `text`, `image_url`, …
     #[serde(rename = "type")]
     pub kind: String,
-    /// The text of a text part.
+    /// Text of a text part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The fields of other parts.
+    /// Fields of other parts.
     #[serde(flatten)]
     pub extra: Map<String, Json>,
 }
 
-/// A call of a tool by the assistant.
+/// Tool call of the assistant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// Names the call, so that its result can refer to it.
+    /// Id that the result of the call refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Always `function` so far.
+    /// Type; always `function`.
     #[serde(rename = "type", default = "function")]
     pub kind: String,
-    /// What is called.
+    /// Called function.
     pub function: FunctionCall,
 }
 
-/// A function and its arguments.
+/// Function name and arguments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FunctionCall {
-    /// The function.
+    /// Function name.
     pub name: String,
-    /// Arguments: JSON text in OpenAI's API, or the object itself.
+    /// Arguments: JSON text, as in OpenAI's API, or an object.
     #[serde(default)]
     pub arguments: Json,
 }
 
 impl Message {
-    /// A message of plain text.
+    /// Creates a text message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self {
             role: role.into(),
@@ -85,14 +94,14 @@ impl Message {
         }
     }
 
-    /// The text of the content; text parts are joined by newlines.
+    /// Text of the content; text parts are joined by newlines.
     pub fn text(&self) -> String {
         self.content.as_ref().map(Content::text).unwrap_or_default()
     }
 }
 
 impl Content {
-    /// The text; text parts are joined by newlines.
+    /// Text of the content; text parts are joined by newlines.
     pub fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -108,7 +117,7 @@ impl Content {
 }
 
 impl FunctionCall {
-    /// The arguments as an object, where they are JSON text of one.
+    /// Arguments as an object, parsed if they are JSON text.
     pub(super) fn arguments_as_object(&self) -> Json {
         match &self.arguments {
             Json::String(text) => match serde_json::from_str(text) {
@@ -120,7 +129,7 @@ impl FunctionCall {
         }
     }
 
-    /// The arguments as JSON text, which is what clients get.
+    /// Arguments as JSON text, the form that clients expect.
     pub fn arguments_as_text(&self) -> String {
         match &self.arguments {
             Json::String(text) => text.clone(),
@@ -156,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_turn_into_objects_where_they_are_some() {
+    fn arguments_parse_into_objects() {
         let call = |arguments: Json| FunctionCall {
             name: "f".into(),
             arguments,

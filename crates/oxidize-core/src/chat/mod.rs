@@ -1,6 +1,6 @@
-//! Conversations to prompt text and answers back: the model's own chat template or a built-in one, and a
-//! streaming parser that tells reasoning, content and tool calls apart. The server and the CLI speak
-//! [`Message`]; the tokenizer takes the rendered text.
+//! Chat: renders conversations with the model's own or a built-in chat template, and parses
+//! streamed answers into reasoning, content and tool calls. The server and the CLI exchange
+//! [`Message`]s.
 
 #![cfg_attr(
     not(test),
@@ -10,6 +10,7 @@
 mod answer;
 mod builtin;
 mod capabilities;
+mod conversation;
 mod error;
 mod harmony;
 mod jinja;
@@ -22,9 +23,10 @@ mod tools;
 pub use answer::{Answer, AnswerDelta, AnswerFormat, AnswerOptions, AnswerParser};
 pub use builtin::{builtin_template, builtin_template_names};
 pub use capabilities::Capabilities;
+pub use conversation::{Conversation, RenderedPrompt};
 pub use error::ChatError;
 pub use jinja::strftime;
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
-pub use reasoning::ReasoningMarks;
+pub use reasoning::ReasoningTags;
 pub use template::{ChatInput, ChatOptions, ChatTemplate};
-pub use tools::{CallPiece, CallReader};
+pub use tools::{CallDelta, CallReader};

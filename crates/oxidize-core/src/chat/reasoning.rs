@@ -1,65 +1,65 @@
-//! The marks by which model families set their reasoning apart from the answer.
+//! Tags that model families put around reasoning.
 
-/// An opening and a closing mark.
+/// Opening and closing tag of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReasoningMarks {
-    /// Begins the reasoning.
+pub struct ReasoningTags {
+    /// Opening tag.
     pub open: &'static str,
-    /// Ends it.
+    /// Closing tag.
     pub close: &'static str,
 }
 
-/// The common pair, also looked for where a template says nothing about reasoning.
-pub(super) const THINK: ReasoningMarks = ReasoningMarks {
+/// Most common pair; the default if the template contains no tags.
+pub(super) const THINK: ReasoningTags = ReasoningTags {
     open: "<think>",
     close: "</think>",
 };
 
-static FAMILIES: [ReasoningMarks; 10] = [
-    ReasoningMarks {
+static FAMILIES: [ReasoningTags; 10] = [
+    ReasoningTags {
         open: "<seed:think>",
         close: "</seed:think>",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "<mm:think>",
         close: "</mm:think>",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "[THINK]",
         close: "[/THINK]",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "<|START_THINKING|>",
         close: "<|END_THINKING|>",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "<|inner_prefix|>",
         close: "<|inner_suffix|>",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "<|channel>thought",
         close: "<channel|>",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "<thinking>",
         close: "</thinking>",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "<reasoning>",
         close: "</reasoning>",
     },
-    ReasoningMarks {
+    ReasoningTags {
         open: "<thought>",
         close: "</thought>",
     },
     THINK,
 ];
 
-/// The marks a template writes, from its source and what it rendered.
-pub(super) fn detect(text: &str) -> Option<ReasoningMarks> {
-    // Some templates drop earlier reasoning and know the closing mark alone.
+/// Detects the tags in the source and sample output of a template.
+pub(super) fn detect(text: &str) -> Option<ReasoningTags> {
+    // Some templates remove earlier reasoning and contain only the closing tag.
     FAMILIES
         .iter()
-        .find(|marks| text.contains(marks.close))
+        .find(|tags| text.contains(tags.close))
         .copied()
 }

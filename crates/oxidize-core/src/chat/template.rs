@@ -1,4 +1,4 @@
-//! A chat template: Jinja source, what it can do, and the rendering of a conversation into a prompt.
+//! Chat template: Jinja source, detected capabilities, and rendering of conversations into prompts.
 
 use std::sync::OnceLock;
 use std::time::SystemTime;
@@ -8,10 +8,20 @@ use serde_json::{Map, Value as Json, json};
 use super::jinja::Jinja;
 use super::{Capabilities, ChatError, Content, Message};
 
-/// Longest prompt text by default: 64 MiB.
+/// Default limit on the prompt text: 64 MiB.
 const MAX_OUTPUT: usize = 64 << 20;
 
-/// A model's chat template, checked and ready to render.
+/// Parsed chat template.
+///
+/// ```no_run
+/// use oxidize_core::{ChatOptions, ChatTemplate, Conversation, Tokenizer};
+///
+/// let tokenizer = Tokenizer::open("model.gguf")?;
+/// let template = ChatTemplate::builtin("chatml", ChatOptions::default())?;
+/// let prompt = Conversation::new().user("Hi").render(&template, &tokenizer)?;
+/// assert_eq!(prompt.text, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+/// # Ok::<(), oxidize_core::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ChatTemplate {
     source: String,
@@ -20,31 +30,31 @@ pub struct ChatTemplate {
     capabilities: OnceLock<Capabilities>,
 }
 
-/// Settings of a template that do not change from one conversation to the next.
+/// Options of a [`ChatTemplate`].
 #[derive(Debug, Clone)]
 pub struct ChatOptions {
-    /// The moment `strftime_now` shows; `None` is the clock.
+    /// Time that `strftime_now` returns; `None` is the current time.
     pub now: Option<SystemTime>,
-    /// Longest rendered text in bytes.
+    /// Limit on the rendered text in bytes.
     pub max_output: usize,
 }
 
-/// A conversation to render.
+/// Conversation to render with a [`ChatTemplate`].
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput<'a> {
-    /// The turns, oldest first.
+    /// Messages, oldest first.
     pub messages: &'a [Message],
-    /// Tools the model may call: a list in OpenAI's shape.
+    /// Tools that the model may call: a list in the format of OpenAI's API.
     pub tools: Option<&'a Json>,
-    /// Documents for models that take some.
+    /// Documents, for templates that support them.
     pub documents: Option<&'a Json>,
-    /// Whether the prompt ends with the opening of the assistant's turn.
+    /// Ends the prompt with the opening of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// The model's beginning-of-sequence token, for templates that write it.
+    /// Text of the BOS token, for templates that output it.
     pub bos_token: &'a str,
-    /// The model's end-of-sequence token.
+    /// Text of the EOS token.
     pub eos_token: &'a str,
-    /// More variables, such as `enable_thinking`.
+    /// Additional template variables, such as `enable_thinking`.
     pub extra: Map<String, Json>,
     /// Leaves the last message open, so that the model continues it.
     pub continue_final_message: bool,
@@ -60,7 +70,7 @@ impl Default for ChatOptions {
 }
 
 impl ChatTemplate {
-    /// Checks a template's source.
+    /// Parses a template.
     pub fn new(source: &str, options: ChatOptions) -> Result<Self, ChatError> {
         let jinja = Jinja::new(source)?;
         Ok(Self {
@@ -71,23 +81,25 @@ impl ChatTemplate {
         })
     }
 
-    /// The built-in template of this name; see [`super::builtin_template_names`].
+    /// Creates a built-in template by name, such as `chatml` or `llama3`. An error lists the known
+    /// names.
     pub fn builtin(name: &str, options: ChatOptions) -> Result<Self, ChatError> {
         Self::new(super::builtin_template(name)?, options)
     }
 
-    /// The source as it was given.
+    /// Jinja source.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// What the template makes of system messages, tools and so on; found by trying.
+    /// Features that the template supports, detected on first use by rendering samples.
     pub fn capabilities(&self) -> &Capabilities {
         self.capabilities.get_or_init(|| Capabilities::probe(self))
     }
 
-    /// Renders a conversation, bent to what the template can do: a system message is folded into the first user
-    /// turn where the template has no place for one, and arguments and contents come in the form it expects.
+    /// Renders a conversation. Messages are adapted to the template: a system message becomes part
+    /// of the first user turn if the template has no system role, and arguments and contents take
+    /// the expected form.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, ChatError> {
         let Some((last, earlier)) = input.messages.split_last() else {
             return Err(ChatError::Conversation(
@@ -95,7 +107,7 @@ impl ChatTemplate {
             ));
         };
         let prefill = input.continue_final_message.then(|| last.text());
-        // An empty beginning is no beginning: open a turn instead.
+        // An empty prefill opens a new turn instead.
         let open_turn = prefill.as_ref().is_some_and(|text| text.trim().is_empty());
         let messages = if open_turn { earlier } else { input.messages };
 
@@ -114,12 +126,13 @@ impl ChatTemplate {
         variables.extend(input.extra.clone());
         let text = self.render_variables(&variables)?;
         match prefill {
-            Some(prefill) if !open_turn => cut_after(text, &prefill),
+            Some(prefill) if !open_turn => truncate_after(text, &prefill),
             _ => Ok(text),
         }
     }
 
-    /// Renders with exactly these variables, as Hugging Face's `apply_chat_template` passes them to Jinja.
+    /// Renders with exactly these variables, like `apply_chat_template` of Hugging Face
+    /// Transformers.
     pub fn render_variables(&self, variables: &Map<String, Json>) -> Result<String, ChatError> {
         self.jinja
             .render(variables, self.options.now, self.options.max_output)
@@ -145,7 +158,7 @@ impl ChatTemplate {
                 json!([{"type": "text", "text": content.text()}])
             }
             Some(content) => content.text().into(),
-            // Templates print what they are given; only those with a place for calls expect none.
+            // Templates print whatever they are given; only those that support calls accept null.
             None if message.tool_calls.is_some() && capabilities.null_content => Json::Null,
             None => "".into(),
         };
@@ -170,7 +183,7 @@ impl ChatTemplate {
             map.insert("tool_call_id".into(), id.clone().into());
         }
         if let Some(reasoning) = &message.reasoning_content {
-            // Harmony's templates call it "thinking".
+            // Harmony templates name the field "thinking".
             let thinking =
                 self.source.contains("thinking") && !self.source.contains("reasoning_content");
             map.insert(
@@ -188,7 +201,7 @@ impl ChatTemplate {
     }
 }
 
-/// Puts the text of system messages in front of the first user turn after them.
+/// Prepends the text of system messages to the next user turn.
 fn fold_system(messages: &[Message]) -> Vec<Message> {
     let mut folded = Vec::with_capacity(messages.len());
     let mut pending = String::new();
@@ -227,9 +240,9 @@ fn fold_system(messages: &[Message]) -> Vec<Message> {
     folded
 }
 
-/// Ends the prompt right after the last occurrence of the text to be continued.
-fn cut_after(mut text: String, prefill: &str) -> Result<String, ChatError> {
-    // Templates may trim the message; look for it as it was written first.
+/// Truncates the prompt after the last occurrence of `prefill`.
+fn truncate_after(mut text: String, prefill: &str) -> Result<String, ChatError> {
+    // Templates may trim the message; try the exact text first.
     for candidate in [prefill, prefill.trim_end(), prefill.trim()] {
         if let Some(at) = text.rfind(candidate) {
             text.truncate(at + candidate.len());
@@ -237,7 +250,7 @@ fn cut_after(mut text: String, prefill: &str) -> Result<String, ChatError> {
         }
     }
     Err(ChatError::Conversation(
-        "the template changes the last message, so that it cannot be continued".into(),
+        "the template changes the last message, so it cannot be continued".into(),
     ))
 }
 

@@ -1,67 +1,70 @@
-//! Beam search: the most likely answers as a whole, of which the most likely first token need not be
-//! part. Not streamed, and on a session of its own: no word is certain before the last.
+//! Beam search for the most likely answers. Each search runs on a session of its own and does not stream,
+//! since no token is final before the search ends.
 
 use super::guide::{Guide, Guides};
-use super::request::{EngineError, FinishReason, Request};
+use super::request::{EngineError, FinishReason, Request, Resolved};
 use super::{BLOCK_SIZE, EngineConfig};
+use crate::backend::MemoryPlan;
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use crate::error::Result;
 use crate::kv::{BlockId, KvBlocks};
-use crate::model::{MemoryPlan, Model};
+use crate::model::Model;
 use crate::sampling::{Sampler, SamplingParams, StopMatcher};
 use crate::scheduler::SubmitError;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
-/// How wide a search is, and which answers it prefers.
+/// Parameters of a beam search.
 #[derive(Clone, Copy, Debug)]
 pub struct BeamParams {
-    /// Answers that are followed at once, and how many are returned at most.
+    /// Number of beams, and the maximum number of answers.
     pub beams: usize,
-    /// An answer's log probability is divided by its length to this power: 0 prefers short answers,
-    /// 1 compares them by the token.
+    /// Exponent of the answer length that divides its log probability: 0 prefers short answers, 1 compares
+    /// the mean log probability per token.
     pub length_penalty: f32,
 }
 
-/// Most answers that are followed at once.
-pub const MOST_BEAMS: usize = 64;
+/// Maximum number of beams.
+pub const MAX_BEAMS: usize = 64;
 
-/// An answer that a search found.
+/// An answer found by a beam search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamAnswer {
-    /// Its tokens, without one that ends it.
+    /// Token ids, without the end-of-generation token.
     pub tokens: Vec<u32>,
-    /// Its text.
+    /// Text.
     pub text: String,
-    /// Its log probability under the model, as biases, penalties and grammar leave it.
+    /// Log probability under the model, after biases, penalties and grammar.
     pub logprob: f32,
-    /// What answers are compared by: the log probability over the length to the power asked for.
+    /// Log probability divided by length to the power [`BeamParams::length_penalty`]; answers are ordered by
+    /// it.
     pub score: f32,
-    /// Why it ended.
+    /// Finish reason.
     pub reason: FinishReason,
 }
 
-/// Finds the most likely answers to a request, the best first. Temperature and the truncating samplers
-/// play no part; grammar, penalties, biases, bans and stop strings do. Ends early, with the best so far,
-/// when `go_on` says no.
+/// Finds the most likely answers to a request, the best first. Temperature and the truncating samplers are
+/// ignored; grammar, penalties, biases, banned strings and stop strings apply. Ends early, with the best
+/// answers so far, when `keep_going` returns false.
 pub fn beam_search(
     model: &Model,
     backend: &dyn Backend,
     config: &EngineConfig,
     request: &Request,
     params: BeamParams,
-    mut go_on: impl FnMut() -> bool,
+    mut keep_going: impl FnMut() -> bool,
 ) -> Result<Vec<BeamAnswer>> {
     let mut search = Search::new(model, backend, config, request, params)?;
-    search.read_prompt()?;
-    while !search.live.is_empty() && !search.is_decided() && go_on() {
+    search.compute_prompt()?;
+    while !search.live.is_empty() && !search.is_decided() && keep_going() {
         search.step()?;
     }
     Ok(search.answers())
 }
 
-/// A search under way.
+/// State of a search.
 struct Search<'a> {
     request: &'a Request,
+    prompt: Vec<u32>,
     params: BeamParams,
     tokenizer: &'a Tokenizer,
     session: Box<dyn Session>,
@@ -69,12 +72,12 @@ struct Search<'a> {
     kv: KvBlocks,
     live: Vec<Beam>,
     finished: Vec<BeamAnswer>,
-    most_tokens: usize,
+    max_new_tokens: usize,
     adapters: &'a [f32],
     is_recurrent: bool,
 }
 
-/// An answer that goes on.
+/// An unfinished answer.
 #[derive(Clone)]
 struct Beam {
     tokens: Vec<u32>,
@@ -84,16 +87,16 @@ struct Beam {
     guide: Guide,
     stops: StopMatcher,
     decoder: StreamDecoder,
-    /// Where its positions are, those of the prompt included; shared with others of the same beginning.
+    /// Block table, which includes the prompt; beams with the same beginning share blocks.
     blocks: Vec<BlockId>,
-    /// The place of its logits among the outputs of the last batch.
+    /// Index of the beam's logits in the outputs of the last batch.
     output: usize,
-    /// The place of its recurrent state, if the model has one.
+    /// Slot of the beam's recurrent state, if the model has one.
     slot: u32,
 }
 
-/// A beam that may go on by a token.
-struct Choice {
+/// A possible next token of a beam.
+struct Candidate {
     beam: usize,
     token: u32,
     logprob: f32,
@@ -107,10 +110,14 @@ impl<'a> Search<'a> {
         request: &'a Request,
         params: BeamParams,
     ) -> Result<Search<'a>> {
-        if !(1..=MOST_BEAMS).contains(&params.beams) || !params.length_penalty.is_finite() {
+        if !(1..=MAX_BEAMS).contains(&params.beams) || !params.length_penalty.is_finite() {
             return Err(EngineError::Beams(params.beams).into());
         }
-        let (n_prompt, n_ctx) = (request.tokens.len(), config.context(model));
+        let Resolved {
+            tokens: prompt,
+            sampling,
+        } = request.resolve(model)?;
+        let (n_prompt, n_ctx) = (prompt.len(), config.context(model));
         if n_prompt == 0 {
             return Err(EngineError::Submit(SubmitError::Empty).into());
         }
@@ -119,35 +126,35 @@ impl<'a> Search<'a> {
             return Err(EngineError::Submit(SubmitError::TooLong { asked, limit }).into());
         }
         let n_vocab = model.n_vocab();
-        if let Some(&token) = request.tokens.iter().find(|&&t| t as usize >= n_vocab) {
+        if let Some(&token) = prompt.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(EngineError::TokenOutOfRange { token, n_vocab }.into());
         }
-        let most_tokens = request
+        let max_new_tokens = request
             .max_tokens
             .unwrap_or(usize::MAX)
             .min(n_ctx - n_prompt);
-        // Each beam writes blocks of its own, and one is copied before it is written.
-        let own = most_tokens.div_ceil(BLOCK_SIZE) + 2;
-        let n_blocks = n_prompt.div_ceil(BLOCK_SIZE) + params.beams * own;
+        // Each beam needs blocks for its own tokens, and a copy of a shared block before writing to it.
+        let n_own = max_new_tokens.div_ceil(BLOCK_SIZE) + 2;
+        let n_blocks = n_prompt.div_ceil(BLOCK_SIZE) + params.beams * n_own;
         let session_config = SessionConfig {
             n_blocks,
             max_tokens: config.max_batch_tokens.max(params.beams),
             max_outputs: params.beams,
-            // Those of a step, and those that the next one copies them to.
+            // The slots of one step, and those to which the next step copies the states.
             state_slots: 2 * params.beams,
             ..config.session(model)
         };
         if config.check_memory {
-            MemoryPlan::new(model, &session_config).check(model)?;
+            MemoryPlan::new(model, backend, &session_config).check(model)?;
         }
         let sampling = SamplingParams {
-            // Leaves the stages that reweigh and drops those that cut.
+            // Greedy keeps penalties and biases and skips the truncating samplers.
             temperature: 0.0,
-            ..request.sampling.clone()
+            ..sampling
         };
         let vocab = model.sampler_vocab();
         let mut sampler = Sampler::new(&sampling, &vocab).map_err(EngineError::Sampling)?;
-        sampler.accept_prompt(&request.tokens);
+        sampler.accept_prompt(&prompt);
         let tokenizer = model.tokenizer()?;
         let beam = Beam {
             tokens: Vec::new(),
@@ -155,7 +162,7 @@ impl<'a> Search<'a> {
             text: String::new(),
             sampler,
             guide: Guides::default().guide(model, request.grammar.as_ref())?,
-            stops: StopMatcher::new(&request.sampling.stop).map_err(EngineError::Sampling)?,
+            stops: StopMatcher::new(&sampling.stop).map_err(EngineError::Sampling)?,
             decoder: tokenizer.stream().render_special(request.render_special),
             blocks: Vec::new(),
             output: 0,
@@ -163,6 +170,7 @@ impl<'a> Search<'a> {
         };
         Ok(Search {
             request,
+            prompt,
             params,
             tokenizer,
             session: model.session(backend, &session_config)?,
@@ -170,28 +178,28 @@ impl<'a> Search<'a> {
             config: session_config,
             live: vec![beam],
             finished: Vec::new(),
-            most_tokens,
+            max_new_tokens,
             is_recurrent: !model.plan().states.is_empty(),
             adapters: request
                 .adapters
                 .as_deref()
-                .unwrap_or(model.adapter_strengths()),
+                .unwrap_or(model.adapter_scales()),
         })
     }
 
-    /// Computes the prompt, after which the one beam has logits.
-    fn read_prompt(&mut self) -> Result<()> {
+    /// Computes the prompt, after which the only beam has logits.
+    fn compute_prompt(&mut self) -> Result<()> {
         let Some(beam) = self.live.first_mut() else {
             return Ok(());
         };
-        let tokens = &self.request.tokens;
+        let tokens = &self.prompt;
         for _ in 0..tokens.len().div_ceil(BLOCK_SIZE) {
             beam.blocks.push(self.kv.allocate().ok_or_else(no_block)?);
         }
         let positions: Vec<u32> = (0..tokens.len() as u32).collect();
         let size = self.config.max_tokens;
-        let pieces = tokens.chunks(size).zip(positions.chunks(size));
-        for (tokens, positions) in pieces {
+        let chunks = tokens.chunks(size).zip(positions.chunks(size));
+        for (tokens, positions) in chunks {
             self.session.run(&Batch {
                 tokens,
                 positions,
@@ -208,18 +216,18 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Lets the best continuations go on by a token, and computes them.
+    /// Extends the best beams by a token and computes the next logits.
     fn step(&mut self) -> Result<()> {
-        let choices = self.rank()?;
+        let candidates = self.best_candidates()?;
         let old = std::mem::take(&mut self.live);
-        for choice in choices {
+        for candidate in candidates {
             if self.live.len() == self.params.beams {
                 break;
             }
-            let Some(parent) = old.get(choice.beam) else {
+            let Some(parent) = old.get(candidate.beam) else {
                 continue;
             };
-            self.follow(parent, &choice)?;
+            self.extend(parent, &candidate)?;
         }
         for mut beam in old {
             self.kv.release_tail(&mut beam.blocks, 0);
@@ -230,45 +238,46 @@ impl<'a> Search<'a> {
         self.compute()
     }
 
-    /// The best continuations of all beams, twice as many as go on: some may be ends.
-    fn rank(&mut self) -> Result<Vec<Choice>> {
-        let mut choices = Vec::new();
+    /// Returns the best candidates of all beams. There are twice as many as beams, because some may end their
+    /// answer.
+    fn best_candidates(&mut self) -> Result<Vec<Candidate>> {
+        let mut candidates = Vec::new();
         for (index, beam) in self.live.iter_mut().enumerate() {
             let logits = self.session.output(beam.output)?;
             let mask = beam.guide.mask()?;
             let ranked = beam.sampler.ranked(logits, mask, 2 * self.params.beams);
             for (token, logprob) in ranked.map_err(EngineError::Sampling)? {
-                choices.push(Choice {
+                candidates.push(Candidate {
                     beam: index,
                     token,
                     logprob: beam.logprob + logprob,
                 });
             }
         }
-        choices.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
-        choices.truncate(2 * self.params.beams);
-        Ok(choices)
+        candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+        candidates.truncate(2 * self.params.beams);
+        Ok(candidates)
     }
 
-    /// A beam with one more token, which goes on or is finished.
-    fn follow(&mut self, parent: &Beam, choice: &Choice) -> Result<()> {
+    /// Extends a beam by a token, which may finish it.
+    fn extend(&mut self, parent: &Beam, candidate: &Candidate) -> Result<()> {
         let mut beam = parent.clone();
-        beam.logprob = choice.logprob;
-        beam.sampler.accept(choice.token);
-        let complete = beam.guide.accept(choice.token)?;
+        beam.logprob = candidate.logprob;
+        beam.sampler.accept(candidate.token);
+        let complete = beam.guide.accept(candidate.token)?;
         let may_end = !self.request.ignore_eos || beam.guide.is_some();
-        if may_end && self.tokenizer.is_end_of_generation(choice.token) {
+        if may_end && self.tokenizer.is_end_of_generation(candidate.token) {
             self.finish(beam, FinishReason::EndOfText);
             return Ok(());
         }
-        beam.tokens.push(choice.token);
-        let stop = beam.stops.push(beam.decoder.push(choice.token));
+        beam.tokens.push(candidate.token);
+        let stop = beam.stops.push(beam.decoder.push(candidate.token));
         beam.text.push_str(&stop.text);
         if let Some(index) = stop.stopped_by {
             self.finish(beam, FinishReason::StopString(index));
         } else if complete {
             self.finish(beam, FinishReason::EndOfText);
-        } else if beam.tokens.len() >= self.most_tokens {
+        } else if beam.tokens.len() >= self.max_new_tokens {
             self.finish(beam, FinishReason::Length);
         } else {
             beam.blocks.iter().for_each(|&block| self.kv.retain(block));
@@ -277,7 +286,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Keeps an answer if it is among the best.
+    /// Adds a finished answer if it is among the best.
     fn finish(&mut self, mut beam: Beam, reason: FinishReason) {
         let rest = beam.stops.push(beam.decoder.finish());
         beam.text.push_str(&rest.text);
@@ -297,17 +306,17 @@ impl<'a> Search<'a> {
         logprob / (length.max(1) as f32).powf(self.params.length_penalty)
     }
 
-    /// Whether no beam that goes on can be among the best any more: log probabilities only fall, so
-    /// none can do better than to go on for free to the longest length that helps.
+    /// True if no unfinished beam can become one of the best answers. Log probabilities only decrease, so the
+    /// best possible score of a beam is its current log probability at the length with the highest score.
     fn is_decided(&self) -> bool {
         let Some(worst) = self.finished.last() else {
             return false;
         };
         let full = self.finished.len() == self.params.beams;
-        let helps = self.params.length_penalty > 0.0;
+        let prefers_long = self.params.length_penalty > 0.0;
         let best = self.live.iter().map(|beam| {
-            let length = if helps {
-                self.most_tokens
+            let length = if prefers_long {
+                self.max_new_tokens
             } else {
                 beam.tokens.len()
             };
@@ -319,20 +328,20 @@ impl<'a> Search<'a> {
     /// Computes the last token of each beam.
     fn compute(&mut self) -> Result<()> {
         let (mut copies, mut states) = (Vec::new(), Vec::new());
-        // States go back and forth between two sets of slots, so that none is overwritten too early.
+        // States alternate between two sets of slots, so that none is overwritten before it is copied.
         let beams = self.params.beams as u32;
         let first_slot = self.live.first().map_or(0, |beam| beam.slot) / beams * beams;
         let other_slots = (beams - first_slot)..;
         let (mut tokens, mut positions) = (Vec::new(), Vec::new());
         for ((output, beam), slot) in self.live.iter_mut().enumerate().zip(other_slots) {
-            let position = self.request.tokens.len() + beam.tokens.len() - 1;
+            let position = self.prompt.len() + beam.tokens.len() - 1;
             match beam.blocks.get_mut(position / BLOCK_SIZE) {
                 Some(block) => {
-                    // Another beam may go on in the same block with other tokens.
-                    let own = self.kv.make_writable(*block).ok_or_else(no_block)?;
-                    if own != *block {
-                        copies.push((*block, own));
-                        *block = own;
+                    // Another beam may continue in the same block with other tokens.
+                    let writable = self.kv.make_writable(*block).ok_or_else(no_block)?;
+                    if writable != *block {
+                        copies.push((*block, writable));
+                        *block = writable;
                     }
                 }
                 None => beam.blocks.push(self.kv.allocate().ok_or_else(no_block)?),
@@ -364,7 +373,7 @@ impl<'a> Search<'a> {
         })?)
     }
 
-    /// What was found, and what was under way where nothing has ended.
+    /// Returns the finished answers, or the unfinished ones if none has ended.
     fn answers(mut self) -> Vec<BeamAnswer> {
         if self.finished.is_empty() {
             for beam in std::mem::take(&mut self.live) {
@@ -376,5 +385,5 @@ impl<'a> Search<'a> {
 }
 
 fn no_block() -> EngineError {
-    EngineError::Internal("the search has no block left".into())
+    EngineError::Internal("the beam search ran out of KV cache blocks".into())
 }

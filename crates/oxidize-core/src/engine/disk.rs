@@ -1,5 +1,5 @@
-//! What the engine keeps of its KV cache on disk: blocks of finished requests are written by a thread of their own,
-//! and blocks of a new request's prompt are read back before it is queued.
+//! Prefix cache on disk: a thread writes the blocks of finished requests, and blocks of a new request's
+//! prompt are read back before the request is queued.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,25 +15,25 @@ use crate::kv::{BlockName, BlockStore, BlockWriter};
 use crate::model::Model;
 use crate::scheduler::Scheduler;
 
-/// Blocks that may wait to be written; more are not worth the memory.
-const QUEUE: usize = 64;
+/// Maximum blocks waiting to be written. Further blocks are not stored, to bound the memory.
+const MAX_QUEUED: usize = 64;
 
-/// Where blocks are kept, and how much of them.
+/// Location and size limit of the prefix cache on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCache {
-    /// The folder; blocks of several models can share it.
-    pub folder: PathBuf,
-    /// Most bytes of one model's blocks.
+    /// Directory; several models can share it.
+    pub directory: PathBuf,
+    /// Maximum bytes of blocks per model.
     pub limit: u64,
 }
 
-/// The engine's side of it.
+/// The engine's access to the prefix cache on disk.
 pub(super) struct Disk {
     store: BlockStore,
-    /// Gone when the engine ends.
+    /// Blocks to write. `None` ends the writer thread.
     queue: Option<SyncSender<(BlockName, Vec<u8>)>>,
     written: Receiver<(BlockName, bool)>,
-    /// On their way to the disk.
+    /// Blocks queued or being written.
     pending: HashSet<BlockName>,
     writer: Option<JoinHandle<()>>,
 }
@@ -48,18 +48,18 @@ impl Disk {
     ) -> Result<Disk> {
         let fingerprint = fingerprint(model, backend, config);
         let store = BlockStore::open(
-            &cache.folder,
+            &cache.directory,
             fingerprint,
             session.block_bytes(),
             cache.limit,
         )?;
         tracing::info!(blocks = store.len(), "prefix cache on disk");
-        let (queue, jobs) = sync_channel(QUEUE);
-        let (tell, written) = channel();
+        let (queue, jobs) = sync_channel(MAX_QUEUED);
+        let (done, written) = channel();
         let writer = store.writer();
         let thread = std::thread::Builder::new()
             .name("oxidize-disk".into())
-            .spawn(move || write(&writer, &jobs, &tell))
+            .spawn(move || write(&writer, &jobs, &done))
             .map_err(super::EngineError::Thread)?;
         Ok(Disk {
             store,
@@ -70,7 +70,7 @@ impl Disk {
         })
     }
 
-    /// Brings back what is on disk of a prompt's beginning.
+    /// Restores the blocks of a prompt's beginning that are on disk.
     pub(super) fn restore(
         &mut self,
         salt: u64,
@@ -78,7 +78,7 @@ impl Disk {
         scheduler: &mut Scheduler,
         session: &mut dyn Session,
     ) {
-        self.settle();
+        self.drain();
         // The last token is always computed, for its logits.
         let Some((_, tokens)) = tokens.split_last() else {
             return;
@@ -91,15 +91,15 @@ impl Disk {
         });
     }
 
-    /// Has the blocks of a sequence written that are not there yet.
-    pub(super) fn keep(
+    /// Queues the blocks of a sequence that are not on disk yet for writing.
+    pub(super) fn save(
         &mut self,
         salt: u64,
         tokens: &[u32],
         scheduler: &Scheduler,
         session: &dyn Session,
     ) {
-        self.settle();
+        self.drain();
         let known = scheduler.known_prefix(salt, tokens);
         let names = self.store.names(salt, tokens, BLOCK_SIZE);
         for (block, name) in known.into_iter().zip(names) {
@@ -115,15 +115,15 @@ impl Disk {
                 .as_ref()
                 .map(|queue| queue.try_send((name, bytes)));
             if !matches!(sent, Some(Ok(()))) {
-                // The disk is slow. A later block is of no use without this one.
+                // The queue is full because the disk is slow. Later blocks are useless without this one.
                 return;
             }
             self.pending.insert(name);
         }
     }
 
-    /// Takes note of what has been written.
-    fn settle(&mut self) {
+    /// Records the blocks that have been written.
+    fn drain(&mut self) {
         while let Ok((name, good)) = self.written.try_recv() {
             self.pending.remove(&name);
             if good {
@@ -133,36 +133,37 @@ impl Disk {
     }
 }
 
-/// Waits for what is on its way.
+/// Waits until the queued blocks are written.
 impl Drop for Disk {
     fn drop(&mut self) {
         self.queue = None;
         if let Some(writer) = self.writer.take() {
-            // A writer that panicked has written all it could.
+            // If the writer panicked, there is nothing more to wait for.
             let _ = writer.join();
         }
     }
 }
 
-/// Writes until the engine is gone.
+/// Writes blocks until the engine drops the queue.
 fn write(
     writer: &BlockWriter,
     jobs: &Receiver<(BlockName, Vec<u8>)>,
-    tell: &Sender<(BlockName, bool)>,
+    done: &Sender<(BlockName, bool)>,
 ) {
     while let Ok((name, bytes)) = jobs.recv() {
         let result = writer.write(name, &bytes);
         if let Err(error) = &result {
             tracing::warn!(%error, "a block of the prefix cache could not be written");
         }
-        if tell.send((name, result.is_ok())).is_err() {
+        if done.send((name, result.is_ok())).is_err() {
             return;
         }
     }
 }
 
-/// Stands for all that the content of a block depends on besides tokens: the weights, adapters among
-/// them, by their shapes and a sample of each; the layout of the cache; and the code that fills it.
+/// Digest of everything besides tokens that the content of a block depends on: the weights, including
+/// adapters, by their shapes and a sample of each; the layout of the cache; and the version of the code that
+/// fills it.
 fn fingerprint(model: &Model, backend: &dyn Backend, config: &SessionConfig) -> [u8; 32] {
     const SAMPLE: usize = 4096;
     let mut hash = Sha256::new();
@@ -174,14 +175,16 @@ fn fingerprint(model: &Model, backend: &dyn Backend, config: &SessionConfig) -> 
         config.key_type,
         config.value_type,
         config.max_context,
-        model.adapter_strengths(),
+        model.adapter_scales(),
     );
     hash.update(layout);
     for weight in model.weights().iter() {
         let (name, ty) = (&weight.name, weight.ty);
         let (rows, cols, n) = (weight.rows, weight.cols, weight.n_experts);
         hash.update(format!("\n{name} {ty:?} {rows} {cols} {n} "));
-        let bytes = weight.expert(0);
+        // Weights that the session has released are loaded again, one at a time.
+        let loaded = weight.loaded();
+        let bytes = loaded.as_ref().map_or(&[][..], |weight| weight.expert(0));
         for start in [0, bytes.len() / 2] {
             let end = bytes.len().min(start + SAMPLE);
             hash.update(bytes.get(start..end).unwrap_or_default());

@@ -1,33 +1,35 @@
-//! [`Drafting`]: has the scheduler verify guesses, as many as pay.
+//! [`Drafting`]: proposes draft tokens to the scheduler, as long as speculation pays off.
 
 use super::EngineConfig;
 use crate::backend::Backend;
+use crate::backend::MemoryPlan;
 use crate::error::Result;
-use crate::model::{MemoryPlan, Model};
+use crate::model::Model;
 use crate::scheduler::{Sampled, Scheduler, SeqId, Step, StepSequence};
-use crate::speculative::{DraftAsk, DraftModel, DraftSource, NgramIndex, Payoff, Speculation};
+use crate::speculative::{
+    DraftController, DraftModel, DraftRequest, DraftSource, NgramIndex, Speculation,
+};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Most guesses that a step verifies, those of all sequences together.
+/// Maximum draft tokens per step, over all sequences.
 pub(super) const STEP_DRAFTS: usize = 64;
 
-/// Guesses for the running sequences of an engine.
+/// Drafting for the running sequences of an engine.
 pub(super) struct Drafting {
     settings: Speculation,
     model: Option<DraftModel>,
-    payoff: Payoff,
-    sequences: BTreeMap<SeqId, Guessed>,
-    /// What guessing for the step in hand and computing it took; `None` if that tells nothing about
-    /// the steps to come.
-    took: Option<Duration>,
+    controller: DraftController,
+    sequences: BTreeMap<SeqId, SequenceState>,
+    /// Time for drafting and computing the current step; `None` if it is not representative.
+    elapsed: Option<Duration>,
 }
 
-/// What is known of guesses for a sequence.
-struct Guessed {
+/// Drafting state of a sequence.
+struct SequenceState {
     ngrams: NgramIndex,
-    /// Tokens of the next guess.
-    length: usize,
+    /// Maximum tokens of the next draft.
+    draft_len: usize,
 }
 
 impl Drafting {
@@ -49,7 +51,7 @@ impl Drafting {
                 }
                 .session(draft);
                 config.max_outputs = config.max_outputs.max(1);
-                MemoryPlan::new(draft, &config).check(draft)?;
+                MemoryPlan::new(draft, backend, &config).check(draft)?;
                 let n_vocab = target.n_vocab();
                 Some(DraftModel::new(draft, backend, config, n_vocab)?)
             }
@@ -57,105 +59,117 @@ impl Drafting {
         Ok(Drafting {
             settings: settings.clone(),
             model,
-            payoff: Payoff::default(),
+            controller: DraftController::default(),
             sequences: BTreeMap::new(),
-            took: None,
+            elapsed: None,
         })
     }
 
-    /// Guesses for the sequences `asks` names, each with the most that its request wants.
+    /// Proposes drafts for the sequences in `wanted`, each limited by its request and by [`STEP_DRAFTS`].
     pub(super) fn propose(
         &mut self,
         scheduler: &mut Scheduler,
-        asks: &[(SeqId, Option<usize>)],
+        wanted: &[(SeqId, Option<usize>)],
     ) -> Result<()> {
-        self.took = Some(Duration::ZERO);
-        if asks.is_empty() || !(self.settings.always || self.payoff.wants_guesses()) {
+        self.elapsed = Some(Duration::ZERO);
+        if wanted.is_empty() || !(self.settings.always || self.controller.should_draft()) {
             return Ok(());
         }
         let start = Instant::now();
-        let share = (STEP_DRAFTS / asks.len()).max(1);
-        let most = self.settings.max_tokens.min(share);
-        let asks: Vec<DraftAsk<'_>> = asks
+        let per_sequence = (STEP_DRAFTS / wanted.len()).max(1);
+        let max_draft = self.settings.max_tokens.min(per_sequence);
+        let requests: Vec<DraftRequest<'_>> = wanted
             .iter()
             .take(STEP_DRAFTS)
             .filter_map(|&(id, wanted)| {
-                let guessed = self.sequences.entry(id).or_insert_with(|| Guessed {
+                let state = self.sequences.entry(id).or_insert_with(|| SequenceState {
                     ngrams: NgramIndex::default(),
-                    length: most.min(FIRST_LENGTH),
+                    draft_len: max_draft.min(INITIAL_DRAFT_LEN),
                 });
-                let most = guessed.length.min(most).min(wanted.unwrap_or(most));
+                let max_tokens = state
+                    .draft_len
+                    .min(max_draft)
+                    .min(wanted.unwrap_or(max_draft));
                 let tokens = scheduler.tokens(id)?;
-                (most > 0).then_some(DraftAsk { id, tokens, most })
+                (max_tokens > 0).then_some(DraftRequest {
+                    id,
+                    tokens,
+                    max_tokens,
+                })
             })
             .collect();
-        // A prompt has to be read once, and not again.
-        let reads_prompt = match &self.model {
-            Some(model) => asks.iter().any(|ask| model.lag(ask) > 2 * STEP_DRAFTS),
+        // A step in which the draft model processes a prompt is not representative.
+        let drafts_prompt = match &self.model {
+            Some(model) => requests
+                .iter()
+                .any(|request| model.lag(request) > 2 * STEP_DRAFTS),
             None => false,
         };
-        let guesses = match &mut self.model {
-            Some(model) => model.guess(&asks, self.settings.min_probability)?,
-            None => asks
+        let drafts = match &mut self.model {
+            Some(model) => model.draft(&requests, self.settings.min_probability)?,
+            None => requests
                 .iter()
-                .map(|ask| {
-                    let guessed = self.sequences.get_mut(&ask.id);
-                    guessed.map_or(Vec::new(), |g| g.ngrams.guess(ask.tokens, ask.most))
+                .map(|request| {
+                    let state = self.sequences.get_mut(&request.id);
+                    state.map_or(Vec::new(), |state| {
+                        state.ngrams.draft(request.tokens, request.max_tokens)
+                    })
                 })
                 .collect(),
         };
-        let ids: Vec<SeqId> = asks.iter().map(|ask| ask.id).collect();
-        for (id, guess) in ids.into_iter().zip(guesses) {
-            if !guess.is_empty() && guess.len() >= self.settings.min_tokens {
-                scheduler.draft(id, &guess);
+        let ids: Vec<SeqId> = requests.iter().map(|request| request.id).collect();
+        for (id, draft) in ids.into_iter().zip(drafts) {
+            if !draft.is_empty() && draft.len() >= self.settings.min_tokens {
+                scheduler.draft(id, &draft);
             }
         }
-        self.took = (!reads_prompt).then(|| start.elapsed());
+        self.elapsed = (!drafts_prompt).then(|| start.elapsed());
         Ok(())
     }
 
-    /// The step took so long.
-    pub(super) fn computed(&mut self, took: Duration) {
-        self.took = self.took.map(|drafting| drafting + took);
+    /// Adds the time that computing the step elapsed.
+    pub(super) fn add_step_time(&mut self, elapsed: Duration) {
+        self.elapsed = self.elapsed.map(|drafting| drafting + elapsed);
     }
 
-    /// Learns from what came of the guesses of a step.
-    pub(super) fn verified(&mut self, step: &Step, sampled: &[Sampled]) {
+    /// Adapts draft lengths and the controller to the results of a step.
+    pub(super) fn record_step(&mut self, step: &Step, sampled: &[Sampled]) {
         for part in step.sequences.iter().filter(|part| part.n_draft > 0) {
             let accepted = sampled.iter().find(|s| s.id == part.id);
             let accepted = accepted.map_or(0, |sampled| sampled.accepted);
-            if let Some(guessed) = self.sequences.get_mut(&part.id) {
-                // Right to the end: it could have been longer. Else about as long as it was right.
-                guessed.length = if accepted == part.n_draft {
-                    (2 * guessed.length).min(self.settings.max_tokens)
+            if let Some(state) = self.sequences.get_mut(&part.id) {
+                // If the whole draft was accepted, try a longer one, else one about as long as the accepted
+                // part.
+                state.draft_len = if accepted == part.n_draft {
+                    (2 * state.draft_len).min(self.settings.max_tokens)
                 } else {
                     (accepted + 1).max(self.settings.min_tokens)
                 };
             }
         }
-        // Prompts take their own time. What has to be computed again is a part of what guesses cost.
-        let decodes = |part: &StepSequence| part.again || part.rows.len() == 1 + part.n_draft;
-        let Some(took) = self.took.filter(|_| step.sequences.iter().all(decodes)) else {
+        // Steps with prompts are not comparable. Recomputing accepted drafts is part of the cost of drafting.
+        let decodes = |part: &StepSequence| part.recompute || part.rows.len() == 1 + part.n_draft;
+        let Some(elapsed) = self.elapsed.filter(|_| step.sequences.iter().all(decodes)) else {
             return;
         };
         let tokens = sampled.iter().map(|sampled| sampled.accepted + 1).sum();
-        let seconds = took.as_secs_f64();
-        let guessed = |part: &StepSequence| part.again || part.n_draft > 0;
-        if step.sequences.iter().any(guessed) {
-            self.payoff.guessed_step(seconds, tokens);
+        let seconds = elapsed.as_secs_f64();
+        let drafted = |part: &StepSequence| part.recompute || part.n_draft > 0;
+        if step.sequences.iter().any(drafted) {
+            self.controller.draft_step(seconds, tokens);
         } else {
-            self.payoff.plain_step(seconds, tokens);
+            self.controller.plain_step(seconds, tokens);
         }
     }
 
-    /// A sequence is over.
-    pub(super) fn forget(&mut self, id: SeqId) {
+    /// Removes the state of a finished sequence.
+    pub(super) fn remove(&mut self, id: SeqId) {
         self.sequences.remove(&id);
         if let Some(model) = &mut self.model {
-            model.forget(id);
+            model.remove(id);
         }
     }
 }
 
-/// Tokens of the first guess of a sequence.
-const FIRST_LENGTH: usize = 4;
+/// Maximum tokens of a sequence's first draft.
+const INITIAL_DRAFT_LEN: usize = 4;

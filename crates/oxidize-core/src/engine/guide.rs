@@ -1,4 +1,4 @@
-//! [`Guide`]: what keeps the answer to a request in the form of its grammar, if it has one.
+//! [`Guide`]: constrains the output of a request to its grammar, if it has one.
 
 use super::request::EngineError;
 use crate::error::Result;
@@ -10,24 +10,24 @@ use std::sync::{Arc, OnceLock};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::grammar::{Constraint, Grammars};
 
-/// Llguidance does not build for browsers: there, nothing is ever guided.
+/// llguidance does not build for browsers, where no output is constrained.
 #[cfg(target_arch = "wasm32")]
 type Constraint = std::convert::Infallible;
 #[cfg(target_arch = "wasm32")]
 type Grammars = std::convert::Infallible;
 
-/// Follows the grammar of one request.
+/// Grammar state of one request; `None` if its output is not constrained.
 #[derive(Clone, Default)]
 pub(super) struct Guide(Option<Constraint>);
 
-/// Makes guides for one model; what they share is made with the first.
+/// Factory of guides for one model. The shared tables are built with the first guide.
 #[derive(Clone, Default)]
 #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
 pub(super) struct Guides(Arc<OnceLock<Result<Grammars, GrammarError>>>);
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Guides {
-    /// Compiles the grammar of a request, on the thread of the one who asks.
+    /// Compiles the grammar of a request. Runs on the thread that submits the request.
     pub(super) fn guide(&self, model: &Model, grammar: Option<&Grammar>) -> Result<Guide> {
         let Some(grammar) = grammar else {
             return Ok(Guide(None));
@@ -46,17 +46,17 @@ impl Guides {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Guide {
-    /// Whether there is a grammar at all.
+    /// True if there is a grammar.
     pub(super) fn is_some(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The tokens that may come next; all where `None`.
+    /// Tokens that are allowed next; `None` allows all.
     pub(super) fn mask(&mut self) -> Result<Option<&TokenMask>, EngineError> {
         Ok(self.0.as_mut().map(Constraint::mask).transpose()?)
     }
 
-    /// Goes on by a token; `true` if the answer is complete with it.
+    /// Appends a token; returns true if the output is complete with it.
     pub(super) fn accept(&mut self, token: u32) -> Result<bool, EngineError> {
         let Some(constraint) = &mut self.0 else {
             return Ok(false);

@@ -1,8 +1,10 @@
-//! [`EngineHandle`]: how requests reach the engine's thread.
+//! [`Engine`]: the handle through which requests reach the engine thread.
 
 use super::guide::{Guide, Guides};
-use super::request::{EngineError, Request};
+use super::request::{EngineError, Prompt, Request, Resolved};
+
 use super::stream::{Channel, TokenStream};
+use crate::chat::Conversation;
 use crate::error::Result;
 use crate::model::Model;
 use crate::sampling::{Sampler, SamplerVocab, StopMatcher};
@@ -11,33 +13,51 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A way to an engine; clone it for every thread that has requests.
+/// A running engine: continuous batching, KV cache, prefix cache and sampling for one model.
+///
+/// The engine runs on a thread of its own. `Engine` is a handle to it: cheap to clone, and usable from any thread.
+/// The engine stops when the last handle and the last [`TokenStream`] are dropped.
+///
+/// ```no_run
+/// use oxidize_core::{Engine, Model, Request};
+///
+/// # fn main() -> Result<(), oxidize_core::Error> {
+/// let engine = Engine::new(Model::load("model.gguf")?)?;
+/// // Requests that run at the same time share every step.
+/// let first = engine.submit(Request::new("Once upon a time").max_tokens(64))?;
+/// let second = engine.chat("Name three colors.")?;
+/// println!("{}\n{}", first.text()?, second.text()?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
-pub struct EngineHandle {
+pub struct Engine {
     model: Model,
     n_ctx: usize,
     vocab: SamplerVocab,
     guides: Guides,
-    mailbox: Arc<Mailbox>,
+    queue: Arc<CommandQueue>,
     next_id: Arc<AtomicU64>,
     /// The engine ends when nobody can send to it any more.
     _alive: Arc<Alive>,
 }
 
-/// Tells whether an engine is still there, without keeping it.
+/// Observes whether an engine still runs, without keeping it alive.
 #[derive(Clone)]
-pub struct EngineMonitor(Arc<Mailbox>);
+pub struct EngineMonitor(Arc<CommandQueue>);
 
 impl EngineMonitor {
-    /// Whether the engine has ended and given back what it held.
+    /// True once the engine has stopped and released its memory.
     pub fn has_ended(&self) -> bool {
         self.0.lock().ended
     }
 }
 
-/// A request on its way to the engine.
+/// A checked request on its way to the engine thread.
 pub(super) struct Submission {
     pub(super) id: SeqId,
+    /// The prompt, tokenized.
+    pub(super) tokens: Vec<u32>,
     pub(super) request: Request,
     pub(super) sampler: Sampler,
     pub(super) stops: StopMatcher,
@@ -51,25 +71,25 @@ pub(super) enum Command {
     Cancel(SeqId),
 }
 
-/// Commands for the engine, and what it tells of itself.
+/// Commands for the engine thread, and the statistics it reports.
 #[derive(Default)]
-pub(super) struct Mailbox {
-    state: Mutex<Mail>,
+pub(super) struct CommandQueue {
+    state: Mutex<QueueState>,
     ready: Condvar,
 }
 
 #[derive(Default)]
-struct Mail {
+struct QueueState {
     commands: Vec<Command>,
-    /// Nobody can send any more.
+    /// True when the last sender is gone.
     closed: bool,
-    /// Nobody receives any more.
+    /// True when the engine thread has ended.
     ended: bool,
     stats: Stats,
 }
 
-impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Mail> {
+impl CommandQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,7 +104,7 @@ impl Mailbox {
         self.ready.notify_one();
     }
 
-    /// Takes what has come; waits for something if `idle`. `None` when nothing can come any more.
+    /// Takes the queued commands; waits for one if `idle`. `None` when all senders are gone.
     pub(super) fn receive(&self, idle: bool) -> Option<Vec<Command>> {
         let mut mail = self.lock();
         while idle && mail.commands.is_empty() && !mail.closed {
@@ -103,7 +123,7 @@ impl Mailbox {
         self.lock().stats = stats;
     }
 
-    /// Says that the engine is gone, to those whose requests it has not taken yet too.
+    /// Marks the engine as ended and fails the requests that are still queued.
     pub(super) fn end(&self) {
         let mut mail = self.lock();
         mail.ended = true;
@@ -114,7 +134,7 @@ impl Mailbox {
 }
 
 impl Command {
-    /// Ends a request that no engine will serve.
+    /// Fails a request that no engine will serve.
     fn refuse(self) {
         if let Command::Submit(submission) = self {
             submission.channel.fail(EngineError::Stopped);
@@ -122,8 +142,8 @@ impl Command {
     }
 }
 
-/// Tells the engine when the last handle and the last stream are gone.
-struct Alive(Arc<Mailbox>);
+/// Closes the queue when the last handle and the last stream are dropped.
+struct Alive(Arc<CommandQueue>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
@@ -132,52 +152,68 @@ impl Drop for Alive {
     }
 }
 
-impl EngineHandle {
-    pub(super) fn new(model: Model, n_ctx: usize) -> (EngineHandle, Arc<Mailbox>) {
-        let mailbox = Arc::new(Mailbox::default());
+impl Engine {
+    pub(super) fn from_parts(model: Model, n_ctx: usize) -> (Engine, Arc<CommandQueue>) {
+        let queue = Arc::new(CommandQueue::default());
         let vocab = model.sampler_vocab();
-        let handle = EngineHandle {
+        let handle = Engine {
             model,
             n_ctx,
             vocab,
             guides: Guides::default(),
-            mailbox: mailbox.clone(),
+            queue: queue.clone(),
             next_id: Arc::default(),
-            _alive: Arc::new(Alive(mailbox.clone())),
+            _alive: Arc::new(Alive(queue.clone())),
         };
-        (handle, mailbox)
+        (handle, queue)
     }
 
-    /// The model that runs.
+    /// The model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Most tokens of a request, prompt and answer together.
+    /// Maximum tokens of a request, prompt and answer together.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// Queues a request. What is wrong with it is told here; what goes wrong later, by the stream.
+    /// Answers a conversation, which may be a single user message, with the model's chat template and sampling
+    /// defaults. Use [`submit`](Engine::submit) for other settings.
+    pub fn chat(&self, conversation: impl Into<Conversation>) -> Result<TokenStream> {
+        self.submit(Request::chat(conversation))
+    }
+
+    /// Continues a text with the model's sampling defaults.
+    pub fn complete(&self, text: impl Into<String>) -> Result<TokenStream> {
+        self.submit(Request::new(text.into()))
+    }
+
+    /// A request with the model's sampling defaults, to be changed and given to [`submit`](Engine::submit).
+    pub fn request(&self, prompt: impl Into<Prompt>) -> Request {
+        Request::new(prompt).sampling(self.model.sampling_defaults())
+    }
+
+    /// Queues a request and returns the stream of its tokens.
+    ///
+    /// Fails if the request is invalid; errors that occur later come through the stream. A full queue is an error of
+    /// the stream too.
     pub fn submit(&self, mut request: Request) -> Result<TokenStream> {
-        request.adapters = self.strengths(request.adapters)?;
+        request.adapters = self.adapter_scales(request.adapters)?;
+        let Resolved { tokens, sampling } = request.resolve(&self.model)?;
         let n_vocab = self.model.n_vocab();
-        if let Some(&token) = request
-            .tokens
-            .iter()
-            .find(|&&token| token as usize >= n_vocab)
-        {
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
             return Err(EngineError::TokenOutOfRange { token, n_vocab }.into());
         }
-        let mut sampler =
-            Sampler::new(&request.sampling, &self.vocab).map_err(EngineError::Sampling)?;
-        sampler.accept_prompt(&request.tokens);
-        let stops = StopMatcher::new(&request.sampling.stop).map_err(EngineError::Sampling)?;
+        let mut sampler = Sampler::new(&sampling, &self.vocab).map_err(EngineError::Sampling)?;
+        sampler.accept_prompt(&tokens);
+        let stops = StopMatcher::new(&sampling.stop).map_err(EngineError::Sampling)?;
         let guide = self.guides.guide(&self.model, request.grammar.as_ref())?;
         let id = SeqId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let channel = Arc::new(Channel::default());
         let submission = Submission {
             id,
+            tokens,
             request,
             sampler,
             stops,
@@ -185,36 +221,38 @@ impl EngineHandle {
             channel: channel.clone(),
             submitted: Instant::now(),
         };
-        self.mailbox.send(Command::Submit(Box::new(submission)));
+        self.queue.send(Command::Submit(Box::new(submission)));
         // The stream keeps the engine alive even when the handle is gone.
-        let (mailbox, alive) = (self.mailbox.clone(), self._alive.clone());
+        let (queue, alive) = (self.queue.clone(), self._alive.clone());
         Ok(TokenStream::new(channel, move || {
-            mailbox.send(Command::Cancel(id));
+            queue.send(Command::Cancel(id));
             drop(alive);
         }))
     }
 
-    /// Checks what a request wants of the adapters; `None` where that is what the model says.
-    fn strengths(&self, given: Option<Vec<f32>>) -> Result<Option<Vec<f32>>, EngineError> {
+    /// Checks a request's adapter scales; `None` where they equal the model's defaults.
+    fn adapter_scales(&self, given: Option<Vec<f32>>) -> Result<Option<Vec<f32>>, EngineError> {
         let Some(mut given) = given else {
             return Ok(None);
         };
-        let usual = self.model.adapter_strengths();
-        let loaded = usual.len();
-        if given.len() > loaded || given.iter().any(|strength| !strength.is_finite()) {
+        let defaults = self.model.adapter_scales();
+        let loaded = defaults.len();
+        if given.len() > loaded || given.iter().any(|scale| !scale.is_finite()) {
             return Err(EngineError::Adapters { given, loaded });
         }
         given.resize(loaded, 0.0);
-        Ok((given != usual).then_some(given))
+        Ok((given != defaults).then_some(given))
     }
 
-    /// What tells when the engine has ended.
+    /// An observer of the engine's end that does not keep it alive.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn monitor(&self) -> EngineMonitor {
-        EngineMonitor(self.mailbox.clone())
+        EngineMonitor(self.queue.clone())
     }
 
-    /// Where the engine stood after its last step.
+    /// Scheduler statistics after the last step.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn stats(&self) -> Stats {
-        self.mailbox.lock().stats
+        self.queue.lock().stats
     }
 }

@@ -1,7 +1,7 @@
 //! The engine: one thread that owns a session and a scheduler and turns requests into tokens.
 //!
-//! [`Engine::start`] gives an [`EngineHandle`]; every face submits [`Request`]s to it and reads
-//! [`TokenStream`]s. Many requests run in one batch; a fault in one ends that one.
+//! [`Engine`] is the handle to it. Clients submit [`Request`]s and read [`TokenStream`]s; requests that run at the same
+//! time share every step (continuous batching), and a fault in one request ends only that request.
 
 mod beam;
 mod disk;
@@ -12,16 +12,18 @@ mod request;
 mod stream;
 mod worker;
 
-pub use beam::{BeamAnswer, BeamParams, MOST_BEAMS, beam_search};
+pub use beam::{BeamAnswer, BeamParams, MAX_BEAMS, beam_search};
 pub use disk::DiskCache;
-pub use handle::{EngineHandle, EngineMonitor};
-pub use request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
+pub use handle::{Engine, EngineMonitor};
+pub use request::{EngineError, FinishReason, Finished, Prompt, Request, Timings, Token};
 pub use stream::TokenStream;
 
-use crate::backend::{ActivationRounding, Backend, KvType, SessionConfig};
+use crate::backend::MemoryPlan;
+use crate::backend::cpu::Cpu;
+use crate::backend::{ActivationQuant, Backend, KvType, RepackLimit, SessionConfig};
 use crate::error::Result;
-use crate::graph::Gives;
-use crate::model::{MemoryPlan, Model};
+use crate::graph::OutputKind;
+use crate::model::Model;
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
 use crate::speculative::Speculation;
 use disk::Disk;
@@ -29,35 +31,37 @@ use drafting::{Drafting, STEP_DRAFTS};
 use std::sync::Arc;
 use worker::Worker;
 
-/// How an engine is laid out.
+/// Configuration of an [`Engine`]: context, cache, batching, threads.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Most tokens of a request, prompt and answer together; the model's own limit, but at most
-    /// [`DEFAULT_CONTEXT`], where `None`.
+    /// Maximum tokens of a request, prompt and answer together. `None` is the model's own limit, at most
+    /// [`DEFAULT_CONTEXT`].
     pub n_ctx: Option<usize>,
-    /// Tokens that the KV cache holds for all requests together; one full context where `None`.
+    /// Capacity of the KV cache in tokens, for all running requests and the prefix cache together. `None` is one full
+    /// context.
     pub cache_tokens: Option<usize>,
-    /// Most tokens in a step: a long prompt is cut into pieces of this size.
+    /// Maximum tokens per step; a longer prompt is processed in chunks of this size.
     pub max_batch_tokens: usize,
-    /// Most requests that run at once.
+    /// Maximum requests that run at once.
     pub max_sequences: usize,
-    /// Most requests that wait.
+    /// Maximum requests that wait; one more is refused.
     pub max_queue: usize,
-    /// How keys are kept.
+    /// Type of the cached keys.
     pub key_type: KvType,
-    /// How values are kept.
+    /// Type of the cached values.
     pub value_type: KvType,
-    /// Threads; all cores where `None`.
+    /// Memory that the backend may spend on repacking weights.
+    pub repack: RepackLimit,
+    /// Number of threads; all cores where `None`.
     pub n_threads: Option<usize>,
-    /// Whether to refuse a model that does not fit in memory.
+    /// Refuse a model that does not fit in memory.
     pub check_memory: bool,
-    /// Gives an answer the same tokens whatever else is computed beside it, to the last bit of their
-    /// log probabilities. Costs the speed that tokens gain from being computed together.
+    /// Batch-invariant results: an answer and its log probabilities do not depend on what else is in the batch. Costs
+    /// most of the speed that requests gain from running together.
     pub deterministic: bool,
-    /// Guesses tokens ahead, which changes the speed and nothing else.
+    /// Speculative decoding, which changes the speed and not the answers.
     pub speculation: Option<Speculation>,
-    /// Where computed prefixes are kept across restarts, if they are. Models with recurrent state go
-    /// without.
+    /// Directory that keeps the prefix cache across restarts. Models with recurrent state do not use it.
     pub disk: Option<DiskCache>,
 }
 
@@ -71,6 +75,7 @@ impl Default for EngineConfig {
             max_queue: 256,
             key_type: KvType::F16,
             value_type: KvType::F16,
+            repack: RepackLimit::default(),
             n_threads: None,
             check_memory: true,
             deterministic: false,
@@ -80,39 +85,40 @@ impl Default for EngineConfig {
     }
 }
 
-/// Context where none is asked for: enough for a conversation, little enough to be had at once.
+/// Default context length in tokens, where neither the caller nor a shorter model limits it.
 pub const DEFAULT_CONTEXT: usize = 4096;
 
-/// Positions in a block of the KV cache.
+/// Positions per block of the KV cache.
 const BLOCK_SIZE: usize = 32;
 
 impl EngineConfig {
-    /// The context a request of `model` may have.
+    /// Context length of a request to `model`.
     pub fn context(&self, model: &Model) -> usize {
         let trained = model.hparams().n_ctx_train;
         self.n_ctx.unwrap_or(trained.min(DEFAULT_CONTEXT))
     }
 
-    /// Copies of recurrent state that are kept for requests that begin as another did: one of the
-    /// prompt and one of the answer for each that runs.
+    /// Recurrent state checkpoints kept for prefix reuse: one after the prompt and one after the answer of each running
+    /// request.
     fn checkpoints(&self) -> usize {
         2 * self.max_sequences
     }
 
-    /// The session that these settings ask for.
+    /// Session configuration for `model`.
     pub fn session(&self, model: &Model) -> SessionConfig {
         let cache_tokens = self.cache_tokens.unwrap_or_else(|| self.context(model));
         let max_outputs = self.max_sequences.min(self.max_batch_tokens);
-        // Drafts come on top, and each token that is verified has logits.
+        // Each draft token that is verified needs logits of its own.
         let n_verified = match self.speculation {
             Some(_) => max_outputs + STEP_DRAFTS,
             None => 0,
         };
         SessionConfig {
+            device: 0,
             n_blocks: cache_tokens.div_ceil(BLOCK_SIZE).max(1),
             block_size: BLOCK_SIZE,
             max_tokens: match model.hparams().decoder_start {
-                // An encoder reads its prompt at once.
+                // An encoder processes the whole prompt in one step.
                 Some(_) => self.max_batch_tokens.max(self.context(model)),
                 None => self.max_batch_tokens,
             },
@@ -121,32 +127,52 @@ impl EngineConfig {
                 true => self.max_sequences,
                 false => self.max_sequences + self.checkpoints(),
             },
-            exact_tokens: match self.deterministic {
+            batch_invariant_tokens: match self.deterministic {
                 true => usize::MAX,
                 false => n_verified,
             },
             max_context: self.context(model),
             key_type: self.key_type,
             value_type: self.value_type,
-            activations: ActivationRounding::default(),
+            activations: ActivationQuant::default(),
+            repack: self.repack,
             n_threads: self.n_threads,
             observer: None,
         }
     }
 }
 
-/// Starts engines.
-pub struct Engine;
-
 impl Engine {
-    /// Starts an engine for `model` on a thread of its own. It ends when the last handle and the
-    /// last stream are gone.
-    pub fn start(
-        model: Model,
-        backend: Arc<dyn Backend>,
-        config: &EngineConfig,
-    ) -> Result<EngineHandle> {
-        if model.plan().gives != Gives::Logits {
+    /// Starts an engine for `model` with the default configuration and the best backend of this machine.
+    pub fn new(model: Model) -> Result<Engine> {
+        Engine::with_config(model, &EngineConfig::default())
+    }
+
+    /// Starts an engine for `model`.
+    ///
+    /// ```no_run
+    /// use oxidize_core::{Engine, EngineConfig, Model};
+    ///
+    /// # fn main() -> Result<(), oxidize_core::Error> {
+    /// let config = EngineConfig {
+    ///     n_ctx: Some(8192),
+    ///     max_sequences: 16,
+    ///     // The KV cache and the prefix cache share this many tokens.
+    ///     cache_tokens: Some(65_536),
+    ///     ..EngineConfig::default()
+    /// };
+    /// let engine = Engine::with_config(Model::load("model.gguf")?, &config)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with_config(model: Model, config: &EngineConfig) -> Result<Engine> {
+        Engine::start(model, Arc::new(Cpu::default()), config)
+    }
+
+    /// Starts an engine for `model` on a given backend.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
+    pub fn start(model: Model, backend: Arc<dyn Backend>, config: &EngineConfig) -> Result<Engine> {
+        if model.plan().output != OutputKind::Logits {
             return Err(EngineError::NoText(model.arch().name).into());
         }
         let (asked, limit) = (config.context(&model), model.hparams().n_ctx_train);
@@ -155,7 +181,7 @@ impl Engine {
         }
         let session_config = config.session(&model);
         if config.check_memory {
-            MemoryPlan::new(&model, &session_config).check(&model)?;
+            MemoryPlan::new(&model, backend.as_ref(), &session_config).check(&model)?;
         }
         let scheduler = Scheduler::new(SchedulerConfig {
             n_blocks: u32::try_from(session_config.n_blocks).unwrap_or(u32::MAX),
@@ -165,7 +191,7 @@ impl Engine {
             max_queue: config.max_queue,
             context_length: config.context(&model),
             reuse: match model.plan() {
-                // What an encoder makes of a token depends on those after it.
+                // The encoder is bidirectional: its states depend on later tokens.
                 plan if plan.n_encoder_ops > 0 => PrefixReuse::None,
                 plan if plan.states.is_empty() => PrefixReuse::Blocks,
                 _ => PrefixReuse::Recurrent {
@@ -182,7 +208,7 @@ impl Engine {
             .as_ref()
             .map(|speculation| Drafting::new(speculation, &model, backend.as_ref(), config));
         let drafting = drafting.transpose()?;
-        // Blocks without the recurrent state at their end would be of no use.
+        // A block is useless without the recurrent state at its end.
         let kept = config
             .disk
             .as_ref()
@@ -192,7 +218,7 @@ impl Engine {
             Disk::open(cache, &model, backend.as_ref(), &session_config, session)
         });
         let disk = disk.transpose()?;
-        let (handle, commands) = EngineHandle::new(model.clone(), config.context(&model));
+        let (engine, commands) = Engine::from_parts(model.clone(), config.context(&model));
         let worker = Worker::new(
             model,
             backend,
@@ -207,6 +233,6 @@ impl Engine {
             .name("oxidize-engine".into())
             .spawn(move || worker.run())
             .map_err(EngineError::Thread)?;
-        Ok(handle)
+        Ok(engine)
     }
 }

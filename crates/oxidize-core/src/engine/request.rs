@@ -1,170 +1,378 @@
-//! What goes into an engine and what comes out.
+//! Requests to an engine and its events and errors.
 
+use crate::chat::Conversation;
+use crate::error::Result;
 use crate::grammar::{Grammar, GrammarError};
+use crate::model::Model;
 use crate::sampling::{SamplingError, SamplingParams};
 use crate::scheduler::{ConfigError, SubmitError};
 use crate::speculative::{DraftCounts, SpeculationError};
+use crate::tokenizer::EncodeOptions;
 use std::time::Duration;
 
-/// A prompt, and how to go on from it.
+/// A request: a prompt, sampling settings and limits.
+///
+/// Every field has a method of the same name, so that a request reads as one expression.
+///
+/// ```
+/// use oxidize_core::{Grammar, Request};
+///
+/// let request = Request::new("The capital of France is")
+///     .max_tokens(16)
+///     .temperature(0.0)
+///     .stop("\n")
+///     .grammar(Grammar::Regex("[A-Z][a-z]+".into()));
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// The prompt.
-    pub tokens: Vec<u32>,
-    /// How tokens are chosen, and the strings that end the answer.
-    pub sampling: SamplingParams,
-    /// The form that the answer has to have. It ends when it is complete.
+    /// The prompt: text, tokens or a conversation.
+    pub prompt: Prompt,
+    /// Sampling settings and stop strings; the model's own defaults where `None`.
+    pub sampling: Option<SamplingParams>,
+    /// Grammar that constrains the answer, which ends when the grammar is complete.
     pub grammar: Option<Grammar>,
-    /// Most tokens of the answer; as many as the context holds where `None`.
+    /// Maximum number of tokens to generate; as many as the context holds where `None`.
     pub max_tokens: Option<usize>,
-    /// Goes on past the model's end-of-text tokens.
+    /// Continue past end-of-generation tokens.
     pub ignore_eos: bool,
-    /// Whether control tokens show in the text.
+    /// Include control tokens in the text.
     pub render_special: bool,
-    /// How strongly each of the model's adapters takes part; as the model says where `None`.
+    /// Scale of each LoRA adapter; the model's defaults where `None`.
     pub adapters: Option<Vec<f32>>,
-    /// Higher goes first.
+    /// Scheduling priority; higher runs first.
     pub priority: i32,
-    /// Requests with different salts share no cached prefix.
-    pub salt: u64,
-    /// Most tokens guessed at a time where the engine speculates; its own setting where `None`, and no
-    /// guesses with 0.
+    /// Namespace of the prefix cache: requests with different salts share no cached prefix.
+    pub cache_salt: u64,
+    /// Maximum number of draft tokens per step where the engine speculates; the engine's setting where `None`,
+    /// no drafts with 0.
     pub max_draft: Option<usize>,
 }
 
-/// What happens to a request, in order: tokens, then the end.
+/// The input of a [`Request`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// A new token.
+#[non_exhaustive]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one prompt per request, and it is moved once"
+)]
+pub enum Prompt {
+    /// Text to continue. Special tokens such as BOS are added as the model expects; the text of a control token
+    /// stays text.
+    Text(String),
+    /// Token ids, used as they are.
+    Tokens(Vec<u32>),
+    /// A conversation, rendered with the model's chat template.
+    Chat(Conversation),
+}
+
+impl Default for Prompt {
+    fn default() -> Prompt {
+        Prompt::Tokens(Vec::new())
+    }
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Prompt {
+        Prompt::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Prompt {
+        Prompt::Text(text)
+    }
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(tokens: Vec<u32>) -> Prompt {
+        Prompt::Tokens(tokens)
+    }
+}
+
+impl From<&[u32]> for Prompt {
+    fn from(tokens: &[u32]) -> Prompt {
+        Prompt::Tokens(tokens.to_vec())
+    }
+}
+
+impl From<Conversation> for Prompt {
+    fn from(conversation: Conversation) -> Prompt {
+        Prompt::Chat(conversation)
+    }
+}
+
+impl Request {
+    /// A request to continue `prompt`: text, tokens or a [`Conversation`].
+    pub fn new(prompt: impl Into<Prompt>) -> Request {
+        Request {
+            prompt: prompt.into(),
+            ..Request::default()
+        }
+    }
+
+    /// A request to answer `conversation`, which may be a single user message.
+    ///
+    /// ```
+    /// use oxidize_core::{Conversation, Request};
+    ///
+    /// let short = Request::chat("Why is the sky blue?");
+    /// let long = Request::chat(Conversation::new().system("Answer in one sentence.").user("Why?"));
+    /// ```
+    pub fn chat(conversation: impl Into<Conversation>) -> Request {
+        Request::new(conversation.into())
+    }
+
+    /// Sets all sampling settings.
+    #[must_use]
+    pub fn sampling(mut self, sampling: SamplingParams) -> Request {
+        self.sampling = Some(sampling);
+        self
+    }
+
+    /// Changes the sampling settings in place. Where none are set, this starts from [`SamplingParams::default`];
+    /// [`Engine::request`](super::Engine::request) starts from the model's.
+    #[must_use]
+    pub fn with_sampling(mut self, change: impl FnOnce(&mut SamplingParams)) -> Request {
+        change(self.sampling.get_or_insert_default());
+        self
+    }
+
+    /// Sets the sampling temperature; 0 takes the most likely token.
+    #[must_use]
+    pub fn temperature(self, temperature: f32) -> Request {
+        self.with_sampling(|sampling| sampling.temperature = temperature)
+    }
+
+    /// Sets the seed of the sampler: equal seeds give equal answers.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Request {
+        self.with_sampling(|sampling| sampling.seed = Some(seed))
+    }
+
+    /// Adds a string that ends the answer and is not part of it.
+    #[must_use]
+    pub fn stop(self, stop: impl Into<String>) -> Request {
+        self.with_sampling(|sampling| sampling.stop.push(stop.into()))
+    }
+
+    /// Constrains the answer to a grammar.
+    #[must_use]
+    pub fn grammar(mut self, grammar: Grammar) -> Request {
+        self.grammar = Some(grammar);
+        self
+    }
+
+    /// Limits the number of generated tokens.
+    #[must_use]
+    pub fn max_tokens(mut self, max_tokens: usize) -> Request {
+        self.max_tokens = Some(max_tokens);
+        self
+    }
+
+    /// Continues past end-of-generation tokens.
+    #[must_use]
+    pub fn ignore_eos(mut self) -> Request {
+        self.ignore_eos = true;
+        self
+    }
+
+    /// Includes control tokens in the text.
+    #[must_use]
+    pub fn render_special(mut self) -> Request {
+        self.render_special = true;
+        self
+    }
+
+    /// Sets the scale of each LoRA adapter, in the order of [`Model::with_adapters`](crate::model::Model::with_adapters).
+    #[must_use]
+    pub fn adapters(mut self, scales: impl Into<Vec<f32>>) -> Request {
+        self.adapters = Some(scales.into());
+        self
+    }
+
+    /// Sets the scheduling priority; higher runs first.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Request {
+        self.priority = priority;
+        self
+    }
+
+    /// Separates the request from cached prefixes of requests with another salt.
+    #[must_use]
+    pub fn cache_salt(mut self, cache_salt: u64) -> Request {
+        self.cache_salt = cache_salt;
+        self
+    }
+
+    /// Limits the draft tokens per step of a speculating engine; 0 turns speculation off.
+    #[must_use]
+    pub fn max_draft(mut self, max_draft: usize) -> Request {
+        self.max_draft = Some(max_draft);
+        self
+    }
+}
+
+/// A prompt in tokens and the sampling settings it is continued with.
+pub(super) struct Resolved {
+    pub(super) tokens: Vec<u32>,
+    pub(super) sampling: SamplingParams,
+}
+
+impl Request {
+    /// Tokenizes the prompt and fills in the model's sampling defaults.
+    pub(super) fn resolve(&self, model: &Model) -> Result<Resolved> {
+        let tokens = match &self.prompt {
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Text(text) => model.tokenizer()?.encode(
+                text,
+                EncodeOptions {
+                    add_special: true,
+                    parse_special: false,
+                },
+            ),
+            Prompt::Chat(conversation) => {
+                let template = model.chat_template_or_default()?;
+                conversation.render(template, model.tokenizer()?)?.tokens
+            }
+        };
+        let sampling = self.sampling.clone();
+        Ok(Resolved {
+            tokens,
+            sampling: sampling.unwrap_or_else(|| model.sampling_defaults()),
+        })
+    }
+}
+
+/// An event of a request: tokens first, then the end.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Event {
+    /// A generated token.
     Token(Token),
-    /// Nothing more will come.
+    /// The end of the answer.
     Finished(Finished),
 }
 
-/// A token of the answer.
+/// A generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// The text that became certain with it: empty while a character or a stop string may be
-    /// incomplete.
+    /// Text that became final with this token. Empty while a UTF-8 character or a stop string may be incomplete.
     pub text: String,
-    /// Its log probability, if asked for.
+    /// Log probability, if [`SamplingParams::n_probs`] asks for it.
     pub logprob: Option<f32>,
-    /// The most likely tokens with their log probabilities, if asked for.
+    /// The most likely tokens and their log probabilities, if asked for.
     pub top: Vec<(u32, f32)>,
 }
 
-/// How an answer ended.
+/// The end of an answer: why it ended, token counts and timings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// Why.
+    /// Reason for the end.
     pub reason: FinishReason,
-    /// Text that was held back until now.
-    pub text: String,
-    /// Tokens of the prompt.
+    /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that an earlier request had computed.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Tokens of the answer.
+    /// Tokens generated, without the end-of-generation token.
     pub generated_tokens: usize,
-    /// The seed that was used.
+    /// Seed of the sampler.
     pub seed: u64,
-    /// Guesses of a speculating engine.
+    /// Draft tokens proposed and accepted, where the engine speculates.
     pub drafts: DraftCounts,
-    /// How long it took.
+    /// Durations of the phases.
     pub timings: Timings,
 }
 
-/// Why an answer ended.
+/// Reason why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {
-    /// The model ended its text.
+    /// The model produced an end-of-generation token, or the grammar is complete.
     EndOfText,
-    /// A stop string came up: its place in the request's list.
+    /// A stop string occurred: its index in the request's list.
     StopString(usize),
-    /// As many tokens as were asked for, or as fit.
+    /// `max_tokens` or the context limit was reached.
     Length,
 }
 
-/// How long the parts of a request took.
+/// Durations of the phases of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// From submission to the first step.
+    /// Submission to first step.
     pub queued: Duration,
-    /// From the first step to the first token.
+    /// First step to first token: prompt processing.
     pub prompt: Duration,
-    /// From the first token to the last.
+    /// First token to last token.
     pub generation: Duration,
 }
 
-/// Why an engine could not be started or a request not be served.
+/// Error of an engine: it could not start, or a request could not be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The scheduler cannot work with these settings.
+    /// The engine configuration is invalid.
     #[error(transparent)]
     Config(ConfigError),
-    /// The context is longer than the model can make use of.
-    #[error("a context of {asked} tokens was asked for, the model was trained on {limit}")]
+    /// The context is longer than the model was trained for.
+    #[error("context of {asked} tokens requested; the model was trained on {limit}")]
     ContextTooLong {
-        /// Tokens that were asked for.
+        /// Tokens requested.
         asked: usize,
-        /// Tokens that the model was trained on.
+        /// Context length of the model.
         limit: usize,
     },
-    /// The system refused a thread.
-    #[error("cannot start the engine's thread: {0}")]
+    /// The operating system refused to start a thread.
+    #[error("cannot start the engine thread: {0}")]
     Thread(std::io::Error),
     /// The request cannot be queued.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// A sampling parameter is wrong, or the model's logits are no numbers.
+    /// A sampling parameter is out of range, or the logits are not finite.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// A request speaks of adapters that the model does not have, or of a strength that is none.
+    /// The number of adapter scales does not match the model, or a scale is not finite.
     #[error(
-        "adapter strengths {given:?}: the model has {loaded} adapters, and each strength is a number"
+        "adapter scales {given:?}: the model has {loaded} adapters, and scales are finite numbers"
     )]
     Adapters {
-        /// What the request has.
+        /// Scales of the request.
         given: Vec<f32>,
-        /// How many the model has.
+        /// Adapters of the model.
         loaded: usize,
     },
-    /// The grammar is wrong, or asks for too much.
+    /// The grammar is invalid or exceeds a limit.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    /// The draft model does not fit the model, or a setting of speculation is wrong.
+    /// The draft model does not match the model, or a speculation setting is invalid.
     #[error(transparent)]
     Speculation(SpeculationError),
-    /// A beam search of no beams, or of too many.
-    #[error("a beam search with {0} beams, 1 to 64 are possible")]
+    /// The number of beams is out of range.
+    #[error("beam search with {0} beams; 1 to 64 are supported")]
     Beams(usize),
-    /// A token of the prompt is not in the vocabulary.
-    #[error("prompt token {token} is out of range: the vocabulary has {n_vocab} tokens")]
+    /// A prompt token is outside the vocabulary.
+    #[error("prompt token {token} is out of range; the vocabulary has {n_vocab} tokens")]
     TokenOutOfRange {
-        /// The token.
+        /// Token id.
         token: u32,
-        /// One past the last.
+        /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A text that an embedding is wanted of is empty or does not fit.
-    #[error("a text of {tokens} tokens, at least 1 and at most {n_ctx} have an embedding")]
+    /// The input of an embedding is empty or too long.
+    #[error("input has {tokens} tokens; 1 to {n_ctx} are supported")]
     TextLength {
-        /// Its tokens.
+        /// Tokens of the input.
         tokens: usize,
-        /// How many fit.
+        /// Context length.
         n_ctx: usize,
     },
-    /// The model makes embeddings or scores.
-    #[error("{0} makes no text: it is for embeddings")]
+    /// The model computes embeddings or scores, not text.
+    #[error("{0} models do not generate text; use embeddings")]
     NoText(&'static str),
-    /// The model has no classifier.
-    #[error("this {0} gives no scores: it has no classifier")]
+    /// The model has no classification head.
+    #[error("this {0} model has no classifier and gives no scores")]
     NoScores(&'static str),
-    /// The engine has ended.
+    /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,
     /// A fault inside the engine ended the request.

@@ -1,6 +1,6 @@
 //! [`TokenStream`]: the answer to one request, as an iterator and as an async stream.
 
-use super::request::Event;
+use super::request::{Event, Finished, Token};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -8,13 +8,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// The events of a request. Dropping it cancels the request.
+/// The tokens of an answer, as an [`Iterator`] and as an async [`Stream`](futures_core::Stream).
+///
+/// Dropping the stream cancels the request.
+///
+/// ```no_run
+/// # fn main() -> Result<(), oxidize_core::Error> {
+/// # let engine = oxidize_core::Engine::new(oxidize_core::Model::load("model.gguf")?)?;
+/// let mut stream = engine.chat("Why is the sky blue?")?;
+/// for token in &mut stream {
+///     print!("{}", token?.text);
+/// }
+/// if let Some(finished) = stream.finished() {
+///     eprintln!("{} tokens", finished.generated_tokens);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct TokenStream {
     channel: Arc<Channel>,
+    finished: Option<Finished>,
     cancel: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// A queue with one writer, the engine, and one reader.
+/// A queue with one writer, the engine, and one reader, the [`TokenStream`].
 #[derive(Default)]
 pub(super) struct Channel {
     state: Mutex<State>,
@@ -42,6 +59,33 @@ impl Channel {
         self.push(Err(error.into()), true);
     }
 
+    /// Waits for the next event, at most `timeout` if there is one. `Ready(None)` when no more will come.
+    fn recv(&self, timeout: Option<Duration>) -> Poll<Option<Result<Event>>> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if let Some(event) = state.events.pop_front() {
+                return Poll::Ready(Some(event));
+            }
+            if state.closed {
+                return Poll::Ready(None);
+            }
+            state = match timeout {
+                None => self
+                    .ready
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(timeout) => {
+                    let Some(left) = timeout.checked_sub(start.elapsed()) else {
+                        return Poll::Pending;
+                    };
+                    let waited = self.ready.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
     fn push(&self, event: Result<Event>, closed: bool) {
         let mut state = self.lock();
         if state.closed {
@@ -65,79 +109,103 @@ impl TokenStream {
     ) -> TokenStream {
         TokenStream {
             channel,
+            finished: None,
             cancel: Some(Box::new(cancel)),
         }
     }
 
-    /// The next event, if it comes within `patience`; for those who have something else to watch.
-    pub fn next_within(&mut self, patience: Duration) -> Poll<Option<Result<Event>>> {
-        let start = Instant::now();
-        let mut state = self.channel.lock();
-        loop {
-            if let Some(event) = state.events.pop_front() {
-                return Poll::Ready(Some(event));
-            }
-            if state.closed {
-                return Poll::Ready(None);
-            }
-            let Some(left) = patience.checked_sub(start.elapsed()) else {
-                return Poll::Pending;
-            };
-            let waited = self.channel.ready.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    /// Finish reason, usage and timings of the answer; `None` until the last token was read.
+    pub fn finished(&self) -> Option<&Finished> {
+        self.finished.as_ref()
+    }
+
+    /// Waits for the whole answer and returns its text.
+    pub fn text(self) -> Result<String> {
+        Ok(self.collect_text()?.0)
+    }
+
+    /// Waits for the whole answer and returns its text and how it ended.
+    pub fn collect_text(mut self) -> Result<(String, Finished)> {
+        let mut text = String::new();
+        for token in &mut self {
+            text.push_str(&token?.text);
+        }
+        match self.finished.take() {
+            Some(finished) => Ok((text, finished)),
+            None => Err(super::EngineError::Stopped.into()),
         }
     }
 
-    /// Reads the answer to its end: its text and how it ended.
-    pub fn collect_text(self) -> Result<(String, super::Finished)> {
-        let mut text = String::new();
-        for event in self {
-            match event? {
-                Event::Token(token) => text.push_str(&token.text),
-                Event::Finished(finished) => {
-                    text.push_str(&finished.text);
-                    return Ok((text, finished));
-                }
-            }
+    /// The next token, from async code; `None` at the end. Any executor will do.
+    ///
+    /// ```no_run
+    /// # async fn answer(engine: oxidize_core::Engine) -> Result<(), oxidize_core::Error> {
+    /// let mut stream = engine.chat("Why is the sky blue?")?;
+    /// while let Some(token) = stream.recv().await {
+    ///     print!("{}", token?.text);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn recv(&mut self) -> Option<Result<Token>> {
+        std::future::poll_fn(|context| {
+            futures_core::Stream::poll_next(Pin::new(&mut *self), context)
+        })
+        .await
+    }
+
+    /// Waits at most `timeout` for the next token. `Pending` after a time-out, `Ready(None)` at the end.
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Token>>> {
+        match self.channel.clone().recv(Some(timeout)) {
+            Poll::Ready(Some(event)) => Poll::Ready(self.token(event)),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
         }
-        Err(super::EngineError::Stopped.into())
+    }
+
+    /// Keeps the end of the answer, which is not a token.
+    fn token(&mut self, event: Result<Event>) -> Option<Result<Token>> {
+        match event {
+            Ok(Event::Token(token)) => Some(Ok(token)),
+            Ok(Event::Finished(finished)) => {
+                self.finished = Some(finished);
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
     }
 }
 
 impl Iterator for TokenStream {
-    type Item = Result<Event>;
+    type Item = Result<Token>;
 
-    fn next(&mut self) -> Option<Result<Event>> {
-        let mut state = self.channel.lock();
-        loop {
-            if let Some(event) = state.events.pop_front() {
-                return Some(event);
-            }
-            if state.closed {
-                return None;
-            }
-            state = self
-                .channel
-                .ready
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+    fn next(&mut self) -> Option<Result<Token>> {
+        match self.channel.clone().recv(None) {
+            Poll::Ready(Some(event)) => self.token(event),
+            Poll::Ready(None) | Poll::Pending => None,
         }
     }
 }
 
 impl futures_core::Stream for TokenStream {
-    type Item = Result<Event>;
+    type Item = Result<Token>;
 
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Event>>> {
-        let mut state = self.channel.lock();
-        if let Some(event) = state.events.pop_front() {
-            return Poll::Ready(Some(event));
-        }
-        if state.closed {
-            return Poll::Ready(None);
-        }
-        state.waker = Some(context.waker().clone());
-        Poll::Pending
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Token>>> {
+        let event = {
+            let mut state = self.channel.lock();
+            match state.events.pop_front() {
+                Some(event) => event,
+                None if state.closed => return Poll::Ready(None),
+                None => {
+                    state.waker = Some(context.waker().clone());
+                    return Poll::Pending;
+                }
+            }
+        };
+        Poll::Ready(self.token(event))
     }
 }
 

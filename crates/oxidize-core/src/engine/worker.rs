@@ -1,11 +1,11 @@
-//! The engine's thread: plan, run, sample, commit, tell.
+//! The engine thread: plan a step, run it, sample, commit, report.
 
 mod encoder;
 
 use super::disk::Disk;
 use super::drafting::Drafting;
 use super::guide::Guide;
-use super::handle::{Command, Mailbox, Submission};
+use super::handle::{Command, CommandQueue, Submission};
 use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
 use super::stream::Channel;
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
@@ -21,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Everything that the engine's thread owns.
+/// State of the engine thread.
 pub(super) struct Worker {
     model: Model,
     backend: Arc<dyn Backend>,
@@ -31,12 +31,14 @@ pub(super) struct Worker {
     scheduler: Scheduler,
     drafting: Option<Drafting>,
     disk: Option<Disk>,
-    mailbox: Arc<Mailbox>,
+    queue: Arc<CommandQueue>,
     active: BTreeMap<SeqId, Active>,
 }
 
-/// A request that is queued or running.
+/// A queued or running request.
 struct Active {
+    /// The prompt.
+    tokens: Vec<u32>,
     request: Request,
     sampler: Sampler,
     stops: StopMatcher,
@@ -46,11 +48,15 @@ struct Active {
     cached_tokens: usize,
     generated_tokens: usize,
     drafts: DraftCounts,
-    /// The answer, for the cache on disk.
+    /// Generated tokens, for the disk cache.
     answer: Vec<u32>,
-    /// What separates its prefixes from those of others.
+    /// Namespace in the prefix cache.
     salt: u64,
-    /// Why it ended, once its last token is known.
+    /// A sampled token that is sent once the step is committed.
+    pending: Vec<Token>,
+    /// The end-of-generation token, once it was sampled.
+    end_token: Option<u32>,
+    /// Finish reason, once the last token is known.
     ended: Option<FinishReason>,
     submitted: Instant,
     started: Option<Instant>,
@@ -66,7 +72,7 @@ impl Worker {
         scheduler: Scheduler,
         drafting: Option<Drafting>,
         disk: Option<Disk>,
-        mailbox: Arc<Mailbox>,
+        queue: Arc<CommandQueue>,
     ) -> Result<Worker> {
         let tokenizer = model.tokenizer()?.clone();
         Ok(Worker {
@@ -78,15 +84,17 @@ impl Worker {
             scheduler,
             drafting,
             disk,
-            mailbox,
+            queue,
             active: BTreeMap::new(),
         })
     }
 
-    /// Works until nobody can send any more requests, or the model cannot be run any more.
+    /// Runs until all senders are gone, or the session cannot be restarted after a fault.
     pub(super) fn run(mut self) {
-        while let Some(commands) = self.mailbox.receive(self.scheduler.is_idle()) {
-            commands.into_iter().for_each(|command| self.obey(command));
+        while let Some(commands) = self.queue.receive(self.scheduler.is_idle()) {
+            commands
+                .into_iter()
+                .for_each(|command| self.handle_command(command));
             self.draft();
             if let Some(step) = self.scheduler.plan()
                 && let Err(error) = self.step(step)
@@ -94,15 +102,15 @@ impl Worker {
                 tracing::error!(%error, "the engine could not be restarted");
                 return;
             }
-            self.mailbox.report(self.scheduler.stats());
+            self.queue.report(self.scheduler.stats());
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Cancel(id) => {
                 self.scheduler.cancel(id);
-                self.forget(id);
+                self.remove(id);
             }
             Command::Submit(submission) => self.admit(*submission),
         }
@@ -111,6 +119,7 @@ impl Worker {
     fn admit(&mut self, submission: Submission) {
         let Submission {
             id,
+            tokens: prompt,
             request,
             sampler,
             stops,
@@ -118,12 +127,12 @@ impl Worker {
             channel,
             submitted,
         } = submission;
-        let mut tokens = request.tokens.clone();
+        let mut tokens = prompt.clone();
         // The decoder behind an encoder begins with a token of its own; no prompt stays none.
         if !tokens.is_empty() {
             tokens.extend(self.model.hparams().decoder_start);
         }
-        let salt = request.salt ^ adapter_salt(request.adapters.as_deref());
+        let salt = request.cache_salt ^ adapter_salt(request.adapters.as_deref());
         let sequence = SequenceRequest {
             id,
             tokens,
@@ -138,13 +147,14 @@ impl Worker {
         }
         if let Some(disk) = &mut self.disk {
             let session = self.session.as_mut();
-            disk.restore(salt, &request.tokens, &mut self.scheduler, session);
+            disk.restore(salt, &prompt, &mut self.scheduler, session);
         }
         let decoder = self
             .tokenizer
             .stream()
             .render_special(request.render_special);
         let active = Active {
+            tokens: prompt,
             request,
             sampler,
             stops,
@@ -156,6 +166,8 @@ impl Worker {
             drafts: DraftCounts::default(),
             answer: Vec::new(),
             salt,
+            pending: Vec::new(),
+            end_token: None,
             ended: None,
             submitted,
             started: None,
@@ -164,7 +176,7 @@ impl Worker {
         self.active.insert(id, active);
     }
 
-    /// Computes a step and samples from it; an error is the end of the engine.
+    /// Runs a step and samples from it. An error ends the engine.
     fn step(&mut self, step: Step) -> Result<()> {
         let now = Instant::now();
         for part in &step.sequences {
@@ -185,7 +197,7 @@ impl Worker {
             }
         }
         if let Some(drafting) = &mut self.drafting {
-            drafting.computed(now.elapsed());
+            drafting.add_step_time(now.elapsed());
         }
         let mut sampled = Vec::new();
         for part in step.sequences.iter().filter(|part| part.samples) {
@@ -199,10 +211,15 @@ impl Worker {
             }
         }
         if let Some(drafting) = &mut self.drafting {
-            drafting.verified(&step, &sampled);
+            drafting.record_step(&step, &sampled);
         }
         for event in self.scheduler.commit(step, &sampled) {
-            self.tell(event);
+            self.handle_event(event);
+        }
+        for sampled in &sampled {
+            if let Some(active) = self.active.get_mut(&sampled.id) {
+                active.send_pending();
+            }
         }
         Ok(())
     }
@@ -233,7 +250,7 @@ impl Worker {
         Ok(self.session.run(&batch)?)
     }
 
-    /// Has the next step verify guesses. A fault in guessing ends the guessing and nothing else.
+    /// Adds draft tokens to the next step. A fault while drafting turns speculation off and nothing else.
     fn draft(&mut self) {
         let Some(mut drafting) = self.drafting.take() else {
             return;
@@ -254,14 +271,13 @@ impl Worker {
         tracing::error!(%problem, "speculative decoding is off");
     }
 
-    /// Chooses the next token of a sequence and sends it; then the one after, for as long as the
-    /// tokens chosen are those that were guessed.
+    /// Samples the next token of a sequence; then further ones, as long as the sampled token equals the draft.
     fn sample(&mut self, step: &Step, part: &scheduler::StepSequence) -> Result<Option<Sampled>> {
         let Some(first) = part.outputs.end.checked_sub(part.n_draft + 1) else {
             return Ok(None);
         };
         let fed = step.tokens_of(part);
-        let guesses = fed.get(fed.len() - part.n_draft..).unwrap_or_default();
+        let drafts = fed.get(fed.len() - part.n_draft..).unwrap_or_default();
         let mut accepted = 0;
         loop {
             let logits = self.session.output(first + accepted)?;
@@ -270,7 +286,7 @@ impl Worker {
             };
             let token = active.choose(logits, &self.tokenizer)?;
             let finished = active.ended.is_some();
-            if guesses.get(accepted) == Some(&token) && !finished {
+            if drafts.get(accepted) == Some(&token) && !finished {
                 accepted += 1;
                 continue;
             }
@@ -285,7 +301,7 @@ impl Worker {
         }
     }
 
-    fn tell(&mut self, event: scheduler::Event) {
+    fn handle_event(&mut self, event: scheduler::Event) {
         match event {
             scheduler::Event::CacheHit { id, tokens } => {
                 if let Some(active) = self.active.get_mut(&id) {
@@ -293,11 +309,11 @@ impl Worker {
                 }
             }
             scheduler::Event::Finished { id, .. } => {
-                if let Some(active) = self.forget(id) {
+                if let Some(active) = self.remove(id) {
                     if let Some(disk) = &mut self.disk {
-                        let tokens = [&*active.request.tokens, &*active.answer].concat();
+                        let tokens = [&*active.tokens, &*active.answer].concat();
                         let session = self.session.as_ref();
-                        disk.keep(active.salt, &tokens, &self.scheduler, session);
+                        disk.save(active.salt, &tokens, &self.scheduler, session);
                     }
                     active.finish();
                 }
@@ -309,14 +325,15 @@ impl Worker {
     /// Ends one request with an error.
     fn fail(&mut self, id: SeqId, error: impl Into<Error>) {
         self.scheduler.cancel(id);
-        if let Some(active) = self.forget(id) {
+        if let Some(mut active) = self.remove(id) {
+            active.send_pending();
             active.channel.fail(error);
         }
     }
 
-    fn forget(&mut self, id: SeqId) -> Option<Active> {
+    fn remove(&mut self, id: SeqId) -> Option<Active> {
         if let Some(drafting) = &mut self.drafting {
-            drafting.forget(id);
+            drafting.remove(id);
         }
         self.active.remove(&id)
     }
@@ -330,8 +347,8 @@ impl Worker {
         }
     }
 
-    /// A panic may have left the session half done: it is made anew, and with it the cache. Requests
-    /// that had something in the cache end; those that had not begun go on.
+    /// Replaces the session and its cache after a panic, which may have left them inconsistent. Requests that had
+    /// started fail; requests that had not go on.
     fn restart(&mut self) -> Result<()> {
         let begun = self.active.iter().filter(|(_, a)| a.started.is_some());
         let begun: Vec<SeqId> = begun.map(|(&id, _)| id).collect();
@@ -347,12 +364,12 @@ impl Worker {
     }
 }
 
-/// However the thread ends, nobody waits for it in vain.
+/// Fails all open requests however the thread ends, so that no client waits forever.
 impl Drop for Worker {
     fn drop(&mut self) {
-        // What is on its way to the disk gets there first.
+        // Finish pending writes to disk first.
         self.disk = None;
-        self.mailbox.end();
+        self.queue.end();
         for active in std::mem::take(&mut self.active).into_values() {
             active.channel.fail(EngineError::Stopped);
         }
@@ -360,7 +377,7 @@ impl Drop for Worker {
 }
 
 impl Active {
-    /// Chooses the next token from its logits and sends it.
+    /// Samples the next token. It is sent after the step is committed.
     fn choose(&mut self, logits: &[f32], tokenizer: &Tokenizer) -> Result<u32> {
         let choice = self
             .sampler
@@ -374,6 +391,7 @@ impl Active {
         let may_end = !self.request.ignore_eos || self.guide.is_some();
         if may_end && tokenizer.is_end_of_generation(choice.token) {
             self.ended = Some(FinishReason::EndOfText);
+            self.end_token = Some(choice.token);
             return Ok(choice.token);
         }
         self.generated_tokens += 1;
@@ -382,26 +400,52 @@ impl Active {
         if complete {
             self.ended.get_or_insert(FinishReason::EndOfText);
         }
-        self.channel.send(Event::Token(Token {
+        self.pending.push(Token {
             id: choice.token,
             text: stop.text,
             logprob: choice.logprob,
             top: choice.top,
-        }));
+        });
         Ok(choice.token)
+    }
+
+    fn send_pending(&mut self) {
+        for token in self.pending.drain(..) {
+            self.channel.send(Event::Token(token));
+        }
+    }
+
+    /// Adds text that the decoder or the stop matcher held back to the last token, which may be the
+    /// end-of-generation token.
+    fn append_text(&mut self, text: String) {
+        if text.is_empty() {
+            return;
+        }
+        match (self.pending.last_mut(), self.end_token) {
+            (Some(last), None) => last.text.push_str(&text),
+            (_, end_token) => self.pending.push(Token {
+                id: end_token
+                    .or(self.answer.last().copied())
+                    .unwrap_or_default(),
+                text,
+                logprob: None,
+                top: Vec::new(),
+            }),
+        }
     }
 
     fn finish(mut self) {
         let stop = self.stops.push(self.decoder.finish());
         self.ended = self.ended.or(stop.stopped_by.map(FinishReason::StopString));
         let text = stop.text + &self.stops.finish();
+        self.append_text(text);
+        self.send_pending();
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
         let first_token = self.first_token.unwrap_or(now);
         self.channel.send(Event::Finished(Finished {
             reason: self.ended.unwrap_or(FinishReason::Length),
-            text,
-            prompt_tokens: self.request.tokens.len(),
+            prompt_tokens: self.tokens.len(),
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated_tokens,
             seed: self.sampler.seed(),
@@ -415,19 +459,19 @@ impl Active {
     }
 }
 
-/// What a sequence wants of the adapters.
+/// Adapter scales of a sequence.
 fn adapters<'a>(active: &'a BTreeMap<SeqId, Active>, model: &'a Model, id: SeqId) -> &'a [f32] {
     active
         .get(&id)
         .and_then(|active| active.request.adapters.as_deref())
-        .unwrap_or(model.adapter_strengths())
+        .unwrap_or(model.adapter_scales())
 }
 
-/// Keeps what was computed with other strengths out of a request's prefix.
-fn adapter_salt(strengths: Option<&[f32]>) -> u64 {
-    let Some(strengths) = strengths else { return 0 };
+/// Separates prefixes computed with other adapter scales.
+fn adapter_salt(scales: Option<&[f32]>) -> u64 {
+    let Some(scales) = scales else { return 0 };
     let mut hasher = std::hash::DefaultHasher::new();
-    strengths.iter().for_each(|x| x.to_bits().hash(&mut hasher));
+    scales.iter().for_each(|x| x.to_bits().hash(&mut hasher));
     hasher.finish() | 1
 }
 

@@ -1,11 +1,13 @@
-//! [`ModelFile`]: a model on disk, whatever its format, as metadata and named tensors.
+//! [`ModelFile`]: a model file of any format, as metadata and named tensors.
 //!
-//! [`LOADERS`] lists the formats ([`crate::gguf`], [`crate::safetensors`]); a new one implements
-//! [`ModelLoader`] in its own module and adds a line there.
+//! [`LOADERS`] lists the formats ([`gguf`], [`safetensors`]). A new format implements
+//! [`ModelLoader`] in a module and adds it to the list.
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+pub mod gguf;
 mod options;
+pub mod safetensors;
 mod summary;
 mod tensor;
 
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use options::{OpenOptions, Progress, SpellOut};
+pub use options::{OpenOptions, Progress};
 pub use oxidize_kernels::quant::TensorType;
 pub use summary::{Summary, TypeCount};
 pub use tensor::{DimOrder, TensorInfo};
@@ -23,52 +25,52 @@ pub use tensor::{DimOrder, TensorInfo};
 use oxidize_kernels::quant::dequantize;
 
 use crate::error::{Error, Result};
-use crate::gguf::{GgufLoader, Metadata};
 use crate::io::{SharedBytes, Source, not_a_file};
 use crate::limits::LimitExceeded;
 use crate::names::sorted_without_duplicates;
-use crate::safetensors::{PackedTensor, SafetensorsLoader};
+use gguf::{GgufLoader, Metadata};
+use safetensors::{PackedTensor, SafetensorsLoader};
 
-/// The bytes of a tensor: a part of the map, or memory of their own. Cloning is cheap.
+/// Bytes of a tensor: a part of a map, or a buffer. Cheap to clone.
 pub type TensorBytes = SharedBytes;
 
-/// Every format that can be opened, in the order in which they are tried.
+/// Supported formats, in the order in which they are tried.
 pub static LOADERS: &[&dyn ModelLoader] = &[&SafetensorsLoader, &GgufLoader];
 
-/// A format that models are stored in.
+/// Loader of a file format.
 pub trait ModelLoader: Sync {
-    /// What people call the format.
+    /// Name of the format.
     fn name(&self) -> &'static str;
 
-    /// Whether the file or directory looks like this format. `head` has the first bytes of a file
-    /// and is empty for a directory.
+    /// True if the file or directory seems to have this format. `head` contains the first bytes of
+    /// a file and is empty for a directory.
     fn recognizes(&self, path: &Path, head: &[u8]) -> bool;
 
     /// Opens the model at `path`.
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<ModelFile>;
 
-    /// Opens a model of a single file that is in memory already.
+    /// Opens a model of a single file in memory.
     fn open_bytes(&self, bytes: SharedBytes, options: &OpenOptions) -> Result<ModelFile>;
 }
 
-/// The format of a model.
+/// Format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Format {
-    /// One GGUF file, or several that are parts of one.
+    /// GGUF, in one or several files.
     Gguf {
-        /// Version of the format.
+        /// Version of GGUF.
         version: u32,
     },
-    /// One safetensors file, or several with an index.
+    /// safetensors, in one or several files.
     #[default]
     Safetensors,
-    /// Safetensors with weights that MLX quantised.
+    /// safetensors with weights quantized by MLX.
     Mlx,
 }
 
 impl Format {
-    /// What people call the format.
+    /// Name of the format.
     pub fn name(self) -> &'static str {
         match self {
             Format::Gguf { .. } => "GGUF",
@@ -78,9 +80,9 @@ impl Format {
     }
 }
 
-/// An open model: metadata and a checked table of tensors, whose bytes are fetched on request.
+/// Open model: metadata and a checked table of tensors, whose bytes are read on request.
 ///
-/// Cloning shares the model.
+/// Clones share the model.
 #[derive(Clone)]
 pub struct ModelFile(Arc<Inner>);
 
@@ -89,13 +91,12 @@ struct Inner {
     /// Indices of the tensors, sorted by name.
     by_name: Vec<u32>,
     progress: Option<Progress>,
-    spell_out: SpellOut,
-    /// Bytes of tensors handed out so far, and of all tensors.
+    /// Bytes of tensors read so far, and of all tensors.
     loaded: AtomicU64,
     total: u64,
 }
 
-/// What a loader has found; [`ModelFile::new`] makes a model of it.
+/// Contents found by a loader, from which [`ModelFile::new`] creates a model.
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(crate) format: Format,
@@ -104,12 +105,12 @@ pub(crate) struct Contents {
     pub(crate) config: Option<serde_json::Value>,
     pub(crate) annotations: Vec<(String, String)>,
     pub(crate) tensors: Vec<TensorInfo>,
-    /// How the tensors that are not stored as such come about, by name.
+    /// Sources of tensors that are stored in packed form, by name.
     pub(crate) packed: HashMap<String, PackedTensor>,
 }
 
 impl Contents {
-    /// Adds a file and the tensors in it.
+    /// Adds a file and its tensors.
     pub(crate) fn add_file(&mut self, path: PathBuf, source: Source, tensors: Vec<TensorInfo>) {
         let file = self.files.len();
         self.files.push((path, source));
@@ -129,7 +130,7 @@ impl Contents {
 }
 
 impl ModelFile {
-    /// Opens a model: a file, any of the files of a split model, or a directory.
+    /// Opens a file, any file of a split model, or a directory.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<ModelFile> {
         let path = path.as_ref();
         let head = head_of(path).map_err(Error::io(path))?;
@@ -140,12 +141,12 @@ impl ModelFile {
         loader.ok_or_else(unknown)?.open(path, options)
     }
 
-    /// Opens the parts of a split GGUF model, in order, whatever they are called; or one that is whole.
+    /// Opens the parts of a split GGUF model in order, with arbitrary names, or a single file.
     pub fn open_parts(paths: &[PathBuf], options: &OpenOptions) -> Result<ModelFile> {
-        crate::gguf::open_parts(paths, options)
+        gguf::open_parts(paths, options)
     }
 
-    /// Opens a model that is in memory, as in a browser.
+    /// Opens a model in memory, as in a browser.
     pub fn from_bytes(bytes: Vec<u8>, options: &OpenOptions) -> Result<ModelFile> {
         let loader = LOADERS
             .iter()
@@ -198,18 +199,17 @@ impl ModelFile {
             contents,
             by_name,
             progress,
-            spell_out: options.spell_out,
             loaded: 0.into(),
             total,
         })))
     }
 
-    /// The format of the model.
+    /// Format of the model.
     pub fn format(&self) -> Format {
         self.0.contents.format
     }
 
-    /// The file the model is in; of several, the first.
+    /// Path of the model; the first file if there are several.
     pub fn path(&self) -> &Path {
         self.0
             .contents
@@ -218,7 +218,7 @@ impl ModelFile {
             .map_or(Path::new(""), |(path, _)| path)
     }
 
-    /// All files that tensors are in; [`TensorInfo::file`] counts in this order.
+    /// Files that contain tensors, in the order of [`TensorInfo::file`], and their sizes.
     pub fn files(&self) -> impl ExactSizeIterator<Item = (&Path, u64)> {
         self.0
             .contents
@@ -227,33 +227,34 @@ impl ModelFile {
             .map(|(path, source)| (path.as_path(), source.len()))
     }
 
-    /// The keys and values of a GGUF file; empty for safetensors.
+    /// GGUF metadata; empty for safetensors.
     pub fn metadata(&self) -> &Metadata {
         &self.0.contents.metadata
     }
 
-    /// The `config.json` beside safetensors.
+    /// `config.json` of a Hugging Face directory.
     pub fn config(&self) -> Option<&serde_json::Value> {
         self.0.contents.config.as_ref()
     }
 
-    /// The free-form `__metadata__` of safetensors.
+    /// `__metadata__` of safetensors files.
     pub fn annotations(&self) -> &[(String, String)] {
         &self.0.contents.annotations
     }
 
-    /// A file beside the model, such as `tokenizer.json` or `1_Pooling/config.json`, if it is there.
+    /// Path of a file in the model's directory, such as `tokenizer.json` or
+    /// `1_Pooling/config.json`, if it exists.
     pub fn sidecar(&self, name: &str) -> Option<PathBuf> {
         let path = self.path().parent()?.join(name);
         path.is_file().then_some(path)
     }
 
-    /// All tensors, in the order of the file.
+    /// Tensors, in the order of the file.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.0.contents.tensors
     }
 
-    /// The tensor called `name`.
+    /// Tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let tensor_at = |index: &u32| self.tensors().get(usize::try_from(*index).ok()?);
         let by_name = &self.0.by_name;
@@ -265,8 +266,8 @@ impl ModelFile {
         tensor_at(by_name.get(found.ok()?)?)
     }
 
-    /// The bytes of a tensor, at an address fit for its type: a part of the map where that is
-    /// possible, else read, or unpacked.
+    /// Bytes of a tensor, aligned for its type: a part of the map if possible, else read or
+    /// unpacked.
     pub fn data(&self, tensor: &TensorInfo) -> Result<TensorBytes> {
         let data = match self.0.contents.packed.get(&tensor.name) {
             Some(packed) => packed.dequantize(tensor, |part| self.stored(part))?,
@@ -276,8 +277,8 @@ impl ModelFile {
         Ok(data)
     }
 
-    /// Some of the bytes of a tensor, counted from its start. A tensor that is
-    /// [packed](ModelFile::is_packed) is unpacked whole.
+    /// Range of the bytes of a tensor. A [packed](ModelFile::is_packed) tensor is unpacked
+    /// completely.
     pub fn data_range(&self, tensor: &TensorInfo, range: Range<u64>) -> Result<TensorBytes> {
         let outside = || Error::io(self.path())(std::io::ErrorKind::UnexpectedEof.into());
         if self.is_packed(tensor) {
@@ -298,13 +299,13 @@ impl ModelFile {
         })
     }
 
-    /// The elements of a tensor as floats, in order, a piece at a time.
+    /// Calls `each` with consecutive pieces of a tensor, converted to f32.
     pub fn for_each_f32<E: From<Error>>(
         &self,
         tensor: &TensorInfo,
         mut each: impl FnMut(&[f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        /// Whole blocks of any type, and small beside the tensor.
+        /// Elements of a piece: whole blocks of any type.
         const PIECE: usize = 1 << 16;
         let data = self.data(tensor)?;
         let mut floats = vec![0.0; PIECE];
@@ -320,13 +321,12 @@ impl ModelFile {
         Ok(())
     }
 
-    /// Whether the file keeps a tensor in few bits, in several parts: it is unpacked each time that
-    /// it is asked for.
+    /// True if the tensor is stored in packed form and unpacked on each access.
     pub fn is_packed(&self, tensor: &TensorInfo) -> bool {
         self.0.contents.packed.contains_key(&tensor.name)
     }
 
-    /// Bytes that a tensor takes in the file: fewer than [`TensorInfo::bytes`] if it is packed.
+    /// Bytes of the tensor in the file; fewer than [`TensorInfo::bytes`] if it is packed.
     pub fn stored_bytes(&self, tensor: &TensorInfo) -> u64 {
         self.0
             .contents
@@ -335,19 +335,14 @@ impl ModelFile {
             .map_or(tensor.bytes, PackedTensor::stored_bytes)
     }
 
-    /// How much its weights may grow where it is run.
-    pub fn spell_out(&self) -> SpellOut {
-        self.0.spell_out
-    }
-
-    /// Whether each tensor that is asked for is read into memory of its own.
+    /// True if files are read on request instead of mapped.
     pub(crate) fn is_read(&self) -> bool {
         let files = &self.0.contents.files;
         let is_read = |(_, source): &(PathBuf, Source)| matches!(source, Source::File { .. });
         !files.is_empty() && files.iter().all(is_read)
     }
 
-    /// Asks the system to read the model into memory, in the background where it can.
+    /// Requests that the system reads the model into memory in the background.
     pub fn prefetch(&self) {
         self.0
             .contents
@@ -388,7 +383,7 @@ impl std::fmt::Debug for ModelFile {
     }
 }
 
-/// The first bytes of a file; none of a directory.
+/// First bytes of a file; empty for a directory.
 fn head_of(path: &Path) -> std::io::Result<Vec<u8>> {
     use std::io::Read;
     const HEAD_BYTES: u64 = 16;

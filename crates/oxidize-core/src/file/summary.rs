@@ -1,75 +1,75 @@
-//! [`Summary`]: what a person wants to know about a model, out of GGUF keys or `config.json`.
+//! [`Summary`]: main facts about a model, from GGUF metadata or `config.json`.
 
 use std::collections::BTreeMap;
 
 use oxidize_kernels::quant::TensorType;
 use serde_json::Value as Json;
 
+use super::gguf::Value;
 use super::{Format, ModelFile};
-use crate::gguf::Value;
 
-/// The main facts about a model. What the file does not say is `None`.
+/// Main facts about a model. Facts that the file does not contain are `None`.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// The model's own name.
+    /// Name of the model.
     pub name: Option<String>,
-    /// The architecture: `general.architecture`, or `model_type` of `config.json`.
+    /// Architecture: `general.architecture`, or `model_type` of `config.json`.
     pub architecture: Option<String>,
-    /// Elements of all tensors.
+    /// Number of parameters.
     pub parameters: u64,
-    /// Bytes of all files.
+    /// Size of all files in bytes.
     pub file_bytes: u64,
-    /// Bytes of all tensors as they are loaded.
+    /// Size of all tensors in bytes when loaded.
     pub weight_bytes: u64,
-    /// What people call the mix of types, such as `Q4_K_M`.
+    /// Name of the quantization type, such as `Q4_K_M`.
     pub file_type: Option<String>,
-    /// Types in use, the one with the most bytes first.
+    /// Types in use, ordered by bytes, largest first.
     pub types: Vec<TypeCount>,
-    /// Tokens the model was trained to look back over.
+    /// Context length that the model was trained for.
     pub context_length: Option<u64>,
     /// Layers.
     pub layers: Option<u64>,
     /// Width of the residual stream.
     pub embedding_length: Option<u64>,
-    /// Width inside the feed-forward network.
+    /// Width of the feed-forward layers.
     pub feed_forward_length: Option<u64>,
     /// Attention heads.
     pub heads: Option<u64>,
-    /// Key and value heads; of a model whose layers differ, the most.
+    /// Key and value heads; the maximum if layers differ.
     pub kv_heads: Option<u64>,
-    /// Experts, and how many of them a token uses.
+    /// Number of experts, and of those used per token.
     pub experts: Option<(u64, u64)>,
-    /// Tokens in the vocabulary.
+    /// Vocabulary size.
     pub vocabulary: Option<u64>,
-    /// The kind of tokenizer, or the file it is in.
+    /// Kind of tokenizer, or name of its file.
     pub tokenizer: Option<String>,
-    /// Whether there is a chat template.
+    /// True if the model has a chat template.
     pub chat_template: bool,
     kv: Vec<KvLayers>,
 }
 
-/// How often a type is used.
+/// Use of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TypeCount {
-    /// The type.
+    /// Type.
     pub ty: TensorType,
-    /// Tensors that have it.
+    /// Number of tensors of the type.
     pub tensors: u64,
-    /// Their bytes.
+    /// Bytes of these tensors.
     pub bytes: u64,
 }
 
-/// Layers that keep the same number of values for each token.
+/// Layers with the same number of cached values per token.
 #[derive(Clone, Copy, Debug)]
 struct KvLayers {
     layers: u64,
     values_per_token: u64,
-    /// Tokens that are kept, where the layer does not see further.
+    /// Window of the layer, if any: maximum number of cached tokens.
     window: Option<u64>,
 }
 
 impl Summary {
-    /// Reads the facts; touches no tensor data.
+    /// Reads the summary without reading tensor data.
     pub fn of(model: &ModelFile) -> Summary {
         let facts = match model.config() {
             Some(config) => Facts::Config(config),
@@ -102,8 +102,8 @@ impl Summary {
         }
     }
 
-    /// Bytes of KV cache for `n_tokens` at two bytes a value; `None` for a model that keeps none or
-    /// does not say enough. Layers with a window that the file does not mark count in full.
+    /// Bytes of KV cache for `n_tokens` with two bytes per value; `None` for models without a cache
+    /// or with missing values. Windowed layers that the file does not list count as full.
     pub fn kv_bytes(&self, n_tokens: u64) -> Option<u64> {
         const F16_BYTES: u64 = 2;
         let bytes = self.kv.iter().fold(0u64, |sum, group| {
@@ -115,7 +115,7 @@ impl Summary {
     }
 }
 
-/// A hyper-parameter: its GGUF key after the architecture's name, and its names in `config.json`.
+/// Hyper-parameter: GGUF key after the architecture's name, and names in `config.json`.
 struct Parameter {
     gguf: &'static str,
     config: &'static [&'static str],
@@ -195,7 +195,7 @@ const EXPERTS_USED: Parameter = Parameter {
     ],
 };
 
-/// Where the facts are.
+/// Source of the facts.
 enum Facts<'a> {
     Gguf(&'a ModelFile),
     Config(&'a Json),
@@ -230,7 +230,7 @@ impl Facts<'_> {
         }
     }
 
-    /// One number for all layers, or one for each of them; none if the file does not say.
+    /// Value for all layers, or one per layer; empty if the file contains none.
     fn numbers(&self, parameter: &Parameter) -> Vec<u64> {
         let listed: Option<Vec<u64>> = match self {
             Facts::Gguf(model) => self.key(parameter).and_then(|key| {
@@ -249,7 +249,8 @@ impl Facts<'_> {
         Some(format!("{}.{}", self.architecture()?, parameter.gguf))
     }
 
-    /// A value of `config.json`, or of the part of it that multimodal models keep the text in.
+    /// Value in `config.json`, or in the nested configuration of a multimodal model's language
+    /// model.
     fn json(&self, parameter: &Parameter) -> Option<&Json> {
         parameter
             .config
@@ -318,7 +319,7 @@ impl Facts<'_> {
         }
     }
 
-    /// Whether the model looks only backwards, so that keys and values are worth keeping.
+    /// True if attention is causal, so that keys and values are cached.
     fn is_causal(&self) -> bool {
         match self {
             Facts::Gguf(model) => {
@@ -362,7 +363,7 @@ impl Facts<'_> {
             window: window.filter(|_| kind == LayerKind::Windowed),
         };
 
-        // Latent attention keeps one compressed vector for all heads, and the rotated part.
+        // Latent attention caches one compressed vector and the RoPE part of the key for all heads.
         if let Some(rank) = self.number(&KV_LORA_RANK).filter(|&rank| rank > 0) {
             let values = rank.saturating_add(self.number(&ROPE_DIMS).unwrap_or(0));
             return Some(vec![group(layers, values, LayerKind::Full)]);
@@ -396,7 +397,7 @@ impl Facts<'_> {
         }
     }
 
-    /// What kind each layer is, where the file lists it.
+    /// Kind of each layer, if the file lists them.
     fn layer_kinds(&self) -> Vec<LayerKind> {
         match self {
             Facts::Gguf(model) => {
@@ -454,13 +455,13 @@ fn count_types(model: &ModelFile) -> Vec<TypeCount> {
     counts
 }
 
-/// The name people use for a mix of types: what the file says, else the type with the most bytes.
+/// Name of the quantization type: from the file, else the type with the most bytes.
 fn file_type(model: &ModelFile, types: &[TypeCount]) -> Option<String> {
     if let (Format::Mlx, Some(config)) = (model.format(), model.config()) {
         let bits = config.get("quantization")?.get("bits")?.as_u64()?;
         return Some(format!("MLX {bits}-bit"));
     }
-    // Set where the converter guessed.
+    // Flag of types that a converter guessed.
     const GUESSED: u64 = 1024;
     let id = model
         .metadata()
@@ -477,7 +478,7 @@ fn file_type(model: &ModelFile, types: &[TypeCount]) -> Option<String> {
     named.or(most).map(str::to_owned)
 }
 
-/// The ids of `general.file_type`, as in llama.cpp's `llama_ftype`.
+/// Ids of `general.file_type`, as in llama.cpp's `llama_ftype`.
 const FILE_TYPES: &[(u64, &str)] = &[
     (0, "F32"),
     (1, "F16"),

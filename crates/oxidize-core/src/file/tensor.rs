@@ -1,45 +1,45 @@
-//! [`TensorInfo`]: a line of a model's table of tensors.
+//! [`TensorInfo`]: an entry of a model's tensor table.
 
 use oxidize_kernels::quant::TensorType;
 
-/// A tensor in a model file. Loaders check it: its bytes are inside the file and fit its shape.
+/// Tensor in a model file. Loaders check that its bytes are inside the file and match its shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name, unique in the model.
+    /// Name, unique in the model.
     pub name: String,
-    /// How its elements are stored.
+    /// Type.
     pub ty: TensorType,
-    /// Its dimensions in the file's own order; see [`TensorInfo::dims`].
+    /// Shape in the file's order of dimensions; see [`TensorInfo::dims`].
     pub shape: Vec<u64>,
-    /// Which of the model's files it is in.
+    /// Index of the file that contains it.
     pub file: usize,
-    /// Where its data starts in that file.
+    /// Offset of the data in that file.
     pub offset: u64,
-    /// Bytes of its data.
+    /// Bytes of the data.
     pub bytes: u64,
-    /// Which end of `shape` varies fastest.
+    /// Order of dimensions in `shape`.
     pub order: DimOrder,
 }
 
-/// Which end of a shape varies fastest in memory.
+/// Order of dimensions in a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DimOrder {
-    /// GGUF: a row is the first dimension.
+    /// GGUF: the first dimension varies fastest.
     FastestFirst,
-    /// safetensors, as in C: a row is the last dimension.
+    /// safetensors and C: the last dimension varies fastest.
     FastestLast,
 }
 
 impl TensorInfo {
     /// Number of elements.
     pub fn elements(&self) -> u64 {
-        // Loaders refuse shapes whose product overflows.
+        // Loaders refuse shapes with an overflowing product.
         self.shape.iter().fold(1, |n, &dim| n.saturating_mul(dim))
     }
 
-    /// Dimensions in the order of C, the fastest-varying last, whatever the format.
+    /// Shape with the fastest-varying dimension last, for all formats.
     pub fn dims(&self) -> Vec<usize> {
-        // A dimension of a tensor that is in the address space fits.
+        // Dimensions of tensors in the address space fit.
         let size = |&dim: &u64| usize::try_from(dim).unwrap_or(usize::MAX);
         match self.order {
             DimOrder::FastestFirst => self.shape.iter().rev().map(size).collect(),
@@ -47,8 +47,7 @@ impl TensorInfo {
         }
     }
 
-    /// What the address of the data has to be a multiple of: the size of an element, or of the
-    /// widest field of a block.
+    /// Required alignment of the data: the size of an element, or of the widest field of a block.
     pub(crate) fn alignment(&self) -> usize {
         const WIDEST_FIELD: usize = 4;
         if self.ty.is_quantized() {

@@ -1,7 +1,7 @@
-//! JSON schemas: what the constraint engine would pass over is found here and refused by name.
+//! Preparation of JSON schemas: rejects, by name, keywords that the constraint engine would ignore.
 //!
-//! llguidance refuses keywords that it knows and does not honour, but ignores those that the schema's
-//! draft does not have, and takes options of its own from a key in the schema.
+//! llguidance rejects keywords that it knows but does not support. It ignores those that are not in
+//! the schema's draft, and reads options of its own from a key in the schema.
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![cfg_attr(
@@ -15,14 +15,14 @@ use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// Schemas inside schemas.
-const MOST_NESTING: u64 = 100;
-/// Values in a schema, of all kinds.
-const MOST_VALUES: u64 = 100_000;
-/// References: a chain of them is followed to its end.
-const MOST_REFERENCES: u64 = 2000;
+/// Limit on nested schemas.
+const MAX_NESTING: u64 = 100;
+/// Limit on the values in a schema, of all types.
+const MAX_VALUES: u64 = 100_000;
+/// Limit on references; each chain of them is followed to its end.
+const MAX_REFERENCES: u64 = 2000;
 
-/// Keywords that constrain, in whatever draft, and are not honoured.
+/// Unsupported constraint keywords of all drafts.
 const UNSUPPORTED: &[&str] = &[
     "$dynamicRef",
     "$recursiveRef",
@@ -50,8 +50,9 @@ const UNSUPPORTED: &[&str] = &[
     "x-guidance",
 ];
 
-/// Keywords whose value is a schema, a list of schemas or a map of them.
-const WITH_SCHEMAS: &[&str] = &[
+/// Keywords whose value is a schema or a list of schemas, and those whose value is a map of
+/// schemas.
+const SCHEMA_KEYWORDS: &[&str] = &[
     "additionalItems",
     "additionalProperties",
     "allOf",
@@ -60,17 +61,18 @@ const WITH_SCHEMAS: &[&str] = &[
     "oneOf",
     "prefixItems",
 ];
-const WITH_NAMED_SCHEMAS: &[&str] = &["$defs", "definitions", "patternProperties", "properties"];
+const SCHEMA_MAP_KEYWORDS: &[&str] = &["$defs", "definitions", "patternProperties", "properties"];
 
-/// One blank, or a line end and an indentation: a weak model must not fill its answer with blanks.
+/// Allowed whitespace: one space, or a line break and indentation. More would let a weak model fill
+/// its answer with spaces.
 const WHITESPACE: &str = r" |\n[ \t]{0,20}";
 
-/// The schema as it goes to the constraint engine.
+/// Checks a schema and adapts it for the constraint engine.
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     check_size(schema)?;
     check_keywords(schema)?;
-    if !Endings::new(schema).can_end(schema) {
-        let problem = "only something endless would fit: the schema always needs itself again";
+    if !FiniteReferences::new(schema).has_finite_match(schema) {
+        let problem = "the schema matches only infinite values: it always requires itself";
         return Err(GrammarError::Schema(problem.into()));
     }
     let mut schema = match schema {
@@ -93,7 +95,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(schema)
 }
 
-/// The error for what the constraint engine says of a schema.
+/// Error for a message of the constraint engine about a schema.
 pub(super) fn explain(problem: String) -> GrammarError {
     if problem.contains("oneOf constraints are not supported") {
         return GrammarError::Schema(
@@ -118,13 +120,13 @@ fn check_size(schema: &Value) -> Result<(), GrammarError> {
     let (mut todo, mut values, mut references) = (vec![(schema, 0)], 0, 0);
     while let Some((value, depth)) = todo.pop() {
         values += 1;
-        LimitExceeded::check("values in a schema", values, MOST_VALUES)?;
-        LimitExceeded::check("levels of a schema", depth, 2 * MOST_NESTING)?;
+        LimitExceeded::check("values in a schema", values, MAX_VALUES)?;
+        LimitExceeded::check("levels of a schema", depth, 2 * MAX_NESTING)?;
         match value {
             Value::Array(items) => todo.extend(items.iter().map(|item| (item, depth + 1))),
             Value::Object(map) => {
                 references += u64::from(map.contains_key("$ref"));
-                LimitExceeded::check("references in a schema", references, MOST_REFERENCES)?;
+                LimitExceeded::check("references in a schema", references, MAX_REFERENCES)?;
                 todo.extend(map.values().map(|value| (value, depth + 1)));
             }
             _ => {}
@@ -141,7 +143,7 @@ fn check_keywords(schema: &Value) -> Result<(), GrammarError> {
         };
         let unsupported = map
             .iter()
-            .find(|(key, value)| UNSUPPORTED.contains(&key.as_str()) && !is_off(key, value));
+            .find(|(key, value)| UNSUPPORTED.contains(&key.as_str()) && !is_disabled(key, value));
         if let Some((keyword, _)) = unsupported {
             return Err(GrammarError::Keyword {
                 keyword: keyword.clone(),
@@ -151,14 +153,14 @@ fn check_keywords(schema: &Value) -> Result<(), GrammarError> {
         for (key, value) in map {
             let at = |inner: &str| format!("{place}/{key}{inner}");
             match value {
-                Value::Object(named) if WITH_NAMED_SCHEMAS.contains(&key.as_str()) => {
+                Value::Object(named) if SCHEMA_MAP_KEYWORDS.contains(&key.as_str()) => {
                     todo.extend(subschemas(named).map(|(name, value)| (at(&name), value)));
                 }
-                Value::Array(list) if WITH_SCHEMAS.contains(&key.as_str()) => {
+                Value::Array(list) if SCHEMA_KEYWORDS.contains(&key.as_str()) => {
                     let items = list.iter().enumerate();
                     todo.extend(items.map(|(i, value)| (at(&format!("/{i}")), value)));
                 }
-                Value::Object(_) if WITH_SCHEMAS.contains(&key.as_str()) => {
+                Value::Object(_) if SCHEMA_KEYWORDS.contains(&key.as_str()) => {
                     todo.push((at(""), value));
                 }
                 _ => {}
@@ -168,26 +170,26 @@ fn check_keywords(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// Keywords that ask for nothing where they are `false`.
-const SWITCHES: &[&str] = &["uniqueItems", "nullable"];
+/// Keywords that have no effect if their value is `false`.
+const BOOLEAN_KEYWORDS: &[&str] = &["uniqueItems", "nullable"];
 
-fn is_off(key: &str, value: &Value) -> bool {
-    SWITCHES.contains(&key) && *value == Value::Bool(false)
+fn is_disabled(key: &str, value: &Value) -> bool {
+    BOOLEAN_KEYWORDS.contains(&key) && *value == Value::Bool(false)
 }
 
-/// Takes out what asks for nothing, which the constraint engine refuses whatever it says, and spells out
-/// dates, of which it lets through some that are none.
+/// Removes keywords without effect, which the constraint engine would reject, and replaces date
+/// formats by exact patterns, since the engine accepts some invalid dates.
 fn adapt(schema: &mut Value) {
     let mut todo = vec![schema];
     while let Some(schema) = todo.pop() {
         let Value::Object(map) = schema else {
             continue;
         };
-        map.retain(|key, value| !is_off(key, value));
-        spell_out_dates(map);
+        map.retain(|key, value| !is_disabled(key, value));
+        format_dates(map);
         for (key, value) in map {
-            let one = WITH_SCHEMAS.contains(&key.as_str());
-            let named = WITH_NAMED_SCHEMAS.contains(&key.as_str());
+            let one = SCHEMA_KEYWORDS.contains(&key.as_str());
+            let named = SCHEMA_MAP_KEYWORDS.contains(&key.as_str());
             match (value, one, named) {
                 (Value::Array(list), true, _) => todo.extend(list),
                 (Value::Object(map), _, true) => todo.extend(map.values_mut()),
@@ -198,19 +200,19 @@ fn adapt(schema: &mut Value) {
     }
 }
 
-/// Days that there are: 29 February in leap years only.
+/// Valid dates: 29 February in leap years only.
 const DATE: &str = concat!(
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))",
     "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)",
 );
-/// The rest of a moment, after the date.
+/// Rest of a `date-time` after the date.
 const TIME_OF_DAY: &str = concat!(
     "T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?",
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
 );
 
-fn spell_out_dates(map: &mut Map<String, Value>) {
+fn format_dates(map: &mut Map<String, Value>) {
     let pattern = match map.get("format").and_then(Value::as_str) {
         Some("date") => format!("^{DATE}$"),
         Some("date-time") => format!("^{DATE}{TIME_OF_DAY}$"),
@@ -235,11 +237,11 @@ fn subschemas(named: &Map<String, Value>) -> impl Iterator<Item = (String, &Valu
     })
 }
 
-/// Which references lead to something that a finite value fits, as far as recursion is concerned.
-struct Endings<'a>(HashMap<&'a str, bool>);
+/// References whose target matches some finite value, by name.
+struct FiniteReferences<'a>(HashMap<&'a str, bool>);
 
-impl<'a> Endings<'a> {
-    fn new(root: &'a Value) -> Endings<'a> {
+impl<'a> FiniteReferences<'a> {
+    fn new(root: &'a Value) -> FiniteReferences<'a> {
         let (mut todo, mut references) = (vec![root], Vec::new());
         while let Some(value) = todo.pop() {
             match value {
@@ -255,64 +257,68 @@ impl<'a> Endings<'a> {
                 _ => {}
             }
         }
-        let mut endings = Endings(references.iter().map(|&(name, _)| (name, false)).collect());
-        // Chains of references are long in one direction or the other: both, in turn.
-        let both = |references: &[(&'a str, &'a Value)], endings: &mut Endings<'a>| {
-            let there = references.iter();
+        let mut finite =
+            FiniteReferences(references.iter().map(|&(name, _)| (name, false)).collect());
+        // Chains of references may run in either direction, so both are visited in turn.
+        let both = |references: &[(&'a str, &'a Value)], finite: &mut FiniteReferences<'a>| {
+            let forward = references.iter();
             let found = |&(name, target): &(&'a str, &'a Value)| {
-                let new = endings.0.get(name) == Some(&false) && endings.can_end(target);
+                let new = finite.0.get(name) == Some(&false) && finite.has_finite_match(target);
                 if new {
-                    endings.0.insert(name, true);
+                    finite.0.insert(name, true);
                 }
                 new
             };
-            there
+            forward
                 .chain(references.iter().rev())
                 .map(found)
                 .fold(false, |any, new| any | new)
         };
-        while both(&references, &mut endings) {}
-        endings
+        while both(&references, &mut finite) {}
+        finite
     }
 
-    fn can_end(&self, schema: &Value) -> bool {
+    fn has_finite_match(&self, schema: &Value) -> bool {
         let Value::Object(map) = schema else {
             return true;
         };
         let list = |key: &str| map.get(key).and_then(Value::as_array);
         let reference = map.get("$ref").and_then(Value::as_str);
-        // Other documents are refused elsewhere.
+        // References to other documents are rejected elsewhere.
         let reference = reference.and_then(|name| self.0.get(name)).copied();
-        let any = |key| list(key).is_none_or(|any| any.iter().any(|schema| self.can_end(schema)));
+        let any = |key| {
+            list(key).is_none_or(|any| any.iter().any(|schema| self.has_finite_match(schema)))
+        };
         let shape = match map.get("type") {
-            Some(Value::String(name)) => self.shape_can_end(map, name),
+            Some(Value::String(name)) => self.type_has_finite_match(map, name),
             Some(Value::Array(names)) => names
                 .iter()
-                .any(|name| self.shape_can_end(map, name.as_str().unwrap_or_default())),
+                .any(|name| self.type_has_finite_match(map, name.as_str().unwrap_or_default())),
             _ => true,
         };
         reference.unwrap_or(true)
             && shape
             && any("anyOf")
             && any("oneOf")
-            && list("allOf").is_none_or(|all| all.iter().all(|schema| self.can_end(schema)))
+            && list("allOf")
+                .is_none_or(|all| all.iter().all(|schema| self.has_finite_match(schema)))
     }
 
-    fn shape_can_end(&self, map: &Map<String, Value>, name: &str) -> bool {
+    fn type_has_finite_match(&self, map: &Map<String, Value>, name: &str) -> bool {
         let list = |key: &str| map.get(key).and_then(Value::as_array).into_iter().flatten();
         match name {
             "object" => list("required").all(|name| {
                 let member = map.get("properties").zip(name.as_str());
                 let schema = member.and_then(|(named, name)| named.get(name));
-                schema.is_none_or(|schema| self.can_end(schema))
+                schema.is_none_or(|schema| self.has_finite_match(schema))
             }),
             "array" => {
-                let least = map.get("minItems").and_then(Value::as_u64).unwrap_or(0);
-                let least = usize::try_from(least).unwrap_or(usize::MAX);
+                let min_items = map.get("minItems").and_then(Value::as_u64).unwrap_or(0);
+                let min_items = usize::try_from(min_items).unwrap_or(usize::MAX);
                 let before = list("prefixItems").count();
-                let rest = map.get("items").filter(|_| least > before);
-                let mut needed = list("prefixItems").take(least).chain(rest);
-                needed.all(|schema| self.can_end(schema))
+                let rest = map.get("items").filter(|_| min_items > before);
+                let mut needed = list("prefixItems").take(min_items).chain(rest);
+                needed.all(|schema| self.has_finite_match(schema))
             }
             _ => true,
         }
@@ -323,26 +329,26 @@ impl<'a> Endings<'a> {
 mod tests {
     use super::*;
 
-    fn refused(schema: Value) -> String {
+    fn rejection(schema: Value) -> String {
         prepare(&schema).unwrap_err().to_string()
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_named_with_its_place() {
+    fn unsupported_keywords_are_reported_with_their_place() {
         let schema = json!({"properties": {"a/b": {"items": [{"not": {}}]}}});
         assert_eq!(
-            refused(schema),
+            rejection(schema),
             "schema: `not` at #/properties/a~1b/items/0 is not supported"
         );
         for keyword in UNSUPPORTED {
             let schema = json!({"$defs": {"x": {*keyword: true}}});
             let expected = format!("schema: `{keyword}` at #/$defs/x is not supported");
-            assert_eq!(refused(schema), expected);
+            assert_eq!(rejection(schema), expected);
         }
     }
 
     #[test]
-    fn names_and_values_are_no_keywords() {
+    fn names_and_values_are_not_keywords() {
         let schema = json!({
             "properties": {"not": {"const": {"not": 1}}, "if": {"enum": [{"uniqueItems": 1}]}},
             "default": {"contains": 1},
@@ -351,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_switched_off_asks_for_nothing() {
+    fn disabled_keywords_have_no_effect() {
         let off = json!({
             "type": "array", "uniqueItems": false, "items": {"nullable": false, "enum": [{"uniqueItems": false}]},
             "$defs": {"uniqueItems": {"uniqueItems": false}},
@@ -360,12 +366,12 @@ mod tests {
         assert_eq!(prepared["items"], json!({"enum": [{"uniqueItems": false}]}));
         assert_eq!(prepared["$defs"], json!({"uniqueItems": {}}));
         assert!(prepared.get("uniqueItems").is_none());
-        assert!(refused(json!({"uniqueItems": true})).contains("uniqueItems"));
-        assert!(refused(json!({"not": false})).contains("not"));
+        assert!(rejection(json!({"uniqueItems": true})).contains("uniqueItems"));
+        assert!(rejection(json!({"not": false})).contains("not"));
     }
 
     #[test]
-    fn what_always_needs_itself_again_is_refused() {
+    fn infinitely_recursive_schemas_are_rejected() {
         let node = |more: Value| {
             let next = json!({"$ref": "#/$defs/n"});
             let mut schema = json!({"$defs": {"n": {"type": "object", "properties": {"next": next}}}, "$ref": "#/$defs/n"});
@@ -376,26 +382,26 @@ mod tests {
             schema
         };
         assert!(prepare(&node(json!({}))).is_ok());
-        assert!(refused(node(json!({"required": ["next"]}))).contains("endless"));
+        assert!(rejection(node(json!({"required": ["next"]}))).contains("infinite"));
         let way_out = json!({"properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}, "required": ["next"]});
         assert!(prepare(&node(way_out)).is_ok());
-        assert!(refused(json!({"$ref": "#"})).contains("endless"));
+        assert!(rejection(json!({"$ref": "#"})).contains("infinite"));
         assert!(
-            refused(json!({"type": "array", "items": {"$ref": "#"}, "minItems": 1}))
-                .contains("endless")
+            rejection(json!({"type": "array", "items": {"$ref": "#"}, "minItems": 1}))
+                .contains("infinite")
         );
         assert!(prepare(&json!({"type": "array", "items": {"$ref": "#"}})).is_ok());
     }
 
     #[test]
-    fn a_schema_that_is_too_deep_is_refused() {
+    fn deeply_nested_schema_is_rejected() {
         let mut schema = json!({});
         for _ in 0..1000 {
             schema = json!({"items": schema});
         }
         assert_eq!(
-            refused(schema),
-            "grammar: 201 levels of a schema asked for, the limit is 200"
+            rejection(schema),
+            "grammar: 201 levels of a schema exceed the limit of 200"
         );
     }
 }

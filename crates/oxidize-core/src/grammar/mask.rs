@@ -1,4 +1,4 @@
-//! [`Grammars`] and [`Constraint`]: from a grammar to the tokens that may come next.
+//! [`Grammars`] compiles grammars; a [`Constraint`] computes the tokens that may come next.
 
 use super::{Grammar, GrammarError, gbnf, json_schema};
 use crate::limits::LimitExceeded;
@@ -11,17 +11,18 @@ use llguidance::{Matcher, ParserFactory};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Compiles grammars for one vocabulary. Making one costs some 100 ms; it is made once a model.
+/// Compiler of grammars for one vocabulary. Creating it takes about 100 ms, so it is created once
+/// per model.
 pub struct Grammars {
     factory: ParserFactory,
     n_vocab: usize,
-    /// Whether some token ends a generation.
+    /// True if the vocabulary has an end-of-generation token.
     has_end: bool,
-    /// Tokens with names that GBNF can speak of.
+    /// Tokens that GBNF can reference by name.
     named: HashMap<String, u32>,
 }
 
-/// A grammar at some point of an answer. A clone goes its own way from there.
+/// State of a grammar within an answer. Clones advance independently.
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
@@ -29,36 +30,39 @@ pub struct Constraint {
     has_end: bool,
 }
 
-/// Bytes of a regular expression.
-const MOST_REGEX_BYTES: u64 = 64 << 10;
-/// Bytes of a Lark grammar.
-const MOST_LARK_BYTES: u64 = 64 << 10;
-/// Bytes of a token that can be part of a constrained answer.
-const MOST_TOKEN_BYTES: usize = 1000;
-/// Characters of an error that is told; some repeat the grammar.
-const MOST_MESSAGE_CHARS: usize = 400;
-/// llguidance calls itself once for every name in a chain of names; what the limits of the notations
-/// allow fits several times over.
+/// Limit on the length of a regular expression in bytes.
+const MAX_REGEX_BYTES: u64 = 64 << 10;
+/// Limit on the length of a Lark grammar in bytes.
+const MAX_LARK_BYTES: u64 = 64 << 10;
+/// Limit on the length in bytes of a token in a constrained answer.
+const MAX_TOKEN_BYTES: usize = 1000;
+/// Limit on the length of an error message in characters; some repeat the whole grammar.
+const MAX_MESSAGE_CHARS: usize = 400;
+/// Stack of the compiling thread. llguidance recurses once per name in a chain of names; this is
+/// several times what the limits of the grammar notations allow.
 const STACK_BYTES: usize = 128 << 20;
 
 impl Grammars {
-    /// For a model of `n_vocab` tokens, of which `tokenizer` knows the first.
+    /// Creates a compiler for a model with `n_vocab` tokens, the first of which are in `tokenizer`.
     pub fn new(tokenizer: &Tokenizer, n_vocab: usize) -> Result<Grammars, GrammarError> {
         let count = u32::try_from(n_vocab)
             .map_err(|_| GrammarError::Engine(format!("a vocabulary of {n_vocab} tokens")))?;
-        let words: Vec<Vec<u8>> = (0..count).map(|token| word(tokenizer, token)).collect();
+        let words: Vec<Vec<u8>> = (0..count)
+            .map(|token| token_bytes(tokenizer, token))
+            .collect();
         let known = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
-        let ends: Vec<u32> = (0..count.min(known))
+        let eog_tokens: Vec<u32> = (0..count.min(known))
             .filter(|&token| tokenizer.is_end_of_generation(token))
             .collect();
-        let no_end = llguidance::toktrie::INVALID_TOKEN;
-        let info = TokRxInfo::new(count, ends.first().copied().unwrap_or(no_end));
+        let no_eog = llguidance::toktrie::INVALID_TOKEN;
+        let info = TokRxInfo::new(count, eog_tokens.first().copied().unwrap_or(no_eog));
         let trie = TokTrie::from(&info, &words);
-        let trie = match ends.as_slice() {
+        let trie = match eog_tokens.as_slice() {
             [] => trie,
-            ends => trie.with_eos_tokens(ends),
+            eog_tokens => trie.with_eos_tokens(eog_tokens),
         };
-        // Masks come from bytes alone: tokens are not forced, so any spelling of a text is allowed.
+        // Masks depend on bytes alone: tokens are not forced, so any tokenization of a text is
+        // allowed.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
@@ -66,7 +70,7 @@ impl Grammars {
         factory.quiet();
         *factory.limits_mut() = ParserLimits {
             verbose_errors: false,
-            // GBNF without clear lexemes is read by the character, which takes more items.
+            // GBNF without clear lexemes is parsed by character, which takes more items.
             step_max_items: 500_000,
             precompute_large_lexemes: false,
             ..ParserLimits::default()
@@ -74,7 +78,7 @@ impl Grammars {
         Ok(Grammars {
             factory,
             n_vocab,
-            has_end: !ends.is_empty(),
+            has_end: !eog_tokens.is_empty(),
             named: (0..count.min(known))
                 .filter_map(|token| Some((tokenizer.token_text(token)?, token)))
                 .filter(|(name, _)| name.starts_with('<') && name.ends_with('>'))
@@ -83,20 +87,20 @@ impl Grammars {
         })
     }
 
-    /// A constraint at the beginning of an answer.
+    /// Compiles `grammar` into a constraint at the beginning of an answer.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new()
                 .name("oxidize-grammar".into())
                 .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, || self.compile_here(grammar))
+                .spawn_scoped(scope, || self.compile_on_this_stack(grammar))
                 .map_err(|error| GrammarError::Engine(format!("no thread: {error}")))?;
             thread.join().unwrap_or(Err(GrammarError::Fault))
         })
     }
 
-    fn compile_here(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        let (top, wrong): (TopLevelGrammar, fn(String) -> GrammarError) = match grammar {
+    fn compile_on_this_stack(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let (top, to_error): (TopLevelGrammar, fn(String) -> GrammarError) = match grammar {
             Grammar::Gbnf(source) => {
                 let lark = gbnf::to_lark(source, self)?;
                 tracing::debug!(%lark, "a GBNF grammar");
@@ -118,12 +122,12 @@ impl Grammars {
             }
             Grammar::Regex(regex) => {
                 let bytes = regex.len() as u64;
-                LimitExceeded::check("bytes of regex", bytes, MOST_REGEX_BYTES)?;
+                LimitExceeded::check("bytes of regex", bytes, MAX_REGEX_BYTES)?;
                 (TopLevelGrammar::from_regex(regex), GrammarError::Regex)
             }
             Grammar::Lark(source) => {
                 let bytes = source.len() as u64;
-                LimitExceeded::check("bytes of Lark grammar", bytes, MOST_LARK_BYTES)?;
+                LimitExceeded::check("bytes of Lark grammar", bytes, MAX_LARK_BYTES)?;
                 (
                     TopLevelGrammar::from_lark(source.clone()),
                     GrammarError::Lark,
@@ -133,19 +137,19 @@ impl Grammars {
         let mut parser = self
             .factory
             .create_parser(top)
-            .map_err(|error| wrong(message(&error)))?;
-        // A warning tells of something that was asked for and would not be done.
+            .map_err(|error| to_error(message(&error)))?;
+        // A warning means that part of the grammar would be ignored.
         if let Some(warning) = parser.grammar_warnings().into_iter().next() {
-            return Err(wrong(warning));
+            return Err(to_error(warning));
         }
         let mut constraint = Constraint {
             matcher: Matcher::new(Ok(parser)),
             mask: TokenMask::none(self.n_vocab),
             has_end: self.has_end,
         };
-        // What cannot even begin is told now, not when the first token is wanted.
+        // Report a grammar that cannot start now, not when the first token is sampled.
         constraint.mask().map_err(|error| match error {
-            GrammarError::Engine(problem) => wrong(problem),
+            GrammarError::Engine(problem) => to_error(problem),
             other => other,
         })?;
         Ok(constraint)
@@ -162,9 +166,9 @@ impl gbnf::FindToken for Grammars {
     }
 }
 
-/// The bytes that stand for a token in the trie. Special tokens are marked, so that no text of a
-/// grammar matches their names; one without text is never allowed.
-fn word(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
+/// Bytes of a token in the trie. Special tokens get a marker, so that text of a grammar never
+/// matches their names. A token without bytes is never allowed.
+fn token_bytes(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
     let Some(piece) = tokenizer.piece(token) else {
         return Vec::new();
     };
@@ -174,15 +178,15 @@ fn word(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
     }
     match tokenizer.kind(token) {
         Some(TokenKind::Unused) => Vec::new(),
-        // The trie has no room for longer ones, and no answer needs them.
-        _ if piece.len() > MOST_TOKEN_BYTES => Vec::new(),
-        // No text has this byte, and a word that begins with it would pass for a special token.
+        // The trie does not support longer tokens, and no answer needs them.
+        _ if piece.len() > MAX_TOKEN_BYTES => Vec::new(),
+        // Text never contains this byte, and the token would be mistaken for a special one.
         _ if piece.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) => Vec::new(),
         _ => piece.to_vec(),
     }
 }
 
-/// What llguidance says, without its notes for its own developers.
+/// Error message of llguidance without its debugging notes.
 fn message(error: &dyn std::fmt::Display) -> String {
     let text = format!("{error:#}");
     let end = ["\n<non-verbose/>", "\n<state>", "\n<backtrace>"]
@@ -190,15 +194,15 @@ fn message(error: &dyn std::fmt::Display) -> String {
         .filter_map(|note| text.find(note))
         .min();
     let text = text.get(..end.unwrap_or(text.len())).unwrap_or(&text);
-    // An error in a regex repeats all of it; a line of its own says what is wrong.
+    // An error in a regex repeats all of it; the line with this prefix describes the problem.
     let verdict = text.lines().find_map(|line| line.strip_prefix("error: "));
     let text = verdict.unwrap_or(text).trim();
-    text.chars().take(MOST_MESSAGE_CHARS).collect()
+    text.chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
 impl Constraint {
-    /// The tokens that may come next. Those that end a generation are among them when the answer
-    /// is complete.
+    /// Returns the tokens that may come next. They include the end-of-generation tokens if the
+    /// answer is complete.
     pub fn mask(&mut self) -> Result<&TokenMask, GrammarError> {
         let allowed = self
             .matcher
@@ -212,7 +216,7 @@ impl Constraint {
         Ok(&self.mask)
     }
 
-    /// Goes on by a token that the mask allows.
+    /// Advances by a token, which the mask must allow.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         tracing::trace!(token, "a constrained answer goes on");
         self.matcher
@@ -220,17 +224,17 @@ impl Constraint {
             .map_err(|error| GrammarError::Engine(message(&error)))
     }
 
-    /// Whether the answer is complete and nothing can come any more.
+    /// True if the answer is complete and cannot continue.
     pub fn is_complete(&self) -> bool {
         self.matcher.is_stopped() && self.matcher.stop_reason().is_ok()
     }
 
-    /// Whether the answer may end here.
+    /// True if the answer may end here.
     pub fn may_end(&mut self) -> bool {
         self.is_complete() || self.matcher.is_accepting().unwrap_or(false)
     }
 
-    /// Whether the vocabulary has a token to end an answer with.
+    /// True if the vocabulary has an end-of-generation token.
     pub fn has_end(&self) -> bool {
         self.has_end
     }

@@ -1,8 +1,9 @@
-//! Answers in a given form: a grammar says, token by token, what may come next.
+//! Constrained output: a grammar determines, token by token, what may come next.
 //!
-//! [`Grammar`] is what a user asks for; [`Grammars`] compiles it against a model's vocabulary into a
-//! [`Constraint`], which fills the [`TokenMask`](crate::sampling::TokenMask) that the sampler obeys.
-//! The automata are llguidance's; GBNF (`gbnf`) and the check of schemas (`json_schema`) are ours.
+//! [`Grammars`] compiles a [`Grammar`] for a model's vocabulary into a [`Constraint`], which fills
+//! the [`TokenMask`](crate::sampling::TokenMask) that the sampler applies. llguidance provides the
+//! automata; the GBNF front end (`gbnf`) and the schema checks (`json_schema`) are implemented
+//! here.
 
 // llguidance does not build for browsers.
 #[cfg(not(target_arch = "wasm32"))]
@@ -17,64 +18,90 @@ pub use mask::{Constraint, Grammars};
 
 use crate::limits::LimitExceeded;
 
-/// The form that an answer has to have.
+/// Format that an answer must have; see [`Request::grammar`](crate::Request).
+///
+/// ```no_run
+/// use oxidize_core::{Engine, Grammar, Model, Request};
+///
+/// let engine = Engine::new(Model::load("model.gguf")?)?;
+/// let grammar = Grammar::Regex("[0-9]{4}-[0-9]{2}-[0-9]{2}".into());
+/// let request = Request::new("Today is ").grammar(grammar).max_tokens(16);
+/// println!("{}", engine.submit(request)?.text()?);
+/// # Ok::<(), oxidize_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {
-    /// llama.cpp's notation; begins at the rule `root`.
+    /// Grammar in llama.cpp's GBNF notation, with start rule `root`.
     Gbnf(String),
-    /// JSON that a schema describes.
+    /// JSON that matches a JSON schema.
     JsonSchema(serde_json::Value),
     /// Any JSON object.
     JsonObject,
-    /// Text that a regular expression matches as a whole.
+    /// Text that fully matches a regular expression.
     Regex(String),
-    /// llguidance's dialect of Lark; begins at the rule `start`.
+    /// Grammar in llguidance's dialect of Lark, with start rule `start`.
     Lark(String),
 }
 
-/// Why a grammar cannot be used.
+impl Grammar {
+    /// Creates a grammar for JSON that matches `schema`, a JSON schema as text.
+    ///
+    /// ```
+    /// use oxidize_core::Grammar;
+    ///
+    /// let grammar = Grammar::json_schema(r#"{ "type": "object", "required": ["name"] }"#)?;
+    /// # Ok::<(), oxidize_core::Error>(())
+    /// ```
+    pub fn json_schema(schema: &str) -> crate::Result<Grammar> {
+        let parsed = serde_json::from_str(schema);
+        let schema = parsed.map_err(|error| GrammarError::Schema(error.to_string()));
+        Ok(Grammar::JsonSchema(schema?))
+    }
+}
+
+/// Error of compiling or applying a grammar.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrammarError {
-    /// A GBNF grammar is wrong.
+    /// A GBNF grammar is malformed.
     #[error("grammar, line {line}: {problem}")]
     Gbnf {
-        /// From 1.
+        /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// A rule of a GBNF grammar always needs itself again.
+    /// A rule of a GBNF grammar always recurses.
     #[error("grammar: rule `{rule}` never ends")]
     NeverEnds {
-        /// The rule.
+        /// Rule name.
         rule: String,
     },
-    /// A keyword of a JSON schema cannot be honoured.
+    /// A keyword of a JSON schema is not supported.
     #[error("schema: `{keyword}` at {place} is not supported")]
     Keyword {
-        /// The keyword.
+        /// Keyword.
         keyword: String,
-        /// The subschema, as a JSON pointer.
+        /// JSON pointer to the subschema.
         place: String,
     },
-    /// A JSON schema is wrong, or says what cannot be honoured or fulfilled.
+    /// A JSON schema is malformed, not supported, or matches nothing.
     #[error("schema: {0}")]
     Schema(String),
-    /// A regular expression is wrong, or of a kind that is not supported.
+    /// A regular expression is malformed or not supported.
     #[error("regex: {0}")]
     Regex(String),
-    /// A Lark grammar is wrong.
+    /// A Lark grammar is malformed.
     #[error("Lark grammar: {0}")]
     Lark(String),
-    /// A grammar asks for more than is allowed.
+    /// A grammar exceeds a limit.
     #[error("grammar: {0}")]
     Limit(#[from] LimitExceeded),
-    /// The constraint engine broke down.
+    /// The constraint engine panicked.
     #[error("grammar: a fault while it was compiled")]
     Fault,
-    /// The constraint engine cannot work with this vocabulary or grammar.
+    /// The constraint engine does not support this vocabulary or grammar.
     #[error("grammar: {0}")]
     Engine(String),
 }

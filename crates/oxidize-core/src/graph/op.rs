@@ -1,53 +1,53 @@
-//! The operations of a plan. Each is plain data: what it reads, what it writes, its constants.
+//! Operations of a plan, as plain data: inputs, outputs and constants.
 //!
-//! A row is one token of the batch. Only the number of rows and the length of the context are
-//! unknown when a plan is built; every width is a number here.
+//! A row is a token of the batch. The number of rows and the context length are unknown when a plan
+//! is built; all widths are known.
 
 use super::rope::Rope;
 use super::{ValueId, WeightId};
 pub use oxidize_kernels::{Activation, RopeLayout};
 use std::ops::Range;
 
-/// One step of a plan. `out` is always a new value; whether it shares memory with an input that is
-/// no longer needed is the backend's business.
+/// Operation of a plan. `out` is always a new value; the backend decides whether it reuses the
+/// memory of an input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Looks up the batch's token ids: `out = table[token]`.
+    /// Token embeddings: `out = table[token]`.
     Embed {
-        /// One row a token of the vocabulary.
+        /// One row per token of the vocabulary.
         table: WeightId,
         /// Tokens × width.
         out: ValueId,
     },
-    /// Looks up the batch's positions: `out = table[position + offset]` (learned positions).
+    /// Learned position embeddings: `out = table[position + offset]`.
     EmbedPosition {
-        /// One row a position.
+        /// One row per position.
         table: WeightId,
         /// Rows of the table before position 0.
         offset: usize,
         /// Tokens × width.
         out: ValueId,
     },
-    /// The cosines and sines of the batch's positions, once for all layers that share them.
+    /// Cosines and sines of the batch's positions, shared by layers with the same RoPE.
     RopeTable {
-        /// How fast each pair of dimensions turns.
+        /// Frequencies.
         rope: Rope,
         /// Tokens × dims: the cosines of all pairs, then their sines.
         out: ValueId,
     },
-    /// Normalises groups of `width` neighbouring elements.
+    /// Normalizes groups of `width` consecutive elements.
     Norm {
-        /// Which statistic is divided out.
+        /// Kind of norm.
         kind: NormKind,
-        /// What is normalised.
+        /// Input.
         x: ValueId,
-        /// Factor of each element of a group, or, where groups differ, of the whole row.
+        /// Factor per element of a group, or of the whole row if groups differ.
         weight: Option<WeightId>,
-        /// Offset of each element, likewise.
+        /// Offset per element of a group, or of the whole row if groups differ.
         bias: Option<WeightId>,
-        /// Added to the variance.
+        /// Epsilon.
         epsilon: f32,
-        /// Elements in a group: the row for a layer norm, the head for a norm of q or k.
+        /// Elements of a group: the row for a layer norm, the head for a norm of q or k.
         width: usize,
         /// Same shape as `x`.
         out: ValueId,
@@ -58,47 +58,47 @@ pub enum Op {
         x: ValueId,
         /// Outputs × inputs.
         weight: WeightId,
-        /// One element an output.
+        /// One element per output.
         bias: Option<WeightId>,
         /// Rows × outputs.
         out: ValueId,
     },
-    /// Each head of `x` times a matrix of its own: `out[h] = weight[h] · x[h]`.
+    /// A matrix for each head: `out[h] = weight[h] · x[h]`.
     HeadLinear {
         /// Rows × (heads · inputs).
         x: ValueId,
-        /// A stack of heads × outputs × inputs.
+        /// Stack of heads × outputs × inputs.
         weight: WeightId,
         /// Rows × (heads · outputs).
         out: ValueId,
     },
-    /// Turns each head of `x` by its position (rotary embedding).
+    /// Rotates each head of `x` by its position (RoPE).
     Rope {
         /// Tokens × (heads · head_dim).
         x: ValueId,
         /// From [`Op::RopeTable`].
         table: ValueId,
-        /// Elements of one head; those past the table's width stay as they are.
+        /// Elements of a head; those beyond the table's width are copied.
         head_dim: usize,
-        /// Which elements make a pair.
+        /// Pairing of the elements.
         layout: RopeLayout,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// Writes keys and values of the batch into the cache of `layer`.
+    /// Stores keys and values of the batch in the cache of `layer`.
     StoreKv {
         /// Index into the session's caches.
         layer: usize,
         /// Tokens × (kv heads · key dim).
         k: ValueId,
-        /// Tokens × (kv heads · value dim); none where values are part of the keys.
+        /// Tokens × (kv heads · value dim); `None` if values are part of the keys.
         v: Option<ValueId>,
     },
-    /// Softmax attention of the queries over the cache of a layer.
+    /// Softmax attention over the cache of a layer.
     Attention {
         /// Tokens × (heads · key dim).
         q: ValueId,
-        /// Everything else about it.
+        /// Constants.
         spec: AttentionOp,
         /// Tokens × (heads · value dim).
         out: ValueId,
@@ -107,38 +107,38 @@ pub enum Op {
     Activate {
         /// Input.
         x: ValueId,
-        /// The function.
+        /// Activation.
         activation: Activation,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = activation(gate) · up`: the gated linear unit.
+    /// Gated linear unit: `out = activation(gate) · up`.
     Glu {
-        /// The half that goes through the activation.
+        /// Input of the activation.
         gate: ValueId,
-        /// The half that does not.
+        /// Other factor.
         up: ValueId,
-        /// The function.
+        /// Activation.
         activation: Activation,
         /// Same shape as `gate`.
         out: ValueId,
     },
-    /// The xIELU function (Huang & Schlag 2024), whose parameters are learned layer by layer.
+    /// xIELU (Huang & Schlag 2024), whose parameters are learned per layer.
     Xielu {
         /// Input.
         x: ValueId,
-        /// Its parameters.
+        /// Parameters.
         spec: Xielu,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = max(x − (mean + deviations · σ), 0)` over each row (Gemma 3n's sparse activations).
+    /// `out = max(x − (mean + deviations · σ), 0)` for each row (Gemma 3n's sparse activations).
     Sparsify {
         /// Input.
         x: ValueId,
-        /// Where the threshold lies, in standard deviations above the mean.
+        /// Threshold in standard deviations above the mean.
         deviations: f32,
-        /// Whether the variance is the sum of squares over n − 1, not over n.
+        /// True if the variance is divided by n − 1 instead of n.
         unbiased: bool,
         /// Same shape as `x`.
         out: ValueId,
@@ -152,27 +152,26 @@ pub enum Op {
         /// Same shape as both.
         out: ValueId,
     },
-    /// `out = x + weight`, the same for every row.
+    /// `out = x + weight` for each row.
     AddVector {
         /// Input.
         x: ValueId,
-        /// One term an element of a row.
+        /// One element per column.
         weight: WeightId,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = x + table[segment]`: which of two texts a token is of, the first or the second of a
+    /// `out = x + table[segment]`: embedding of the token's segment, the first or second text of a
     /// pair (BERT).
     AddSegment {
         /// Input.
         x: ValueId,
-        /// Two rows, one after the other, as a vector.
+        /// Both rows of the table as one vector.
         table: WeightId,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = a · b`, where each element of `b` multiplies as many neighbours of `a` as there are
-    /// for one of it.
+    /// `out = a · b`, where each element of `b` multiplies a group of consecutive elements of `a`.
     Mul {
         /// First factor.
         a: ValueId,
@@ -185,37 +184,36 @@ pub enum Op {
     Scale {
         /// Input.
         x: ValueId,
-        /// The constant.
+        /// Factor.
         factor: f32,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = factor · strength · x`, where the strength is what the row's sequence wants of an
-    /// adapter.
+    /// `out = factor · scale · x`, where `scale` is the sequence's scale of the LoRA adapter.
     AdapterScale {
         /// Input.
         x: ValueId,
-        /// Which adapter: an index into [`crate::backend::SeqSlice::adapters`].
+        /// Index of the adapter in [`crate::backend::SeqSlice::adapters`].
         adapter: usize,
-        /// The constant of the adapter.
+        /// Constant factor of the adapter.
         factor: f32,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = x · weight`, element by element.
+    /// `out = x · weight` for each row.
     ScaleBy {
         /// Input.
         x: ValueId,
-        /// One factor an element of a row.
+        /// One factor per column.
         weight: WeightId,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = x · (1 + scale · ln(1 + ⌊(position + offset) / period⌋))`: sharper attention far out.
+    /// Temperature tuning: `out = x · (1 + scale · ln(1 + ⌊(position + offset) / period⌋))`.
     Temperature {
         /// Input.
         x: ValueId,
-        /// Its constants.
+        /// Constants.
         spec: Temperature,
         /// Same shape as `x`.
         out: ValueId,
@@ -224,51 +222,52 @@ pub enum Op {
     Clamp {
         /// Input.
         x: ValueId,
-        /// The bound.
+        /// Bound.
         limit: f32,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// `out = Σᵢ weights[offset + i] · terms[i]`, with weights that differ from row to row.
+    /// `out = Σᵢ weights[offset + i] · terms[i]`, with weights for each row.
     WeightedSum {
-        /// What is added up; all of one shape.
+        /// Terms of the same shape.
         terms: Vec<ValueId>,
         /// Rows × at least `offset + terms` factors.
         weights: ValueId,
-        /// The factor of the first term.
+        /// Index of the first term's weight.
         offset: usize,
         /// Same shape as a term.
         out: ValueId,
     },
-    /// `out = x · rms(like) / rms(x)`, row by row.
+    /// `out = x · rms(like) / rms(x)` for each row.
     MatchMagnitude {
         /// Input.
         x: ValueId,
-        /// Whose root mean square the output has.
+        /// Value with the target root mean square.
         like: ValueId,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// Takes `start..start + len` out of each group of `group` neighbouring elements.
+    /// Copies `start..start + len` of each group of `group` consecutive elements.
     Slice {
         /// Input.
         x: ValueId,
-        /// Elements in a group.
+        /// Elements of a group.
         group: usize,
-        /// The first that is kept.
+        /// First element.
         start: usize,
-        /// How many are kept.
+        /// Number of elements.
         len: usize,
         /// Rows × (groups · len).
         out: ValueId,
     },
-    /// Joins the groups of two values: of each row, a group of `a`, then one of `b`, and so on.
+    /// Interleaves the groups of two values: in each row, a group of `a`, then one of `b`, and so
+    /// on.
     Concat {
-        /// First parts.
+        /// First value.
         a: ValueId,
-        /// Second parts.
+        /// Second value.
         b: ValueId,
-        /// Groups in a row of each.
+        /// Groups per row.
         groups: usize,
         /// Rows × (width of `a` + width of `b`).
         out: ValueId,
@@ -277,48 +276,48 @@ pub enum Op {
     Softcap {
         /// Input.
         x: ValueId,
-        /// The bound.
+        /// Bound.
         cap: f32,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// A sparse mixture of gated feed-forward experts.
+    /// Mixture of gated feed-forward experts.
     Experts {
         /// Tokens × width.
         x: ValueId,
-        /// Tokens × experts: the router's logits.
+        /// Tokens × experts: router logits.
         router: ValueId,
-        /// How experts are chosen and weighed.
+        /// Constants and weights.
         spec: ExpertsOp,
         /// Tokens × width.
         out: ValueId,
     },
-    /// Each channel convolved with its last tokens, which the sequence's state keeps.
+    /// Causal convolution of each channel with the last tokens, which the state contains.
     ShortConv {
         /// Tokens × channels.
         x: ValueId,
-        /// Its constants.
+        /// Constants.
         spec: ShortConvOp,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// Mamba's scan: `S ← e^(dt·a)·S + dt·x·bᵀ`, `out = S·c + skip·x` for each head.
+    /// Selective scan (Mamba): `S ← e^(dt·a)·S + dt·x·bᵀ`, `out = S·c + skip·x` for each head.
     SelectiveScan {
         /// Tokens × (heads · head dim).
         x: ValueId,
-        /// Tokens × heads: how long a step a token is.
+        /// Tokens × heads: step sizes.
         dt: ValueId,
-        /// Tokens × (groups · state): what of a token is written where.
+        /// Tokens × (groups · state): input projection B.
         b: ValueId,
-        /// Tokens × (groups · state): what is read.
+        /// Tokens × (groups · state): output projection C.
         c: ValueId,
-        /// Its constants.
+        /// Constants.
         spec: SelectiveScanOp,
         /// Same shape as `x`.
         out: ValueId,
     },
-    /// Attention without softmax: each head keeps a matrix from keys to values, which decays and is
-    /// written to and read by each token.
+    /// Linear attention: each head has a matrix from keys to values, which decays and is updated
+    /// and read by each token.
     LinearAttention {
         /// Tokens × (key heads · key dim).
         q: ValueId,
@@ -326,14 +325,14 @@ pub enum Op {
         k: ValueId,
         /// Tokens × (heads · value dim).
         v: ValueId,
-        /// What is left of a head's matrix, or of its rows: tokens × heads (· key dim).
+        /// Decay factors of the heads or of their rows: tokens × heads (· key dim).
         decay: ValueId,
-        /// Everything else about it.
+        /// Constants.
         spec: LinearAttentionOp,
         /// Same shape as `v`.
         out: ValueId,
     },
-    /// Keeps the rows that the batch wants results for.
+    /// Selects the output rows of the batch.
     SelectOutputs {
         /// Tokens × width.
         x: ValueId,
@@ -342,63 +341,63 @@ pub enum Op {
     },
 }
 
-/// The statistic that a norm divides out.
+/// Kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// Root of the mean square.
+    /// Divides by the root mean square (RMSNorm).
     Rms,
-    /// Mean and standard deviation.
+    /// Subtracts the mean and divides by the standard deviation (LayerNorm).
     Layer,
 }
 
-/// How fast each pair of a rotary embedding turns.
+/// Frequencies of a rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeFrequencies {
-    /// Radians per position of each pair; scaling of the context is already in them.
+    /// Radians per position of each pair, with context scaling applied.
     pub radians: Vec<f32>,
-    /// Factor on cosines and sines (YaRN's attention temperature).
+    /// Factor of cosines and sines (YaRN's attention temperature).
     pub magnitude: f32,
 }
 
-/// The constants of an attention.
+/// Constants of [`Op::Attention`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionOp {
-    /// Whose cache is read.
+    /// Index of the cache.
     pub layer: usize,
     /// Query heads.
     pub n_heads: usize,
-    /// Key and value heads; divides `n_heads`.
+    /// Key and value heads; a divisor of `n_heads`.
     pub n_kv_heads: usize,
     /// Elements of a query or key head.
     pub key_dim: usize,
     /// Elements of a value head.
     pub value_dim: usize,
-    /// Factor on the scores.
+    /// Scale of the scores.
     pub scale: f32,
-    /// Which positions of its sequence a query sees.
-    pub sees: Sees,
-    /// How far of them; all where `None`.
+    /// Attention mask.
+    pub mask: AttentionMask,
+    /// Window; `None` for full attention.
     pub window: Option<Window>,
     /// `cap · tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
-    /// For each query head, the score of a sink that takes weight and gives nothing.
+    /// Attention sinks: an extra score per query head, without a value.
     pub sinks: Option<WeightId>,
-    /// For each query head, what its score loses with each position of distance (ALiBi).
+    /// ALiBi: decrease of the score per position of distance, for each query head.
     pub slopes: Option<Vec<f32>>,
-    /// For each query head, what is added to its scores of keys from so many positions before to so
-    /// many after its own; farther ones have the bias of the end on their side (T5).
+    /// T5: relative position biases for each query head, symmetric around distance zero. Larger
+    /// distances use the outermost bias on their side.
     pub relative: Option<WeightId>,
 }
 
 impl AttentionOp {
-    /// The positions that are seen from `position`, in a sequence of which `end` positions are
-    /// there and the first `encoded` were read by the encoder.
+    /// Positions visible from `position`, in a sequence of `end` positions of which the first
+    /// `encoded` belong to the encoder.
     pub fn visible(&self, position: usize, end: usize, encoded: usize) -> Range<usize> {
-        let all = match self.sees {
-            Sees::Past => 0..position + 1,
-            Sees::All => 0..end,
-            Sees::Encoded => return 0..encoded,
-            Sees::Decoded => encoded..position + 1,
+        let all = match self.mask {
+            AttentionMask::Causal => 0..position + 1,
+            AttentionMask::Full => 0..end,
+            AttentionMask::Cross => return 0..encoded,
+            AttentionMask::CausalAfterEncoder => encoded..position + 1,
         };
         let Some(window) = self.window else {
             return all;
@@ -408,105 +407,107 @@ impl AttentionOp {
     }
 }
 
-/// Which positions of its sequence a query sees, before a window narrows them.
+/// Attention mask, before a window restricts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sees {
-    /// Those up to its own.
-    Past,
-    /// All, before and after; the whole sequence must be in the batch.
-    All,
-    /// Those that the encoder has read.
-    Encoded,
-    /// Those up to its own that come after what the encoder has read.
-    Decoded,
+pub enum AttentionMask {
+    /// Positions up to and including the query's own.
+    Causal,
+    /// All positions of the sequence, which must be complete in the batch.
+    Full,
+    /// Cross-attention: the positions of the encoder.
+    Cross,
+    /// Self-attention of the decoder: positions after the encoder's, up to and including the
+    /// query's own.
+    CausalAfterEncoder,
 }
 
-/// The constants of a [`Op::ShortConv`].
+/// Constants of [`Op::ShortConv`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConvOp {
-    /// Index into the session's states: the last `kernel − 1` rows, oldest first.
+    /// Index of the state, which contains the last `kernel − 1` rows, oldest first.
     pub state: usize,
-    /// Tokens that a result is made of, its own included.
+    /// Kernel width in tokens, including the current one.
     pub kernel: usize,
-    /// Kernel × channels: the factors of the oldest token, and so on.
+    /// Kernel × channels, beginning with the factors of the oldest token.
     pub weight: WeightId,
-    /// Added to each channel.
+    /// Bias of each channel.
     pub bias: Option<WeightId>,
-    /// What comes after.
+    /// Activation after the convolution.
     pub activation: Option<Activation>,
 }
 
-/// The constants of a [`Op::SelectiveScan`].
+/// Constants of [`Op::SelectiveScan`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SelectiveScanOp {
-    /// Index into the session's states: head dim × state elements a head.
+    /// Index of the state: head dim × state elements per head.
     pub state: usize,
-    /// Heads, each of which has its own step.
+    /// Heads, each with its own step size.
     pub n_heads: usize,
-    /// Elements of a head; one in the first Mamba.
+    /// Elements of a head; 1 in Mamba 1.
     pub head_dim: usize,
-    /// Heads share `b` and `c` in this many runs.
+    /// Groups of heads that share `b` and `c`.
     pub n_groups: usize,
-    /// Elements that are kept of each element of a head.
+    /// State elements per element of a head.
     pub n_state: usize,
-    /// How fast the state decays, below zero: heads, or heads × state.
+    /// Negative decay rates: heads, or heads × state.
     pub a: WeightId,
-    /// Factor of each head on its own input.
+    /// Skip connection: factor of each head's input.
     pub skip: WeightId,
 }
 
-/// The constants of a [`Op::LinearAttention`]. `S` is the matrix of a head, from keys to values.
+/// Constants of [`Op::LinearAttention`]. `S` is the matrix of a head, from keys to values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearAttentionOp {
-    /// Index into the session's states: key dim × value dim elements a head.
+    /// Index of the state: key dim × value dim elements per head.
     pub state: usize,
-    /// Heads of values.
+    /// Value heads.
     pub n_heads: usize,
-    /// Heads of queries and keys; divides `n_heads`.
+    /// Query and key heads; a divisor of `n_heads`.
     pub n_key_heads: usize,
-    /// Which of them a head of values has.
+    /// Assignment of value heads to key heads.
     pub sharing: KeySharing,
     /// Elements of a query or key head.
     pub key_dim: usize,
     /// Elements of a value head.
     pub value_dim: usize,
-    /// What a token does to the matrix.
+    /// Update of the matrix by a token.
     pub update: StateUpdate,
-    /// RWKV 6: a token reads the matrix as it was before, and its own value by
-    /// `Σ q · bonus · k`; heads × key dim.
+    /// RWKV 6: a token reads the matrix before its own update, plus its own value weighted by `Σ q
+    /// · bonus · k`; heads × key dim.
     pub bonus: Option<WeightId>,
 }
 
 impl LinearAttentionOp {
-    /// The key head of a head of values.
+    /// Key head of a value head.
     pub fn key_head(&self, head: usize) -> usize {
         match self.sharing {
-            KeySharing::Runs => head / (self.n_heads / self.n_key_heads),
-            KeySharing::Turns => head % self.n_key_heads,
+            KeySharing::Grouped => head / (self.n_heads / self.n_key_heads),
+            KeySharing::Interleaved => head % self.n_key_heads,
         }
     }
 }
 
-/// How heads of values share those of keys.
+/// Assignment of value heads to key heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySharing {
-    /// Neighbours share one.
-    Runs,
-    /// They take turns.
-    Turns,
+    /// Consecutive value heads share a key head.
+    Grouped,
+    /// Value heads cycle through the key heads.
+    Interleaved,
 }
 
-/// What a token does to the matrix `S` of a head that has decayed.
+/// Update of the matrix `S` of a head, after its decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateUpdate {
     /// `S + v·kᵀ`.
     Add,
-    /// `S + beta·(v − S·k)·kᵀ`: what the key gave before is replaced (gated delta rule, Yang et al. 2024).
+    /// `S + beta·(v − S·k)·kᵀ`: replaces the value stored for the key (gated delta rule, Yang et
+    /// al. 2024).
     Delta {
-        /// Tokens × heads: how much of it.
+        /// Tokens × heads: learning rates.
         beta: ValueId,
     },
-    /// `S + (Sₒ·remove)·addᵀ + v·kᵀ`, with `Sₒ` from before the decay (RWKV 7).
+    /// `S + (Sₒ·remove)·addᵀ + v·kᵀ`, where `Sₒ` is `S` before the decay (RWKV 7).
     Rewrite {
         /// Tokens × (heads · key dim).
         remove: ValueId,
@@ -515,19 +516,19 @@ pub enum StateUpdate {
     },
 }
 
-/// A bound on how far back a query sees.
+/// Attention window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// This many positions, the query's own included.
+    /// The last positions, including the query's own.
     Sliding(usize),
-    /// Those of the same chunk: positions that share the quotient by this number.
+    /// Positions of the same chunk, `position / size`.
     Chunk(usize),
-    /// Its own and this many on either side.
+    /// The query's own position and this many on either side.
     Around(usize),
 }
 
 impl Window {
-    /// The first position that is seen from `position`.
+    /// First position visible from `position`.
     pub fn first(self, position: usize) -> usize {
         match self {
             Window::Sliding(n) => (position + 1).saturating_sub(n),
@@ -536,7 +537,7 @@ impl Window {
         }
     }
 
-    /// The last position that may be seen from `position`.
+    /// Last position that may be visible from `position`.
     pub fn last(self, position: usize) -> usize {
         match self {
             Window::Sliding(_) | Window::Chunk(_) => position,
@@ -544,7 +545,7 @@ impl Window {
         }
     }
 
-    /// How many positions it spans at most.
+    /// Maximum number of visible positions.
     pub fn span(self) -> usize {
         match self {
             Window::Sliding(n) | Window::Chunk(n) => n,
@@ -553,40 +554,40 @@ impl Window {
     }
 }
 
-/// How attention sharpens with distance from the start.
+/// Temperature tuning: scaling of queries at large positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// Factor on the logarithm.
+    /// Factor of the logarithm.
     pub scale: f32,
-    /// Positions over which the factor stays the same.
+    /// Number of positions with the same factor.
     pub period: f32,
-    /// Added to positions.
+    /// Offset added to positions.
     pub offset: f32,
 }
 
 impl Temperature {
-    /// The factor on queries at `position`.
+    /// Factor of queries at `position`.
     pub fn at(&self, position: u32) -> f32 {
         let periods = ((position as f32 + self.offset) / self.period).floor();
         1.0 + self.scale * periods.ln_1p()
     }
 }
 
-/// The parameters of xIELU, as they enter the formula.
+/// Parameters of xIELU as they appear in the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xielu {
-    /// Curvature of the positive side.
+    /// Curvature for positive inputs.
     pub alpha_p: f32,
-    /// Slope of the exponential on the negative side.
+    /// Factor of the exponential for negative inputs.
     pub alpha_n: f32,
-    /// The linear part of both.
+    /// Linear coefficient.
     pub beta: f32,
-    /// Where the exponential is cut off below zero.
+    /// Upper bound of the exponent, below zero.
     pub epsilon: f32,
 }
 
 impl Xielu {
-    /// From the parameters as they are trained and stored.
+    /// Converts the parameters from their stored form.
     pub fn from_stored(alpha_p: f32, alpha_n: f32, beta: f32, epsilon: f32) -> Xielu {
         let softplus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
         Xielu {
@@ -597,7 +598,7 @@ impl Xielu {
         }
     }
 
-    /// The function at one point.
+    /// Value of the function at `x`.
     pub fn apply(&self, x: f32) -> f32 {
         let curve = if x > 0.0 {
             self.alpha_p * x * x
@@ -608,68 +609,75 @@ impl Xielu {
     }
 }
 
-/// The constants of a mixture of experts.
+/// Constants and weights of [`Op::Experts`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsOp {
-    /// Experts × hidden × width, and its biases; none where experts are not gated.
+    /// Gate projections, experts × hidden × width; `None` if experts are not gated.
     pub gate: Option<ExpertWeights>,
-    /// Experts × hidden × width.
+    /// Up-projections, experts × hidden × width.
     pub up: ExpertWeights,
-    /// Experts × width × hidden.
+    /// Down-projections, experts × width × hidden.
     pub down: ExpertWeights,
-    /// The function of the gated half.
+    /// Activation.
     pub activation: Activation,
     /// gpt-oss: `activation(min(gate, l)) · (clamp(up, ±l) + 1)`.
     pub glu_limit: Option<f32>,
-    /// Who does the work.
+    /// Routing.
     pub routing: Routing,
-    /// What low-rank adapters add to the products.
+    /// LoRA adapters of the experts.
     pub adapters: Vec<ExpertAdapter>,
 }
 
 impl ExpertsOp {
-    /// One of the stacks of matrices.
-    pub fn stack(&self, half: ExpertHalf) -> Option<ExpertWeights> {
-        match half {
-            ExpertHalf::Gate => self.gate,
-            ExpertHalf::Up => Some(self.up),
-            ExpertHalf::Down => Some(self.down),
+    /// Weights of a projection.
+    pub fn stack(&self, projection: ExpertProjection) -> Option<ExpertWeights> {
+        match projection {
+            ExpertProjection::Gate => self.gate,
+            ExpertProjection::Up => Some(self.up),
+            ExpertProjection::Down => Some(self.down),
         }
     }
 
-    /// The adapters of one of the stacks.
-    pub fn adapters_of(&self, half: ExpertHalf) -> impl Iterator<Item = &ExpertAdapter> {
+    /// Adapters of a projection.
+    pub fn adapters_of(
+        &self,
+        projection: ExpertProjection,
+    ) -> impl Iterator<Item = &ExpertAdapter> {
         self.adapters
             .iter()
-            .filter(move |adapter| adapter.half == half)
+            .filter(move |adapter| adapter.projection == projection)
     }
 }
 
-/// Which of an expert's matrices.
+/// Projection of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ExpertHalf {
-    /// The gated half.
+pub enum ExpertProjection {
+    /// Gate projection.
     Gate,
-    /// The other half.
+    /// Up-projection.
     Up,
-    /// The way back.
+    /// Down-projection.
     Down,
 }
 
-impl ExpertHalf {
-    /// All of them.
-    pub const ALL: [ExpertHalf; 3] = [ExpertHalf::Gate, ExpertHalf::Up, ExpertHalf::Down];
+impl ExpertProjection {
+    /// All projections.
+    pub const ALL: [ExpertProjection; 3] = [
+        ExpertProjection::Gate,
+        ExpertProjection::Up,
+        ExpertProjection::Down,
+    ];
 }
 
-/// What an adapter adds to the products of a stack: `factor · strength · up[e]·(down[e]·x)`, where
-/// the strength is what the token's sequence wants of the adapter.
+/// LoRA adapter of a stack: adds `factor · scale · up[e]·(down[e]·x)`, where `scale` is the
+/// sequence's scale of the adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertAdapter {
-    /// Which stack.
-    pub half: ExpertHalf,
-    /// Which adapter: an index into [`crate::backend::SeqSlice::adapters`].
+    /// Adapted projection.
+    pub projection: ExpertProjection,
+    /// Index of the adapter in [`crate::backend::SeqSlice::adapters`].
     pub adapter: usize,
-    /// The constant of the adapter.
+    /// Constant factor of the adapter.
     pub factor: f32,
     /// Experts × rank × inputs.
     pub down: WeightId,
@@ -677,7 +685,7 @@ pub struct ExpertAdapter {
     pub up: WeightId,
 }
 
-/// A stack of matrices, one an expert, and the vectors that are added to their products.
+/// Stack of matrices and biases, one of each per expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertWeights {
     /// Experts × outputs × inputs.
@@ -686,68 +694,68 @@ pub struct ExpertWeights {
     pub bias: Option<WeightId>,
 }
 
-/// How a token's experts are chosen and weighed.
+/// Selection and weighting of the experts of a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing {
-    /// How many there are.
+    /// Number of experts.
     pub n_experts: usize,
-    /// How many each token uses.
-    pub n_used: usize,
-    /// What turns logits into weights.
+    /// Experts used per token.
+    pub n_expert_used: usize,
+    /// Function from router logits to weights.
     pub gating: Gating,
-    /// Added to weights for the choice, not for the sum.
+    /// Bias added to weights for the selection only.
     pub selection_bias: Option<WeightId>,
-    /// Only the experts of the best groups can be chosen.
+    /// Group-limited routing: only experts of the best groups are selected.
     pub groups: Option<ExpertGroups>,
-    /// Whether the chosen weights are scaled to sum to one.
+    /// True if the weights of the selected experts are scaled to sum to one.
     pub renormalize: bool,
-    /// Factor on all weights, after that.
+    /// Factor of all weights, applied after normalization.
     pub scale: f32,
-    /// A factor on each expert's weight.
+    /// Factor of each expert's weight.
     pub expert_scale: Option<WeightId>,
-    /// Whether the weight multiplies the expert's input instead of its output.
+    /// True if the weight multiplies the expert's input instead of its output.
     pub weigh_input: bool,
 }
 
 /// Group-limited routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Groups of equal size.
+    /// Number of groups, all of the same size.
     pub n_groups: usize,
-    /// How many a token can choose from.
-    pub n_used: usize,
-    /// What a group counts.
+    /// Groups selected per token.
+    pub n_groups_used: usize,
+    /// Score of a group.
     pub score: GroupScore,
 }
 
-/// What a group of experts counts for.
+/// Score of a group of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// Its best expert (DeepSeek V2).
+    /// Maximum over its experts (DeepSeek V2).
     Best,
-    /// Its two best together (DeepSeek V3).
+    /// Sum of its two best experts (DeepSeek V3).
     TwoBest,
 }
 
-/// How router logits become expert weights.
+/// Function from router logits to expert weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gating {
-    /// Softmax over all experts, then the best are chosen.
+    /// Softmax over all experts, before the selection.
     Softmax,
-    /// A sigmoid each.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// The best are chosen, then softmax over them.
+    /// Softmax over the selected experts.
     SoftmaxChosen,
-    /// Each choice by softmax over the experts whose logits come near the best of those left
-    /// (SparseMixer, Liu et al. 2023, without its noise).
+    /// SparseMixer (Liu et al. 2023) without noise: each selection is weighted by a softmax over
+    /// the experts whose logits are close to the best remaining one.
     SparseMixer {
-        /// How near, relative to the best.
+        /// Maximum relative distance to the best logit.
         jitter: f32,
     },
 }
 
 impl Op {
-    /// The values it reads.
+    /// Values that the op reads.
     pub fn inputs(&self) -> Vec<ValueId> {
         match *self {
             Op::Embed { .. } | Op::EmbedPosition { .. } | Op::RopeTable { .. } => vec![],
@@ -794,7 +802,7 @@ impl Op {
         }
     }
 
-    /// The value it writes, if it writes one.
+    /// Value that the op writes, if any.
     pub fn output(&self) -> Option<ValueId> {
         match *self {
             Op::StoreKv { .. } => None,
@@ -832,7 +840,7 @@ impl Op {
         }
     }
 
-    /// The weights it reads.
+    /// Weights that the op reads.
     pub fn weights(&self) -> Vec<WeightId> {
         let some = |weights: &[Option<WeightId>]| weights.iter().copied().flatten().collect();
         match self {

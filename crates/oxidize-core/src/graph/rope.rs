@@ -1,92 +1,92 @@
-//! The frequencies of rotary embeddings, with the ways of stretching the context.
+//! Frequencies of rotary embeddings (RoPE), with context scaling.
 //!
-//! RoPE: Su et al. 2021. YaRN: Peng et al. 2023. LongRoPE: Ding et al. 2024. Llama 3's factors: its
-//! reference code.
+//! RoPE: Su et al. 2021. YaRN: Peng et al. 2023. LongRoPE: Ding et al. 2024. Llama 3: its reference
+//! code.
 
 use super::RopeFrequencies;
 use std::f32::consts::PI;
 
-/// A rotary embedding.
+/// Rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Elements of a head that turn.
+    /// Elements of a head that are rotated.
     pub dims: usize,
     /// Base of the geometric series of frequencies.
     pub base: f32,
-    /// How the context is stretched.
+    /// Context scaling.
     pub scaling: RopeScaling,
-    /// What frequencies are divided by.
+    /// Divisors of the frequencies.
     pub factors: RopeFactors,
-    /// Factor on cosines and sines.
+    /// Factor of cosines and sines.
     pub magnitude: f32,
 }
 
-/// Divisors of the frequencies, one a pair.
+/// Divisors of the frequencies, one per pair.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum RopeFactors {
     /// None.
     #[default]
     None,
-    /// The same for every context; an infinite one keeps its pair from turning.
+    /// The same for every context length. An infinite divisor disables the rotation of its pair.
     Fixed(Vec<f32>),
-    /// LongRoPE: one set for contexts the model was first trained on, one for longer ones.
+    /// LongRoPE: different sets for contexts up to and beyond the original length.
     ByContext {
-        /// Up to `original_context`.
+        /// For contexts up to `original_context`.
         short: Vec<f32>,
-        /// Past it.
+        /// For longer contexts.
         long: Vec<f32>,
-        /// Context of the first training.
+        /// Context length before scaling.
         original_context: usize,
     },
 }
 
-/// How a rotary embedding reaches past the context it was trained on.
+/// Context scaling method.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum RopeScaling {
-    /// It does not.
+    /// No scaling.
     #[default]
     None,
-    /// Positions divided by a factor.
+    /// Position interpolation: positions are divided by a factor.
     Linear(f32),
-    /// A base that grows with the context, once that is past the trained one (dynamic NTK).
+    /// Dynamic NTK: the base grows with contexts beyond the original length.
     Dynamic {
-        /// How much longer the context may get.
+        /// Scaling factor.
         factor: f32,
-        /// Context of the training.
+        /// Context length before scaling.
         original_context: f32,
     },
-    /// Low frequencies interpolated, high ones kept, a ramp between.
+    /// YaRN: low frequencies are interpolated, high ones kept, with a ramp between.
     Yarn(Yarn),
-    /// Llama 3's own ramp.
+    /// Llama 3: interpolation with a ramp over wavelengths.
     Llama3 {
-        /// Factor on the lowest frequencies.
+        /// Divisor of the lowest frequencies.
         factor: f32,
-        /// Wavelengths past `original_context / low` are scaled whole.
+        /// Wavelengths above `original_context / low` are fully scaled.
         low: f32,
-        /// Wavelengths under `original_context / high` are not scaled.
+        /// Wavelengths below `original_context / high` are not scaled.
         high: f32,
-        /// Context of the training.
+        /// Context length before scaling.
         original_context: f32,
     },
 }
 
-/// The parameters of YaRN.
+/// Parameters of YaRN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Yarn {
-    /// How much longer the context is.
+    /// Scaling factor.
     pub factor: f32,
-    /// Context of the training.
+    /// Context length before scaling.
     pub original_context: f32,
-    /// Turns over the original context past which a pair is kept.
+    /// Pairs with more rotations than this over the original context are not interpolated.
     pub beta_fast: f32,
-    /// Turns under which it is interpolated.
+    /// Pairs with fewer rotations than this are fully interpolated.
     pub beta_slow: f32,
-    /// Whether the ramp begins and ends at whole pairs.
+    /// True if the ramp begins and ends at whole pairs.
     pub truncate: bool,
 }
 
 impl Rope {
-    /// The frequencies of all pairs, in a session whose sequences have at most `max_context` tokens.
+    /// Frequencies of all pairs, for sequences of at most `max_context` tokens.
     pub fn frequencies(&self, max_context: usize) -> RopeFrequencies {
         let (dims, mut base) = (self.dims as f32, self.base);
         if let RopeScaling::Dynamic {
@@ -123,7 +123,7 @@ impl Rope {
         }
     }
 
-    /// What the scaling divides the frequency of each pair by.
+    /// Factors by which the scaling divides the frequency of each pair.
     pub fn divisors(&self) -> Vec<f32> {
         let plain = |pair: usize| 1.0 / self.base.powf((2 * pair) as f32 / self.dims as f32);
         let pairs = 0..self.dims / 2;
@@ -132,7 +132,7 @@ impl Rope {
             .collect()
     }
 
-    /// The frequency of a pair, as the scaling makes it.
+    /// Scaled frequency of a pair.
     fn stretch(&self, pair: usize, f: f32) -> f32 {
         match &self.scaling {
             RopeScaling::None | RopeScaling::Dynamic { .. } => f,
@@ -163,9 +163,9 @@ impl Rope {
 }
 
 impl Yarn {
-    /// The pairs between which interpolation sets in.
+    /// First and last pair of the interpolation ramp.
     fn ramp(&self, dims: usize, base: f32) -> (f32, f32) {
-        // The pair that turns `beta` times over the original context.
+        // Pair that makes `beta` rotations over the original context.
         let pair = |beta: f32| {
             dims as f32 * (self.original_context / (beta * 2.0 * PI)).ln() / (2.0 * base.ln())
         };

@@ -1,4 +1,4 @@
-//! A read-only memory map of a whole file: with [`huge`](super::huge) the only unsafe code
+//! Read-only memory map of a whole file. Together with [`huge`](super::huge) the only unsafe code
 //! of the file layer.
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::huge;
 
-/// A file as a slice of memory. The system reads a page when it is first touched.
+/// File as a slice of memory. The system reads pages on first access.
 #[derive(Debug)]
 pub(super) struct Map {
     map: memmap2::Mmap,
@@ -16,63 +16,66 @@ pub(super) struct Map {
     pages: Mutex<Pages>,
 }
 
-/// What is behind the addresses.
+/// Backing of the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
-    /// The file; huge pages may take its place if so.
-    File { may_move: bool },
-    /// Memory of our own in some places, and in all that were wanted if so.
-    Moved { all: bool },
+    /// The file. `may_copy` allows copying it to huge pages.
+    File { may_copy: bool },
+    /// Huge pages: for some ranges, or for all requested ones.
+    Huge { all: bool },
 }
 
 impl Map {
-    /// Maps the whole of `file`. Its pages are replaced by huge ones only if `huge_pages`.
+    /// Maps `file`. `huge_pages` allows copying its pages to huge pages later.
     pub(super) fn new(file: File, huge_pages: bool) -> io::Result<Map> {
-        // SAFETY: the map is read-only and owns its address range until it is dropped, so the slice
-        // it gives out stays valid. What cannot be ruled out from inside a process is that another
-        // one writes to or truncates the file meanwhile; parsed sizes are copied out and never read
-        // twice, tensor bytes are plain numbers for which every bit pattern is valid, and whoever
-        // shares files with an untrusted writer turns mapping off (`OpenOptions::mmap`).
+        // SAFETY: the map is read-only and owns its address range until it is dropped, so slices of
+        // it stay valid. Another process may change or truncate the file meanwhile, which cannot be
+        // prevented from here. Parsed sizes are therefore copied and never read twice, tensor bytes
+        // are plain numbers for which every bit pattern is valid, and users who share files with
+        // untrusted writers disable mapping (`OpenOptions::mmap`).
         let map = unsafe { memmap2::Mmap::map(&file) }?;
         Ok(Map {
             map,
             file,
             pages: Mutex::new(Pages::File {
-                may_move: huge_pages,
+                may_copy: huge_pages,
             }),
         })
     }
 
-    /// Tells the system that the whole file is about to be read.
+    /// Requests that the system reads the whole file ahead.
     pub(super) fn will_need(&self) {
         #[cfg(unix)]
-        // Advice only: a system that does not take it reads page by page, as it would anyway.
+        // The advice may fail; pages are then read on first access.
         let _ = self.map.advise(memmap2::Advice::WillNeed);
     }
 
-    /// Reads parts of the file into huge pages, if the system has them and memory to spare. Only once:
-    /// what is wanted later stays where it is.
-    pub(super) fn settle(&self, wanted: &[Range<usize>]) {
+    /// Copies parts of the file to huge pages, if the system has them and enough memory. Only the
+    /// first call has an effect.
+    pub(super) fn use_huge_pages(&self, wanted: &[Range<usize>]) {
         let mut pages = self.pages();
-        if *pages != (Pages::File { may_move: true }) {
+        if *pages != (Pages::File { may_copy: true }) {
             return;
         }
         *pages = match huge::is_worth_it(self.len()) {
-            true => Pages::Moved {
-                // SAFETY: the map is read-only and of the whole file.
-                all: unsafe { huge::settle(self, &self.file, wanted) },
+            true => Pages::Huge {
+                // SAFETY: `self` is a read-only map of the whole of `self.file`, and it cannot be
+                // unmapped while it is borrowed.
+                all: unsafe { huge::use_huge_pages(self, &self.file, wanted) },
             },
-            false => Pages::File { may_move: false },
+            false => Pages::File { may_copy: false },
         };
     }
 
-    /// Gives back the memory that a part of the file is in. Reading it again brings it back.
+    /// Releases the memory of a part of the file, which is read again on the next access.
     pub(super) fn release(&self, part: Range<usize>) {
-        // While nothing moves: pages of our own would be lost.
+        // Holds the lock, because releasing pages that were copied meanwhile would lose their
+        // contents.
         let pages = self.pages();
         #[cfg(unix)]
         if let Pages::File { .. } = *pages {
-            // SAFETY: the pages are those of the file, which is where they are read from again.
+            // SAFETY: all pages are backed by the file (`Pages::File`, under the lock), so dropping
+            // them makes the next access read the same bytes from the file.
             let _ = unsafe {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
                 self.map
@@ -82,13 +85,13 @@ impl Map {
         let _ = (pages, part);
     }
 
-    /// Whether the bytes are in memory of the process's own.
-    pub(super) fn is_settled(&self) -> bool {
-        *self.pages() == Pages::Moved { all: true }
+    /// True if all requested bytes are in huge pages.
+    pub(super) fn is_in_huge_pages(&self) -> bool {
+        *self.pages() == Pages::Huge { all: true }
     }
 
     fn pages(&self) -> MutexGuard<'_, Pages> {
-        // A panic leaves the pages as they are.
+        // The pages are valid after a panic.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -106,9 +109,9 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// Pages of the file come back when they are read, and pages of our own are never given back.
+    /// Released pages of the file are read again; huge pages are not released.
     #[test]
-    fn what_is_released_reads_the_same() {
+    fn released_map_reads_the_same() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let content: Vec<u32> = (0..20 << 20).collect();
         let content: &[u8] = bytemuck::cast_slice(&content);
@@ -117,7 +120,7 @@ mod tests {
         assert!(*map == *content);
         map.release(5..map.len());
         assert!(*map == *content);
-        map.settle(&[0..30 << 20, 40 << 20..map.len()]);
+        map.use_huge_pages(&[0..30 << 20, 40 << 20..map.len()]);
         map.release(0..map.len());
         assert!(*map == *content);
     }

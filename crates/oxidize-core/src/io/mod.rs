@@ -3,6 +3,7 @@
 #[cfg(not(target_arch = "wasm32"))]
 #[allow(unsafe_code)]
 mod huge;
+mod memory;
 #[cfg(not(target_arch = "wasm32"))]
 #[allow(unsafe_code)]
 mod mmap;
@@ -11,11 +12,13 @@ mod source;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huge::advise as advise_huge_pages;
+pub use memory::available_memory;
 pub use save::{PendingFile, SavedFile, remove_abandoned, save_atomically};
 pub(crate) use source::not_a_file;
 pub use source::{SharedBytes, Source};
 
-/// Lets the process have as many open files and connections as the system allows; many shells stop at 1024.
+/// Raises the limit of open files and connections to the maximum that the system allows; many
+/// shells set 1024.
 pub fn raise_file_limit() {
     #[cfg(unix)]
     {
@@ -26,7 +29,7 @@ pub fn raise_file_limit() {
             maximum: limit.maximum,
         };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::debug!(%error, "the limit of open files stays as it is");
+            tracing::debug!(%error, "could not raise the limit of open files");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Saving a file so that a reader sees the old one or the new one, never half of one.
+//! Atomic saving: readers see either the old file or the complete new one.
 //!
-//! On Linux a file has no name at all until it is whole, where its file system can do that, so that
-//! even a killed process leaves nothing. Elsewhere it has a temporary name beside the final one.
+//! On Linux, if the file system supports it, the file has no name until it is complete, so that
+//! even a killed process leaves nothing behind. Elsewhere it has a temporary name in the same
+//! directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter};
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Writes `path` through a temporary file beside it, which takes its place only once it is whole
-/// and on disk. After an error the old file, if there was one, is as it was.
+/// Writes `path` through a temporary file, which replaces it when it is complete and synced to
+/// disk. After an error, the old file is unchanged.
 pub fn save_atomically<E: From<Error>>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
@@ -22,26 +23,27 @@ pub fn save_atomically<E: From<Error>>(
     Ok(())
 }
 
-/// A file that is being written, and is not under its name yet. Dropped, it is gone.
+/// File being written, without its final name. Removed when dropped.
 #[derive(Debug)]
 pub struct PendingFile {
-    /// Where to write.
+    /// Writer of the contents.
     pub out: BufWriter<File>,
     path: PathBuf,
     place: Place,
 }
 
-/// A file that is whole and on disk, and is not under its name yet. Dropped, it is gone.
+/// File that is complete and synced to disk, without its final name. Removed when dropped.
 #[derive(Debug)]
 pub struct SavedFile {
-    /// Keeps an unnamed file, and the lock of a named one.
+    /// Keeps an unnamed file open, or the lock of a named one.
     _file: File,
     path: PathBuf,
     place: Place,
 }
 
 impl PendingFile {
-    /// Begins a file that is to become `path`, or what that links to. Only a file may be replaced.
+    /// Creates a file that will become `path`, or the target of that link. Only regular files are
+    /// replaced.
     pub fn create(path: &Path) -> Result<PendingFile> {
         let path = destination(path).map_err(Error::io(path))?;
         let created = match create_unnamed(directory_of(&path)) {
@@ -56,12 +58,12 @@ impl PendingFile {
         })
     }
 
-    /// What the file is to become.
+    /// Final path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Brings all of it to disk.
+    /// Syncs the file to disk.
     pub fn finish(self) -> Result<SavedFile> {
         let PendingFile { out, path, place } = self;
         let write = || {
@@ -79,7 +81,7 @@ impl PendingFile {
 }
 
 impl SavedFile {
-    /// Where it can be opened until it is published.
+    /// Path for opening the file before it is published.
     pub fn temporary(&self) -> &Path {
         match &self.place {
             Place::Unnamed(path) => path,
@@ -87,7 +89,7 @@ impl SavedFile {
         }
     }
 
-    /// Gives it its name, in place of a file that had it.
+    /// Gives the file its final name, replacing a file of that name.
     pub fn publish(mut self) -> Result<()> {
         self.rename().map_err(Error::io(&self.path))
     }
@@ -96,7 +98,7 @@ impl SavedFile {
         if let Place::Unnamed(unnamed) = &self.place {
             let taken = |error: &io::Error| error.kind() == io::ErrorKind::AlreadyExists;
             match link(unnamed, &self.path) {
-                // Links replace nothing; names do.
+                // Linking does not replace existing files; renaming does.
                 Err(error) if taken(&error) => {
                     let ((), temporary) = under_free_name(&self.path, |name| link(unnamed, name))?;
                     self.place = Place::Named(temporary);
@@ -108,15 +110,15 @@ impl SavedFile {
             fs::rename(&temporary.path, &self.path)?;
             temporary.armed = false;
         }
-        // The name itself has to reach the disk. Only Unix opens directories as files.
+        // Sync the directory as well. Only Unix can open directories as files.
         #[cfg(unix)]
         File::open(directory_of(&self.path))?.sync_all()?;
         Ok(())
     }
 }
 
-/// Where a file called `path` is put: links lead there, and directories, devices and pipes stay what
-/// they are.
+/// Path of the file that `path` refers to, with links resolved. Returns an error for directories,
+/// devices and pipes.
 fn destination(path: &Path) -> io::Result<PathBuf> {
     let refused = |problem| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     let link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
@@ -124,13 +126,13 @@ fn destination(path: &Path) -> io::Result<PathBuf> {
         Ok(found) if found.is_dir() => refused("is a directory"),
         Ok(found) if !found.is_file() => refused("is not a regular file"),
         Ok(_) if link => fs::canonicalize(path),
-        Err(_) if link => refused("is a link that leads nowhere"),
+        Err(_) if link => refused("is a dangling link"),
         Ok(_) | Err(_) => Ok(path.to_path_buf()),
     }
 }
 
-/// Removes what a process that was killed left of a file that was to become `path`. What another
-/// process still writes is locked, and stays.
+/// Removes temporary files for `path` that killed processes left behind. Files that are being
+/// written are locked and stay.
 pub fn remove_abandoned(path: &Path) {
     let (Some(name), Ok(entries)) = (path.file_name(), fs::read_dir(directory_of(path))) else {
         return;
@@ -149,23 +151,23 @@ pub fn remove_abandoned(path: &Path) {
         }
         let opened = OpenOptions::new().write(true).open(entry.path());
         if opened.is_ok_and(|file| file.try_lock().is_ok()) {
-            // What will not go away is in nobody's way.
+            // A file that cannot be removed does no harm.
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-/// Where a file is before it has its name.
+/// Location of a file without its final name.
 #[derive(Debug)]
 enum Place {
-    /// Nowhere; the path leads to it through this process's descriptor.
+    /// No name; the path refers to a file descriptor of this process.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code))]
     Unnamed(PathBuf),
-    /// Beside its future name.
+    /// Temporary name in the final directory.
     Named(RemoveOnDrop),
 }
 
-/// A new file in `dir` that no name leads to, where there can be one.
+/// Creates a file without a name in `dir`, if the system supports it.
 #[cfg(target_os = "linux")]
 fn create_unnamed(dir: &Path) -> Option<(File, Place)> {
     use rustix::fs::{Mode, OFlags, open};
@@ -173,7 +175,8 @@ fn create_unnamed(dir: &Path) -> Option<(File, Place)> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = File::from(open(dir, flags, Mode::from_raw_mode(0o666)).ok()?);
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    // The lock tells others that a name this file gets for a moment is not abandoned.
+    // The lock protects the temporary name, which the file may get for a moment, from
+    // `remove_abandoned`.
     let usable = path.exists() && file.try_lock().is_ok();
     usable.then_some((file, Place::Unnamed(path)))
 }
@@ -194,7 +197,7 @@ fn link(_unnamed: &Path, _path: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// A new file beside `path`, under a name that nobody else uses.
+/// Creates a file with a unique temporary name in the directory of `path`.
 fn create_named(path: &Path) -> io::Result<(File, Place)> {
     loop {
         let create = |name: &Path| {
@@ -202,19 +205,19 @@ fn create_named(path: &Path) -> io::Result<(File, Place)> {
             options.read(true).write(true).create_new(true).open(name)
         };
         let (file, temporary) = under_free_name(path, create)?;
-        // Not every file system has locks; without one, nobody takes this file for abandoned either.
+        // Without locks, `remove_abandoned` removes nothing either.
         let _ = file.lock();
-        // Between the two, someone may have taken it for that.
+        // The file may have been removed as abandoned before it was locked.
         if temporary.path.exists() {
             return Ok((file, Place::Named(temporary)));
         }
     }
 }
 
-/// What temporary names end with.
+/// Suffix of temporary names.
 const PARTIAL: &str = ".partial";
 
-/// Makes something under a temporary name for `path` that is free.
+/// Calls `create` with temporary names for `path` until one is free.
 fn under_free_name<T>(
     path: &Path,
     make: impl Fn(&Path) -> io::Result<T>,
@@ -258,7 +261,7 @@ struct RemoveOnDrop {
 impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
         if self.armed {
-            // Nothing can be done about a temporary file that will not go away.
+            // A temporary file that cannot be removed does no harm.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -270,7 +273,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_failed_save_leaves_the_old_file_alone() {
+    fn failed_save_keeps_the_old_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
         let io_error = |error| Error::Io {
@@ -293,7 +296,7 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"new");
     }
 
-    /// A file under its temporary name, as there is one where unnamed files cannot be.
+    /// File with a temporary name, as on systems without unnamed files.
     fn named(path: &Path, bytes: &[u8]) -> SavedFile {
         let (file, place) = create_named(path).unwrap();
         let mut pending = PendingFile {
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_file_is_saved_and_dropped_too() {
+    fn named_files_are_saved_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
         let saved = named(&path, b"old");
@@ -329,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_file_can_be_opened_before_it_has_its_name() {
+    fn saved_file_can_be_opened_before_publishing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
         let mut pending = PendingFile::create(&path).unwrap();
@@ -343,23 +346,23 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_are_followed_and_only_files_replaced() {
+    fn follows_links_and_replaces_only_files() {
         use std::os::unix::fs::symlink;
         let dir = tempfile::tempdir().unwrap();
         let place = |name: &str| dir.path().join(name);
-        fs::create_dir(place("folder")).unwrap();
-        fs::write(place("folder/real"), b"old").unwrap();
-        symlink("folder/real", place("link")).unwrap();
-        symlink("folder/missing", place("nowhere")).unwrap();
+        fs::create_dir(place("directory")).unwrap();
+        fs::write(place("directory/real"), b"old").unwrap();
+        symlink("directory/real", place("link")).unwrap();
+        symlink("directory/missing", place("nowhere")).unwrap();
         save_atomically(&place("link"), |out| {
             out.write_all(b"new").map_err(Error::io(Path::new("")))
         })
         .unwrap();
         assert!(place("link").is_symlink());
-        assert_eq!(fs::read(place("folder/real")).unwrap(), b"new");
+        assert_eq!(fs::read(place("directory/real")).unwrap(), b"new");
         for (name, problem) in [
-            ("folder", "is a directory"),
-            ("nowhere", "leads nowhere"),
+            ("directory", "is a directory"),
+            ("nowhere", "dangling link"),
             ("/dev/null", "is not a regular file"),
         ] {
             let error = PendingFile::create(&place(name)).unwrap_err().to_string();
@@ -368,11 +371,11 @@ mod tests {
                 "{name}: {error}"
             );
         }
-        assert_eq!(names(dir.path()), ["folder", "link", "nowhere"]);
+        assert_eq!(names(dir.path()), ["directory", "link", "nowhere"]);
     }
 
     #[test]
-    fn only_what_nobody_writes_is_abandoned() {
+    fn removes_only_unlocked_temporary_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
         let others = [

@@ -1,4 +1,4 @@
-//! [`Source`], a file that byte ranges are taken from, and [`SharedBytes`], such a range.
+//! [`Source`], a file with random access, and [`SharedBytes`], a range of its bytes.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -9,32 +9,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[cfg(not(target_arch = "wasm32"))]
 use super::mmap::Map;
 
-/// Where the bytes of a model file come from.
+/// Source of the bytes of a model file.
 #[derive(Debug)]
 pub enum Source {
-    /// All bytes are addressable: a map or a buffer.
+    /// Map or buffer.
     Memory(SharedBytes),
-    /// Ranges are read when they are asked for.
+    /// File that is read on request.
     File {
-        /// The open file; the lock covers a seek and the read that follows it.
+        /// The open file. The lock covers a seek and the following read.
         file: Mutex<File>,
-        /// Its length when it was opened.
+        /// Length when it was opened.
         len: u64,
     },
 }
 
 impl Source {
-    /// Opens a file, mapped if `mmap` and the platform allow it; what is mapped may be moved to huge
-    /// pages later ([`SharedBytes::settle`]) if `huge_pages`.
+    /// Opens a file. `mmap` maps it, where supported; `huge_pages` allows copying the map to huge
+    /// pages later ([`SharedBytes::use_huge_pages`]).
     pub fn open(path: &Path, mmap: bool, huge_pages: bool) -> io::Result<Source> {
-        // Asked before opening: to open a pipe would wait for a writer that may never come.
+        // Checked before opening, because opening a pipe may wait forever.
         if !std::fs::metadata(path)?.is_file() {
             return Err(not_a_file());
         }
         let file = File::open(path)?;
         let len = file.metadata()?.len();
         #[cfg(not(target_arch = "wasm32"))]
-        // An empty range cannot be mapped on every system.
+        // Some systems cannot map empty files.
         if mmap && len > 0 {
             return Ok(Source::Memory(SharedBytes::from_map(Map::new(
                 file, huge_pages,
@@ -55,14 +55,19 @@ impl Source {
         }
     }
 
-    /// Whether the file has no bytes.
+    /// True if the file is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of `range`: without a copy where they are in memory, else read from the file.
+    /// Bytes of `range`, without a copy if they are in memory.
     pub fn read(&self, range: Range<u64>) -> io::Result<SharedBytes> {
-        let outside = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before");
+        let outside = || {
+            io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the file is shorter than expected",
+            )
+        };
         if range.start > range.end || range.end > self.len() {
             return Err(outside());
         }
@@ -76,7 +81,7 @@ impl Source {
             Source::File { file, .. } => {
                 let len = usize::try_from(range.end - range.start).map_err(too_big)?;
                 let mut buffer = AlignedBuffer::zeroed(len)?;
-                // A panic elsewhere cannot leave a `File` in a bad state: the seek is ours.
+                // A panic cannot invalidate the file, because each read seeks first.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 file.seek(SeekFrom::Start(range.start))?;
                 file.read_exact(buffer.as_mut_slice())?;
@@ -85,7 +90,7 @@ impl Source {
         }
     }
 
-    /// Tells the system that everything will be read soon.
+    /// Requests that the system reads the whole file ahead.
     pub(crate) fn will_need(&self) {
         #[cfg(not(target_arch = "wasm32"))]
         if let Source::Memory(SharedBytes {
@@ -102,11 +107,11 @@ pub(crate) fn not_a_file() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }
 
-/// A range of bytes that keeps the map or the buffer it lies in alive. Cloning is cheap.
+/// Range of bytes that keeps its map or buffer alive. Cheap to clone.
 #[derive(Clone)]
 pub struct SharedBytes {
     owner: Owner,
-    /// Always inside the owner: every constructor checks it.
+    /// Inside the owner, which every constructor checks.
     range: Range<usize>,
 }
 
@@ -136,7 +141,7 @@ impl SharedBytes {
         }
     }
 
-    /// A part of these bytes; `None` if the range is not inside them.
+    /// Part of these bytes; `None` if the range is not inside them.
     pub fn slice(&self, range: Range<usize>) -> Option<SharedBytes> {
         if range.start > range.end || range.end > self.range.len() {
             return None;
@@ -148,8 +153,8 @@ impl SharedBytes {
         })
     }
 
-    /// The same bytes at an address that is a multiple of `align` (at most 64): themselves where
-    /// they lie so already, else a copy.
+    /// Bytes at an address that is a multiple of `align` (at most 64); copied unless they are
+    /// aligned already.
     pub fn aligned(self, align: usize) -> io::Result<SharedBytes> {
         if (self.as_ptr() as usize).is_multiple_of(align) {
             return Ok(self);
@@ -159,7 +164,7 @@ impl SharedBytes {
         Ok(SharedBytes::from_buffer(copy))
     }
 
-    /// Fresh bytes, aligned to 64, filled in by `fill`.
+    /// New buffer, aligned to 64 bytes and filled by `fill`.
     pub(crate) fn build<E: From<io::Error>>(
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -170,11 +175,11 @@ impl SharedBytes {
     }
 }
 
-/// Where the bytes live.
+/// Location of the bytes.
 impl SharedBytes {
-    /// Moves bytes of mapped files to huge pages: to be called before they are read again and again, with
-    /// all that will be. Changes neither them nor their address, and does nothing where memory is short.
-    pub fn settle<'a>(all: impl IntoIterator<Item = &'a SharedBytes>) {
+    /// Copies ranges of mapped files to huge pages, without changing contents or addresses. Call it
+    /// once with all ranges that will be read repeatedly. Does nothing if memory is short.
+    pub fn use_huge_pages<'a>(all: impl IntoIterator<Item = &'a SharedBytes>) {
         #[cfg(not(target_arch = "wasm32"))]
         {
             let mut maps: Vec<(&Arc<Map>, Vec<Range<usize>>)> = Vec::new();
@@ -187,13 +192,14 @@ impl SharedBytes {
                     None => maps.push((map, vec![bytes.range.clone()])),
                 }
             }
-            maps.iter().for_each(|(map, wanted)| map.settle(wanted));
+            maps.iter()
+                .for_each(|(map, wanted)| map.use_huge_pages(wanted));
         }
         #[cfg(target_arch = "wasm32")]
         let _ = all.into_iter();
     }
 
-    /// Whether the bytes are a part of a mapped file.
+    /// True if the bytes are part of a mapped file.
     pub fn is_mapped(&self) -> bool {
         match &self.owner {
             #[cfg(not(target_arch = "wasm32"))]
@@ -202,8 +208,8 @@ impl SharedBytes {
         }
     }
 
-    /// Whether the memory that the bytes are in is gone when they are.
-    pub(crate) fn is_alone(&self) -> bool {
+    /// True if dropping the bytes frees their memory.
+    pub(crate) fn is_sole_owner(&self) -> bool {
         match &self.owner {
             #[cfg(not(target_arch = "wasm32"))]
             Owner::Map(_) => false,
@@ -212,8 +218,8 @@ impl SharedBytes {
         }
     }
 
-    /// Gives back the memory that some bytes of a mapped file are in, until they are read again. Other
-    /// bytes stay where they are.
+    /// Releases the memory of a part of a mapped file until it is read again. Does nothing for
+    /// other bytes.
     pub fn release(&self, part: Range<usize>) {
         #[cfg(not(target_arch = "wasm32"))]
         if let (Owner::Map(map), Some(part)) = (&self.owner, self.slice(part)) {
@@ -223,11 +229,11 @@ impl SharedBytes {
         let _ = part;
     }
 
-    /// Whether the bytes are in memory of this process's own, rather than in a mapped file.
+    /// True if the bytes are in memory of the process instead of a mapped file.
     pub fn is_own(&self) -> bool {
         match &self.owner {
             #[cfg(not(target_arch = "wasm32"))]
-            Owner::Map(map) => map.is_settled(),
+            Owner::Map(map) => map.is_in_huge_pages(),
             Owner::Vec(_) | Owner::Aligned(_) => true,
         }
     }
@@ -268,10 +274,10 @@ impl std::fmt::Debug for SharedBytes {
     }
 }
 
-/// Heap memory that starts on a cache line, so that blocks and vectors can be read in place.
+/// Heap memory aligned to cache lines, so that blocks and vectors can be read in place.
 struct AlignedBuffer {
     bytes: Vec<u8>,
-    /// Where the first line starts.
+    /// Offset of the first aligned byte.
     start: usize,
     len: usize,
 }
@@ -280,7 +286,7 @@ struct AlignedBuffer {
 const LINE: usize = 64;
 
 impl AlignedBuffer {
-    /// Zeros that the system makes when they are first touched, by whichever thread that is.
+    /// Zeros, which the system allocates on first access by any thread.
     fn zeroed(len: usize) -> io::Result<AlignedBuffer> {
         let with_line = len.checked_add(LINE).ok_or(io::ErrorKind::OutOfMemory)?;
         let bytes = bytemuck::allocation::try_zeroed_vec::<u8>(with_line);
@@ -288,7 +294,7 @@ impl AlignedBuffer {
         let mut bytes = bytes.map_err(|()| io::ErrorKind::OutOfMemory)?;
         #[cfg(not(target_arch = "wasm32"))]
         super::huge::advise(&mut bytes);
-        // At most a line, whatever the address.
+        // The alignment needs at most one line.
         let start = bytes.as_ptr().align_offset(LINE).min(LINE);
         Ok(AlignedBuffer { bytes, start, len })
     }
@@ -308,7 +314,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn ranges_are_the_same_mapped_and_read() {
+    fn mapped_and_read_ranges_are_equal() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let content: Vec<u8> = (0..=255).collect();
         file.write_all(&content).unwrap();
@@ -323,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn alignment_copies_only_where_it_must() {
+    fn aligned_copies_only_unaligned_bytes() {
         let bytes = SharedBytes::build::<io::Error>(64, |all| {
             all.fill(7);
             Ok(())
@@ -339,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_not_a_source() {
+    fn directories_are_refused() {
         assert!(Source::open(&std::env::temp_dir(), true, true).is_err());
     }
 }

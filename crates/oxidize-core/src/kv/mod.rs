@@ -1,8 +1,7 @@
-//! Accounting of the paged KV cache: which block belongs to whom, and which content can be found
-//! again. The bytes of a block live in the backend's session; only a [`BlockId`] crosses. The
-//! scheduler is the one user; `pool` counts references, `prefix` remembers contents, and `checkpoint`
-//! knows at the end of which blocks there is a copy of recurrent state. `store` keeps blocks on disk,
-//! for the engine.
+//! Bookkeeping of the paged KV cache: ownership of blocks, and lookup of blocks by content. The bytes of a
+//! block live in the backend's session, which knows it by its [`BlockId`]. `pool` counts references, `prefix`
+//! finds blocks by content, and `checkpoint` tracks copies of recurrent state at block ends; the scheduler
+//! uses all three through [`KvBlocks`]. `store` keeps blocks on disk for the engine.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod checkpoint;
@@ -15,22 +14,22 @@ pub use pool::{Allocated, BlockPool};
 pub use prefix::{BlockKey, PrefixCache};
 pub use store::{BlockName, BlockStore, BlockWriter};
 
-/// One fixed-size block of the KV cache: room for `block_size` positions of every layer.
+/// A fixed-size block of the KV cache, which holds `block_size` positions of every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
 impl BlockId {
-    /// The block's place in an array over all blocks.
+    /// Index of the block in an array over all blocks.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The pool and the prefix cache kept in step with each other.
+/// Block pool, prefix cache and checkpoints, kept consistent with each other.
 ///
-/// A block is *free*, *used* (someone refers to it) or *cached* (nobody does, but its content is
-/// known and may be asked for again). Only full blocks become known, and a known block is never
-/// written: [`make_writable`](Self::make_writable) gives a copy or makes it unknown first.
+/// A block is *free*, *used* (it has references) or *cached* (it has none, but its content is known and can
+/// be reused). Only full blocks become known, and a known block is never written:
+/// [`make_writable`](Self::make_writable) returns a copy or makes it unknown first.
 #[derive(Debug)]
 pub struct KvBlocks {
     pool: BlockPool,
@@ -40,12 +39,12 @@ pub struct KvBlocks {
 }
 
 impl KvBlocks {
-    /// Books for `n_blocks` blocks, all free.
+    /// Bookkeeping for `n_blocks` blocks, all free.
     pub fn new(n_blocks: u32) -> Self {
         Self::with_checkpoints(n_blocks, 0)
     }
 
-    /// The same, with places for so many copies of recurrent state.
+    /// Bookkeeping for `n_blocks` blocks and `n_checkpoints` copies of recurrent state, all free.
     pub fn with_checkpoints(n_blocks: u32, n_checkpoints: u32) -> Self {
         Self {
             pool: BlockPool::new(n_blocks),
@@ -55,30 +54,30 @@ impl KvBlocks {
         }
     }
 
-    /// A block with undefined content and one reference. When none is free, the cached block that
-    /// was used longest ago is given up. `None` when every block is used.
+    /// Allocates a block with undefined content and one reference. If none is free, the least recently used
+    /// cached block is evicted. `None` if every block is used.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let Allocated { block, evicted } = self.pool.allocate()?;
         if evicted {
-            self.forget(block);
+            self.unpublish(block);
         }
         Some(block)
     }
 
-    /// One more reference to a used or cached block.
+    /// Adds a reference to a used or cached block.
     pub fn retain(&mut self, block: BlockId) {
         self.pool.retain(block);
     }
 
-    /// Gives one reference back. The last one leaves the block cached if its content is known.
+    /// Drops one reference. The last one leaves the block cached if its content is known, else free.
     pub fn release(&mut self, block: BlockId) {
         self.pool.release(block, self.prefix.contains(block));
     }
 
     /// Shortens a sequence's block table to `keep` blocks.
     ///
-    /// The tail is released first, so that among cached blocks a continuation is always older than
-    /// what it continues: eviction takes leaves of the prefix tree and never cuts a branch.
+    /// The tail is released first, so that a cached block is always older than its parent: eviction takes
+    /// leaves of the prefix tree and never cuts a branch.
     pub fn release_tail(&mut self, table: &mut Vec<BlockId>, keep: usize) {
         while table.len() > keep {
             if let Some(block) = table.pop() {
@@ -87,19 +86,19 @@ impl KvBlocks {
         }
     }
 
-    /// The block to write to in place of `block`, which the caller refers to: itself when nobody
-    /// else can see it, otherwise a new one to which the caller must copy the content. `None` when
-    /// a new one is needed and every block is used.
+    /// Returns the block to write to in place of `block`, to which the caller holds a reference: `block`
+    /// itself if it is neither shared nor needed by a cached continuation, otherwise a new block to which the
+    /// caller must copy the content. `None` if a new block is needed and every block is used.
     ///
-    /// The sole user of a block always succeeds: if other blocks continue its content, they are
-    /// cached, and so one of them can be given up.
+    /// This never fails for the only user of a block: blocks that continue its content are then cached, so
+    /// one of them can be evicted.
     pub fn make_writable(&mut self, block: BlockId) -> Option<BlockId> {
         if self.pool.references(block) == 1 {
             if !self.prefix.contains(block) {
                 return Some(block);
             }
             if self.prefix.children(block) == 0 {
-                self.forget(block);
+                self.unpublish(block);
                 return Some(block);
             }
         }
@@ -108,13 +107,12 @@ impl KvBlocks {
         Some(copy)
     }
 
-    /// The block known to hold this content, if any. Takes no reference.
+    /// The block that holds this content, if it is known. Adds no reference.
     pub fn find(&self, key: &BlockKey<'_>) -> Option<BlockId> {
         self.prefix.find(key)
     }
 
-    /// The blocks known to hold the longest prefix of `tokens`, in whole blocks. Takes no
-    /// reference.
+    /// Blocks that hold the longest known prefix of `tokens`, in whole blocks. Adds no reference.
     pub fn find_prefix(&self, salt: u64, tokens: &[u32], block_size: usize) -> Vec<BlockId> {
         let mut found: Vec<BlockId> = Vec::new();
         for tokens in tokens.chunks_exact(block_size) {
@@ -131,11 +129,11 @@ impl KvBlocks {
         found
     }
 
-    /// Makes known that `block`, which the caller refers to, now holds the content of `key`.
+    /// Records that `block`, to which the caller holds a reference, holds the content of `key`.
     ///
-    /// Returns the block that the caller refers to from now on. It is another one when the same
-    /// content was already known there: two sequences that computed the same thing end up sharing
-    /// it, which also keeps every known block reachable from its parent.
+    /// Returns the block that the caller holds a reference to from now on. If another block with the same
+    /// content is known, that one is returned and `block` is released: sequences that computed the same
+    /// content share it, and every known block stays reachable from its parent.
     pub fn publish(&mut self, key: &BlockKey<'_>, block: BlockId) -> BlockId {
         match self.prefix.find(key) {
             Some(known) if known != block => {
@@ -151,67 +149,69 @@ impl KvBlocks {
         }
     }
 
-    /// Forgets every content that nobody uses. Cached blocks become free.
+    /// Evicts all cached blocks, which become free.
     pub fn clear_cached(&mut self) {
         for block in self.pool.free_cached() {
-            self.forget(block);
+            self.unpublish(block);
         }
     }
 
-    fn forget(&mut self, block: BlockId) {
+    fn unpublish(&mut self, block: BlockId) {
         self.prefix.remove(block);
-        self.checkpoints.forget(block);
+        self.checkpoints.remove(block);
     }
 
-    /// The copies of recurrent state. One is kept only for a block whose content is known.
+    /// Checkpoints of recurrent state. Only a block whose content is known has one.
     pub fn checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
     }
 
-    /// The same, to change.
+    /// Mutable access to the checkpoints.
     pub fn checkpoints_mut(&mut self) -> &mut Checkpoints {
         &mut self.checkpoints
     }
 
-    /// How many sequences refer to a block.
+    /// Number of references to a block.
     pub fn references(&self, block: BlockId) -> u32 {
         self.pool.references(block)
     }
 
-    /// The tokens a block is known to hold.
+    /// Tokens of a known block.
     pub fn known_tokens(&self, block: BlockId) -> Option<&[u32]> {
         self.prefix.tokens(block)
     }
 
-    /// Blocks that hold nothing.
+    /// Number of free blocks.
     pub fn n_free(&self) -> usize {
         self.pool.n_free()
     }
 
-    /// Blocks that nobody uses but whose content is known.
+    /// Number of cached blocks.
     pub fn n_cached(&self) -> usize {
         self.pool.n_cached()
     }
 
-    /// Blocks that [`allocate`](Self::allocate) can still give: free and cached ones.
+    /// Number of blocks that [`allocate`](Self::allocate) can still return: free and cached ones.
     pub fn n_available(&self) -> usize {
         self.pool.n_free() + self.pool.n_cached()
     }
 
-    /// All blocks.
+    /// Number of blocks.
     pub fn n_blocks(&self) -> usize {
         self.pool.n_blocks()
     }
 
-    /// Checks that the books agree with each other and with `references`, the number of references
-    /// that the caller counts for each block.
+    /// Checks that pool, prefix cache and checkpoints are consistent with each other and with `references`,
+    /// the number of references per block that the caller counted.
     pub fn check_integrity(&self, references: &[u32]) -> Result<(), String> {
         self.pool.check_integrity(references)?;
         self.prefix.check_integrity()?;
         self.checkpoints.check_integrity(self.n_checkpoints)?;
         let mut checkpoints = self.checkpoints.blocks();
         if let Some(block) = checkpoints.find(|&block| !self.prefix.contains(block)) {
-            return Err(format!("{block:?} has a checkpoint, but is not known"));
+            return Err(format!(
+                "{block:?} has a checkpoint, but its content is not known"
+            ));
         }
         for (block, parent) in self.prefix.edges() {
             let cached = self.pool.cached_since(block);
@@ -219,11 +219,12 @@ impl KvBlocks {
                 return Err(format!("{block:?} is known but neither used nor cached"));
             }
             let Some(parent) = parent else { continue };
-            // `None`, a used block, must never hang below a cached one; see `release_tail`.
+            // A used block must not have a cached parent, and a cached one must be older than it; see
+            // `release_tail`.
             let parent_cached = self.pool.cached_since(parent);
             if parent_cached.is_some() && (cached.is_none() || cached >= parent_cached) {
                 return Err(format!(
-                    "{parent:?} would be evicted before {block:?} below it"
+                    "{parent:?} would be evicted before its child {block:?}"
                 ));
             }
         }
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_prefix_is_found_again_and_evicted_from_its_end() {
+    fn released_prefix_is_found_and_evicted_from_its_end() {
         let mut kv = KvBlocks::new(4);
         let mut table = fill(&mut kv, 0, &[1, 2, 3, 4, 5, 6]);
         let first = table.clone();
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn another_salt_finds_nothing() {
+    fn other_salt_finds_nothing() {
         let mut kv = KvBlocks::new(4);
         let table = fill(&mut kv, 7, &[1, 2, 3, 4]);
         assert!(kv.find_prefix(8, &[1, 2, 3, 4], BLOCK_SIZE).is_empty());
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_content_computed_twice_is_kept_once() {
+    fn duplicate_content_is_stored_once() {
         let mut kv = KvBlocks::new(8);
         let first = fill(&mut kv, 0, &[1, 2, 3, 4]);
         let second = fill(&mut kv, 0, &[1, 2, 3, 4]);
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_block_is_copied_before_a_write() {
+    fn shared_block_is_copied_before_write() {
         let mut kv = KvBlocks::new(2);
         let block = kv.allocate().unwrap();
         assert_eq!(kv.make_writable(block), Some(block));
@@ -323,18 +324,17 @@ mod tests {
     }
 
     #[test]
-    fn a_known_block_is_forgotten_or_copied_before_a_write() {
+    fn known_block_is_unpublished_or_copied_before_write() {
         let mut kv = KvBlocks::new(2);
         let mut table = fill(&mut kv, 0, &[1, 2, 3, 4]);
         kv.release_tail(&mut table, 1);
-        // Its continuation is cached, so the block is copied: the pool is full, and the
-        // continuation makes room.
+        // The block has a cached child, so it is copied. The pool is full, so the child is evicted.
         let copy = kv.make_writable(table[0]).unwrap();
         assert_ne!(copy, table[0]);
         assert_eq!(kv.find_prefix(0, &[1, 2, 3, 4], BLOCK_SIZE), table);
         check(&kv, &[&[copy]]);
 
-        // Nothing continues this one: it is written where it is and is no longer found.
+        // A block without children is written in place and is no longer found.
         let leaf = kv.publish(
             &BlockKey {
                 salt: 0,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_given_when_every_block_is_used() {
+    fn allocate_fails_when_every_block_is_used() {
         let mut kv = KvBlocks::new(1);
         let block = kv.allocate().unwrap();
         assert_eq!(kv.allocate(), None);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_sees_a_leak() {
+    fn integrity_check_reports_leaked_block() {
         let mut kv = KvBlocks::new(2);
         let block = kv.allocate().unwrap();
         let error = kv.check_integrity(&[0, 0]).unwrap_err();

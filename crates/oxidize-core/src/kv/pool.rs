@@ -1,42 +1,41 @@
-//! Reference counts of KV blocks and the order in which unused ones are given up. What a block
-//! holds is the business of `prefix`; the two are joined in the parent module.
+//! Reference counts of KV blocks and the eviction order of unused ones. The content of a block is tracked by
+//! `prefix`; the parent module joins the two.
 
 use std::collections::BTreeSet;
 
 use super::BlockId;
 
-/// Reference-counted blocks, numbered from zero. A block without references is free or, when its
-/// content is worth keeping, cached; cached blocks are evicted least recently used first.
+/// Reference-counted blocks, numbered from zero. A block without references is free or, if its content is
+/// known, cached; cached blocks are evicted least recently used first.
 #[derive(Debug)]
 pub struct BlockPool {
-    /// Free blocks, the next one to give last.
+    /// Free blocks; the last one is allocated next.
     free: Vec<BlockId>,
     blocks: Vec<Block>,
-    /// Cached blocks by the time of their last release. Ordered, so that eviction does not depend
-    /// on a hash.
+    /// Cached blocks by the time of their last release, which makes eviction deterministic.
     cached: BTreeSet<(u64, BlockId)>,
-    /// Counts releases; no wall clock.
+    /// Logical clock that counts releases.
     time: u64,
 }
 
-/// What [`BlockPool::allocate`] gives.
+/// Result of [`BlockPool::allocate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocated {
-    /// The block, with one reference.
+    /// Allocated block, with one reference.
     pub block: BlockId,
-    /// Whether it was cached until now: what it holds can no longer be found.
+    /// True if the block was cached until now: its previous content is no longer available.
     pub evicted: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Block {
     references: u32,
-    /// When the block was last released; with its id, its key in `cached`.
+    /// Time of the last release; with the id, the block's key in `cached`.
     released: u64,
 }
 
 impl BlockPool {
-    /// A pool of `n_blocks` free blocks.
+    /// Pool of `n_blocks` free blocks.
     pub fn new(n_blocks: u32) -> Self {
         Self {
             free: (0..n_blocks).rev().map(BlockId).collect(),
@@ -46,7 +45,7 @@ impl BlockPool {
         }
     }
 
-    /// Gives a free block, else the cached block that was released longest ago.
+    /// Returns a free block, else evicts the cached block that was released longest ago.
     pub fn allocate(&mut self) -> Option<Allocated> {
         let (block, evicted) = match self.free.pop() {
             Some(block) => (block, false),
@@ -58,7 +57,7 @@ impl BlockPool {
         Some(Allocated { block, evicted })
     }
 
-    /// One more reference to a used or cached block.
+    /// Adds a reference to a used or cached block.
     pub fn retain(&mut self, block: BlockId) {
         let Some(state) = self.blocks.get_mut(block.index()) else {
             return;
@@ -70,7 +69,7 @@ impl BlockPool {
         state.references += 1;
     }
 
-    /// One reference less. The last one leaves the block cached when `keep` is set, else free.
+    /// Drops one reference. The last one leaves the block cached if `keep` is set, else free.
     pub fn release(&mut self, block: BlockId, keep: bool) {
         let Some(state) = self.blocks.get_mut(block.index()) else {
             return;
@@ -92,7 +91,7 @@ impl BlockPool {
         }
     }
 
-    /// Turns every cached block into a free one and returns them.
+    /// Frees all cached blocks and returns them.
     pub fn free_cached(&mut self) -> Vec<BlockId> {
         let blocks: Vec<BlockId> = self.cached().collect();
         self.cached.clear();
@@ -100,41 +99,41 @@ impl BlockPool {
         blocks
     }
 
-    /// The number of references to a block.
+    /// Number of references to a block.
     pub fn references(&self, block: BlockId) -> u32 {
         self.blocks
             .get(block.index())
             .map_or(0, |state| state.references)
     }
 
-    /// Blocks in the order in which they would be evicted.
+    /// Cached blocks in eviction order.
     pub fn cached(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.cached.iter().map(|&(_, block)| block)
     }
 
-    /// When a cached block was released, on a scale that only orders; `None` for other blocks.
+    /// Logical time at which a cached block was released; `None` for other blocks.
     pub fn cached_since(&self, block: BlockId) -> Option<u64> {
         let released = self.blocks.get(block.index())?.released;
         self.cached.contains(&(released, block)).then_some(released)
     }
 
-    /// Free blocks.
+    /// Number of free blocks.
     pub fn n_free(&self) -> usize {
         self.free.len()
     }
 
-    /// Cached blocks.
+    /// Number of cached blocks.
     pub fn n_cached(&self) -> usize {
         self.cached.len()
     }
 
-    /// All blocks.
+    /// Number of blocks.
     pub fn n_blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Checks that each block is exactly one of free, cached and used, and used as often as the
-    /// caller counts.
+    /// Checks that each block is exactly one of free, cached and used, and that its reference count equals
+    /// the caller's count in `references`.
     pub fn check_integrity(&self, references: &[u32]) -> Result<(), String> {
         let mut unused = vec![false; self.blocks.len()];
         for block in self.free.iter().copied().chain(self.cached()) {
@@ -146,7 +145,7 @@ impl BlockPool {
         }
         if references.len() != self.blocks.len() {
             return Err(format!(
-                "{} blocks, {} counted",
+                "the pool has {} blocks, the caller counted {}",
                 self.blocks.len(),
                 references.len()
             ));
@@ -158,7 +157,7 @@ impl BlockPool {
             if state.references != counted {
                 let held = state.references;
                 return Err(format!(
-                    "{id:?} has {held} references, {counted} are counted"
+                    "{id:?} has {held} references, the caller counted {counted}"
                 ));
             }
             if unused != (counted == 0) {
@@ -177,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_blocks_are_given_before_cached_ones() {
+    fn free_blocks_are_allocated_before_cached_ones() {
         let mut pool = BlockPool::new(3);
         let first = pool.allocate().unwrap().block;
         let second = pool.allocate().unwrap().block;
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn use_makes_a_cached_block_young_again() {
+    fn retain_moves_block_to_end_of_eviction_order() {
         let mut pool = BlockPool::new(2);
         let first = pool.allocate().unwrap().block;
         let second = pool.allocate().unwrap().block;
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_counts_references() {
+    fn integrity_check_compares_reference_counts() {
         let mut pool = BlockPool::new(2);
         let block = pool.allocate().unwrap().block;
         pool.retain(block);

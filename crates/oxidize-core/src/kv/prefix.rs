@@ -1,31 +1,31 @@
-//! What full KV blocks hold, so that a prefix computed once is found again. Blocks form a tree:
-//! the content of a block is its tokens after all those of its parents. Lifetimes are the business
-//! of `pool`; the two are joined in the parent module.
+//! Content index of full KV blocks, used to reuse computed prefixes. Blocks form a tree: the content of a
+//! block is its tokens after all tokens of its ancestors. The lifetime of a block is tracked by `pool`; the
+//! parent module joins the two.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::BlockId;
 
-/// Finds blocks by content.
+/// Index from content to block.
 ///
-/// A hash of salt, parent and tokens names the candidates, and the candidates' stored tokens
-/// decide: a collision costs a comparison and never gives a wrong block.
+/// A hash of salt, parent and tokens selects candidates, and their stored tokens are compared: a hash
+/// collision costs a comparison and never returns a wrong block.
 #[derive(Debug)]
 pub struct PrefixCache {
     entries: Vec<Option<Entry>>,
     index: BTreeSet<(u64, BlockId)>,
 }
 
-/// The content of a full block.
+/// Content of a full block.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockKey<'a> {
-    /// Separates those who must not find each other's blocks (tenants, adapters): the same tokens
-    /// under another salt are another content.
+    /// Namespace for tenants and adapters that must not share blocks: the same tokens under another salt are
+    /// different content.
     pub salt: u64,
-    /// The known block of the preceding tokens; `None` at the start of a sequence.
+    /// Block of the preceding tokens, which must be known; `None` at the start of a sequence.
     pub parent: Option<BlockId>,
-    /// The tokens of this block.
+    /// Tokens of this block.
     pub tokens: &'a [u32],
 }
 
@@ -33,15 +33,15 @@ pub struct BlockKey<'a> {
 struct Entry {
     hash: u64,
     salt: u64,
-    /// Stays valid: a block is forgotten only after everything that continues it.
+    /// Stays valid, because a block is removed only after all its children.
     parent: Option<BlockId>,
     tokens: Box<[u32]>,
-    /// Known blocks that continue this one.
+    /// Number of known blocks whose parent is this one.
     children: u32,
 }
 
 impl PrefixCache {
-    /// A cache over `n_blocks` blocks that knows none of them.
+    /// Empty index over `n_blocks` blocks.
     pub fn new(n_blocks: u32) -> Self {
         Self {
             entries: (0..n_blocks).map(|_| None).collect(),
@@ -49,7 +49,7 @@ impl PrefixCache {
         }
     }
 
-    /// The block that holds this content.
+    /// Block that holds this content, if it is known.
     pub fn find(&self, key: &BlockKey<'_>) -> Option<BlockId> {
         let hash = self.hash(key)?;
         let same_hash = (hash, BlockId(0))..=(hash, BlockId(u32::MAX));
@@ -65,7 +65,7 @@ impl PrefixCache {
             })
     }
 
-    /// Remembers what `block` holds. The content must not be known yet, nor the block hold another.
+    /// Records the content of `block`. The content must not be known yet, and the block must have none.
     pub fn insert(&mut self, key: &BlockKey<'_>, block: BlockId) {
         debug_assert!(self.find(key).is_none() && !self.contains(block));
         let Some(hash) = self.hash(key) else {
@@ -92,14 +92,14 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets a block that no known block continues.
+    /// Removes a block without children from the index.
     pub fn remove(&mut self, block: BlockId) {
         let Some(entry) = self.entries.get_mut(block.index()).and_then(Option::take) else {
             return;
         };
         debug_assert_eq!(
             entry.children, 0,
-            "{block:?} is forgotten before what continues it"
+            "{block:?} is removed before its children"
         );
         self.index.remove(&(entry.hash, block));
         if let Some(parent) = self.parent_entry(entry.parent) {
@@ -107,28 +107,28 @@ impl PrefixCache {
         }
     }
 
-    /// Whether the content of a block is known.
+    /// True if the content of the block is known.
     pub fn contains(&self, block: BlockId) -> bool {
         self.entry(block).is_some()
     }
 
-    /// How many known blocks continue a block.
+    /// Number of known blocks whose parent is `block`.
     pub fn children(&self, block: BlockId) -> u32 {
         self.entry(block).map_or(0, |entry| entry.children)
     }
 
-    /// The tokens of a known block.
+    /// Tokens of a known block.
     pub fn tokens(&self, block: BlockId) -> Option<&[u32]> {
         self.entry(block).map(|entry| &*entry.tokens)
     }
 
-    /// Every known block with its parent.
+    /// All known blocks, each with its parent.
     pub fn edges(&self) -> impl Iterator<Item = (BlockId, Option<BlockId>)> + '_ {
         let entries = (0..).map(BlockId).zip(&self.entries);
         entries.filter_map(|(block, entry)| Some((block, entry.as_ref()?.parent)))
     }
 
-    /// Checks that the index, the entries and the counts of children agree.
+    /// Checks that index, entries and child counts are consistent.
     pub fn check_integrity(&self) -> Result<(), String> {
         let mut children = vec![0; self.entries.len()];
         let mut n_known = 0;
@@ -143,7 +143,7 @@ impl PrefixCache {
             let Some(parent) = parent else { continue };
             if !self.contains(parent) {
                 return Err(format!(
-                    "{block:?} continues {parent:?}, which is not known"
+                    "{block:?} has the parent {parent:?}, which is not known"
                 ));
             }
             if let Some(count) = children.get_mut(parent.index()) {
@@ -152,7 +152,7 @@ impl PrefixCache {
         }
         if n_known != self.index.len() {
             return Err(format!(
-                "{n_known} known blocks, {} indexed",
+                "{n_known} blocks are known, {} are indexed",
                 self.index.len()
             ));
         }
@@ -162,15 +162,15 @@ impl PrefixCache {
             .find(|&(id, &n)| self.children(id) != n)
         {
             Some((id, n)) => Err(format!(
-                "{id:?} counts {} children of {n}",
+                "{id:?} counts {} children, but has {n}",
                 self.children(id)
             )),
             None => Ok(()),
         }
     }
 
-    /// `None` when the parent is not known. SipHash, because clients choose the tokens: it must be
-    /// hard to make many blocks collide.
+    /// Hash of the content; `None` if the parent is not known. SipHash, because clients choose the tokens and
+    /// must not be able to make many blocks collide.
     fn hash(&self, key: &BlockKey<'_>) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         match key.parent {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn content_includes_what_came_before() {
+    fn content_includes_the_parents() {
         let mut cache = PrefixCache::new(4);
         cache.insert(&key(None, &[1, 2]), BlockId(0));
         cache.insert(&key(None, &[3, 4]), BlockId(1));
@@ -216,12 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_alone_is_not_trusted() {
+    fn hash_collision_finds_no_wrong_block() {
         let mut cache = PrefixCache::new(3);
         let wanted = key(None, &[1, 2]);
         let hash = cache.hash(&wanted).unwrap();
-        // Forged collisions: filed under the hash of what is wanted, but other tokens, another
-        // salt.
+        // Forged collisions: entries with other tokens and another salt under the hash of `wanted`.
         cache.insert(&key(None, &[7, 7]), BlockId(1));
         cache.insert(&BlockKey { salt: 5, ..wanted }, BlockId(2));
         cache.index.insert((hash, BlockId(1)));
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_forgets_and_counts() {
+    fn removal_updates_child_count() {
         let mut cache = PrefixCache::new(2);
         cache.insert(&key(None, &[1]), BlockId(0));
         cache.insert(&key(Some(0), &[2]), BlockId(1));

@@ -1,8 +1,8 @@
-//! Blocks of the KV cache on disk, so that a prefix computed before a restart is found after it.
+//! KV blocks on disk, so that a prefix computed before a restart is reused after it.
 //!
-//! A block is a file, named by a digest of the model, the tenant and every token up to its end: what is found under
-//! a name is what the name says. Files appear whole or not at all, and each carries a checksum. The bytes are the
-//! backend's; the engine decides what to keep.
+//! Each block is a file named by a digest of the model, the tenant and all tokens up to the block's end, so
+//! the name determines the content. Files are written atomically and carry a checksum. The backend defines
+//! the bytes of a block; the engine decides which blocks to store.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -15,44 +15,45 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 use crate::io::save_atomically;
 
-/// Begins every file; the last byte is the version of the layout.
+/// Start of every file; the last byte is the version of the layout.
 const MAGIC: [u8; 8] = *b"oxidkv\0\x01";
 const CHECKSUM: usize = 32;
-/// How old a temporary file is when nobody can be writing it any more.
+/// Age above which a temporary file counts as left behind by a killed process.
 const ABANDONED: Duration = Duration::from_secs(600);
 
-/// Names a block by everything that its content depends on.
+/// Digest of everything that the content of a block depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockName([u8; 32]);
 
-/// A folder of blocks of one size.
+/// Directory of equally sized blocks, limited in size by evicting the least recently used ones.
 #[derive(Debug)]
 pub struct BlockStore {
-    folder: PathBuf,
+    directory: PathBuf,
     root: BlockName,
     block_bytes: usize,
     limit: u64,
-    /// When each block was last used, on a scale that only orders.
+    /// Logical time of each block's last use.
     used: HashMap<BlockName, u64>,
     by_use: BTreeSet<(u64, BlockName)>,
     time: u64,
 }
 
 impl BlockStore {
-    /// Opens a folder, which is made if it is not there. Blocks of other models stay, unseen; those of this one count
-    /// towards `limit` bytes. `fingerprint` stands for the model and how its cache is laid out.
+    /// Opens a directory, creating it if needed. Blocks of other models in it are ignored and kept; blocks of
+    /// this model count towards `limit` bytes. `fingerprint` identifies the model and the layout of its
+    /// cache.
     pub fn open(
-        folder: &Path,
+        directory: &Path,
         fingerprint: [u8; 32],
         block_bytes: usize,
         limit: u64,
     ) -> Result<BlockStore> {
         let root = BlockName(fingerprint);
-        let folder = folder.join(root.hex().split_at(16).0);
-        fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
+        let directory = directory.join(root.hex().split_at(16).0);
+        fs::create_dir_all(&directory).map_err(Error::io(&directory))?;
         let mut found: Vec<(SystemTime, BlockName)> = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(Error::io(&folder))? {
-            let entry = entry.map_err(Error::io(&folder))?;
+        for entry in fs::read_dir(&directory).map_err(Error::io(&directory))? {
+            let entry = entry.map_err(Error::io(&directory))?;
             let modified = entry.metadata().and_then(|metadata| metadata.modified());
             let modified = modified.unwrap_or(SystemTime::UNIX_EPOCH);
             let name = entry.file_name();
@@ -62,13 +63,13 @@ impl BlockStore {
             } else if name.ends_with(".partial")
                 && modified.elapsed().is_ok_and(|age| age > ABANDONED)
             {
-                // Left by a process that was killed.
+                // Left behind by a process that was killed.
                 let _ = fs::remove_file(entry.path());
             }
         }
         found.sort();
         let mut store = BlockStore {
-            folder,
+            directory,
             root,
             block_bytes,
             limit,
@@ -81,8 +82,8 @@ impl BlockStore {
         Ok(store)
     }
 
-    /// The name of the block that holds `tokens` after `parent`, or at the start of a sequence. `salt` separates those
-    /// who must not find each other's blocks.
+    /// Name of the block that holds `tokens` after `parent`, or at the start of a sequence. `salt` separates
+    /// tenants that must not share blocks.
     pub fn name(&self, salt: u64, parent: Option<BlockName>, tokens: &[u32]) -> BlockName {
         let mut hash = Sha256::new();
         hash.update(parent.unwrap_or(self.root).0);
@@ -95,7 +96,7 @@ impl BlockStore {
         BlockName(hash.finalize().into())
     }
 
-    /// The names of the whole blocks of a sequence.
+    /// Names of the full blocks of a sequence.
     pub fn names(&self, salt: u64, tokens: &[u32], block_size: usize) -> Vec<BlockName> {
         let mut names: Vec<BlockName> = Vec::new();
         for tokens in tokens.chunks_exact(block_size) {
@@ -104,70 +105,70 @@ impl BlockStore {
         names
     }
 
-    /// Whether there is such a block.
+    /// True if the block is stored.
     pub fn contains(&self, name: BlockName) -> bool {
         self.used.contains_key(&name)
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn len(&self) -> usize {
         self.used.len()
     }
 
-    /// Whether there are none.
+    /// True if no block is stored.
     pub fn is_empty(&self) -> bool {
         self.used.is_empty()
     }
 
-    /// The bytes of a block, if it is there and whole. A file that is not is removed.
+    /// Bytes of a block, if it is stored. A damaged file is removed.
     pub fn load(&mut self, name: BlockName) -> Option<Vec<u8>> {
         if !self.contains(name) {
             return None;
         }
         match fs::read(self.path(name))
             .ok()
-            .and_then(|file| self.unwrap(name, file))
+            .and_then(|file| self.unpack(name, file))
         {
             Some(bytes) => {
                 self.touch(name);
                 Some(bytes)
             }
             None => {
-                tracing::warn!("a cached block on disk is damaged and is dropped");
+                tracing::warn!("a cached block on disk is damaged; removed it");
                 self.remove(name);
                 None
             }
         }
     }
 
-    /// Takes note of a block that was written, and makes room if there are too many.
+    /// Records a block that was written, and evicts blocks if the store is over its limit.
     pub fn add(&mut self, name: BlockName) {
         self.touch(name);
         self.shrink();
     }
 
-    /// What writes blocks, on whatever thread.
+    /// Writer of blocks, usable on another thread.
     pub fn writer(&self) -> BlockWriter {
         BlockWriter {
-            folder: self.folder.clone(),
+            directory: self.directory.clone(),
         }
     }
 
     fn path(&self, name: BlockName) -> PathBuf {
-        self.folder.join(name.hex())
+        self.directory.join(name.hex())
     }
 
-    fn unwrap(&self, name: BlockName, mut file: Vec<u8>) -> Option<Vec<u8>> {
+    fn unpack(&self, name: BlockName, mut file: Vec<u8>) -> Option<Vec<u8>> {
         let head = MAGIC.len() + name.0.len();
         let body_end = file.len().checked_sub(CHECKSUM)?;
         if body_end.checked_sub(head)? != self.block_bytes {
             return None;
         }
         let (body, checksum) = file.split_at(body_end);
-        let whole = body.starts_with(&MAGIC)
+        let valid = body.starts_with(&MAGIC)
             && body.get(MAGIC.len()..head)? == name.0
             && Sha256::digest(body).as_slice() == checksum;
-        if !whole {
+        if !valid {
             return None;
         }
         file.truncate(body_end);
@@ -184,8 +185,8 @@ impl BlockStore {
     }
 
     fn shrink(&mut self) {
-        let most = self.limit / (self.block_bytes as u64).max(1);
-        while self.used.len() as u64 > most {
+        let max_blocks = self.limit / (self.block_bytes as u64).max(1);
+        while self.used.len() as u64 > max_blocks {
             let Some(&(_, oldest)) = self.by_use.first() else {
                 return;
             };
@@ -197,21 +198,21 @@ impl BlockStore {
         if let Some(time) = self.used.remove(&name) {
             self.by_use.remove(&(time, name));
         }
-        // Gone already, or in the way of nobody.
+        // An error means that the file is gone already or cannot be removed; either way it is no longer used.
         let _ = fs::remove_file(self.path(name));
     }
 }
 
-/// Writes blocks to a store's folder.
+/// Writer of blocks to the directory of a store.
 #[derive(Clone, Debug)]
 pub struct BlockWriter {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl BlockWriter {
-    /// Writes a block; after an error, or if the process is killed, there is nothing under its name.
+    /// Writes a block atomically: after an error or a kill there is no file under its name.
     pub fn write(&self, name: BlockName, bytes: &[u8]) -> Result<()> {
-        let path = self.folder.join(name.hex());
+        let path = self.directory.join(name.hex());
         let mut hash = Sha256::new();
         save_atomically(&path, |out| {
             for part in [&MAGIC[..], &name.0, bytes] {
@@ -248,24 +249,24 @@ mod tests {
 
     const SIZE: usize = 100;
 
-    fn open(folder: &Path, limit: usize) -> BlockStore {
-        BlockStore::open(folder, [7; 32], SIZE, (limit * SIZE) as u64).unwrap()
+    fn open(directory: &Path, limit: usize) -> BlockStore {
+        BlockStore::open(directory, [7; 32], SIZE, (limit * SIZE) as u64).unwrap()
     }
 
-    fn keep(store: &mut BlockStore, name: BlockName, byte: u8) {
+    fn store_block(store: &mut BlockStore, name: BlockName, byte: u8) {
         store.writer().write(name, &[byte; SIZE]).unwrap();
         store.add(name);
     }
 
     #[test]
-    fn blocks_outlive_the_store() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = open(folder.path(), 10);
+    fn blocks_persist_after_reopening() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = open(directory.path(), 10);
         let names = store.names(0, &[1, 2, 3, 4, 5], 2);
         assert_eq!(names.len(), 2);
-        keep(&mut store, names[0], 1);
-        keep(&mut store, names[1], 2);
-        let mut again = open(folder.path(), 10);
+        store_block(&mut store, names[0], 1);
+        store_block(&mut store, names[1], 2);
+        let mut again = open(directory.path(), 10);
         assert_eq!(again.len(), 2);
         assert_eq!(again.load(names[1]), Some(vec![2; SIZE]));
         assert_eq!(
@@ -273,14 +274,14 @@ mod tests {
             None,
             "another tenant"
         );
-        let other = BlockStore::open(folder.path(), [8; 32], SIZE, 1000).unwrap();
+        let other = BlockStore::open(directory.path(), [8; 32], SIZE, 1000).unwrap();
         assert!(other.is_empty(), "another model");
     }
 
     #[test]
-    fn names_depend_on_all_that_came_before() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = open(folder.path(), 1);
+    fn names_depend_on_all_preceding_tokens() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), 1);
         let last = |salt, tokens: &[u32]| *store.names(salt, tokens, 2).last().unwrap();
         assert_eq!(last(0, &[1, 2, 3, 4]), last(0, &[1, 2, 3, 4, 9]));
         assert_ne!(last(0, &[1, 2, 3, 4]), last(0, &[1, 5, 3, 4]));
@@ -288,11 +289,11 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_noticed_in_every_byte() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = open(folder.path(), 10);
+    fn corruption_of_any_byte_is_detected() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = open(directory.path(), 10);
         let name = store.name(0, None, &[1]);
-        keep(&mut store, name, 3);
+        store_block(&mut store, name, 3);
         let path = store.path(name);
         let good = fs::read(&path).unwrap();
         for at in 0..good.len() {
@@ -314,26 +315,26 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_make_room() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = open(folder.path(), 2);
+    fn least_recently_used_blocks_are_evicted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = open(directory.path(), 2);
         let names: Vec<BlockName> = (0..3).map(|token| store.name(0, None, &[token])).collect();
-        keep(&mut store, names[0], 0);
-        keep(&mut store, names[1], 1);
+        store_block(&mut store, names[0], 0);
+        store_block(&mut store, names[1], 1);
         assert!(store.load(names[0]).is_some());
-        keep(&mut store, names[2], 2);
+        store_block(&mut store, names[2], 2);
         assert!(store.contains(names[0]) && !store.contains(names[1]) && store.contains(names[2]));
-        assert_eq!(fs::read_dir(&store.folder).unwrap().count(), 2);
-        assert_eq!(open(folder.path(), 1).len(), 1);
+        assert_eq!(fs::read_dir(&store.directory).unwrap().count(), 2);
+        assert_eq!(open(directory.path(), 1).len(), 1);
     }
 
     #[test]
-    fn a_full_disk_leaves_nothing_behind() {
-        // A folder that is a file cannot be written to, whoever asks.
-        let folder = tempfile::tempdir().unwrap();
-        let store = open(folder.path(), 2);
-        fs::remove_dir(&store.folder).unwrap();
-        fs::write(&store.folder, b"").unwrap();
+    fn failed_write_leaves_no_file() {
+        // A file in place of the directory makes every write fail, even for root.
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), 2);
+        fs::remove_dir(&store.directory).unwrap();
+        fs::write(&store.directory, b"").unwrap();
         let name = store.name(0, None, &[1]);
         assert!(store.writer().write(name, &[0; SIZE]).is_err());
         assert!(!store.contains(name));

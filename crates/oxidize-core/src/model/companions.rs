@@ -1,25 +1,25 @@
-//! Finds optional tensors that were lost. The graph takes a bias or a gate where the file has one;
-//! one that some layers have and others lack is not optional, but missing.
+//! Detects missing optional tensors. Biases and gates are used where the file contains them, so one
+//! that only some layers have has been lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Endings of optional tensors, and those of the tensors that they go with.
+/// Suffixes of optional tensors and of the tensors that they accompany.
 const COMPANIONS: [(&str, &str); 3] = [
     (".bias", ".weight"),
     (".ffn_gate.weight", ".ffn_up.weight"),
     (".gate_proj.weight", ".up_proj.weight"),
 ];
 
-/// The name of a tensor that its layer lacks, though other layers have theirs.
-pub(super) fn lost<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
-    // For each name without its layer's number, the layers that have it.
+/// Name of a tensor that a layer lacks although other layers have theirs.
+pub(super) fn missing<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
+    // Layers that contain a name, by the name without the layer number.
     let mut layers: BTreeMap<(&str, &str), BTreeSet<u32>> = BTreeMap::new();
     for (before, layer, after) in names.filter_map(split) {
         layers.entry((before, after)).or_default().insert(layer);
     }
     for (&(before, after), have) in &layers {
         for (optional, companion) in COMPANIONS {
-            // With the dot before it, which `split` leaves to the number.
+            // Prepends the dot that `split` leaves to the layer number.
             let dotted = format!(".{after}");
             let Some(stem) = dotted.strip_suffix(optional) else {
                 continue;
@@ -34,7 +34,7 @@ pub(super) fn lost<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
     None
 }
 
-/// A name around its first number: `blk.3.attn_q.bias` is `blk`, 3, `attn_q.bias`.
+/// Splits a name around its first number: `blk.3.attn_q.bias` into `blk`, 3 and `attn_q.bias`.
 fn split(name: &str) -> Option<(&str, u32, &str)> {
     let mut at = 0;
     for part in name.split('.') {
@@ -52,12 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tensor_that_only_some_layers_have_was_lost() {
+    fn finds_tensor_that_only_some_layers_have() {
         let gated = |layers: &[u32]| {
             let names = [0, 1, 2].map(|i| format!("blk.{i}.ffn_up.weight"));
             let gates = layers.iter().map(|i| format!("blk.{i}.ffn_gate.weight"));
             let names: Vec<String> = names.into_iter().chain(gates).collect();
-            lost(names.iter().map(String::as_str))
+            missing(names.iter().map(String::as_str))
         };
         assert_eq!(gated(&[]), None);
         assert_eq!(gated(&[0, 1, 2]), None);
@@ -69,10 +69,10 @@ mod tests {
             "model.norm.bias",
         ];
         assert_eq!(
-            lost(names.into_iter()),
+            missing(names.into_iter()),
             Some("model.layers.11.q_proj.bias".into())
         );
-        // A layer of another kind has neither.
-        assert_eq!(lost(names[..1].iter().chain(&names[2..]).copied()), None);
+        // A layer of a different kind has neither tensor.
+        assert_eq!(missing(names[..1].iter().chain(&names[2..]).copied()), None);
     }
 }

@@ -1,46 +1,35 @@
-//! A loaded model: its file, its numbers, its plan and its weights.
+//! [`Model`]: a loaded model with its file, hyper-parameters, plan and weights.
 //!
-//! Loading reads only metadata; weights stay in the file until a backend touches them.
+//! Loading reads only metadata; weights stay in the file until a backend uses them.
 
 mod companions;
-mod error;
 mod export;
-mod loader;
-mod memory;
-mod mxfp4;
-mod recurrent;
-mod spell;
-mod stored;
+pub mod lora;
 mod text;
-mod weights;
 
-pub use error::ModelError;
+pub use crate::arch::ModelError;
 pub use export::{
     ExportedData, ExportedTensor, HuggingFaceModel, Origin, gguf_origins, gguf_tensors,
     huggingface_model, left_out,
 };
-pub(crate) use loader::holds_weights;
-pub use loader::{QkvShape, WeightLoader};
-pub use memory::{MemoryPlan, available_memory};
-pub use stored::Part;
-pub(crate) use stored::Stored;
 pub use text::chat_template_of;
 pub(crate) use text::sidecar_json;
-pub use weights::{LinearWeights, NormWeights, Weight, Weights};
 
 use crate::arch::{Arch, Hparams};
-use crate::backend::{Backend, Session, SessionConfig};
+use crate::builder;
+use crate::chat::ChatTemplate;
 use crate::error::Result;
 use crate::file::{Format, ModelFile, OpenOptions};
-use crate::graph::{Gives, Op, Plan, WeightId, decoder};
-use crate::lora::{self, Adapter};
+use crate::graph::{Op, OutputKind, Plan, WeightId};
 use crate::tokenizer::Tokenizer;
+use crate::weights::{WeightLoader, Weights};
+use lora::Adapter;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
 
-/// A model that is ready to be run. Cheap to clone.
+/// A loaded model: weights, tokenizer, chat template. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
@@ -54,40 +43,79 @@ struct Inner {
     n_vocab: usize,
     unused: Vec<String>,
     tokenizer: OnceLock<Tokenizer>,
+    chat_template: OnceLock<Arc<ChatTemplate>>,
     adapters: Vec<Adapter>,
-    strengths: Vec<f32>,
+    scales: Vec<f32>,
 }
 
 impl Model {
-    /// Opens a GGUF file or a directory of safetensors, and builds its plan.
-    pub fn load(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model> {
+    /// Loads a GGUF file (any part of a split one) or a Hugging Face directory of safetensors.
+    ///
+    /// Only metadata is read; weights are memory-mapped and read when they are first used.
+    ///
+    /// ```no_run
+    /// let model = oxidize_core::Model::load("model.gguf")?;
+    /// println!("{} with {} tokens of context", model.architecture(), model.context_length());
+    /// # Ok::<(), oxidize_core::Error>(())
+    /// ```
+    pub fn load(path: impl AsRef<Path>) -> Result<Model> {
+        Model::load_with(path, &OpenOptions::default())
+    }
+
+    /// Loads a model with [`OpenOptions`]: without memory mapping, with other limits, with a progress callback.
+    pub fn load_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model> {
         Model::from_file(ModelFile::open(path, options)?)
     }
 
-    /// Builds the plan of a file that is already open.
+    /// Name of the architecture, as in GGUF's `general.architecture`.
+    pub fn architecture(&self) -> &'static str {
+        self.0.arch.name
+    }
+
+    /// Context length that the model was trained for, in tokens.
+    pub fn context_length(&self) -> usize {
+        self.0.hparams.n_ctx_train
+    }
+
+    /// Path of the model file or directory.
+    pub fn path(&self) -> &Path {
+        self.0.file.path()
+    }
+
+    /// Number of parameters.
+    pub fn n_params(&self) -> u64 {
+        let tensors = self.0.file.tensors().iter();
+        tensors
+            .map(|tensor| tensor.shape.iter().product::<u64>())
+            .sum()
+    }
+
+    /// Builds the plan of an open file.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn from_file(file: ModelFile) -> Result<Model> {
         let arch = Arch::detect(&file)?;
         let hparams = Hparams::read(&file, arch)?;
         let mut loader = WeightLoader::new(&file, arch);
-        let plan = decoder::build(arch, &hparams, &mut loader)?;
+        let plan = builder::build(arch, &hparams, &mut loader)?;
         let (mut weights, unused) = loader.finish();
-        weights.plan_spelling(&plan, file.spell_out(), file.is_read());
+        if file.is_read() {
+            weights.make_releasable(&file);
+        }
         check_unused(&file, &hparams, &unused)?;
-        check_lost(&file, &unused)?;
+        check_missing(&file, &unused)?;
         if let Some(first) = unused.first() {
             let n = unused.len();
             tracing::warn!("{n} tensors are not part of the text model, such as {first}");
         }
-        let n_vocab = match plan.gives {
-            Gives::Logits => plan.result.map_or(0, |result| plan.value(result).width),
-            // What has no logits still has an embedding for each token.
+        let n_vocab = match plan.output {
+            OutputKind::Logits => plan.result.map_or(0, |result| plan.value(result).width),
+            // Models without logits have an embedding for each token.
             _ => plan
                 .ops
                 .iter()
                 .find_map(embedded)
                 .map_or(0, |table| weights.get(table).rows),
         };
-        let tokenizer = OnceLock::new();
         Ok(Model(Arc::new(Inner {
             file,
             arch,
@@ -96,109 +124,79 @@ impl Model {
             weights,
             n_vocab,
             unused,
-            tokenizer,
+            tokenizer: OnceLock::new(),
+            chat_template: OnceLock::new(),
             adapters: Vec::new(),
-            strengths: Vec::new(),
+            scales: Vec::new(),
         })))
     }
 
-    /// The same model with further low-rank adapters, each with the strength it has where a request
-    /// does not say otherwise. The weights stay as they are, and shared with this one.
+    /// Adds LoRA adapters, each with its default scale. A [`Request`](crate::engine::Request) may set other scales. The
+    /// weights stay unchanged and are shared with this model.
     pub fn with_adapters(&self, adapters: Vec<(Adapter, f32)>) -> Result<Model> {
         let mut inner = (*self.0).clone();
-        for (adapter, strength) in adapters {
+        for (adapter, scale) in adapters {
             let index = inner.adapters.len();
             lora::add(&mut inner.plan, &mut inner.weights, self, &adapter, index)?;
             inner.adapters.push(adapter);
-            inner.strengths.push(strength);
+            inner.scales.push(scale);
         }
         Ok(Model(Arc::new(inner)))
     }
 
-    /// Its adapters.
+    /// LoRA adapters of the model.
     pub fn adapters(&self) -> &[Adapter] {
         &self.0.adapters
     }
 
-    /// How strongly each adapter takes part where a request does not say.
-    pub fn adapter_strengths(&self) -> &[f32] {
-        &self.0.strengths
+    /// Default scale of each adapter.
+    pub fn adapter_scales(&self) -> &[f32] {
+        &self.0.scales
     }
 
-    /// The file it came from.
+    /// The model file.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn file(&self) -> &ModelFile {
         &self.0.file
     }
 
-    /// Its architecture.
+    /// Architecture descriptor.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn arch(&self) -> &'static Arch {
         self.0.arch
     }
 
-    /// Its numbers.
+    /// Hyper-parameters.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn hparams(&self) -> &Hparams {
         &self.0.hparams
     }
 
-    /// What it computes.
+    /// The plan: operations and values.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn plan(&self) -> &Plan {
         &self.0.plan
     }
 
-    /// What it computes with.
+    /// Weights by id.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn weights(&self) -> &Weights {
         &self.0.weights
     }
 
     /// Tensors of the file that the plan does not use.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn unused_tensors(&self) -> &[String] {
         &self.0.unused
     }
 
-    /// Width of the logits.
+    /// Vocabulary size: the width of the logits.
     pub fn n_vocab(&self) -> usize {
         self.0.n_vocab
     }
 
-    /// Prepares `backend` to run the model.
-    pub fn session(
-        &self,
-        backend: &dyn Backend,
-        config: &SessionConfig,
-    ) -> Result<Box<dyn Session>> {
-        self.compile(&self.0.plan, backend, config)
-    }
-
-    /// Prepares `backend` to give out hidden states instead of logits.
-    pub fn embedding_session(
-        &self,
-        backend: &dyn Backend,
-        config: &SessionConfig,
-    ) -> Result<Box<dyn Session>> {
-        let plan = self.0.plan.for_embeddings();
-        let plan = plan.ok_or_else(|| ModelError::NoHiddenStates {
-            file: self.file().path().to_path_buf(),
-        })?;
-        self.compile(&plan, backend, config)
-    }
-
-    fn compile(
-        &self,
-        plan: &Plan,
-        backend: &dyn Backend,
-        config: &SessionConfig,
-    ) -> Result<Box<dyn Session>> {
-        if let Some(op) = plan.ops.iter().find(|op| !backend.supports(op)) {
-            return Err(crate::backend::BackendError::Unsupported {
-                backend: backend.name(),
-                op: format!("{op:?}"),
-            }
-            .into());
-        }
-        Ok(backend.compile(plan, &self.0.weights, config)?)
-    }
-
-    /// The first weight with an element that is no number, for explaining why logits are none.
+    /// First weight with an element that is not finite, to explain logits that are not finite.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub fn find_not_finite(&self) -> Option<String> {
         self.0
             .weights
@@ -215,11 +213,11 @@ fn embedded(op: &Op) -> Option<WeightId> {
     }
 }
 
-/// A GGUF file has no tensors in its layers that the plan could do without: whoever put them there
-/// meant another graph. Layers that guess further tokens are left alone.
+/// Returns an error if a GGUF file contains layer tensors that the plan does not use, because the
+/// model would be computed incorrectly. Layers for multi-token prediction are ignored.
 fn check_unused(file: &ModelFile, hparams: &Hparams, unused: &[String]) -> Result<()> {
     let layer = |name: &str| -> Option<usize> {
-        // Of either stack, where there are two.
+        // Matches layers of the encoder and of the decoder.
         let (_, rest) = name.split_once("blk.")?;
         let (layer, _) = rest.split_once('.')?;
         layer.parse().ok()
@@ -235,11 +233,11 @@ fn check_unused(file: &ModelFile, hparams: &Hparams, unused: &[String]) -> Resul
     }
 }
 
-/// Refuses a model some of whose layers lack what the others have; see [`companions`].
-fn check_lost(file: &ModelFile, unused: &[String]) -> Result<(), ModelError> {
-    let others: HashSet<&str> = unused.iter().map(String::as_str).collect();
+/// Returns an error if some layers lack tensors that others have; see [`companions`].
+fn check_missing(file: &ModelFile, unused: &[String]) -> Result<(), ModelError> {
+    let unused: HashSet<&str> = unused.iter().map(String::as_str).collect();
     let ours = file.tensors().iter().map(|tensor| tensor.name.as_str());
-    match companions::lost(ours.filter(|name| !others.contains(name))) {
+    match companions::missing(ours.filter(|name| !unused.contains(name))) {
         Some(tensor) => Err(ModelError::MissingTensor {
             file: file.path().to_path_buf(),
             tensor,

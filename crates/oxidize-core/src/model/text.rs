@@ -1,8 +1,8 @@
-//! The text side of a model: tokenizer, chat template and sampling defaults, from its file or the
-//! files beside it.
+//! Tokenizer, chat template and sampling defaults of a model, from its file or the JSON files of
+//! its directory.
 
 use super::{Model, ModelError};
-use crate::chat::{ChatOptions, ChatTemplate};
+use crate::chat::{Answer, AnswerFormat, AnswerOptions, ChatOptions, ChatTemplate, Conversation};
 use crate::error::{Error, Result};
 use crate::file::{Format, ModelFile};
 use crate::sampling::{SamplerVocab, SamplingParams, TokenPieces, sort_by_bytes};
@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 impl Model {
-    /// The tokenizer, read on first use.
+    /// The tokenizer, built on first use.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         if let Some(tokenizer) = self.0.tokenizer.get() {
             return Ok(tokenizer);
@@ -36,12 +36,42 @@ impl Model {
         Ok(Some(ChatTemplate::new(&source, ChatOptions::default())?))
     }
 
-    /// The template itself.
+    /// The model's chat template, or ChatML for models without one. Parsed once.
+    pub(crate) fn chat_template_or_default(&self) -> Result<&ChatTemplate> {
+        if let Some(template) = self.0.chat_template.get() {
+            return Ok(template);
+        }
+        let template = match self.chat_template()? {
+            Some(template) => template,
+            None => ChatTemplate::builtin("chatml", ChatOptions::default())?,
+        };
+        Ok(self.0.chat_template.get_or_init(|| Arc::new(template)))
+    }
+
+    /// Separates the text of an answer into reasoning, content and tool calls, in the format of the model's family.
+    ///
+    /// `conversation` is the one that was answered. Generate the text with
+    /// [`Request::render_special`](crate::engine::Request::render_special): some families mark calls and reasoning by
+    /// control tokens.
+    pub fn parse_answer(&self, conversation: &Conversation, text: &str) -> Result<Answer> {
+        let template = self.chat_template_or_default()?;
+        let prompt = conversation.render(template, self.tokenizer()?)?;
+        let options = AnswerOptions {
+            reasoning: true,
+            tools: conversation.tools.as_ref(),
+            prompt: &prompt.text,
+            stream_calls: false,
+        };
+        Ok(Answer::parse(&AnswerFormat::of(template), &options, text))
+    }
+
+    /// Source of the model's chat template.
     pub fn chat_template_source(&self) -> Result<Option<String>> {
         chat_template_of(self.file())
     }
 
-    /// How the model's authors would have tokens chosen; ours where they do not say.
+    /// Sampling settings recommended by the model's authors (`generation_config.json`, `general.sampling.*`), completed
+    /// with [`SamplingParams::default`].
     pub fn sampling_defaults(&self) -> SamplingParams {
         let file = self.file();
         let config = self.sidecar_json("generation_config.json").ok().flatten();
@@ -70,7 +100,7 @@ impl Model {
             repeat_penalty: float("penalty_repeat", "repetition_penalty", ours.repeat_penalty),
             ..ours.clone()
         };
-        // A default that makes no sense is no reason not to run the model.
+        // Invalid defaults are ignored; they do not prevent the model from running.
         if theirs.validate().is_ok() {
             theirs
         } else {
@@ -78,7 +108,7 @@ impl Model {
         }
     }
 
-    /// What samplers need to know of the vocabulary.
+    /// Vocabulary for samplers.
     pub fn sampler_vocab(&self) -> SamplerVocab {
         let tokenizer = self.tokenizer().ok();
         SamplerVocab {
@@ -97,7 +127,7 @@ impl Model {
     }
 }
 
-/// The chat template of a model that need not be loaded, if it has one.
+/// Chat template of a file, without loading the model.
 pub fn chat_template_of(file: &ModelFile) -> Result<Option<String>> {
     if let Format::Gguf { .. } = file.format() {
         return Ok(file
@@ -115,7 +145,7 @@ pub fn chat_template_of(file: &ModelFile) -> Result<Option<String>> {
     };
     let template = match config.get("chat_template") {
         Some(Value::String(template)) => Some(template.clone()),
-        // Several, by name.
+        // List of named templates.
         Some(Value::Array(list)) => {
             let named = |name: &str| {
                 let found = list
@@ -130,7 +160,7 @@ pub fn chat_template_of(file: &ModelFile) -> Result<Option<String>> {
     Ok(template)
 }
 
-/// A JSON file beside a model that is a directory, if it is there.
+/// Reads a JSON file from the directory of a model, if it exists.
 pub(crate) fn sidecar_json(file: &ModelFile, name: &str) -> Result<Option<Value>> {
     if let Format::Gguf { .. } = file.format() {
         return Ok(None);
@@ -146,10 +176,10 @@ pub(crate) fn sidecar_json(file: &ModelFile, name: &str) -> Result<Option<Value>
     Ok(Some(serde_json::from_str(&text).map_err(bad)?))
 }
 
-/// The text of tokens, for samplers that look at it.
+/// Texts of tokens, for samplers that need them.
 struct Pieces {
     tokenizer: Tokenizer,
-    /// Sorted when first wanted.
+    /// Token ids in the order of their bytes, sorted on first use.
     sorted: OnceLock<Arc<[u32]>>,
 }
 
@@ -175,7 +205,7 @@ impl TokenPieces for Pieces {
     }
 
     fn sorted(&self, n_tokens: usize) -> Arc<[u32]> {
-        // Of one model, so always as many.
+        // The number of tokens is constant, so the order can be cached.
         let sort = || sort_by_bytes(self, n_tokens);
         self.sorted.get_or_init(sort).clone()
     }

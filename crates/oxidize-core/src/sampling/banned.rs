@@ -1,8 +1,8 @@
-//! Banned strings: a token that would complete one is ruled out, so the answer never contains any.
+//! Banned strings: excludes tokens that would complete one, so that an answer never contains any.
 //!
-//! Tokens that hold a banned string whole are ruled out always. For one that began in earlier tokens,
-//! a Knuth–Morris–Pratt automaton knows how much of it is there, and the tokens that begin with the
-//! rest are neighbours in the sorted vocabulary.
+//! Tokens that contain a whole banned string are always excluded. For a string that started in
+//! earlier tokens, a Knuth–Morris–Pratt automaton tracks the matched prefix; the tokens that start
+//! with the rest are adjacent in the sorted vocabulary.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use super::chain::{SamplerVocab, TokenPieces};
 use super::stop::Automaton;
 use super::{Candidates, SamplingError};
 
-/// Follows the text of an answer and rules tokens out.
+/// Tracks the text of an answer and excludes tokens.
 #[derive(Clone, Default)]
 pub(super) struct BannedStrings {
     strings: Vec<Automaton>,
     pieces: Option<Arc<dyn TokenPieces>>,
-    /// All tokens with a text, by their text.
+    /// All tokens with text, sorted by text.
     sorted: Arc<[u32]>,
-    /// Tokens that hold a banned string whole.
+    /// Tokens that contain a whole banned string.
     always: Vec<u32>,
 }
 
@@ -35,17 +35,21 @@ impl BannedStrings {
             .map(|string| Automaton::new(string.as_bytes()))
             .collect();
         let sorted = pieces.sorted(vocab.n_tokens);
-        let holds_one = |piece: &[u8]| {
-            let holds = |banned: &Automaton| {
+        let contains_banned = |piece: &[u8]| {
+            let contains = |banned: &Automaton| {
                 let banned = banned.string();
                 piece.len() >= banned.len() && piece.windows(banned.len()).any(|w| w == banned)
             };
-            strings.iter().any(holds)
+            strings.iter().any(contains)
         };
         let always = sorted
             .iter()
             .copied()
-            .filter(|&token| pieces.piece(token).is_some_and(|piece| holds_one(&piece)))
+            .filter(|&token| {
+                pieces
+                    .piece(token)
+                    .is_some_and(|piece| contains_banned(&piece))
+            })
             .collect();
         Ok(Self {
             strings,
@@ -59,7 +63,8 @@ impl BannedStrings {
         self.strings.is_empty()
     }
 
-    /// Rules out what would complete a banned string. `candidates` are the whole vocabulary.
+    /// Excludes tokens that would complete a banned string. `candidates` must be the whole
+    /// vocabulary.
     pub(super) fn apply(&self, candidates: &mut Candidates) {
         let Some(pieces) = &self.pieces else { return };
         let logits = candidates.logits_mut();
@@ -69,18 +74,18 @@ impl BannedStrings {
             }
         };
         self.always.iter().copied().for_each(&mut forbid);
-        for rest in self.strings.iter().flat_map(Automaton::open_endings) {
+        for rest in self.strings.iter().flat_map(Automaton::missing_suffixes) {
             let piece = |token: u32| pieces.piece(token).unwrap_or_default();
             let first = self.sorted.partition_point(|&token| &*piece(token) < rest);
             let from = self.sorted.get(first..).unwrap_or_default();
-            let begin = from.iter().copied();
-            begin
+            let matching = from.iter().copied();
+            matching
                 .take_while(|&token| piece(token).starts_with(rest))
                 .for_each(&mut forbid);
         }
     }
 
-    /// Learns of a token of the answer.
+    /// Advances by a token of the answer.
     pub(super) fn accept(&mut self, token: u32) {
         let Some(piece) = self.pieces.as_ref().and_then(|pieces| pieces.piece(token)) else {
             return;
@@ -99,7 +104,7 @@ mod tests {
     use crate::sampling::{Rng, Sampler, SamplingParams};
     use std::borrow::Cow;
 
-    /// Tokens are all strings of one to three of the letters `a`, `b` and `é`'s two bytes.
+    /// All strings of one to three of `a`, `b` and the two bytes of `é`.
     struct Words(Vec<Vec<u8>>);
 
     impl TokenPieces for Words {
@@ -135,9 +140,9 @@ mod tests {
         text.windows(string.len()).any(|w| w == string.as_bytes())
     }
 
-    /// At every step exactly those tokens are ruled out that would complete a banned string.
+    /// At each step, exactly the tokens that would complete a banned string are excluded.
     #[test]
-    fn rules_out_what_would_complete_a_banned_string_and_nothing_else() {
+    fn excludes_exactly_the_tokens_that_complete_a_banned_string() {
         let (vocab, words) = vocab();
         let mut rng = Rng::new(3);
         for banned in [
@@ -157,13 +162,13 @@ mod tests {
                 ..SamplingParams::default()
             };
             let mut sampler = Sampler::new(&params, &vocab).unwrap();
-            // A prompt may contain anything: only the answer counts.
+            // Bans apply to the answer only, not to the prompt.
             sampler.accept_prompt(&[0, 1, 0]);
             let mut text: Vec<u8> = Vec::new();
             for _ in 0..300 {
                 let logits = vec![0.0; words.len()];
-                let candidates = sampler.narrowed(&logits);
-                let ruled_out: Vec<u32> = (0..candidates.len())
+                let candidates = sampler.filtered(&logits);
+                let excluded: Vec<u32> = (0..candidates.len())
                     .filter(|&i| candidates.logits()[i] == f32::NEG_INFINITY)
                     .map(|i| candidates.id(i))
                     .collect();
@@ -176,7 +181,7 @@ mod tests {
                     .filter(|(_, word)| completes(word))
                     .map(|(token, _)| token)
                     .collect();
-                assert_eq!(ruled_out, want, "{banned:?} after {text:?}");
+                assert_eq!(excluded, want, "{banned:?} after {text:?}");
                 let token = sampler.sample(&logits, None).unwrap().token;
                 sampler.accept(token);
                 text.extend(&words[token as usize]);

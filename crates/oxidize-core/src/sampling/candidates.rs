@@ -1,6 +1,6 @@
-//! The tokens still in the running during one sampling step, with their logits.
-//! Every stage of the chain narrows or reweighs this list. It starts as the whole vocabulary and is
-//! narrowed in linear time: no stage sorts the vocabulary, and nothing is allocated after the first step.
+//! Candidate tokens of a sampling step with their logits. The stages of the chain filter or
+//! reweight this list, which starts as the whole vocabulary. Filtering takes linear time: no stage
+//! sorts the vocabulary, and nothing is allocated after the first step.
 
 use oxidize_kernels::select;
 
@@ -8,37 +8,38 @@ use super::SamplingError;
 use super::rng::Rng;
 use super::select::{Cut, MassSelect, sort_descending};
 
-/// Above this the bounded buffer of [`Candidates::retain_top`] would outgrow the cache.
+/// Largest k for which the buffer of [`Candidates::retain_top`] fits in the cache.
 const SMALL_TOP: usize = 1024;
 
-/// Logits looked at together where most are not wanted.
+/// Logits examined together where most are skipped.
 const CHUNK: usize = 16;
-/// Tokens whose logit is this far below the largest have less than 0.04% of its probability.
+/// Logit distance from the maximum beyond which a token has less than 0.04% of its probability.
 const NEAR: f32 = 8.0;
-/// exp(−NEAR)
+/// exp(−NEAR).
 const NEAR_WEIGHT: f32 = 3.354_626_3e-4;
-/// A draw skips so many weights at a time by their sum.
+/// Number of weights that a draw skips at a time by their sum.
 const SUM_CHUNK: usize = 256;
 
-/// Candidate tokens: parallel arrays of token ids and logits.
+/// Candidate tokens: parallel arrays of ids and logits.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     logits: Vec<f32>,
-    /// Valid only once the list has been narrowed; before that a position is its token id. May be longer than the list.
+    /// Token ids, valid only after the first filtering; before that, a position is its token id.
+    /// May be longer than the list.
     ids: Vec<u32>,
     whole_vocabulary: bool,
     sorted: bool,
-    /// Scratch: `exp(logit − max)`, one a candidate, after [`Candidates::weigh`].
+    /// Scratch: `exp(logit − max)` per candidate, computed by [`Candidates::exp_sum`].
     weights: Vec<f32>,
-    weighed_max: f32,
+    exp_max: f32,
     top: Vec<(f32, u32)>,
-    /// Scratch: the logits from the largest down.
+    /// Scratch: logits in descending order.
     order: Vec<f32>,
     select: MassSelect,
 }
 
 impl Candidates {
-    /// Starts a step: every token of the vocabulary, refused when a logit is NaN or +∞.
+    /// Starts a step with the whole vocabulary. Fails if a logit is NaN or +∞.
     pub fn load(&mut self, logits: &[f32]) -> Result<(), SamplingError> {
         check_logits(logits)?;
         self.logits.clear();
@@ -48,17 +49,17 @@ impl Candidates {
         Ok(())
     }
 
-    /// How many tokens are left.
+    /// Number of candidates.
     pub fn len(&self) -> usize {
         self.logits.len()
     }
 
-    /// True when no token is left.
+    /// True if there are no candidates.
     pub fn is_empty(&self) -> bool {
         self.logits.is_empty()
     }
 
-    /// The token at a position of the list.
+    /// Token id at a position of the list.
     pub fn id(&self, position: usize) -> u32 {
         if self.whole_vocabulary {
             position as u32
@@ -67,23 +68,23 @@ impl Candidates {
         }
     }
 
-    /// The logits, in the order of the list.
+    /// Logits, in list order.
     pub fn logits(&self) -> &[f32] {
         &self.logits
     }
 
-    /// The logits for changing. The order may no longer hold afterwards.
+    /// Mutable logits. The list may no longer be sorted afterwards.
     pub fn logits_mut(&mut self) -> &mut [f32] {
         self.sorted = false;
         &mut self.logits
     }
 
-    /// Multiplies all logits by a positive factor, which keeps their order.
+    /// Multiplies all logits by a positive factor, which preserves their order.
     pub fn scale(&mut self, factor: f32) {
         self.logits.iter_mut().for_each(|logit| *logit *= factor);
     }
 
-    /// The logit of a token, if it is still in the list. Constant time before the first narrowing.
+    /// Logit of a token, if it is in the list. Takes constant time before the first filtering.
     pub fn logit_of_mut(&mut self, token: u32) -> Option<&mut f32> {
         self.sorted = false;
         let position = if self.whole_vocabulary {
@@ -97,7 +98,7 @@ impl Candidates {
         self.logits.get_mut(position)
     }
 
-    /// The largest logit, −∞ when nothing is left.
+    /// Largest logit; −∞ if there are no candidates.
     pub fn max(&self) -> f32 {
         if self.sorted {
             return self.logits.first().copied().unwrap_or(f32::NEG_INFINITY);
@@ -105,30 +106,31 @@ impl Candidates {
         max_of(&self.logits)
     }
 
-    /// The most likely token; the lowest id among equals. `None` when every token is ruled out.
+    /// Most likely token, the lowest id among ties. `None` if every token is excluded.
     pub fn argmax(&self) -> Option<u32> {
         argmax(&self.logits).map(|position| self.id(position))
     }
 
     /// Computes the weights `exp(logit − max)` and returns their sum. A weight divided by the sum
-    /// is the probability of the token at the same position.
-    pub fn weigh(&mut self) -> f64 {
-        self.weighed_max = self.max();
+    /// is the probability of its token.
+    pub fn exp_sum(&mut self) -> f64 {
+        self.exp_max = self.max();
         self.weights.resize(self.logits.len(), 0.0);
-        select().weigh(&self.logits, self.weighed_max, &mut self.weights)
+        select().exp_sum(&self.logits, self.exp_max, &mut self.weights)
     }
 
-    /// The largest logit at the last [`Candidates::weigh`].
-    pub fn weighed_max(&self) -> f32 {
-        self.weighed_max
+    /// Largest logit at the last call of [`Candidates::exp_sum`].
+    pub fn exp_max(&self) -> f32 {
+        self.exp_max
     }
 
-    /// The weights of the last [`Candidates::weigh`].
+    /// Weights of the last call of [`Candidates::exp_sum`].
     pub fn weights(&self) -> &[f32] {
         &self.weights
     }
 
-    /// Keeps the `k` largest logits (the lower id among equals), sorted from the largest down when `k` is small.
+    /// Keeps the `k` largest logits (the lower id among ties), sorted in descending order if `k` is
+    /// small.
     pub fn retain_top(&mut self, k: usize) {
         if k >= self.len() {
             return;
@@ -136,7 +138,7 @@ impl Candidates {
         if self.sorted {
             self.truncate(k);
         } else if k > SMALL_TOP {
-            // Every token weighs the same, so that mass is a count.
+            // With equal weights, mass is a count.
             self.weights.clear();
             self.weights.resize(self.logits.len(), 1.0);
             let smallest = -self.max();
@@ -147,7 +149,7 @@ impl Candidates {
         }
     }
 
-    /// Top-k for small k: one pass that looks closely only at what beats the k-th best so far.
+    /// Top-k for small k: one pass that examines only logits above the k-th largest so far.
     fn find_top(&mut self, k: usize) {
         let capacity = (4 * k).max(64);
         let mut threshold = f32::NEG_INFINITY;
@@ -177,7 +179,7 @@ impl Candidates {
         self.top.truncate(k);
     }
 
-    /// Keeps the tokens whose logit is at least `threshold`.
+    /// Keeps tokens whose logit is at least `threshold`.
     pub fn retain_at_least(&mut self, threshold: f32) {
         if self.sorted {
             let keep = self.logits.partition_point(|&logit| logit >= threshold);
@@ -190,39 +192,41 @@ impl Candidates {
         }
     }
 
-    /// Keeps the most likely tokens that together hold at least the share `p` of the probability.
+    /// Keeps the fewest most likely tokens whose total probability is at least `p`.
     pub fn retain_likely_mass(&mut self, p: f64) {
-        let total = self.weigh();
+        let total = self.exp_sum();
         if self.sorted {
             let mut mass = 0.0;
-            let enough = self.weights.iter().position(|&weight| {
+            let last_needed = self.weights.iter().position(|&weight| {
                 mass += f64::from(weight);
                 mass >= p * total
             });
-            if let Some(last) = enough {
+            if let Some(last) = last_needed {
                 self.truncate(last + 1);
             }
             return;
         }
-        // Most of a vocabulary is unlikely: where few tokens near the maximum hold the mass alone, the others go first.
-        let max = self.weighed_max;
+        // Most of a vocabulary is unlikely: if a few tokens near the maximum have enough mass, drop
+        // the others first.
+        let max = self.exp_max;
         let n_near =
             |weights: &[f32]| -> u32 { weights.iter().map(|&w| u32::from(w >= NEAR_WEIGHT)).sum() };
         if 4 * n_near(&self.weights) as usize <= self.len() && near_mass(&self.weights) >= p * total
         {
             self.retain_at_least(max - NEAR);
-            self.weigh();
+            self.exp_sum();
         }
         self.retain_first_mass(p * total, -max, |logit| -logit);
     }
 
-    /// Keeps the tokens that come first by `distance(logit)` (not negative, smallest first) until they
-    /// hold at least the share `p` of the probability. Needs the weights of [`Candidates::weigh`].
+    /// Keeps tokens in ascending order of `distance(logit)`, which is not negative, until their
+    /// total probability is at least `p`. Uses the weights of [`Candidates::exp_sum`].
     pub fn retain_nearest_mass(&mut self, p: f64, total: f64, distance: impl Fn(f32) -> f32) {
         self.retain_first_mass(p * total, 0.0, distance);
     }
 
-    /// Keeps the tokens with the smallest keys until their weights reach `target`. No key is below `smallest`.
+    /// Keeps the tokens with the smallest keys until their weights reach `target`. No key is below
+    /// `smallest`.
     fn retain_first_mass(&mut self, target: f64, smallest: f32, key: impl Fn(f32) -> f32) {
         let mut select = std::mem::take(&mut self.select);
         let cut = select.cut(&self.logits, &self.weights, target, smallest, &key);
@@ -230,11 +234,11 @@ impl Candidates {
         self.retain_cut(cut, key);
     }
 
-    /// Keeps what lies before a cut by `key`.
+    /// Keeps the tokens before a cut by `key`.
     fn retain_cut(&mut self, cut: Cut, key: impl Fn(f32) -> f32) {
         let kept = self.logits.iter().map(|&x| u32::from(cut.may_keep(key(x))));
         if self.whole_vocabulary && 16 * kept.sum::<u32>() as usize > self.len() {
-            // Many stay: ruling the others out is faster than moving what stays.
+            // Many tokens stay: excluding the others is faster than moving those that stay.
             for logit in &mut self.logits {
                 let keeps = cut.may_keep(key(*logit));
                 *logit = if keeps { *logit } else { f32::NEG_INFINITY };
@@ -261,14 +265,15 @@ impl Candidates {
         );
     }
 
-    /// Removes the tokens for whose position and weight (of the last [`Candidates::weigh`]) `remove` holds.
+    /// Removes tokens for which `remove` returns true, given position and weight (of the last
+    /// [`Candidates::exp_sum`]).
     pub fn remove_where(&mut self, mut remove: impl FnMut(usize, f32) -> bool) {
         let weights = std::mem::take(&mut self.weights);
         self.retain_positions(|position, _| !remove(position, weights[position]));
         self.weights = weights;
     }
 
-    /// Removes the tokens at these positions, which ascend.
+    /// Removes the tokens at these ascending positions.
     pub fn remove(&mut self, positions: &[usize]) {
         if self.whole_vocabulary {
             for &position in positions {
@@ -280,8 +285,8 @@ impl Candidates {
         self.retain_positions(|position, _| left.next_if(|&&next| next == position).is_none());
     }
 
-    /// Sorts the list from the largest logit down and drops what is ruled out. Only for stages whose
-    /// rule needs the full order.
+    /// Sorts the list by descending logit and removes excluded tokens. Only for stages that need
+    /// the full order.
     pub fn sort(&mut self) {
         if self.sorted {
             return;
@@ -301,16 +306,16 @@ impl Candidates {
         self.keep_top();
     }
 
-    /// How many logits are above `floor`.
+    /// Number of logits above `floor`.
     pub(super) fn count_above(&self, floor: f32) -> usize {
         let above = self.logits.iter().map(|&logit| u32::from(logit > floor));
         above.sum::<u32>() as usize
     }
 
-    /// The logits above `floor` from the largest down, without changing the list.
+    /// Logits above `floor` in descending order. The list is unchanged.
     pub(super) fn descending(&mut self, floor: f32) -> &[f32] {
         let max = self.max();
-        // Writes first and counts after: no branch to mispredict.
+        // Always write, then advance conditionally: no branch to mispredict.
         self.order.resize(self.logits.len(), 0.0);
         let mut kept = 0;
         for &logit in &self.logits {
@@ -324,7 +329,7 @@ impl Candidates {
         &self.order
     }
 
-    /// Keeps the first `n` tokens of the order that the last [`Candidates::descending`] found.
+    /// Keeps the first `n` tokens in the order of the last [`Candidates::descending`].
     pub(super) fn retain_first(&mut self, n: usize) {
         let Some(&last) = n.checked_sub(1).and_then(|last| self.order.get(last)) else {
             return;
@@ -337,7 +342,7 @@ impl Candidates {
         self.retain_cut(cut, |logit| -logit);
     }
 
-    /// The `k` largest logits from the largest down, without changing the list; `k` is small.
+    /// The `k` largest logits in descending order, for small `k`. The list is unchanged.
     pub fn largest(&mut self, k: usize) -> impl ExactSizeIterator<Item = f32> {
         if !self.sorted {
             self.find_top(k);
@@ -349,7 +354,7 @@ impl Candidates {
         self.top.iter().map(|&(logit, _)| logit)
     }
 
-    /// The list becomes what the buffer holds.
+    /// Replaces the list by the contents of `top`.
     fn keep_top(&mut self) {
         self.ids.clear();
         self.ids.extend(self.top.iter().map(|&(_, id)| id));
@@ -372,9 +377,9 @@ impl Candidates {
         self.logits.truncate(n);
     }
 
-    /// Draws a token by its probability. `None` when every token is ruled out.
+    /// Draws a token by probability. Returns `None` if every token is excluded.
     pub fn draw(&mut self, rng: &mut Rng) -> Option<u32> {
-        let total = self.weigh();
+        let total = self.exp_sum();
         if total <= 0.0 {
             return None;
         }
@@ -393,7 +398,7 @@ impl Candidates {
             left -= f64::from(weight);
             left < 0.0
         });
-        // Rounding may carry the draw past the end: then the last possible token is meant.
+        // Rounding may move the draw past the end; take the last possible token.
         let last = || self.weights.iter().rposition(|&weight| weight > 0.0);
         drawn
             .map(|offset| start + offset)
@@ -401,12 +406,13 @@ impl Candidates {
             .map(|position| self.id(position))
     }
 
-    /// Narrows the list in place, keeping its order.
+    /// Filters the list in place, keeping its order.
     fn retain_positions(&mut self, keep: impl FnMut(usize, f32) -> bool) {
         self.retain_chunks(|_| true, keep);
     }
 
-    /// The same, looking only into those chunks of logits for which `look` holds.
+    /// Like [`Candidates::retain_positions`], skipping chunks of logits for which `look` returns
+    /// false.
     fn retain_chunks(
         &mut self,
         look: impl Fn(&[f32]) -> bool,
@@ -423,7 +429,7 @@ impl Candidates {
                 continue;
             }
             for position in start..end {
-                // Writes first and counts after: no branch to mispredict.
+                // Always write, then advance conditionally: no branch to mispredict.
                 let logit = self.logits[position];
                 self.ids[kept] = if self.whole_vocabulary {
                     position as u32
@@ -439,12 +445,12 @@ impl Candidates {
     }
 }
 
-/// From the largest logit down, the lower id first among equals.
+/// Descending by logit, ascending by id among ties.
 fn by_rank(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// The sum of the weights of tokens near the maximum.
+/// Total weight of tokens near the maximum.
 fn near_mass(weights: &[f32]) -> f64 {
     let near = |weight: f32| if weight >= NEAR_WEIGHT { weight } else { 0.0 };
     let chunks = weights.chunks(SUM_CHUNK).map(|chunk| {
@@ -459,15 +465,15 @@ fn near_mass(weights: &[f32]) -> f64 {
     chunks.sum()
 }
 
-/// Refuses logits that no distribution can be made of, naming the first such token.
+/// Rejects logits that define no distribution, reporting the first such token.
 pub(crate) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
-    // `x < ∞` is false for NaN and for +∞ alike.
-    let sound = logits.chunks(64).all(|chunk| {
+    // `x < ∞` is false for both NaN and +∞.
+    let finite = logits.chunks(64).all(|chunk| {
         chunk
             .iter()
-            .fold(true, |sound, &x| sound & (x < f32::INFINITY))
+            .fold(true, |finite, &x| finite & (x < f32::INFINITY))
     });
-    if sound {
+    if finite {
         return Ok(());
     }
     match logits
@@ -482,7 +488,7 @@ pub(crate) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
     }
 }
 
-/// Position of the largest value, the first among equals; `None` when all are −∞ or there is none.
+/// Position of the largest value, the first among ties. `None` if there is no value above −∞.
 pub(crate) fn argmax(values: &[f32]) -> Option<usize> {
     let max = max_of(values);
     if max == f32::NEG_INFINITY {
@@ -492,7 +498,7 @@ pub(crate) fn argmax(values: &[f32]) -> Option<usize> {
     }
 }
 
-/// The largest value, over eight lanes so that it vectorises.
+/// Largest value, in eight lanes so that it vectorizes.
 pub(crate) fn max_of(values: &[f32]) -> f32 {
     let (chunks, rest) = values.as_chunks::<8>();
     let mut lanes = [f32::NEG_INFINITY; 8];
@@ -518,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_infinity_are_refused_by_token() {
+    fn nan_and_infinity_are_rejected() {
         let mut candidates = Candidates::default();
         let error = candidates.load(&[0.0, f32::NAN]).unwrap_err();
         assert!(matches!(error, SamplingError::BadLogit { token: 1, .. }));
@@ -527,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn top_k_is_the_head_of_a_sort_for_small_and_large_k() {
+    fn top_k_matches_sorting_for_small_and_large_k() {
         let mut rng = Rng::new(1);
         for n in [1, 2, 63, 1000, 20_000] {
             // Rounded, so that ties occur.
@@ -543,7 +549,7 @@ mod tests {
             for k in [1, 5, 40, 1024, 1500] {
                 let mut candidates = loaded(&logits);
                 candidates.retain_top(k);
-                // What is ruled out may stay in the list.
+                // Excluded tokens may remain in the list.
                 let left = |i: &usize| candidates.logits()[*i] > f32::NEG_INFINITY;
                 let left = (0..candidates.len()).filter(left);
                 let mut got: Vec<u32> = left.map(|i| candidates.id(i)).collect();
@@ -556,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn ascending_logits_do_not_break_the_buffer() {
+    fn top_k_handles_ascending_logits() {
         let logits: Vec<f32> = (0..10_000).map(|i| i as f32).collect();
         let mut candidates = loaded(&logits);
         candidates.retain_top(3);
@@ -567,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ruled_out_gives_no_token() {
+    fn no_token_if_all_are_excluded() {
         let mut candidates = loaded(&[f32::NEG_INFINITY; 10]);
         assert_eq!(candidates.draw(&mut Rng::new(1)), None);
         assert_eq!(candidates.argmax(), None);

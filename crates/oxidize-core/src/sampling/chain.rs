@@ -1,5 +1,5 @@
-//! The sampler of a sequence: bias, mask, then the stages in the order asked for, then the draw.
-//! A new stage is one file with a `build` function and one line in [`STAGES`].
+//! [`Sampler`]: applies logit bias, mask and bans, then the stages in the configured order, then
+//! draws. A new stage is one file with a `build` function and one entry in [`STAGES`].
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use super::{
     min_p, penalty, tail_free, temperature, top_k, top_n_sigma, top_p, typical, xtc,
 };
 
-/// Chooses the tokens of one sequence.
+/// Samples the tokens of one sequence.
 #[derive(Clone)]
 pub struct Sampler {
     n_tokens: usize,
@@ -24,50 +24,50 @@ pub struct Sampler {
     bias: LogitBias,
     banned: BannedStrings,
     stages: Vec<Box<dyn Stage>>,
-    end: End,
+    final_step: FinalStep,
     rng: Rng,
     candidates: Candidates,
 }
 
-/// A chosen token.
+/// Sampled token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
-    /// The token.
+    /// Token id.
     pub token: u32,
-    /// Its log probability under the model itself, if `n_probs` asked for it.
+    /// Log probability under the unmodified model, if `n_probs` is set.
     pub logprob: Option<f32>,
-    /// The `n_probs` most likely tokens of the model with their log probabilities.
+    /// The `n_probs` most likely tokens of the unmodified model with log probabilities.
     pub top: Vec<(u32, f32)>,
 }
 
-/// What the samplers need to know of a vocabulary.
+/// Properties of a vocabulary that samplers need.
 #[derive(Clone, Default)]
 pub struct SamplerVocab {
-    /// How many tokens there are, which is also how many logits each step has.
+    /// Number of tokens, which is also the number of logits per step.
     pub n_tokens: usize,
-    /// The token of a single newline, if there is one.
+    /// Token of a single newline, if there is one.
     pub newline: Option<u32>,
-    /// The text of each token; without it DRY knows no sequence breakers, and no string can be banned.
+    /// Text of each token. Without it, DRY ignores sequence breakers and strings cannot be banned.
     pub pieces: Option<Arc<dyn TokenPieces>>,
 }
 
-/// The text of tokens.
+/// Text of tokens.
 pub trait TokenPieces: Send + Sync {
-    /// The bytes a token stands for, `None` for special tokens and unknown ids.
+    /// Bytes of a token; `None` for special tokens and unknown ids.
     fn piece(&self, token: u32) -> Option<Cow<'_, [u8]>>;
 
-    /// Whether the token ends an answer.
+    /// True if the token ends an answer.
     fn is_end(&self, _token: u32) -> bool {
         false
     }
 
-    /// Those of the first `n_tokens` tokens that stand for bytes, in the order of these.
+    /// Tokens among the first `n_tokens` that have bytes, sorted by them.
     fn sorted(&self, n_tokens: usize) -> Arc<[u32]> {
         sort_by_bytes(self, n_tokens)
     }
 }
 
-/// See [`TokenPieces::sorted`].
+/// Implementation of [`TokenPieces::sorted`].
 pub(crate) fn sort_by_bytes(pieces: &(impl TokenPieces + ?Sized), n_tokens: usize) -> Arc<[u32]> {
     let all = 0..u32::try_from(n_tokens).unwrap_or(u32::MAX);
     let has_bytes = |&token: &u32| pieces.piece(token).is_some_and(|piece| !piece.is_empty());
@@ -76,34 +76,41 @@ pub(crate) fn sort_by_bytes(pieces: &(impl TokenPieces + ?Sized), n_tokens: usiz
     tokens.into()
 }
 
-/// The stages by name.
+/// Stage of the sampler chain, for [`SamplingParams::samplers`](super::SamplingParams::samplers).
+///
+/// ```
+/// use oxidize_core::SamplerKind;
+///
+/// let samplers = SamplerKind::parse_list("top_k;top_p;temperature").unwrap();
+/// assert_eq!(samplers, [SamplerKind::TopK, SamplerKind::TopP, SamplerKind::Temperature]);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SamplerKind {
     /// Repetition, frequency and presence penalties.
     Penalties,
-    /// DRY.
+    /// DRY: penalty on repetitions of earlier text.
     Dry,
     /// Top-nσ.
     TopNSigma,
     /// Top-k.
     TopK,
-    /// Tail-free.
+    /// Tail-free sampling.
     TailFree,
-    /// Locally typical.
+    /// Locally typical sampling.
     Typical,
-    /// Top-p.
+    /// Top-p (nucleus sampling).
     TopP,
     /// Min-p.
     MinP,
-    /// XTC.
+    /// XTC: exclude top choices.
     Xtc,
     /// Temperature, fixed or dynamic.
     Temperature,
-    /// Infill: ends in time where a gap is filled.
+    /// Infill: favors an early end, for filling gaps in code.
     Infill,
 }
 
-/// llama.cpp's order, with tail-free where it used to be.
+/// llama.cpp's default order, with tail-free sampling at its former place.
 pub const DEFAULT_SAMPLERS: [SamplerKind; 10] = [
     SamplerKind::Penalties,
     SamplerKind::Dry,
@@ -117,13 +124,13 @@ pub const DEFAULT_SAMPLERS: [SamplerKind; 10] = [
     SamplerKind::Temperature,
 ];
 
-/// One step of the chain.
+/// Stage of the chain.
 pub(super) trait Stage: Send + Sync {
-    /// Narrows or reweighs the candidates.
+    /// Filters or reweights the candidates.
     fn apply(&mut self, candidates: &mut Candidates, rng: &mut Rng);
-    /// Learns of a token that joined the sequence.
+    /// Updates the state for a token appended to the sequence.
     fn accept(&mut self, _token: u32) {}
-    /// `Clone` for a boxed stage: beams and drafts fork a sequence.
+    /// Clones the boxed stage; beams and drafts fork a sequence.
     fn boxed_clone(&self) -> Box<dyn Stage>;
 }
 
@@ -135,11 +142,12 @@ impl Clone for Box<dyn Stage> {
 
 struct StageInfo {
     kind: SamplerKind,
-    /// The name, then other spellings in use.
+    /// Name, then aliases.
     names: &'static [&'static str],
     letter: char,
-    /// Whether the stage changes logits; one that only narrows or scales them leaves the most likely token as it is.
-    reweighs: bool,
+    /// True if the stage changes logits. A stage that only filters or scales them preserves the
+    /// most likely token.
+    changes_logits: bool,
     build: fn(&SamplingParams, &SamplerVocab) -> Option<Box<dyn Stage>>,
 }
 
@@ -147,14 +155,14 @@ const fn info(
     kind: SamplerKind,
     names: &'static [&'static str],
     letter: char,
-    reweighs: bool,
+    changes_logits: bool,
     build: fn(&SamplingParams, &SamplerVocab) -> Option<Box<dyn Stage>>,
 ) -> StageInfo {
     StageInfo {
         kind,
         names,
         letter,
-        reweighs,
+        changes_logits,
         build,
     }
 }
@@ -209,31 +217,33 @@ static STAGES: [StageInfo; 11] = [
     info(SamplerKind::Infill, &["infill"], 'i', true, infill::build),
 ];
 
-/// How the chain ends.
+/// Final step of the chain.
 #[derive(Debug, Clone)]
-enum End {
+enum FinalStep {
     Greedy,
     Draw,
     Mirostat(Mirostat),
 }
 
 impl Sampler {
-    /// Checks the parameters and builds the chain.
+    /// Validates the parameters and builds the chain.
     pub fn new(params: &SamplingParams, vocab: &SamplerVocab) -> Result<Self, SamplingError> {
         params.validate()?;
-        let end = match params.mirostat.mode {
-            _ if params.is_greedy() => End::Greedy,
-            MirostatMode::Off => End::Draw,
+        let final_step = match params.mirostat.mode {
+            _ if params.is_greedy() => FinalStep::Greedy,
+            MirostatMode::Off => FinalStep::Draw,
             MirostatMode::V1 | MirostatMode::V2 => {
-                End::Mirostat(Mirostat::new(params.mirostat, vocab.n_tokens))
+                FinalStep::Mirostat(Mirostat::new(params.mirostat, vocab.n_tokens))
             }
         };
-        let wanted = |stage: &StageInfo| match end {
-            End::Draw => true,
-            // The most likely token stays the most likely whatever is cut or scaled.
-            End::Greedy => stage.reweighs,
-            // Mirostat does the truncating.
-            End::Mirostat(_) => stage.reweighs || stage.kind == SamplerKind::Temperature,
+        let is_active = |stage: &StageInfo| match final_step {
+            FinalStep::Draw => true,
+            // Filtering and scaling do not change the most likely token.
+            FinalStep::Greedy => stage.changes_logits,
+            // Mirostat replaces the truncating stages.
+            FinalStep::Mirostat(_) => {
+                stage.changes_logits || stage.kind == SamplerKind::Temperature
+            }
         };
         let stages = params
             .samplers
@@ -241,7 +251,7 @@ impl Sampler {
             .filter_map(|kind| {
                 STAGES
                     .iter()
-                    .find(|stage| stage.kind == *kind && wanted(stage))
+                    .find(|stage| stage.kind == *kind && is_active(stage))
             })
             .filter_map(|stage| (stage.build)(params, vocab))
             .collect();
@@ -253,25 +263,25 @@ impl Sampler {
             bias: LogitBias::new(&params.logit_bias, vocab)?,
             banned: BannedStrings::new(&params.banned_strings, vocab)?,
             stages,
-            end,
+            final_step,
             rng: Rng::new(seed),
             candidates: Candidates::default(),
         })
     }
 
-    /// The seed in use: the one asked for, or the one drawn.
+    /// Seed in use: the requested or the drawn one.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Tells the chain of the tokens that the sequence begins with.
+    /// Updates the chain for the tokens of the prompt.
     pub fn accept_prompt(&mut self, tokens: &[u32]) {
         for stage in &mut self.stages {
             tokens.iter().for_each(|&token| stage.accept(token));
         }
     }
 
-    /// Tells the chain of a token that joined the answer, as from [`Sampler::sample`].
+    /// Updates the chain for a token appended to the answer, such as one from [`Sampler::sample`].
     pub fn accept(&mut self, token: u32) {
         self.banned.accept(token);
         for stage in &mut self.stages {
@@ -279,8 +289,8 @@ impl Sampler {
         }
     }
 
-    /// The `n` most likely tokens, the most likely first, with their log probabilities after biases,
-    /// mask, bans and the stages of the chain: what a beam search ranks.
+    /// Returns the `n` most likely tokens, most likely first, with log probabilities after bias,
+    /// mask, bans and stages; for beam search.
     pub fn ranked(
         &mut self,
         logits: &[f32],
@@ -288,8 +298,8 @@ impl Sampler {
         n: usize,
     ) -> Result<Vec<(u32, f32)>, SamplingError> {
         self.check_lengths(logits, mask)?;
-        self.narrow(logits, mask)?;
-        let (max, total) = (self.candidates.max(), self.candidates.weigh());
+        self.filter(logits, mask)?;
+        let (max, total) = (self.candidates.max(), self.candidates.exp_sum());
         if total <= 0.0 {
             return Ok(Vec::new());
         }
@@ -299,7 +309,7 @@ impl Sampler {
         Ok(ranked)
     }
 
-    /// Chooses the next token from the logits of the whole vocabulary, among those the mask allows.
+    /// Samples a token from the logits of the whole vocabulary, among those that the mask allows.
     pub fn sample(
         &mut self,
         logits: &[f32],
@@ -345,7 +355,7 @@ impl Sampler {
     }
 
     fn choose(&mut self, logits: &[f32], mask: Option<&TokenMask>) -> Result<u32, SamplingError> {
-        if matches!(self.end, End::Greedy)
+        if matches!(self.final_step, FinalStep::Greedy)
             && self.stages.is_empty()
             && self.bias.is_empty()
             && self.banned.is_empty()
@@ -356,17 +366,17 @@ impl Sampler {
                 .map(|token| token as u32)
                 .ok_or(SamplingError::NoCandidate);
         }
-        self.narrow(logits, mask)?;
-        match &mut self.end {
-            End::Greedy => self.candidates.argmax(),
-            End::Draw => self.candidates.draw(&mut self.rng),
-            End::Mirostat(mirostat) => mirostat.draw(&mut self.candidates, &mut self.rng),
+        self.filter(logits, mask)?;
+        match &mut self.final_step {
+            FinalStep::Greedy => self.candidates.argmax(),
+            FinalStep::Draw => self.candidates.draw(&mut self.rng),
+            FinalStep::Mirostat(mirostat) => mirostat.draw(&mut self.candidates, &mut self.rng),
         }
         .ok_or(SamplingError::NoCandidate)
     }
 
-    /// Everything before the draw.
-    fn narrow(&mut self, logits: &[f32], mask: Option<&TokenMask>) -> Result<(), SamplingError> {
+    /// Applies everything before the draw.
+    fn filter(&mut self, logits: &[f32], mask: Option<&TokenMask>) -> Result<(), SamplingError> {
         self.candidates.load(logits)?;
         self.bias.apply(&mut self.candidates);
         if let Some(mask) = mask {
@@ -381,16 +391,16 @@ impl Sampler {
         Ok(())
     }
 
-    /// The candidates as the draw would see them.
+    /// Candidates before the draw.
     #[cfg(test)]
-    pub(super) fn narrowed(&mut self, logits: &[f32]) -> &mut Candidates {
-        self.narrow(logits, None).unwrap();
+    pub(super) fn filtered(&mut self, logits: &[f32]) -> &mut Candidates {
+        self.filter(logits, None).unwrap();
         &mut self.candidates
     }
 }
 
 impl SamplerKind {
-    /// llama.cpp's name of the stage.
+    /// Name of the stage in llama.cpp.
     pub fn name(self) -> &'static str {
         STAGES
             .iter()
@@ -400,8 +410,8 @@ impl SamplerKind {
             .unwrap_or("")
     }
 
-    /// Reads an order: names separated by semicolons or commas (`top_k;top_p;temperature`), or a run of
-    /// letters (`kpt`).
+    /// Parses a list of stages: names separated by semicolons or commas
+    /// (`top_k;top_p;temperature`), or a string of letters (`kpt`).
     pub fn parse_list(list: &str) -> Result<Vec<Self>, SamplingError> {
         let list = list.trim();
         if let Some(letters) = list

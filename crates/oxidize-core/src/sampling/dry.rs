@@ -1,6 +1,6 @@
-//! DRY, "don't repeat yourself": penalises the token that would lengthen a repetition of earlier
-//! text, the more the longer the repetition already is (Weidmann 2024). A repetition does not reach across a
-//! sequence breaker such as a newline or a colon.
+//! DRY, "don't repeat yourself" (Weidmann 2024): penalizes tokens that would extend a repetition of
+//! earlier text, exponentially in its length. A repetition does not extend across a sequence
+//! breaker such as a newline or a colon.
 
 use std::collections::HashMap;
 
@@ -8,25 +8,27 @@ use super::chain::{SamplerVocab, Stage, TokenPieces};
 use super::history::History;
 use super::{Candidates, DryParams, Rng, SamplingParams};
 
-/// Longer repetitions are not told apart; bounds the exponent of the penalty and the text kept for breakers.
+/// Limit on the length of a repetition; it bounds the exponent of the penalty and the text kept for
+/// breakers.
 const MAX_MATCH: usize = 4096;
 
 #[derive(Clone)]
 struct Dry {
     params: DryParams,
     history: History,
-    /// Tokens accepted since the last breaker: no repetition can be longer.
+    /// Tokens accepted since the last breaker, which bounds the length of a repetition.
     since_breaker: usize,
     pieces: Option<std::sync::Arc<dyn TokenPieces>>,
-    /// The end of the text, as long as a breaker may need to be seen across tokens.
+    /// End of the text, long enough to detect a breaker that spans tokens.
     tail: Vec<u8>,
     longest_breaker: usize,
-    /// Scratch: match length ending before each position, and the longest match a token would continue.
+    /// Scratch: length of the match that ends before each position, and longest match that a token
+    /// would extend.
     matches: Vec<usize>,
     longest: HashMap<u32, usize>,
 }
 
-/// `None` when off.
+/// Builds the stage, or `None` if it is off.
 pub(super) fn build(params: &SamplingParams, vocab: &SamplerVocab) -> Option<Box<dyn Stage>> {
     let dry = &params.dry;
     if dry.multiplier == 0.0 || dry.penalty_last_n == 0 {
@@ -50,7 +52,8 @@ pub(super) fn build(params: &SamplingParams, vocab: &SamplerVocab) -> Option<Box
 }
 
 impl Dry {
-    /// For every earlier token that follows a copy of the text's end: the length of the longest such copy.
+    /// Finds earlier copies of the text's end. For each token that follows one, records the length
+    /// of the longest such copy.
     fn find_repetitions(&mut self) {
         let tokens = self.history.as_slice();
         let n = tokens.len();
@@ -59,8 +62,8 @@ impl Dry {
         if n < 2 || limit == 0 {
             return;
         }
-        // Z-function of the reversed text: matches[i] is how far the text that ends i tokens ago agrees with
-        // the end of the text. Linear time (Gusfield 1997).
+        // Z-function of the reversed text: matches[i] is the length of the common suffix of the
+        // text and its prefix that ends i tokens ago. Linear time (Gusfield 1997).
         let back = |i: usize| tokens[n - 1 - i];
         self.matches.clear();
         self.matches.resize(n, 0);
@@ -82,21 +85,21 @@ impl Dry {
         for i in 1..n {
             let length = self.matches[i].min(limit);
             if length >= self.params.allowed_length.max(1) as usize {
-                // The token after that copy is the one that would lengthen the repetition.
+                // The token after the copy is the one that would extend the repetition.
                 let longest = self.longest.entry(back(i - 1)).or_insert(0);
                 *longest = (*longest).max(length);
             }
         }
     }
 
-    /// True when the token's text ends, holds or completes a breaker.
+    /// True if the text of the token contains or completes a breaker.
     fn breaks(&mut self, token: u32) -> bool {
         let Some(piece) = self.pieces.as_ref().and_then(|pieces| pieces.piece(token)) else {
             return false;
         };
         let old = self.tail.len();
         self.tail.extend_from_slice(&piece);
-        let broken = self.params.sequence_breakers.iter().any(|breaker| {
+        let found = self.params.sequence_breakers.iter().any(|breaker| {
             // Only matches that end inside the new piece count.
             let from = (old + 1).saturating_sub(breaker.len());
             self.tail[from..]
@@ -108,15 +111,15 @@ impl Dry {
             .len()
             .saturating_sub(self.longest_breaker.saturating_sub(1));
         self.tail.drain(..excess);
-        broken
+        found
     }
 }
 
 impl Stage for Dry {
     fn apply(&mut self, candidates: &mut Candidates, _: &mut Rng) {
         self.find_repetitions();
-        // Where f32 would overflow, the penalty stays at the largest exponent that fits.
-        let most = if self.params.base > 1.0 {
+        // The exponent is limited so that the penalty does not overflow f32.
+        let max_exponent = if self.params.base > 1.0 {
             f32::MAX.ln() / self.params.base.ln()
         } else {
             0.0
@@ -124,7 +127,7 @@ impl Stage for Dry {
         for (&token, &length) in &self.longest {
             if let Some(logit) = candidates.logit_of_mut(token) {
                 let excess = (length as f32 - self.params.allowed_length as f32)
-                    .clamp(0.0, (most - 1.0).max(0.0));
+                    .clamp(0.0, (max_exponent - 1.0).max(0.0));
                 let penalty = self.params.multiplier * self.params.base.powf(excess);
                 *logit -= penalty.min(f32::MAX);
             }

@@ -1,68 +1,68 @@
-//! What can go wrong between a request's sampling parameters and its next token.
+//! Errors of sampling.
 
 use thiserror::Error;
 
-/// An error of the samplers. It ends one request and no other.
+/// Error of a sampler. It ends one request only.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum SamplingError {
-    /// A parameter is outside its limits.
+    /// A parameter is out of range.
     #[error("{field} is {value}; it must be {limit}")]
     Parameter {
-        /// The parameter, as the request spells it.
+        /// Parameter name in the request.
         field: &'static str,
-        /// What was asked.
+        /// Requested value.
         value: String,
-        /// What is allowed, in words.
+        /// Allowed values, in words.
         limit: &'static str,
     },
-    /// A list is longer than its limit.
+    /// A list is too long.
     #[error("{field} has {asked} entries; the limit is {limit}")]
     TooMany {
-        /// The parameter, as the request spells it.
+        /// Parameter name in the request.
         field: &'static str,
-        /// Entries in the request.
+        /// Number of entries in the request.
         asked: usize,
-        /// Entries allowed.
+        /// Allowed number of entries.
         limit: usize,
     },
-    /// A sampler name that does not exist.
+    /// A sampler name is unknown.
     #[error("unknown sampler {name:?}; known are {known}")]
     UnknownSampler {
-        /// The name as given.
+        /// Requested name.
         name: String,
-        /// All names, separated by commas.
+        /// Known names, separated by commas.
         known: String,
     },
-    /// A token id the vocabulary does not have.
+    /// A token id is not in the vocabulary.
     #[error("{field}: token {token} is outside the vocabulary of {n_tokens}")]
     TokenOutOfRange {
-        /// Where the token was named.
+        /// Parameter that contains the token.
         field: &'static str,
-        /// The token.
+        /// Token id.
         token: u32,
-        /// Size of the vocabulary.
+        /// Vocabulary size.
         n_tokens: usize,
     },
-    /// The model computed a logit that is not a number, or +∞.
+    /// The model returned a logit that is NaN or +∞.
     #[error("the logit of token {token} is {value}: the model's output is not usable")]
     BadLogit {
         /// First such token.
         token: usize,
-        /// Its logit.
+        /// Logit.
         value: f32,
     },
-    /// The logits or the mask do not have one entry a token.
+    /// The logits or the mask have the wrong length.
     #[error("{what} cover {got} tokens, the vocabulary has {n_tokens}")]
     Length {
-        /// "the logits" or "the mask".
+        /// `the logits` or `the mask`.
         what: &'static str,
-        /// Tokens covered.
+        /// Number of tokens covered.
         got: usize,
-        /// Size of the vocabulary.
+        /// Vocabulary size.
         n_tokens: usize,
     },
-    /// The mask, the bias and the logits together rule out every token.
+    /// The bias, the mask and the logits exclude every token.
     #[error("no token is possible: every logit is -inf after bias and mask")]
     NoCandidate,
 }

@@ -1,17 +1,17 @@
-//! The tokens of the sequence so far, as far back as a stage needs them.
+//! Recent tokens of a sequence, for the penalties.
 
 use std::collections::VecDeque;
 
-/// The last tokens accepted, at most a window of them.
+/// Window of the last accepted tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct History {
     tokens: VecDeque<u32>,
-    /// `None` keeps everything.
+    /// Window size; `None` keeps all tokens.
     window: Option<usize>,
 }
 
 impl History {
-    /// A window given as in llama.cpp: −1 keeps everything.
+    /// Creates a window of `last_n` tokens; −1 keeps all, as in llama.cpp.
     pub(crate) fn new(last_n: i32) -> Self {
         Self {
             tokens: VecDeque::new(),
@@ -19,7 +19,7 @@ impl History {
         }
     }
 
-    /// Adds a token and returns the one that left the window for it.
+    /// Adds a token and returns the one that leaves the window, if any.
     pub(crate) fn push(&mut self, token: u32) -> Option<u32> {
         self.tokens.push_back(token);
         match self.window {
@@ -28,7 +28,7 @@ impl History {
         }
     }
 
-    /// Oldest first, in one slice.
+    /// Tokens in the window, oldest first.
     pub(crate) fn as_slice(&mut self) -> &[u32] {
         self.tokens.make_contiguous()
     }

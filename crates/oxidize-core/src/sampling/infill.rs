@@ -1,20 +1,20 @@
-//! Infill: for filling a gap in code, where stopping in time matters more than variety. The model ends
-//! when an end is nearly as likely as any text, and tokens that begin alike count as one.
+//! Infill: fills a gap in code, where ending in time matters more than variety. Generation ends if
+//! an end token is nearly as likely as any text. Tokens with a common prefix count as one.
 //!
-//! The rules and their constants are those of llama.cpp's sampler of this name; here a token also
-//! keeps the probability of those it stands for.
+//! Rules and constants are those of llama.cpp's sampler of the same name; in addition, a token that
+//! represents several has their total probability.
 
 use std::sync::Arc;
 
 use super::chain::{SamplerVocab, Stage, TokenPieces};
 use super::{Candidates, Rng, SamplingParams};
 
-/// More tokens than this are never looked at: the rest is too unlikely to be kept.
-const MOST_CANDIDATES: usize = 256;
-/// How much likelier than a token of text, on average, an end need not be.
+/// Limit on the tokens considered; the others are too unlikely to be kept.
+const MAX_CANDIDATES: usize = 256;
+/// Weight of the end tokens relative to the average text token.
 const END_WEIGHT: f32 = 3.0;
-/// A text less likely than this is not worth writing.
-const LEAST: f32 = 0.2;
+/// Text tokens below this probability are dropped.
+const MIN_PROBABILITY: f32 = 0.2;
 
 #[derive(Clone)]
 struct Infill {
@@ -22,7 +22,8 @@ struct Infill {
     probabilities: Vec<f32>,
 }
 
-/// `None` without a vocabulary: it is asked for by naming it in the order of samplers.
+/// Builds the stage, or `None` without a vocabulary. The stage is on if it is in the list of
+/// samplers.
 pub(super) fn build(_: &SamplingParams, vocab: &SamplerVocab) -> Option<Box<dyn Stage>> {
     let pieces = vocab.pieces.clone()?;
     Some(Box::new(Infill {
@@ -33,9 +34,9 @@ pub(super) fn build(_: &SamplingParams, vocab: &SamplerVocab) -> Option<Box<dyn 
 
 impl Stage for Infill {
     fn apply(&mut self, candidates: &mut Candidates, _: &mut Rng) {
-        candidates.retain_top(MOST_CANDIDATES);
+        candidates.retain_top(MAX_CANDIDATES);
         candidates.sort();
-        let total = candidates.weigh();
+        let total = candidates.exp_sum();
         if total <= 0.0 {
             return;
         }
@@ -51,16 +52,17 @@ impl Stage for Infill {
         if END_WEIGHT * ends * n as f32 > 1.0 - ends {
             return candidates.remove_where(|i, _| !is_end[i]);
         }
-        self.merge_beginnings(candidates);
+        self.merge_prefixes(candidates);
         let p = &mut self.probabilities;
         for i in 0..n {
-            if !is_end[i] && p[i] < LEAST {
+            if !is_end[i] && p[i] < MIN_PROBABILITY {
                 p[i] = 0.0;
             }
         }
         let n_text = (0..n).filter(|&i| !is_end[i] && p[i] > 0.0).count();
         if n_text == 0 {
-            // No text is likely enough. Where an end is allowed, it ends; else the best text goes on.
+            // No text is likely enough: end if an end token is possible, else continue with the
+            // best token.
             if ends > 0.0 {
                 candidates.remove_where(|i, _| !is_end[i]);
             } else {
@@ -69,10 +71,10 @@ impl Stage for Infill {
             return;
         }
         let kept: f32 = p.iter().sum();
-        let share = kept / (n_text + 1) as f32;
+        let average = kept / (n_text + 1) as f32;
         for (i, logit) in candidates.logits_mut().iter_mut().enumerate() {
-            let keeps = is_end[i] || p[i] >= share;
-            *logit = if keeps && p[i] > 0.0 {
+            let keep = is_end[i] || p[i] >= average;
+            *logit = if keep && p[i] > 0.0 {
                 p[i].ln()
             } else {
                 f32::NEG_INFINITY
@@ -86,8 +88,9 @@ impl Stage for Infill {
 }
 
 impl Infill {
-    /// Of two tokens of which one begins the other, the likelier takes the probability of both.
-    fn merge_beginnings(&mut self, candidates: &Candidates) {
+    /// Merges tokens of which one is a prefix of the other: the likelier one gets the probability
+    /// of both.
+    fn merge_prefixes(&mut self, candidates: &Candidates) {
         let p = &mut self.probabilities;
         let texts: Vec<_> = (0..candidates.len())
             .map(|i| self.pieces.piece(candidates.id(i)).unwrap_or_default())
@@ -135,7 +138,7 @@ mod tests {
         }
     }
 
-    /// What is left of these probabilities.
+    /// Remaining tokens and probabilities.
     fn left(probabilities: [f32; 8]) -> Vec<(u32, f32)> {
         let params = SamplingParams {
             samplers: vec![SamplerKind::Infill],
@@ -148,11 +151,11 @@ mod tests {
             ..SamplerVocab::default()
         };
         let mut sampler = Sampler::new(&params, &vocab).unwrap();
-        let candidates = sampler.narrowed(&probabilities.map(f32::ln));
-        let total = candidates.weigh();
-        let share = |i: usize| (f64::from(candidates.weights()[i]) / total) as f32;
+        let candidates = sampler.filtered(&probabilities.map(f32::ln));
+        let total = candidates.exp_sum();
+        let probability = |i: usize| (f64::from(candidates.weights()[i]) / total) as f32;
         let mut left: Vec<(u32, f32)> = (0..candidates.len())
-            .map(|i| (candidates.id(i), share(i)))
+            .map(|i| (candidates.id(i), probability(i)))
             .filter(|&(_, p)| p > 0.0)
             .collect();
         left.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -160,10 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn ends_when_an_end_is_about_as_likely_as_a_token_of_text() {
+    fn ends_if_an_end_token_is_about_as_likely_as_text() {
         let likely = left([0.3, 0.2, 0.2, 0.1, 0.15, 0.03, 0.01, 0.01]);
         assert_eq!(likely, [(END, 1.0)]);
-        // Nothing stands out, and an end is possible.
+        // No text token stands out, and an end is possible.
         let nothing = left([0.09, 0.10, 0.19, 0.19, 0.001, 0.19, 0.12, 0.119]);
         assert_eq!(nothing, [(END, 1.0)]);
         let something = left([0.05, 0.05, 0.1, 0.1, 0.001, 0.599, 0.05, 0.05]);
@@ -171,8 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_begin_alike_count_as_one() {
-        // `ret` and `return` are 0.45 together; `x` stays, `y` and `z` are too unlikely.
+    fn tokens_with_a_common_prefix_count_as_one() {
+        // `ret` and `return` total 0.45; `x` stays, `y` and `z` are too unlikely.
         let left = left([0.25, 0.20, 0.35, 0.1, 0.001, 0.05, 0.03, 0.019]);
         assert_eq!(
             left.iter().map(|&(id, _)| id).collect::<Vec<_>>(),

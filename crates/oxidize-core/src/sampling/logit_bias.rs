@@ -1,9 +1,9 @@
-//! Logit bias: a request's own additions to single tokens, made before any other stage.
+//! Logit bias: adds a constant to the logits of given tokens, before all other stages.
 
 use super::chain::SamplerVocab;
 use super::{Candidates, SamplingError};
 
-/// Checked biases: every token is in the vocabulary.
+/// Biases whose tokens are in the vocabulary.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LogitBias(Vec<(u32, f32)>);
 

@@ -1,11 +1,12 @@
-//! Log probabilities for the client: those of the model itself, before penalties, truncation and temperature.
+//! Log probabilities reported to clients: those of the model, before penalties, truncation and
+//! temperature.
 
 use oxidize_kernels::select;
 
 use super::Candidates;
 use super::candidates::max_of;
 
-/// The logarithm of the sum of the exponentials, by which a logit becomes a log probability.
+/// Logarithm of the sum of exponentials: a logit minus this is a log probability.
 pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
     let max = max_of(logits);
     if max == f32::NEG_INFINITY {
@@ -14,12 +15,12 @@ pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
     let mut weights = [0.0f32; 1024];
     let mut sum = 0.0;
     for chunk in logits.chunks(weights.len()) {
-        sum += select().weigh(chunk, max, &mut weights[..chunk.len()]);
+        sum += select().exp_sum(chunk, max, &mut weights[..chunk.len()]);
     }
     max + sum.ln() as f32
 }
 
-/// The `n` most likely tokens with their log probabilities, the most likely first.
+/// The `n` most likely tokens with log probabilities, most likely first.
 pub(super) fn most_likely(
     candidates: &mut Candidates,
     n: usize,

@@ -1,6 +1,6 @@
-//! Which tokens may come next: a bit set that a grammar fills and the sampler obeys.
+//! [`TokenMask`]: the tokens that may come next, as a bit set filled by a grammar.
 
-/// One bit a token; a set bit allows the token.
+/// Bit set with one bit per token; a set bit allows the token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
     words: Vec<u32>,
@@ -8,7 +8,7 @@ pub struct TokenMask {
 }
 
 impl TokenMask {
-    /// A mask that allows nothing yet.
+    /// Creates a mask that allows no token.
     pub fn none(n_tokens: usize) -> Self {
         Self {
             words: vec![0; n_tokens.div_ceil(32)],
@@ -16,7 +16,7 @@ impl TokenMask {
         }
     }
 
-    /// A mask that allows every token.
+    /// Creates a mask that allows every token.
     pub fn all(n_tokens: usize) -> Self {
         Self {
             words: vec![u32::MAX; n_tokens.div_ceil(32)],
@@ -24,17 +24,17 @@ impl TokenMask {
         }
     }
 
-    /// How many tokens the mask covers.
+    /// Number of tokens that the mask covers.
     pub fn len(&self) -> usize {
         self.n_tokens
     }
 
-    /// True when the mask covers no token at all.
+    /// True if the mask covers no tokens.
     pub fn is_empty(&self) -> bool {
         self.n_tokens == 0
     }
 
-    /// Allows a token; one outside the mask is ignored.
+    /// Allows a token. A token outside the mask is ignored.
     pub fn allow(&mut self, token: u32) {
         if (token as usize) < self.n_tokens {
             self.words[token as usize / 32] |= 1 << (token % 32);
@@ -48,12 +48,12 @@ impl TokenMask {
         }
     }
 
-    /// True when the token is allowed.
+    /// True if the token is allowed.
     pub fn allows(&self, token: u32) -> bool {
         (token as usize) < self.n_tokens && self.words[token as usize / 32] >> (token % 32) & 1 == 1
     }
 
-    /// The bits, 32 tokens a word from the lowest bit up, for a grammar engine to fill in place.
+    /// Bits for in-place changes: 32 tokens per word, lowest bit first.
     pub fn words_mut(&mut self) -> &mut [u32] {
         &mut self.words
     }

@@ -1,13 +1,14 @@
-//! Min-p: tokens at least as likely as a share of the most likely one (Nguyen et al. 2024).
+//! Min-p: keeps tokens whose probability is at least `min_p` times that of the most likely token
+//! (Nguyen et al. 2024).
 
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
 
-/// The logarithm of the share: p ≥ share · p_max means logit ≥ max + ln share.
+/// Holds ln min_p: p ≥ min_p · p_max is equivalent to logit ≥ max + ln min_p.
 #[derive(Debug, Clone, Copy)]
 struct MinP(f32);
 
-/// `None` when off.
+/// Builds the stage, or `None` if it is off.
 pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
     (params.min_p > 0.0).then(|| Box::new(MinP(params.min_p.ln())) as _)
 }

@@ -1,17 +1,17 @@
-//! Mirostat 1 and 2: truncation steered so that the surprise of the text stays at a target
-//! (Basu et al. 2020). It draws the token itself, since it learns from what was drawn.
+//! Mirostat 1 and 2: adapts the truncation so that the surprise of the text stays near a target
+//! (Basu et al. 2020). It draws the token itself because it learns from the draw.
 
 use super::params::MirostatMode;
 use super::{Candidates, MirostatParams, Rng};
 
-/// How many of the most likely tokens version 1 estimates the tail from.
-const ESTIMATE_FROM: usize = 100;
+/// Number of most likely tokens from which version 1 estimates the tail.
+const N_ESTIMATE: usize = 100;
 
-/// The state of one sequence.
+/// State of one sequence.
 #[derive(Debug, Clone)]
 pub(super) struct Mirostat {
     params: MirostatParams,
-    /// The surprise, in bits, above which tokens are cut; starts at twice the target.
+    /// Surprise in bits above which tokens are cut. Starts at twice the target.
     mu: f32,
     n_tokens: usize,
 }
@@ -25,7 +25,7 @@ impl Mirostat {
         }
     }
 
-    /// Truncates, draws, and moves the threshold by the surprise of what was drawn.
+    /// Truncates, draws, and adapts the threshold to the surprise of the drawn token.
     pub(super) fn draw(&mut self, candidates: &mut Candidates, rng: &mut Rng) -> Option<u32> {
         match self.params.mode {
             MirostatMode::V1 => self.truncate_by_exponent(candidates),
@@ -44,21 +44,22 @@ impl Mirostat {
     }
 
     fn truncate_by_surprise(&self, candidates: &mut Candidates) {
-        let total = candidates.weigh();
+        let total = candidates.exp_sum();
         if total <= 0.0 {
             return;
         }
-        // −log₂(w / Z) ≤ μ  ⇔  logit ≥ max + ln Z − μ ln 2. The most likely token always stays.
-        let max = candidates.weighed_max();
+        // −log₂(w / Z) ≤ μ  ⇔  logit ≥ max + ln Z − μ ln 2. The most likely token is always kept.
+        let max = candidates.exp_max();
         let threshold = max + total.ln() as f32 - self.mu * std::f32::consts::LN_2;
         candidates.retain_at_least(threshold.min(max));
     }
 
     fn truncate_by_exponent(&self, candidates: &mut Candidates) {
         let mut head = candidates.clone();
-        head.retain_top(ESTIMATE_FROM);
+        head.retain_top(N_ESTIMATE);
         head.sort();
-        // Least squares for the exponent s of a Zipf law through the head. ln(p_i / p_j) is a difference of logits.
+        // Least squares fit of the exponent s of Zipf's law to the head. ln(p_i / p_j) is a
+        // difference of logits.
         let (mut products, mut squares) = (0.0f64, 0.0f64);
         for (i, pair) in head.logits().windows(2).enumerate() {
             if let &[upper, lower] = pair
@@ -76,7 +77,7 @@ impl Mirostat {
         let epsilon = s - 1.0;
         let n = self.n_tokens as f64;
         let k = ((epsilon * f64::from(self.mu).exp2()) / (1.0 - n.powf(-epsilon))).powf(1.0 / s);
-        // A flat head gives no finite k: then nothing is cut.
+        // k is not finite for a flat head: nothing is cut.
         if k.is_finite() {
             candidates.retain_top((k as usize).max(1));
         }

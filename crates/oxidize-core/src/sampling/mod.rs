@@ -1,6 +1,6 @@
-//! From logits to a token: penalties, truncation, temperature and the draw, as a chain whose order
-//! the caller sets by name. The engine owns one [`Sampler`] a sequence; grammars join through
-//! [`TokenMask`]; [`StopMatcher`] ends an answer at a stop string.
+//! Sampling: a configurable chain of penalties, truncation and temperature, and the draw, which
+//! together turn logits into a token. The engine has one [`Sampler`] per sequence; grammars
+//! contribute a [`TokenMask`]; [`StopMatcher`] ends an answer at a stop string.
 
 mod banned;
 mod candidates;

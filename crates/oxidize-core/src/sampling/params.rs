@@ -1,86 +1,95 @@
-//! The settings of one request's sampler, with llama.cpp's names and defaults, and their limits.
+//! Sampling parameters of a request, with the names and defaults of llama.cpp, and their ranges.
 
 use super::SamplingError;
 use super::chain::{DEFAULT_SAMPLERS, SamplerKind};
 use super::stop::{MAX_STOP_BYTES, MAX_STOPS};
 
-/// How many entries a logit bias may have.
+/// Limit on the entries of a logit bias.
 const MAX_LOGIT_BIAS: usize = 65_536;
-/// How many alternatives may be reported beside a token.
+/// Limit on the alternatives reported per token.
 const MAX_PROBS: u32 = 1_000;
 
-/// How to choose the next token. `Default` is what users of llama.cpp expect.
+/// Sampling parameters. The defaults are those of llama.cpp.
+///
+/// ```
+/// use oxidize_core::SamplingParams;
+///
+/// let params = SamplingParams { temperature: 0.7, seed: Some(42), ..SamplingParams::default() };
+/// assert!(params.validate().is_ok());
+/// assert!(SamplingParams { top_p: 2.0, ..params }.validate().is_err());
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 always takes the most likely token.
+    /// Divides the logits; 0 always picks the most likely token.
     pub temperature: f32,
-    /// Width of the dynamic temperature around `temperature`; 0 is off.
+    /// Range of the dynamic temperature around `temperature`; 0 is off.
     pub dynatemp_range: f32,
-    /// How the entropy maps onto the dynamic temperature.
+    /// Exponent that maps the normalized entropy to the dynamic temperature.
     pub dynatemp_exponent: f32,
-    /// Keep the k most likely tokens; 0 is off.
+    /// Keeps the k most likely tokens; 0 is off.
     pub top_k: u32,
-    /// Keep the most likely tokens that hold this share of the probability; 1 is off.
+    /// Keeps the most likely tokens with this total probability; 1 is off.
     pub top_p: f32,
-    /// Drop tokens less likely than this share of the most likely one; 0 is off.
+    /// Keeps tokens with at least this fraction of the probability of the most likely one; 0 is
+    /// off.
     pub min_p: f32,
-    /// Locally typical sampling: the share of the probability to keep; 1 is off.
+    /// Locally typical sampling: total probability of the tokens kept; 1 is off.
     pub typical_p: f32,
-    /// Tail-free sampling: the share of curvature to keep; 1 is off.
+    /// Tail-free sampling: fraction of the curvature kept; 1 is off.
     pub tfs_z: f32,
-    /// Keep logits within this many standard deviations of the largest; 0 is off.
+    /// Keeps logits within this many standard deviations of the largest; 0 is off.
     pub top_n_sigma: f32,
-    /// Chance that XTC removes the top choices in a step; 0 is off.
+    /// Probability per step that XTC removes the top choices; 0 is off.
     pub xtc_probability: f32,
-    /// XTC counts tokens at least this likely as top choices; above 0.5 is off.
+    /// Minimum probability of a top choice for XTC; above 0.5 is off.
     pub xtc_threshold: f32,
-    /// Mirostat: feedback towards a target surprise, in place of the truncating samplers.
+    /// Mirostat: feedback control of the surprise, which replaces the truncating samplers.
     pub mirostat: MirostatParams,
-    /// DRY: a penalty on continuing a repetition of earlier text.
+    /// DRY: penalty on extending a repetition of earlier text.
     pub dry: DryParams,
-    /// Divides (or, below zero, multiplies) the logits of recent tokens; 1 is off.
+    /// Divides the logits of recent tokens (or multiplies them if negative); 1 is off.
     pub repeat_penalty: f32,
-    /// How many recent tokens the penalties look at; 0 is off, −1 is all.
+    /// Number of recent tokens to penalize; 0 is off, −1 is all.
     pub repeat_last_n: i32,
-    /// Taken off a logit for each time its token occurred recently; 0 is off.
+    /// Subtracted from a logit per recent occurrence of its token; 0 is off.
     pub frequency_penalty: f32,
-    /// Taken off a logit when its token occurred recently at all; 0 is off.
+    /// Subtracted from a logit if its token occurred recently; 0 is off.
     pub presence_penalty: f32,
-    /// Whether the penalties hit the newline token too.
+    /// Penalizes the newline token, too.
     pub penalize_newline: bool,
-    /// Added to the logits of these tokens before anything else; −∞ bans a token.
+    /// Added to the logits of these tokens before all other stages; −∞ bans a token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Equal seeds give equal choices; `None` draws a seed.
+    /// Seed of the random numbers; `None` draws one.
     pub seed: Option<u64>,
-    /// The order of the chain.
+    /// Stages of the chain, in order.
     pub samplers: Vec<SamplerKind>,
     /// `Some(n)` reports the log probability of each token and of the n most likely ones.
     pub n_probs: Option<u32>,
-    /// The answer ends before any of these strings.
+    /// Stop strings: the answer ends before the first occurrence of any.
     pub stop: Vec<String>,
-    /// The answer never contains any of these strings: what would complete one is ruled out.
+    /// Strings that the answer never contains: tokens that would complete one are excluded.
     pub banned_strings: Vec<String>,
 }
 
-/// Settings of the DRY sampler.
+/// Parameters of the DRY sampler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DryParams {
     /// Strength of the penalty; 0 is off.
     pub multiplier: f32,
-    /// Growth of the penalty with each further repeated token.
+    /// Growth of the penalty per repeated token.
     pub base: f32,
-    /// Repetitions up to this length are free.
+    /// Longest repetition that is not penalized.
     pub allowed_length: u32,
-    /// How many recent tokens are searched; 0 is off, −1 is all.
+    /// Number of recent tokens searched; 0 is off, −1 is all.
     pub penalty_last_n: i32,
-    /// A repetition does not reach across these strings.
+    /// Strings that a repetition does not extend across.
     pub sequence_breakers: Vec<String>,
 }
 
-/// Settings of Mirostat.
+/// Parameters of Mirostat.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MirostatParams {
-    /// Off, or which version.
+    /// Version, or off.
     pub mode: MirostatMode,
     /// Target surprise in bits.
     pub tau: f32,
@@ -88,15 +97,15 @@ pub struct MirostatParams {
     pub eta: f32,
 }
 
-/// Which Mirostat runs.
+/// Version of Mirostat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MirostatMode {
-    /// None.
+    /// Off.
     #[default]
     Off,
-    /// The first version, which estimates the exponent of the tail.
+    /// Version 1, which estimates the exponent of the tail.
     V1,
-    /// The second version, which truncates by surprise alone.
+    /// Version 2, which truncates by surprise alone.
     V2,
 }
 
@@ -154,7 +163,7 @@ impl Default for MirostatParams {
 }
 
 impl SamplingParams {
-    /// The most likely token, always.
+    /// Parameters that always pick the most likely token.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -162,12 +171,12 @@ impl SamplingParams {
         }
     }
 
-    /// True when the most likely token is always taken.
+    /// True if the most likely token is always picked.
     pub fn is_greedy(&self) -> bool {
         self.temperature <= 0.0
     }
 
-    /// Checks every field against its limits and names the first that is outside.
+    /// Checks the range of every field. The error names the first field that is out of range.
     pub fn validate(&self) -> Result<(), SamplingError> {
         within(
             "temperature",
@@ -354,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn every_float_refuses_nan_infinity_and_far_values() {
+    fn every_float_rejects_nan_infinity_and_out_of_range_values() {
         type Setter = fn(&mut SamplingParams, f32);
         let setters: [(&str, Setter); 18] = [
             ("temperature", |p, v| p.temperature = v),

@@ -1,5 +1,5 @@
-//! Repetition, frequency and presence penalties on the tokens of a recent window.
-//! Repetition: Keskar et al. 2019 (CTRL); frequency and presence: OpenAI's definition.
+//! Repetition, frequency and presence penalties on the tokens of a recent window. Repetition:
+//! Keskar et al. 2019 (CTRL); frequency and presence: OpenAI's definition.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ struct Penalties {
     counts: HashMap<u32, u32>,
 }
 
-/// `None` when no penalty is on.
+/// Builds the stage, or `None` if all penalties are off.
 pub(super) fn build(params: &SamplingParams, vocab: &SamplerVocab) -> Option<Box<dyn Stage>> {
     let off = params.repeat_penalty == 1.0
         && params.frequency_penalty == 0.0
@@ -42,7 +42,7 @@ impl Stage for Penalties {
                 continue;
             }
             if let Some(logit) = candidates.logit_of_mut(token) {
-                // Towards "less likely" on either side of zero.
+                // Reduces the logit on either side of zero.
                 *logit = if *logit > 0.0 {
                     *logit / self.repeat
                 } else {

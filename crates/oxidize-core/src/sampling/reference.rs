@@ -1,6 +1,7 @@
-//! Plain implementations of the samplers for the tests: full sorts, f64, the formula of the paper.
+//! Reference implementations of the samplers for tests: full sorts, f64, the formulas of the
+//! papers.
 
-/// A token and its probability, most likely first; the lower id first among equals.
+/// Tokens and probabilities, most likely first; the lower id first among ties.
 pub(super) type Sorted = Vec<(u32, f64)>;
 
 pub(super) fn softmax(logits: &[(u32, f64)]) -> Sorted {
@@ -17,7 +18,7 @@ pub(super) fn softmax(logits: &[(u32, f64)]) -> Sorted {
     sorted
 }
 
-pub(super) fn renormalise(mut tokens: Sorted) -> Sorted {
+pub(super) fn renormalize(mut tokens: Sorted) -> Sorted {
     let total: f64 = tokens.iter().map(|&(_, p)| p).sum();
     tokens.iter_mut().for_each(|(_, p)| *p /= total);
     tokens
@@ -33,7 +34,7 @@ pub(super) fn temperature(logits: &[f32], temperature: f64) -> Sorted {
 }
 
 pub(super) fn top_k(tokens: Sorted, k: usize) -> Sorted {
-    renormalise(tokens.into_iter().take(k).collect())
+    renormalize(tokens.into_iter().take(k).collect())
 }
 
 pub(super) fn top_p(tokens: Sorted, p: f64) -> Sorted {
@@ -46,12 +47,12 @@ pub(super) fn top_p(tokens: Sorted, p: f64) -> Sorted {
             break;
         }
     }
-    renormalise(kept)
+    renormalize(kept)
 }
 
-pub(super) fn min_p(tokens: Sorted, share: f64) -> Sorted {
-    let threshold = tokens[0].1 * share;
-    renormalise(
+pub(super) fn min_p(tokens: Sorted, min_p: f64) -> Sorted {
+    let threshold = tokens[0].1 * min_p;
+    renormalize(
         tokens
             .into_iter()
             .filter(|&(_, p)| p >= threshold)
@@ -59,7 +60,7 @@ pub(super) fn min_p(tokens: Sorted, share: f64) -> Sorted {
     )
 }
 
-pub(super) fn typical(mut tokens: Sorted, share: f64) -> Sorted {
+pub(super) fn typical(mut tokens: Sorted, typical_p: f64) -> Sorted {
     let entropy: f64 = tokens
         .iter()
         .filter(|t| t.1 > 0.0)
@@ -70,7 +71,7 @@ pub(super) fn typical(mut tokens: Sorted, share: f64) -> Sorted {
             .abs()
             .total_cmp(&(-b.1.ln() - entropy).abs())
     });
-    let mut kept = top_p(tokens, share);
+    let mut kept = top_p(tokens, typical_p);
     kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     kept
 }
@@ -94,7 +95,7 @@ pub(super) fn tail_free(tokens: Sorted, z: f64) -> Sorted {
             break;
         }
     }
-    renormalise(tokens.into_iter().take(keep).collect())
+    renormalize(tokens.into_iter().take(keep).collect())
 }
 
 pub(super) fn top_n_sigma(logits: &[f32], n: f64) -> Sorted {
@@ -118,7 +119,7 @@ pub(super) fn top_n_sigma(logits: &[f32], n: f64) -> Sorted {
 
 pub(super) fn xtc(tokens: Sorted, threshold: f64) -> Sorted {
     let above = tokens.iter().filter(|&&(_, p)| p >= threshold).count();
-    renormalise(tokens.into_iter().skip(above.saturating_sub(1)).collect())
+    renormalize(tokens.into_iter().skip(above.saturating_sub(1)).collect())
 }
 
 pub(super) fn dynamic_temperature(logits: &[f32], low: f64, high: f64, exponent: f64) -> Sorted {
@@ -128,11 +129,11 @@ pub(super) fn dynamic_temperature(logits: &[f32], low: f64, high: f64, exponent:
         .filter(|t| t.1 > 0.0)
         .map(|&(_, p)| -p * p.ln())
         .sum();
-    let share = entropy / (logits.len() as f64).ln();
-    temperature(logits, low + (high - low) * share.powf(exponent))
+    let normalized = entropy / (logits.len() as f64).ln();
+    temperature(logits, low + (high - low) * normalized.powf(exponent))
 }
 
-/// The length of the longest repetition that each token would continue, found by comparing everything.
+/// Length of the longest repetition that each token would extend, by brute force.
 pub(super) fn repetitions(tokens: &[u32], limit: usize, allowed: usize) -> Vec<(u32, usize)> {
     let mut found: std::collections::BTreeMap<u32, usize> = Default::default();
     for next in 1..tokens.len() {

@@ -1,16 +1,16 @@
-//! The random numbers of the samplers: small, seedable, and the same on every platform.
-//! xoshiro256** (Blackman and Vigna, 2018), its state filled by splitmix64.
+//! Random number generator of the samplers: seedable and identical on every platform. xoshiro256**
+//! (Blackman and Vigna, 2018), seeded by splitmix64.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// A xoshiro256** generator. Not for cryptography.
+/// xoshiro256** generator. Not for cryptography.
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: [u64; 4],
 }
 
 impl Rng {
-    /// The generator that belongs to `seed`; equal seeds give equal numbers everywhere.
+    /// Creates a generator. Equal seeds yield equal numbers on every platform.
     pub fn new(seed: u64) -> Self {
         let mut splitmix = seed;
         Self {
@@ -18,7 +18,7 @@ impl Rng {
         }
     }
 
-    /// The next 64 random bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let [s0, s1, s2, s3] = &mut self.state;
         let result = s1.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -32,13 +32,13 @@ impl Rng {
         result
     }
 
-    /// A number in `[0, 1)` with 53 random bits.
+    /// Returns a number in `[0, 1)` with 53 random bits.
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 }
 
-/// A seed nobody chose, from the randomness that the standard library keeps for its hash maps.
+/// Returns a random seed, from the randomness of the standard library's hash maps.
 pub(crate) fn entropy_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn splitmix64_gives_the_published_sequence() {
+    fn splitmix64_matches_the_published_sequence() {
         let mut state = 1_234_567;
         let first: Vec<u64> = (0..3).map(|_| splitmix64(&mut state)).collect();
         assert_eq!(
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn xoshiro_gives_the_published_sequence() {
+    fn xoshiro_matches_the_published_sequence() {
         let mut rng = Rng {
             state: [1, 2, 3, 4],
         };

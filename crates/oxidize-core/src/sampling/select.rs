@@ -1,30 +1,32 @@
-//! Selection by mass: which keys come first until their weights reach a target, without sorting them all.
-//! Top-p and typical sampling over a whole vocabulary rest on it, and top-k for a large k. Tail-free sampling, whose
-//! rule needs every neighbour, has a sort in linear time.
+//! Selection by mass: finds the smallest keys whose weights reach a target, without sorting all
+//! keys. Used for top-p and typical sampling of a whole vocabulary, and for top-k with a large k.
+//! Tail-free sampling, whose rule needs every pair of neighbors, uses a linear-time sort.
 
-/// Buckets of a histogram over the keys.
+/// Histogram buckets over the keys.
 const BUCKETS: usize = 512;
-/// Histograms filled in turn, so that one addition need not wait for the last one to the same bucket.
+/// Interleaved histograms, so that an addition need not wait for the previous one to the same
+/// bucket.
 const LANES: usize = 4;
-/// Items looked at together.
+/// Items processed together.
 const BLOCK: usize = 32;
-/// The first histogram spans this much above the smallest key: of the keys in use, differences of logits, what is
-/// further away has a weight of e⁻³⁰ at most.
+/// Range of the first histogram above the smallest key. Keys are differences of logits; items
+/// beyond the range have a weight of at most e⁻³⁰.
 const FIRST_SPAN: f32 = 30.0;
-/// A bucket as small as this is sorted instead of divided again.
-const SORTED: usize = 2048;
+/// Buckets up to this size are sorted instead of divided again.
+const SORT_LIMIT: usize = 2048;
 
-/// Scratch memory to find a cut.
+/// Scratch buffers for finding a cut.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MassSelect {
     histogram: Vec<[f64; LANES]>,
-    /// Positions still in question.
+    /// Positions not yet decided.
     open: Vec<u32>,
     open_keys: Vec<f32>,
     open_weights: Vec<f32>,
 }
 
-/// Where a selection ends: smaller keys are in, and so many of those equal to the threshold, the first ones.
+/// End of a selection: all smaller keys are selected, and the first `ties` of those equal to the
+/// threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cut {
     pub(crate) threshold: f32,
@@ -32,8 +34,8 @@ pub(crate) struct Cut {
 }
 
 impl MassSelect {
-    /// The cut after which the items with the smallest keys weigh at least `target` together, and not more than needed.
-    /// No key is below `smallest`. Items without weight are never needed. Equal keys count in their order.
+    /// Finds the shortest prefix, in order of ascending keys, whose weights reach `target`. No key
+    /// is below `smallest`. Items without weight are never needed. Equal keys are in item order.
     pub(crate) fn cut(
         &mut self,
         items: &[f32],
@@ -42,28 +44,29 @@ impl MassSelect {
         smallest: f32,
         key: impl Fn(f32) -> f32,
     ) -> Cut {
-        // The histogram tells in which bucket the target falls; only that bucket is looked at further.
+        // The histogram determines the bucket in which the target lies; only that bucket is
+        // examined further.
         let range = Range::new(smallest, FIRST_SPAN);
         let bucket = |item: f32| range.bucket(key(item));
         let mut reached = fill(&mut self.histogram, items, weights, target, bucket);
         let mut open = std::mem::take(&mut self.open);
         open.clear();
         for (chunk, start) in items.chunks(BLOCK).zip((0u32..).step_by(BLOCK)) {
-            let inside = |item: &f32| bucket(*item) == reached.bucket;
+            let is_inside = |item: &f32| bucket(*item) == reached.bucket;
             if chunk
                 .iter()
-                .map(|item| u32::from(inside(item)))
+                .map(|item| u32::from(is_inside(item)))
                 .sum::<u32>()
                 > 0
             {
-                let chunk = (start..).zip(chunk).filter(|(_, item)| inside(item));
+                let chunk = (start..).zip(chunk).filter(|(_, item)| is_inside(item));
                 open.extend(chunk.map(|(i, _)| i));
             }
         }
         open.retain(|&i| weights[i as usize] > 0.0);
 
         let key_at = |&i: &u32| key(items[i as usize]);
-        while open.len() > SORTED {
+        while open.len() > SORT_LIMIT {
             let low = open.iter().map(key_at).fold(f32::INFINITY, f32::min);
             let high = open.iter().map(key_at).fold(f32::NEG_INFINITY, f32::max);
             if low == high {
@@ -113,8 +116,8 @@ impl MassSelect {
     }
 }
 
-/// Adds up the weights by bucket and returns the bucket in which they reach the target: where rounding leaves
-/// the target just out of reach, the last one that holds any.
+/// Sums the weights by bucket and returns the bucket in which they reach the target. If rounding
+/// leaves the target just out of reach, returns the last bucket with weight.
 fn fill(
     histogram: &mut Vec<[f64; LANES]>,
     items: &[f32],
@@ -124,13 +127,13 @@ fn fill(
 ) -> Reached {
     histogram.clear();
     histogram.resize(BUCKETS, [0.0; LANES]);
-    // As an array its length is known, and no index needs a check.
+    // The length of an array is known, so no index is checked.
     if let Some(histogram) = histogram.first_chunk_mut::<BUCKETS>() {
         let mut buckets = [0; BLOCK];
         for (items, weights) in items.chunks(BLOCK).zip(weights.chunks(BLOCK)) {
-            // First all buckets of a block, which vectorises, then the additions, which cannot.
-            for (place, &item) in buckets.iter_mut().zip(items) {
-                *place = bucket(item);
+            // First all buckets of a block, which vectorizes, then the additions, which do not.
+            for (position, &item) in buckets.iter_mut().zip(items) {
+                *position = bucket(item);
             }
             for ((i, &bucket), &weight) in buckets.iter().enumerate().zip(weights) {
                 histogram[bucket as usize % BUCKETS][i % LANES] += f64::from(weight);
@@ -156,17 +159,17 @@ fn fill(
 }
 
 impl Cut {
-    /// False when an item with this key is certainly not kept.
+    /// False if an item with this key is not selected.
     pub(crate) fn may_keep(&self, key: f32) -> bool {
         key <= self.threshold
     }
 
-    /// True when an item with this key is kept or not by how many of its like came before.
+    /// True if the selection of an item with this key depends on its rank among ties.
     pub(crate) fn is_tie(&self, key: f32) -> bool {
         key == self.threshold
     }
 
-    /// True when an item with this key is kept. To be asked in order; `ties_seen` starts at 0.
+    /// True if an item with this key is selected. Call it in item order; `ties_seen` starts at 0.
     pub(crate) fn keeps(&self, key: f32, ties_seen: &mut usize) -> bool {
         let tie = key == self.threshold;
         *ties_seen += usize::from(tie);
@@ -174,14 +177,14 @@ impl Cut {
     }
 }
 
-/// A bucket, and the weight of all before it.
+/// Bucket, and total weight of all buckets before it.
 #[derive(Debug, Clone, Copy)]
 struct Reached {
     bucket: u32,
     mass: f64,
 }
 
-/// The keys a histogram spans; what lies beyond falls into its last bucket.
+/// Range of keys of a histogram; larger keys fall into the last bucket.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     low: f32,
@@ -199,46 +202,46 @@ impl Range {
         }
     }
 
-    /// Rises with the key. Made of additions and bit operations alone, so that it vectorises.
+    /// Bucket of a key, monotonic. Uses only additions and bit operations, so that it vectorizes.
     fn bucket(self, key: f32) -> u32 {
-        // Adding 2²³ leaves a whole number in the low bits.
+        // Adding 2²³ leaves the rounded value in the low bits.
         const ROUND: f32 = 8_388_608.0;
-        let place = (key - self.low) * self.buckets_per_unit;
-        let place = if place < Self::LAST {
-            place
+        let position = (key - self.low) * self.buckets_per_unit;
+        let position = if position < Self::LAST {
+            position
         } else {
             Self::LAST
         };
-        (place + ROUND).to_bits() & (BUCKETS - 1) as u32
+        (position + ROUND).to_bits() & (BUCKETS - 1) as u32
     }
 }
 
-/// Bits of a digit of [`sort_descending`], which sorts by two of them.
+/// Bits per digit of [`sort_descending`], which sorts by two digits.
 const DIGIT_BITS: u32 = 11;
 const DIGITS: usize = 1 << DIGIT_BITS;
-/// What the two digits span below the maximum; what is further away has a weight of e⁻³² at most.
+/// Range of the two digits below the maximum; values beyond it have a weight of at most e⁻³².
 const SORT_SPAN: f32 = 32.0;
-/// Fewer values than this are sorted by comparing them.
+/// Shorter lists are sorted by comparison.
 const SMALL_SORT: usize = 4096;
 
-/// Sorts values, of which `max` is the largest, from the largest down.
+/// Sorts `values`, of which `max` is the largest, in descending order.
 ///
-/// Two stable passes by the digits of a fixed-point number put nearly all into their place; one by comparison,
-/// for neighbours that share both digits, does the rest.
+/// Two stable radix passes over a fixed-point representation put nearly all values in place; an
+/// insertion sort handles values that share both digits.
 pub(super) fn sort_descending(values: &mut [f32], max: f32, scratch: &mut Vec<f32>) {
     if values.len() < SMALL_SORT || max == f32::NEG_INFINITY {
         return values.sort_unstable_by(|a, b| b.total_cmp(a));
     }
-    let place = |value: f32| {
-        // Adding 2²³ leaves a whole number in the low bits.
+    let position = |value: f32| {
+        // Adding 2²³ leaves the rounded value in the low bits.
         const ROUND: f32 = 8_388_608.0;
         const LAST: f32 = (DIGITS * DIGITS - 1) as f32;
-        let place = (max - value) * (LAST / SORT_SPAN);
-        let place = if place < LAST { place } else { LAST };
-        (place + ROUND).to_bits()
+        let position = (max - value) * (LAST / SORT_SPAN);
+        let position = if position < LAST { position } else { LAST };
+        (position + ROUND).to_bits()
     };
-    let low = |value: f32| place(value) as usize % DIGITS;
-    let high = |value: f32| (place(value) >> DIGIT_BITS) as usize % DIGITS;
+    let low = |value: f32| position(value) as usize % DIGITS;
+    let high = |value: f32| (position(value) >> DIGIT_BITS) as usize % DIGITS;
     let mut starts = [[0u32; DIGITS]; 2];
     for &value in &*values {
         starts[0][low(value)] += 1;
@@ -253,10 +256,10 @@ pub(super) fn sort_descending(values: &mut [f32], max: f32, scratch: &mut Vec<f3
     scratch.resize(values.len(), 0.0);
     scatter(values, scratch, &mut starts[0], low);
     scatter(scratch, values, &mut starts[1], high);
-    finish(values);
+    insertion_sort(values);
 }
 
-/// Puts each value to the next place of its digit.
+/// Moves each value to the next place of its digit.
 fn scatter(from: &[f32], to: &mut [f32], starts: &mut [u32; DIGITS], digit: impl Fn(f32) -> usize) {
     for &value in from {
         let start = &mut starts[digit(value) % DIGITS];
@@ -265,10 +268,10 @@ fn scatter(from: &[f32], to: &mut [f32], starts: &mut [u32; DIGITS], digit: impl
     }
 }
 
-/// Sorts what is nearly in descending order.
-fn finish(order: &mut [f32]) {
-    // More moves than this, and it was not nearly in order: values crowd where the digits do not tell them apart.
-    let mut moves = 4 * order.len();
+/// Insertion sort of nearly sorted values.
+fn insertion_sort(order: &mut [f32]) {
+    // With more moves than this, the list was not nearly sorted: many values share both digits.
+    let mut moves_left = 4 * order.len();
     for i in 1..order.len() {
         let value = order[i];
         let mut at = i;
@@ -277,8 +280,8 @@ fn finish(order: &mut [f32]) {
             at -= 1;
         }
         order[at] = value;
-        moves = moves.saturating_sub(i - at);
-        if moves == 0 {
+        moves_left = moves_left.saturating_sub(i - at);
+        if moves_left == 0 {
             return order.sort_unstable_by(|a, b| b.total_cmp(a));
         }
     }
@@ -295,7 +298,7 @@ mod tests {
         let mut select = MassSelect::default();
         for round in 0..400 {
             let n = 1 + (rng.next_u64() % [300, 9000][round % 2]) as usize;
-            // Wide and narrow spreads, many ties, and clusters far from the smallest key.
+            // Wide and narrow ranges, many ties, and clusters far from the smallest key.
             let key = |bits: u64| match round % 5 {
                 0 => (bits % 1_000_000) as f32 / 50_000.0,
                 1 => (bits % 3) as f32,
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn sorting_by_digits_is_sorting_by_comparison() {
+    fn radix_sort_matches_comparison_sort() {
         let mut rng = Rng::new(8);
         let mut scratch = Vec::new();
         for round in 0..7 {
@@ -349,7 +352,7 @@ mod tests {
                     (1, 0) => f32::NEG_INFINITY,
                     (2, _) => (rng.next_u64() % 50) as f32 - 25.0,
                     (3, _) => f32::from_bits(rng.next_u64() as u32 & 0xBF7F_FFFF),
-                    // All but one crowd at the far end.
+                    // All but one value cluster at the far end.
                     (4, _) => rng.next_f64() as f32 - if i == 5 { 0.0 } else { 1e4 },
                     _ => (rng.next_f64() * 60.0 - 30.0) as f32,
                 })

@@ -1,14 +1,14 @@
-//! Stop strings over streamed text: passes on what cannot be part of one, holds back what may be the
-//! beginning of one, and cuts the answer where one is complete.
+//! Stop strings in streamed text: passes on text that cannot be part of one, holds back possible
+//! prefixes, and ends the answer before a complete one.
 
 use super::SamplingError;
 
-/// Most stop strings of a request.
+/// Limit on the stop strings of a request.
 pub(super) const MAX_STOPS: usize = 64;
-/// Longest stop string.
+/// Limit on the length of a stop string in bytes.
 pub(super) const MAX_STOP_BYTES: usize = 4096;
 
-/// Watches a stream of text for stop strings, in time linear in the text.
+/// Detects stop strings in a stream of text, in linear time.
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     stops: Vec<Automaton>,
@@ -16,26 +16,26 @@ pub struct StopMatcher {
     stopped: bool,
 }
 
-/// What one piece of text led to.
+/// Result of [`StopMatcher::push`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StopStep {
-    /// Text that is certain now, to be shown to the user.
+    /// Text that is not part of a stop string and can be output.
     pub text: String,
-    /// The stop string that ended the answer, by its place in the list. Later text is ignored.
+    /// Index of the stop string that ended the answer. Later text is ignored.
     pub stopped_by: Option<usize>,
 }
 
-/// Knuth–Morris–Pratt: how much of one stop string the text ends with.
+/// Knuth–Morris–Pratt automaton of one string.
 #[derive(Debug, Clone)]
 pub(super) struct Automaton {
     stop: Vec<u8>,
-    /// For a prefix of each length, the longest shorter prefix that is also its suffix.
+    /// Length of the longest proper border of each prefix, by prefix length.
     failure: Vec<usize>,
     matched: usize,
 }
 
 impl StopMatcher {
-    /// A matcher for these strings, each of 1 to 4096 bytes, at most 64 of them.
+    /// Creates a matcher for at most 64 strings of 1 to 4096 bytes.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self, SamplingError> {
         if stops.len() > MAX_STOPS {
             return Err(SamplingError::TooMany {
@@ -66,7 +66,7 @@ impl StopMatcher {
         })
     }
 
-    /// Takes the next piece of text.
+    /// Adds text to the stream.
     pub fn push(&mut self, text: &str) -> StopStep {
         if self.stopped {
             return StopStep::default();
@@ -80,7 +80,7 @@ impl StopMatcher {
         let seen = self.held.len();
         self.held.push_str(text);
         for (offset, byte) in text.bytes().enumerate() {
-            // Of several that end here the longest began first.
+            // Of several matches that end here, the longest starts first.
             let mut found: Option<(usize, usize)> = None;
             for (index, stop) in self.stops.iter_mut().enumerate() {
                 if stop.step(byte) && found.is_none_or(|(_, length)| stop.stop.len() > length) {
@@ -102,7 +102,7 @@ impl StopMatcher {
             .map(|stop| stop.matched)
             .max()
             .unwrap_or(0);
-        // A match begins where a stop string's first character does, so this is a character boundary.
+        // A match starts at the first character of a stop string, so this is a character boundary.
         let rest = self.held.split_off(self.held.len() - open);
         StopStep {
             text: std::mem::replace(&mut self.held, rest),
@@ -110,7 +110,7 @@ impl StopMatcher {
         }
     }
 
-    /// The answer is over: what was held back turned out to be plain text.
+    /// Ends the stream and returns the text held back.
     pub fn finish(&mut self) -> String {
         self.stopped = true;
         std::mem::take(&mut self.held)
@@ -118,22 +118,22 @@ impl StopMatcher {
 }
 
 impl Automaton {
-    /// The string that is looked for.
+    /// String that the automaton matches.
     pub(super) fn string(&self) -> &[u8] {
         &self.stop
     }
 
-    /// What is missing of the string after each of its beginnings that the text ends with.
-    pub(super) fn open_endings(&self) -> impl Iterator<Item = &[u8]> {
-        let beginnings = std::iter::successors(Some(self.matched), |&matched| {
+    /// Missing suffixes of the string: one for each of its prefixes that the text ends with.
+    pub(super) fn missing_suffixes(&self) -> impl Iterator<Item = &[u8]> {
+        let prefix_lengths = std::iter::successors(Some(self.matched), |&matched| {
             self.failure.get(matched).copied()
         });
-        beginnings
+        prefix_lengths
             .take_while(|&matched| matched > 0)
             .filter_map(|matched| self.stop.get(matched..))
     }
 
-    /// For a string that is not empty.
+    /// Creates an automaton for a string that is not empty.
     pub(super) fn new(stop: &[u8]) -> Self {
         let mut automaton = Self {
             stop: stop.to_vec(),
@@ -148,7 +148,7 @@ impl Automaton {
         automaton
     }
 
-    /// Takes a byte; true when the stop string is complete.
+    /// Advances by a byte. Returns true if the string is complete.
     pub(super) fn step(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.stop[self.matched] != byte {
             self.matched = self.failure[self.matched];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_before_the_stop_string_across_pieces() {
+    fn cuts_before_a_stop_string_that_spans_pieces() {
         assert_eq!(
             run(&["\nUser:"], &["Hello", "\nUs", "er: hi"]),
             ("Hello".into(), Some(0))
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_back_no_more_than_a_possible_beginning() {
+    fn holds_back_only_possible_prefixes() {
         let mut matcher = StopMatcher::new(&["STOP"]).unwrap();
         assert_eq!(matcher.push("abcST").text, "abc");
         assert_eq!(matcher.push("ST").text, "ST");
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_a_search_in_the_whole_text() {
+    fn agrees_with_a_search_of_the_whole_text() {
         let mut rng = Rng::new(5);
         let letters = ["a", "b", "é"];
         let mut word = |max: u64| -> String {
@@ -238,7 +238,7 @@ mod tests {
             let stops = [word(4), word(4)];
             let pieces: Vec<String> = (0..6).map(|_| word(3)).collect();
             let whole: String = pieces.concat();
-            // The first end of any match; the longest of those that end there.
+            // The match that ends first; the longest of those that end there.
             let ends = |stop: &str| whole.find(stop).map(|start| start + stop.len());
             let want = match (ends(&stops[0]), ends(&stops[1])) {
                 (None, None) => whole.clone(),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_stop_strings_are_refused() {
+    fn invalid_stop_strings_are_rejected() {
         assert!(StopMatcher::new(&[""]).is_err());
         assert!(StopMatcher::new(&["x".repeat(5000)]).is_err());
         assert!(StopMatcher::new(&vec!["x"; 65]).is_err());

@@ -1,32 +1,33 @@
-//! Tail-free sampling: cuts where the sorted probabilities stop curving (Phénix and Egan 2019).
-//! Its rule needs the whole order, but the tail can only matter so much: where the most likely tokens decide the
-//! cut whatever the others do, or nearly so, the others are not sorted.
+//! Tail-free sampling: cuts where the sorted probabilities stop curving (Phénix and Egan 2019). The
+//! rule needs the full order, but the tail has a bounded influence: if the most likely tokens
+//! determine the cut regardless of the others, or nearly so, the others are not sorted.
 
 use oxidize_kernels::select;
 
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
 
-/// So many of the most likely tokens usually decide.
+/// Number of most likely tokens that usually determine the cut.
 const HEAD: usize = 1000;
-/// In a longer list the bends of tokens less likely than this share of the most likely one are estimated, …
+/// In a longer list, the curvature of tokens below this fraction of the largest probability is
+/// estimated.
 const FAINT: f32 = 0.005;
-/// … whose logit is so far below the largest.
+/// Logit distance from the maximum that corresponds to `FAINT`: −ln 0.005.
 const FAINT_DISTANCE: f32 = 5.298_317_4;
 const LONG: usize = 1 << 16;
 
 #[derive(Debug, Clone)]
 struct TailFree {
-    share: f64,
-    /// Scratch: the weights of the tokens, from the most likely down.
+    fraction: f64,
+    /// Scratch: weights of the tokens, most likely first.
     weights: Vec<f32>,
 }
 
-/// `None` when off.
+/// Builds the stage, or `None` if it is off.
 pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
     (params.tfs_z < 1.0).then(|| {
         Box::new(TailFree {
-            share: f64::from(params.tfs_z),
+            fraction: f64::from(params.tfs_z),
             weights: Vec::new(),
         }) as _
     })
@@ -39,7 +40,7 @@ impl Stage for TailFree {
         }
         let floor = candidates.max() - FAINT_DISTANCE;
         let is_long = candidates.len() > LONG;
-        // Where many tokens are likely, the head will not decide.
+        // If many tokens are likely, the head does not determine the cut.
         let is_flat = is_long && candidates.count_above(floor) > 4 * HEAD;
         if candidates.len() > HEAD
             && !is_flat
@@ -50,9 +51,11 @@ impl Stage for TailFree {
         if is_long && let Some(keep) = self.cut_above(floor, candidates) {
             return candidates.retain_first(keep);
         }
-        let bends = self.bends(candidates.descending(f32::NEG_INFINITY));
-        if let Some(past) = past(&bends, self.share * bends.iter().sum::<f64>()) {
-            candidates.retain_first(past.max(1));
+        let curvature = self.curvature(candidates.descending(f32::NEG_INFINITY));
+        if let Some(first_above) =
+            first_above(&curvature, self.fraction * curvature.iter().sum::<f64>())
+        {
+            candidates.retain_first(first_above.max(1));
         }
     }
 
@@ -62,57 +65,61 @@ impl Stage for TailFree {
 }
 
 impl TailFree {
-    /// How many tokens stay, if that is the same for the least and the most that the tail can bend.
+    /// Number of tokens kept, if it is the same for the smallest and the largest possible curvature
+    /// of the tail.
     fn cut_in_head(&mut self, candidates: &mut Candidates) -> Option<usize> {
         let head: Vec<f32> = candidates.largest(HEAD).collect();
-        let bends = self.bends(&head);
-        let least: f64 = bends.iter().sum();
-        let most = least + self.most_below();
-        let cut = |total: f64| past(&bends, self.share * total);
+        let curvature = self.curvature(&head);
+        let least: f64 = curvature.iter().sum();
+        let most = least + self.max_tail();
+        let cut = |total: f64| first_above(&curvature, self.fraction * total);
         let (first, last) = (cut(least)?, cut(most)?);
-        // Sums in another order differ in their last digits: near a tie the whole order decides.
+        // Sums in another order differ in the last digits: near a tie, the full order decides.
         let clear = cut(least * (1.0 - 1e-9))? == first && cut(most * (1.0 + 1e-9))? == last;
         (first == last && clear).then_some(first.max(1))
     }
 
-    /// How many tokens stay of a flat distribution, if the cut lies among those that are not faint. What the faint ones
-    /// bend is between nothing and twice their largest weight; chance bends them by half as much, which is what is
-    /// taken here. So the share is met to half a percent at worst.
+    /// Number of tokens kept of a flat distribution, if the cut is among those above `floor`. The
+    /// curvature of the others is between 0 and twice their largest weight, half of that on
+    /// average, which is the estimate used here. The error is at most 0.5% of the total.
     fn cut_above(&mut self, floor: f32, candidates: &mut Candidates) -> Option<usize> {
-        let bends = self.bends(candidates.descending(floor));
-        if bends.len() > LONG {
+        let curvature = self.curvature(candidates.descending(floor));
+        if curvature.len() > LONG {
             return None;
         }
-        let total = bends.iter().sum::<f64>() + f64::from(FAINT);
-        past(&bends, self.share * total).map(|past| past.max(1))
+        let total = curvature.iter().sum::<f64>() + f64::from(FAINT);
+        first_above(&curvature, self.fraction * total).map(|first_above| first_above.max(1))
     }
 
-    /// How much each three neighbours of a sorted list bend. The common factor 1 / Z of the probabilities
-    /// drops out of shares.
-    fn bends(&mut self, logits: &[f32]) -> Vec<f64> {
+    /// Absolute second differences of the weights of a sorted list. The normalization 1 / Z cancels
+    /// in fractions.
+    fn curvature(&mut self, logits: &[f32]) -> Vec<f64> {
         let max = logits.first().copied().unwrap_or(f32::NEG_INFINITY);
         self.weights.resize(logits.len(), 0.0);
-        select().weigh(logits, max, &mut self.weights);
-        let bend =
+        select().exp_sum(logits, max, &mut self.weights);
+        let second_difference =
             |a: f32, b: f32, c: f32| (f64::from(a) - 2.0 * f64::from(b) + f64::from(c)).abs();
-        let neighbours = self.weights.iter().zip(self.weights.iter().skip(1));
-        let neighbours = neighbours.zip(self.weights.iter().skip(2));
-        neighbours.map(|((&a, &b), &c)| bend(a, b, c)).collect()
+        let neighbors = self.weights.iter().zip(self.weights.iter().skip(1));
+        let neighbors = neighbors.zip(self.weights.iter().skip(2));
+        neighbors
+            .map(|((&a, &b), &c)| second_difference(a, b, c))
+            .collect()
     }
 
-    /// The most that whatever comes after the last [`TailFree::bends`] can bend: the differences between neighbours
-    /// fall to 0 from one below the last weight but one, so theirs add up to twice that weight at most.
-    fn most_below(&self) -> f64 {
+    /// Upper bound on the curvature after the last second difference: the first differences fall to
+    /// 0 from at most the last weight but one, so their changes add up to at most twice that
+    /// weight.
+    fn max_tail(&self) -> f64 {
         let last = self.weights.iter().rev().nth(1);
         2.0 * last.copied().map_or(0.0, f64::from)
     }
 }
 
-/// The first place at which the bends add up to more than `limit`.
-fn past(bends: &[f64], limit: f64) -> Option<usize> {
+/// First index at which the sum of the curvature exceeds `limit`.
+fn first_above(curvature: &[f64], limit: f64) -> Option<usize> {
     let mut seen = 0.0;
-    bends.iter().position(|bend| {
-        seen += bend;
+    curvature.iter().position(|second_difference| {
+        seen += second_difference;
         seen > limit
     })
 }

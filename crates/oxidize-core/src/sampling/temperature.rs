@@ -1,11 +1,11 @@
-//! Temperature, fixed or following the entropy of the step.
-//! The dynamic form (Ford 2023) maps low entropy to the low end of a range and high entropy to its high end.
+//! Temperature, fixed or dynamic. The dynamic form (Ford 2023) maps the entropy of the step to a
+//! temperature range.
 
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
 
-/// No temperature may reach 0, where the division ends.
-const LOWEST: f32 = 1e-4;
+/// Lower bound that avoids a division by zero.
+const MIN_TEMPERATURE: f32 = 1e-4;
 
 #[derive(Debug, Clone, Copy)]
 struct Fixed {
@@ -19,12 +19,12 @@ struct Dynamic {
     exponent: f32,
 }
 
-/// `None` when the temperature is 1 and fixed.
+/// Builds the stage, or `None` if the temperature is fixed at 1.
 pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
-    let temperature = params.temperature.max(LOWEST);
+    let temperature = params.temperature.max(MIN_TEMPERATURE);
     if params.dynatemp_range > 0.0 {
         return Some(Box::new(Dynamic {
-            low: (temperature - params.dynatemp_range).max(LOWEST),
+            low: (temperature - params.dynatemp_range).max(MIN_TEMPERATURE),
             high: temperature + params.dynatemp_range,
             exponent: params.dynatemp_exponent,
         }));
@@ -51,16 +51,16 @@ impl Stage for Dynamic {
         if candidates.len() < 2 {
             return;
         }
-        let total = candidates.weigh();
+        let total = candidates.exp_sum();
         let n_possible = candidates
             .logits()
             .iter()
             .filter(|&&x| x > f32::NEG_INFINITY)
             .count();
-        let most = (n_possible.max(2) as f64).ln();
-        let share = (entropy(candidates, total) / most).clamp(0.0, 1.0) as f32;
-        let temperature = self.low + (self.high - self.low) * share.powf(self.exponent);
-        candidates.scale(1.0 / temperature.max(LOWEST));
+        let max_entropy = (n_possible.max(2) as f64).ln();
+        let normalized = (entropy(candidates, total) / max_entropy).clamp(0.0, 1.0) as f32;
+        let temperature = self.low + (self.high - self.low) * normalized.powf(self.exponent);
+        candidates.scale(1.0 / temperature.max(MIN_TEMPERATURE));
     }
 
     fn boxed_clone(&self) -> Box<dyn Stage> {
@@ -68,14 +68,14 @@ impl Stage for Dynamic {
     }
 }
 
-/// Entropy in nats; needs the weights of the step, whose sum is `total`.
+/// Entropy in nats. Uses the weights of the step, whose sum is `total`.
 pub(super) fn entropy(candidates: &Candidates, total: f64) -> f64 {
-    let max = candidates.weighed_max();
-    // With p = w / Z and ln w = logit − max:  −Σ p ln p = ln Z − Σ w · ln w / Z.
-    // In f32 for 256 tokens at a time, over eight lanes, and in f64 from there.
+    let max = candidates.exp_max();
+    // With p = w / Z and ln w = logit − max: −Σ p ln p = ln Z − Σ w · ln w / Z. Sums 256 tokens at
+    // a time in f32, in eight lanes, and the results in f64.
     let chunks = candidates.weights().chunks(256);
     let sums = chunks.zip(candidates.logits().chunks(256)).map(|(w, l)| {
-        // A banned token has the weight 0, which must not meet −∞.
+        // An excluded token has weight 0, which must not be multiplied by −∞.
         let term = |weight: f32, logit: f32| {
             let log = logit - max;
             weight * if log > -1e4 { log } else { -1e4 }

@@ -1,4 +1,5 @@
-//! Every stage against its plain reference on random logits, the draws by chi-square, and the chain's rules.
+//! Stages against their reference implementations on random logits, draws by chi-square tests, and
+//! rules of the chain.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use super::reference::{self, Sorted};
 use super::*;
 
-/// Logits like a model's: most of them low, a few high. Deterministic.
+/// Logits distributed like a model's: most low, a few high. Deterministic.
 fn model_like_logits(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     (0..n)
@@ -26,7 +27,7 @@ fn vocab(n_tokens: usize) -> SamplerVocab {
     }
 }
 
-/// All stages off, temperature 1: each test turns on its own.
+/// All stages off, temperature 1; each test enables its own.
 fn neutral() -> SamplingParams {
     SamplingParams {
         temperature: 1.0,
@@ -38,11 +39,11 @@ fn neutral() -> SamplingParams {
     }
 }
 
-/// The distribution a single draw is made from, by running the stage list and reading the weights.
+/// Distribution of a single draw, from the weights after all stages.
 fn distribution(params: &SamplingParams, logits: &[f32]) -> Sorted {
     let mut sampler = Sampler::new(params, &vocab(logits.len())).unwrap();
-    let candidates = sampler.narrowed(logits);
-    let total = candidates.weigh();
+    let candidates = sampler.filtered(logits);
+    let total = candidates.exp_sum();
     let mut tokens: Sorted = (0..candidates.len())
         .filter(|&i| candidates.logits()[i] > f32::NEG_INFINITY)
         .map(|i| (candidates.id(i), f64::from(candidates.weights()[i]) / total))
@@ -66,7 +67,7 @@ fn assert_same(got: &Sorted, want: &Sorted, what: &str) {
 }
 
 #[test]
-fn each_stage_agrees_with_its_reference() {
+fn each_stage_matches_its_reference() {
     for seed in 0..60 {
         let n = [7, 50, 1000, 5000][seed as usize % 4];
         let logits = model_like_logits(n, seed);
@@ -161,7 +162,7 @@ fn each_stage_agrees_with_its_reference() {
 }
 
 #[test]
-fn default_chain_agrees_with_the_stages_in_order() {
+fn default_chain_matches_the_stages_in_order() {
     for seed in 0..50 {
         let logits = model_like_logits(3000, 100 + seed);
         let params = SamplingParams {
@@ -188,7 +189,7 @@ fn default_chain_agrees_with_the_stages_in_order() {
 }
 
 #[test]
-fn order_of_the_chain_matters_and_is_obeyed() {
+fn chain_order_is_respected() {
     let logits = [2.0, 1.0, 0.0, -1.0];
     let hot = SamplingParams {
         temperature: 10.0,
@@ -210,7 +211,7 @@ fn order_of_the_chain_matters_and_is_obeyed() {
 }
 
 #[test]
-fn names_letters_and_unknown_samplers() {
+fn sampler_lists_parse_by_name_and_letter() {
     let by_name = SamplerKind::parse_list(
         "penalties;dry;top_n_sigma;top_k;tfs_z;typ_p;top_p;min_p;xtc;temperature",
     );
@@ -233,7 +234,7 @@ fn names_letters_and_unknown_samplers() {
     assert!(error.contains("best") && error.contains("min_p"), "{error}");
 }
 
-/// Pearson's test of the counts of many draws against a distribution; the bound is the 99.9% quantile
+/// Pearson's chi-square test of draw counts against a distribution. The bound is the 99.9% quantile
 /// by Wilson and Hilferty's approximation.
 fn assert_drawn_from(counts: &HashMap<u32, u32>, want: &Sorted, what: &str) {
     let draws: u32 = counts.values().sum();
@@ -331,7 +332,7 @@ fn draws_follow_the_distribution() {
 }
 
 #[test]
-fn xtc_acts_as_often_as_its_probability_says() {
+fn xtc_acts_with_the_given_probability() {
     let params = SamplingParams {
         xtc_probability: 0.3,
         xtc_threshold: 0.2,
@@ -342,7 +343,7 @@ fn xtc_acts_as_often_as_its_probability_says() {
     let first = (0..20_000)
         .filter(|_| sampler.sample(&logits, None).unwrap().token == 0)
         .count();
-    // Token 0 goes away in 30% of the steps, else it is one of two.
+    // Token 0 is removed in 30% of the steps; otherwise it is one of two.
     let share = first as f64 / 20_000.0;
     assert!((share - 0.35).abs() < 0.015, "{share}");
 }
@@ -363,7 +364,7 @@ fn same_seed_same_tokens() {
     };
     assert_eq!(tokens(1), tokens(1));
     assert_ne!(tokens(1), tokens(2));
-    // A drawn seed can be read and used again.
+    // A drawn seed can be read and reused.
     let drawn = Sampler::new(&SamplingParams::default(), &vocab(10))
         .unwrap()
         .seed();
@@ -382,7 +383,7 @@ fn same_seed_same_tokens() {
 }
 
 #[test]
-fn greedy_takes_the_first_of_the_largest_and_ignores_truncation() {
+fn greedy_picks_the_first_of_the_largest_and_ignores_truncation() {
     let params = SamplingParams {
         xtc_probability: 1.0,
         typical_p: 0.1,
@@ -396,7 +397,7 @@ fn greedy_takes_the_first_of_the_largest_and_ignores_truncation() {
 }
 
 #[test]
-fn bias_and_mask_rule_tokens_in_and_out() {
+fn bias_and_mask_include_and_exclude_tokens() {
     let logits = [0.0, 1.0, 2.0, 3.0];
     let params = SamplingParams {
         logit_bias: vec![(0, 10.0), (3, f32::NEG_INFINITY)],
@@ -496,9 +497,9 @@ fn penalties_follow_their_formula_over_the_window() {
     for token in [4, 0, 1, 1, 5] {
         sampler.accept(token);
     }
-    // The window is 0 1 1 5: 4 has left it and the newline is exempt.
+    // The window is 0 1 1 5: token 4 has left it, and the newline is exempt.
     let got = sampler
-        .narrowed(&[3.0, -1.0, 1.0, 1.0, 1.0, 1.0])
+        .filtered(&[3.0, -1.0, 1.0, 1.0, 1.0, 1.0])
         .logits()
         .to_vec();
     assert_eq!(got, [1.5 - 0.75, -2.0 - 1.25, 1.0, 1.0, 1.0, 1.0]);
@@ -517,7 +518,7 @@ fn penalties_follow_their_formula_over_the_window() {
     )
     .unwrap();
     sampler.accept(5);
-    assert_eq!(sampler.narrowed(&[1.0; 6]).logits()[5], 0.5 - 0.75);
+    assert_eq!(sampler.filtered(&[1.0; 6]).logits()[5], 0.5 - 0.75);
 }
 
 struct Pieces(&'static [&'static str]);
@@ -531,7 +532,7 @@ impl TokenPieces for Pieces {
 }
 
 #[test]
-fn dry_penalises_as_the_plain_search_says() {
+fn dry_matches_brute_force() {
     let mut rng = Rng::new(11);
     for _ in 0..300 {
         let n = 2 + (rng.next_u64() % 40) as usize;
@@ -548,7 +549,7 @@ fn dry_penalises_as_the_plain_search_says() {
         for (token, length) in reference::repetitions(&tokens, usize::MAX, 2) {
             want[token as usize] -= 0.8 * 1.5f32.powi(length as i32 - 2);
         }
-        let got = sampler.narrowed(&[0.0; 4]).logits().to_vec();
+        let got = sampler.filtered(&[0.0; 4]).logits().to_vec();
         for (got, want) in got.iter().zip(want) {
             assert!(
                 (got - want).abs() <= want.abs() * 1e-5,
@@ -559,14 +560,14 @@ fn dry_penalises_as_the_plain_search_says() {
 }
 
 #[test]
-fn dry_does_not_reach_across_breakers() {
+fn dry_stops_at_sequence_breakers() {
     let pieces = Arc::new(Pieces(&["a", "b", "c", "x:", "-", "->"]));
     let vocab = SamplerVocab {
         n_tokens: 6,
         newline: None,
         pieces: Some(pieces),
     };
-    let penalised = |breaker: &str, tokens: &[u32]| {
+    let penalized = |breaker: &str, tokens: &[u32]| {
         let dry = DryParams {
             multiplier: 1.0,
             sequence_breakers: vec![breaker.into()],
@@ -574,14 +575,14 @@ fn dry_does_not_reach_across_breakers() {
         };
         let mut sampler = Sampler::new(&SamplingParams { dry, ..neutral() }, &vocab).unwrap();
         tokens.iter().for_each(|&token| sampler.accept(token));
-        sampler.narrowed(&[0.0; 6]).logits()[2] < 0.0
+        sampler.filtered(&[0.0; 6]).logits()[2] < 0.0
     };
-    assert!(penalised("!", &[0, 1, 2, 0, 1]));
-    // Two tokens since the breaker are enough, one is not.
-    assert!(penalised(":", &[3, 0, 1, 2, 3, 0, 1]));
-    assert!(!penalised(":", &[0, 3, 1, 2, 0, 3, 1]));
-    // A breaker may be spread over tokens.
-    assert!(!penalised("--", &[4, 4, 1, 2, 4, 4, 1]));
+    assert!(penalized("!", &[0, 1, 2, 0, 1]));
+    // Two tokens since the breaker suffice, one does not.
+    assert!(penalized(":", &[3, 0, 1, 2, 3, 0, 1]));
+    assert!(!penalized(":", &[0, 3, 1, 2, 0, 3, 1]));
+    // A breaker may span tokens.
+    assert!(!penalized("--", &[4, 4, 1, 2, 4, 4, 1]));
 }
 
 #[test]
@@ -603,7 +604,8 @@ fn mirostat_keeps_the_surprise_near_its_target() {
                 .map(|_| -plain[&sampler.sample(&logits, None).unwrap().token].log2())
                 .collect();
             let mean = surprises[500..].iter().sum::<f64>() / 3500.0;
-            // Surprise is measured after truncation, which takes a little off what the model itself says.
+            // Surprise is measured after truncation, which lowers it relative to the full
+            // distribution.
             assert!(
                 mean > f64::from(tau) - 0.3 && mean < f64::from(tau) + 2.0,
                 "{mode:?} τ {tau}: {mean}"
@@ -613,7 +615,7 @@ fn mirostat_keeps_the_surprise_near_its_target() {
 }
 
 #[test]
-fn logprobs_are_the_models_own() {
+fn logprobs_are_those_of_the_unmodified_model() {
     let logits = model_like_logits(500, 8);
     let reference: HashMap<u32, f64> = reference::temperature(&logits, 1.0).into_iter().collect();
     let params = SamplingParams {
@@ -633,7 +635,7 @@ fn logprobs_are_the_models_own() {
 }
 
 #[test]
-fn a_clone_goes_its_own_way_from_the_same_state() {
+fn clone_continues_from_the_same_state() {
     let logits = model_like_logits(300, 2);
     let params = SamplingParams {
         repeat_penalty: 1.3,

@@ -1,4 +1,4 @@
-//! Top-k: the k most likely tokens.
+//! Top-k: keeps the k most likely tokens.
 
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
@@ -6,7 +6,7 @@ use super::{Candidates, Rng, SamplingParams};
 #[derive(Debug, Clone, Copy)]
 struct TopK(usize);
 
-/// `None` when off.
+/// Builds the stage, or `None` if it is off.
 pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
     (params.top_k > 0).then(|| Box::new(TopK(params.top_k as usize)) as _)
 }

@@ -1,4 +1,4 @@
-//! Top-nσ: logits within n standard deviations of the largest (Tang et al. 2024).
+//! Top-nσ: keeps logits within n standard deviations of the largest (Tang et al. 2024).
 
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
@@ -6,7 +6,7 @@ use super::{Candidates, Rng, SamplingParams};
 #[derive(Debug, Clone, Copy)]
 struct TopNSigma(f64);
 
-/// `None` when off.
+/// Builds the stage, or `None` if it is off.
 pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
     (params.top_n_sigma > 0.0).then(|| Box::new(TopNSigma(f64::from(params.top_n_sigma))) as _)
 }
@@ -17,7 +17,7 @@ impl Stage for TopNSigma {
         if max == f32::NEG_INFINITY {
             return;
         }
-        // Banned tokens have no logit that could count. Distances from the maximum keep the sums small.
+        // Excluded tokens do not count. Distances from the maximum keep the sums small.
         let (mut n, mut sum, mut squares) = (0.0f64, 0.0f64, 0.0f64);
         for &logit in candidates.logits() {
             if logit > f32::NEG_INFINITY {

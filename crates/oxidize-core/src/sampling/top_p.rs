@@ -1,4 +1,4 @@
-//! Top-p, or nucleus sampling: the most likely tokens that hold a share of the probability
+//! Top-p, or nucleus sampling: keeps the fewest most likely tokens with total probability p
 //! (Holtzman et al. 2019).
 
 use super::chain::{SamplerVocab, Stage};
@@ -7,7 +7,7 @@ use super::{Candidates, Rng, SamplingParams};
 #[derive(Debug, Clone, Copy)]
 struct TopP(f64);
 
-/// `None` when off.
+/// Builds the stage, or `None` if it is off.
 pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
     (params.top_p < 1.0).then(|| Box::new(TopP(f64::from(params.top_p))) as _)
 }

@@ -1,11 +1,12 @@
-//! XTC, exclude top choices: now and then removes all tokens above a threshold but the least likely of
-//! them, so that the text takes a road less travelled without losing sense (Weidmann 2024).
+//! XTC, exclude top choices (Weidmann 2024): with some probability, removes all tokens above a
+//! threshold except the least likely of them, which makes the text less predictable but still
+//! coherent.
 
 use super::candidates::max_of;
 use super::chain::{SamplerVocab, Stage};
 use super::{Candidates, Rng, SamplingParams};
 
-/// Weights looked at together.
+/// Weights examined together.
 const CHUNK: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
@@ -14,7 +15,7 @@ struct Xtc {
     threshold: f64,
 }
 
-/// `None` when off; two tokens cannot both be likelier than one half.
+/// Builds the stage, or `None` if it is off. At most one token can have a probability above 0.5.
 pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn Stage>> {
     (params.xtc_probability > 0.0 && params.xtc_threshold <= 0.5).then(|| {
         Box::new(Xtc {
@@ -26,19 +27,19 @@ pub(super) fn build(params: &SamplingParams, _: &SamplerVocab) -> Option<Box<dyn
 
 impl Stage for Xtc {
     fn apply(&mut self, candidates: &mut Candidates, rng: &mut Rng) {
-        // Drawn in every step, so that the numbers of later stages do not depend on this step's logits.
+        // Drawn in every step, so that later draws do not depend on the logits of this step.
         let chance = rng.next_f64();
         if candidates.len() < 2 || chance >= self.probability {
             return;
         }
-        let threshold = self.threshold * candidates.weigh();
-        // The smallest float that is not below, so that floats can be compared.
+        let threshold = self.threshold * candidates.exp_sum();
+        // Smallest f32 that is not below the threshold, so that f32 values can be compared.
         let nearest = threshold as f32;
         let threshold = match f64::from(nearest) < threshold {
             true => nearest.next_up(),
             false => nearest,
         };
-        // Few can hold a share of any size: chunks without one are passed over.
+        // Few tokens reach the threshold: chunks without one are skipped.
         let weights = candidates.weights();
         let mut above: Vec<usize> = Vec::new();
         for (first, chunk) in (0..).step_by(CHUNK).zip(weights.chunks(CHUNK)) {
@@ -49,7 +50,7 @@ impl Stage for Xtc {
                 above.extend(here.map(|(position, _)| position));
             }
         }
-        // Among equals the one with the higher id counts as less likely, as in a stable sort.
+        // Among ties, the higher id counts as less likely, as in a stable sort.
         let survivor = above
             .iter()
             .copied()

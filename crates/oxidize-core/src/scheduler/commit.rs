@@ -1,5 +1,4 @@
-//! What a step that was run means: tokens are appended, full blocks become findable, sequences
-//! end.
+//! Committing a step that was run: appends tokens, publishes full blocks and ends sequences.
 
 use super::request::Sequence;
 use super::step::{FinishReason, Sampled, SeqId, Step};
@@ -7,9 +6,9 @@ use super::{Event, PrefixReuse, Scheduler};
 use crate::kv::BlockKey;
 
 impl Scheduler {
-    /// Takes back a step that was run, with what was sampled for the sequences that
-    /// [sample](super::StepSequence::samples). A sequence for which nothing was sampled gets its
-    /// logits again in the next step. Returns what happened since the last commit, in order.
+    /// Commits a step that was run, with the tokens sampled for the sequences that
+    /// [sample](super::StepSequence::samples). A sequence for which no token was sampled gets the same logits
+    /// again in the next step. Returns the events since the last commit, in order.
     pub fn commit(&mut self, step: Step, sampled: &[Sampled]) -> Vec<Event> {
         if self.in_flight != Some(step.number) {
             debug_assert!(false, "step {} is not in flight", step.number);
@@ -25,31 +24,32 @@ impl Scheduler {
         std::mem::take(&mut self.events)
     }
 
-    /// Takes back a step that was not run, or not to its end. Its sequences go back to the queue
-    /// and are computed again, unless they are cancelled first.
+    /// Returns a step that was not run completely. Its sequences go back to the queue and are recomputed,
+    /// unless they are cancelled first.
     pub fn abandon(&mut self, step: Step) {
         if self.in_flight != Some(step.number) {
             debug_assert!(false, "step {} is not in flight", step.number);
             return;
         }
         self.in_flight = None;
-        // State may have been overwritten, or not copied to where it is looked for.
+        // Recurrent state may be overwritten, and copies of it may not have been made.
         let recurrent = self.config.is_recurrent();
         self.state_copies.clear();
         for &(_, to) in &step.state_copies {
-            if let Some(place) = to.checked_sub(self.config.n_slots()) {
-                self.kv.checkpoints_mut().forget_place(place);
+            if let Some(checkpoint) = to.checked_sub(self.config.n_slots()) {
+                self.kv.checkpoints_mut().remove_index(checkpoint);
             }
         }
-        // A copy that was not made may be shared by now: a fork does not wait for a step.
-        let uncertain = |seq: &&Sequence| {
+        // A block copy that was not made may be shared already, because forking is possible while a step is
+        // in flight.
+        let is_affected = |seq: &&Sequence| {
             recurrent
                 || seq.planned > 0
                 || step.copies.iter().any(|(_, to)| seq.blocks.contains(to))
         };
         let ids: Vec<SeqId> = self
             .running_from_last()
-            .filter(uncertain)
+            .filter(is_affected)
             .map(|seq| seq.id)
             .collect();
         for id in ids {
@@ -64,7 +64,7 @@ impl Scheduler {
         };
         let planned = std::mem::take(&mut seq.planned);
         if planned == 0 {
-            return; // Cut back, or another sequence of this id, since the step was planned.
+            return; // Truncated or replaced by another sequence of this id since the step was planned.
         }
         let draft = std::mem::take(&mut seq.draft);
         let was_computed = seq.computed;
@@ -73,7 +73,7 @@ impl Scheduler {
 
         let (mut finished, mut n_accepted) = (None, 0);
         if seq.n_pending() == 0 {
-            seq.again = false;
+            seq.recompute = false;
             if !std::mem::replace(&mut seq.prompt_done, true) && seq.cached > 0 {
                 self.events.push(Event::CacheHit {
                     id,
@@ -99,31 +99,31 @@ impl Scheduler {
             }
         }
 
-        // State that has seen a rejected draft goes back to before it; what was accepted of it is
-        // computed again, with the next token.
-        if let Some(place) = seq.rollback.take() {
-            self.kv.checkpoints_mut().give_back(place);
+        // Recurrent state that includes a rejected draft is rolled back to before the draft. The accepted
+        // tokens are recomputed together with the next one.
+        if let Some(checkpoint) = seq.rollback.take() {
+            self.kv.checkpoints_mut().release(checkpoint);
             if let Some(slot) = seq.slot.filter(|_| n_accepted < draft.len()) {
                 seq.computed = was_computed;
-                seq.again = true;
-                let from = self.config.checkpoint_slot(place);
+                seq.recompute = true;
+                let from = self.config.checkpoint_slot(checkpoint);
                 self.state_copies.push((from, slot));
             }
         }
 
-        // What was computed of rejected drafts, and logits that nobody sampled from, are dropped.
+        // Drop positions of rejected drafts, and a position whose logits were not sampled.
         let known = if finished.is_some() {
             seq.tokens.len()
         } else {
             seq.tokens.len() - 1
         };
         let restored = seq.rewind(&self.config, &mut self.kv, known.min(seq.computed));
-        if let Some((place, slot)) = restored.zip(seq.slot) {
-            let from = self.config.checkpoint_slot(place);
+        if let Some((checkpoint, slot)) = restored.zip(seq.slot) {
+            let from = self.config.checkpoint_slot(checkpoint);
             self.state_copies.push((from, slot));
         }
         self.publish(id, was_computed);
-        self.keep_state(id);
+        self.checkpoint_state(id);
         if let Some(reason) = finished {
             self.remove(id);
             self.stats.finished += 1;
@@ -131,8 +131,8 @@ impl Scheduler {
         }
     }
 
-    /// Has the next step copy the recurrent state of a sequence that stands at the end of a block.
-    fn keep_state(&mut self, id: SeqId) {
+    /// Makes the next step copy the recurrent state of a sequence that is at the end of a block.
+    fn checkpoint_state(&mut self, id: SeqId) {
         let block_size = self.config.block_size;
         let Some(seq) = self.sequences.get(&id) else {
             return;
@@ -144,24 +144,24 @@ impl Scheduler {
         if self.config.n_checkpoints() == 0 || !seq.computed.is_multiple_of(block_size) {
             return;
         }
-        // In the middle of a prompt only while there is room.
+        // In the middle of a prompt, other checkpoints are not evicted for this one.
         let ends_prompt = seq.computed >= self.last_boundary(seq);
         let evict = ends_prompt || seq.computed == seq.branch;
-        // While tokens are generated, only the last copy is of use.
+        // During generation, only the last checkpoint is useful.
         let before = n_full.checked_sub(2).and_then(|last| seq.blocks.get(last));
         let passed = before.filter(|_| seq.computed - block_size > seq.n_prompt);
         if let Some(&passed) = passed {
-            self.kv.checkpoints_mut().forget(passed);
+            self.kv.checkpoints_mut().remove(passed);
         }
         if let Some(slot) = seq.slot
-            && let Some(place) = self.kv.checkpoints_mut().keep(block, evict)
+            && let Some(checkpoint) = self.kv.checkpoints_mut().insert(block, evict)
         {
-            let to = self.config.checkpoint_slot(place);
+            let to = self.config.checkpoint_slot(checkpoint);
             self.state_copies.push((slot, to));
         }
     }
 
-    /// Makes the blocks findable that were filled since `was_computed` positions were.
+    /// Publishes the blocks that were filled since `was_computed` positions were computed.
     fn publish(&mut self, id: SeqId, was_computed: usize) {
         if self.config.reuse == PrefixReuse::None {
             return;

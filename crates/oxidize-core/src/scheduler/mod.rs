@@ -1,6 +1,7 @@
-//! Decides what the next step computes, from requests and free KV blocks. Pure: no clock, no I/O,
-//! no model, no threads, and the same calls give the same steps. The engine runs the steps on a
-//! backend's session and samples; `docs/scheduling.md` tells how a step is planned.
+//! Continuous batching: decides what the next step computes, from requests and free KV blocks. The scheduler
+//! is pure and deterministic: it has no clock, I/O, model or threads, and the same calls give the same steps.
+//! The engine runs the steps on a backend's session and samples; `docs/scheduling.md` describes how a step is
+//! planned.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod commit;
@@ -26,9 +27,8 @@ pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
 
 /// Continuous batching over a paged KV cache.
 ///
-/// The engine turns in a circle: [`plan`](Self::plan) a step, run it, sample,
-/// [`commit`](Self::commit) what was sampled. Between any two of these calls requests may be
-/// submitted, cancelled, forked or cut back.
+/// The engine repeats: [`plan`](Self::plan) a step, run it, sample, [`commit`](Self::commit) the sampled
+/// tokens. Between any two of these calls requests may be submitted, cancelled, forked or truncated.
 ///
 /// ```
 /// use oxidize_core::scheduler::*;
@@ -60,19 +60,19 @@ pub struct Scheduler {
     config: SchedulerConfig,
     kv: KvBlocks,
     sequences: BTreeMap<SeqId, Sequence>,
-    /// Sequences without blocks, in the order in which they will be let in.
+    /// Sequences without a slot, in the order of admission.
     waiting: BTreeSet<(Rank, SeqId)>,
-    /// Sequences with a slot, best rank first; the last one is the first to be preempted.
+    /// Sequences with a slot, best rank first. The last one is preempted first.
     running: Vec<SeqId>,
-    /// Slots that nobody holds.
+    /// Unused slots.
     free_slots: BTreeSet<u32>,
-    /// The number of the step that was planned and not committed yet.
+    /// Number of the step that is planned and not committed yet.
     in_flight: Option<u64>,
-    /// Recurrent states that the next step copies first.
+    /// Copies of recurrent state for the next step to make first, `(from, to)`.
     state_copies: Vec<(u32, u32)>,
-    /// What happened outside of `commit` and is reported by the next one.
+    /// Events outside of `commit`, reported by the next one.
     events: Vec<Event>,
-    /// A committed step whose buffers the next one reuses.
+    /// Committed step whose buffers the next one reuses.
     spare: Step,
     n_steps: u64,
     n_submitted: u64,
@@ -80,7 +80,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do.
+    /// Creates a scheduler without sequences.
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
@@ -100,7 +100,7 @@ impl Scheduler {
         })
     }
 
-    /// The configuration it was made with.
+    /// Configuration.
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
     }
@@ -116,10 +116,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A second sequence `id` that goes on from where `parent` stands, sharing its blocks: several
-    /// completions of one prompt. With [`truncate`](Self::truncate) it goes on from an earlier
-    /// token. Where no slot is free, or a step in flight is changing the parent's recurrent state,
-    /// it queues and finds in the prefix cache what it can.
+    /// Starts a sequence `id` that continues from the current end of `parent` and shares its blocks, for
+    /// several completions of one prompt. After a fork, [`truncate`](Self::truncate) makes it continue from
+    /// an earlier token. If no slot is free, or a step in flight changes the parent's recurrent state, the
+    /// sequence is queued and reuses what it finds in the prefix cache.
     pub fn fork(&mut self, parent: SeqId, id: SeqId) -> Result<(), SubmitError> {
         self.check_id(id)?;
         let original = self
@@ -127,15 +127,15 @@ impl Scheduler {
             .get(&parent)
             .ok_or(SubmitError::UnknownParent(parent))?;
         let mut child = original.child(id);
-        let shares = !self.config.is_recurrent() || original.planned == 0;
-        let parent_slot = original.slot.filter(|_| shares);
+        let can_share = !self.config.is_recurrent() || original.planned == 0;
+        let parent_slot = original.slot.filter(|_| can_share);
         let Some((slot, parent_slot)) = self.free_slots.first().copied().zip(parent_slot) else {
             self.check_queue()?;
             child.rank = self.next_rank(child.priority);
             self.enqueue(child);
             return Ok(());
         };
-        // The step in flight may have given the parent more blocks than these.
+        // The step in flight may have added blocks to the parent.
         let n_shared = self.config.blocks_for(original.computed);
         child.blocks = original.blocks.iter().take(n_shared).copied().collect();
         child.computed = original.computed;
@@ -148,13 +148,13 @@ impl Scheduler {
             self.state_copies.push((parent_slot, slot));
         }
         self.sequences.insert(id, child);
-        self.run(id);
+        self.insert_running(id);
         self.events.push(Event::Started { id });
         Ok(())
     }
 
-    /// Proposes tokens that may follow those of a decoding sequence, for the next step to verify.
-    /// As many of them are fed as budget and blocks allow, with logits for each. `false` when the
+    /// Proposes tokens that may follow those of a decoding sequence, for the next step to verify. The step
+    /// feeds as many of them as budget and blocks allow, with logits for each. Returns `false` if the
     /// sequence is not decoding or its state could not be rolled back.
     pub fn draft(&mut self, id: SeqId, tokens: &[u32]) -> bool {
         let can_rewind = !self.config.is_recurrent() || self.config.n_checkpoints() > 0;
@@ -169,9 +169,9 @@ impl Scheduler {
         }
     }
 
-    /// Cuts a sequence back to its first `n_tokens` tokens, which include its prompt. If it is part
-    /// of a step in flight, what that step gives for it is ignored. `false` if there is no such
-    /// sequence or no such cut.
+    /// Truncates a sequence to its first `n_tokens` tokens, which must include its prompt. If the sequence is
+    /// part of a step in flight, the result of that step is ignored for it. Returns `false` if there is no
+    /// such sequence, or `n_tokens` is shorter than the prompt or longer than the sequence.
     pub fn truncate(&mut self, id: SeqId, n_tokens: usize) -> bool {
         let Some(seq) = self.sequences.get_mut(&id) else {
             return false;
@@ -184,44 +184,44 @@ impl Scheduler {
         seq.reached = seq.reached.min(n_tokens - 1);
         // The last token is computed again: its logits are needed.
         let restored = seq.rewind(&self.config, &mut self.kv, n_tokens - 1);
-        if let Some((place, slot)) = restored.zip(seq.slot) {
-            let from = self.config.checkpoint_slot(place);
+        if let Some((checkpoint, slot)) = restored.zip(seq.slot) {
+            let from = self.config.checkpoint_slot(checkpoint);
             self.state_copies.push((from, slot));
         }
         true
     }
 
-    /// Ends a sequence whose client has gone. `false` if there is none of this id.
+    /// Ends a sequence that is no longer wanted. Returns `false` if there is none with this id.
     pub fn cancel(&mut self, id: SeqId) -> bool {
         let found = self.remove(id);
         self.stats.cancelled += u64::from(found);
         found
     }
 
-    /// Ends a sequence that has all it wanted, such as a stop string. Its full blocks stay findable,
-    /// as with every end. `false` if there is none of this id.
+    /// Ends a sequence that is complete, for example at a stop string. As after any end, its full blocks stay
+    /// in the prefix cache. Returns `false` if there is none with this id.
     pub fn finish(&mut self, id: SeqId) -> bool {
         let found = self.remove(id);
         self.stats.finished += u64::from(found);
         found
     }
 
-    /// The tokens of a sequence so far: the prompt and what was generated.
+    /// Tokens of a sequence so far: the prompt and the generated tokens.
     pub fn tokens(&self, id: SeqId) -> Option<&[u32]> {
         self.sequences.get(&id).map(|seq| &*seq.tokens)
     }
 
-    /// Whether no sequence is waiting or running.
+    /// True if no sequence is waiting or running.
     pub fn is_idle(&self) -> bool {
         self.sequences.is_empty()
     }
 
-    /// Forgets every prefix that no running sequence uses.
+    /// Removes every prefix that no running sequence uses from the cache.
     pub fn clear_prefix_cache(&mut self) {
         self.kv.clear_cached();
     }
 
-    /// Where it stands, and totals since it was made.
+    /// Current state, and totals since the scheduler was created.
     pub fn stats(&self) -> Stats {
         let n_blocks = self.kv.n_blocks();
         Stats {
@@ -267,27 +267,27 @@ impl Scheduler {
         self.sequences.insert(sequence.id, sequence);
     }
 
-    /// Puts a sequence that was given a slot at its place among the running ones.
-    fn run(&mut self, id: SeqId) {
+    /// Inserts a sequence with a slot into the running sequences, by rank.
+    fn insert_running(&mut self, id: SeqId) {
         let rank_of = |id: &SeqId| self.sequences.get(id).map(|seq| seq.rank);
-        let place = self
+        let index = self
             .running
             .partition_point(|other| rank_of(other) < rank_of(&id));
-        self.running.insert(place, id);
+        self.running.insert(index, id);
     }
 
-    /// Takes blocks and slot away. Full blocks stay findable.
-    fn stop(&mut self, id: SeqId) {
+    /// Releases blocks and slot. Full blocks stay in the prefix cache.
+    fn release_resources(&mut self, id: SeqId) {
         let Some(seq) = self.sequences.get_mut(&id) else {
             return;
         };
         self.kv.release_tail(&mut seq.blocks, 0);
         seq.computed = 0;
         seq.planned = 0;
-        seq.again = false;
+        seq.recompute = false;
         seq.draft.clear();
-        if let Some(place) = seq.rollback.take() {
-            self.kv.checkpoints_mut().give_back(place);
+        if let Some(checkpoint) = seq.rollback.take() {
+            self.kv.checkpoints_mut().release(checkpoint);
         }
         if let Some(slot) = seq.slot.take() {
             self.free_slots.insert(slot);
@@ -295,10 +295,10 @@ impl Scheduler {
         }
     }
 
-    /// Sends a running sequence back to the queue, where it keeps its rank. What is lost of its
-    /// blocks is computed again from its tokens.
+    /// Moves a running sequence back to the queue, where it keeps its rank. Blocks that are evicted meanwhile
+    /// are recomputed from its tokens.
     fn preempt(&mut self, id: SeqId) {
-        self.stop(id);
+        self.release_resources(id);
         let Some(seq) = self.sequences.get(&id) else {
             return;
         };
@@ -308,7 +308,7 @@ impl Scheduler {
     }
 
     fn remove(&mut self, id: SeqId) -> bool {
-        self.stop(id);
+        self.release_resources(id);
         let Some(seq) = self.sequences.remove(&id) else {
             return false;
         };

@@ -1,5 +1,5 @@
-//! Planning a step: who computes what with which blocks. Everybody who is decoding comes first,
-//! prompts share what is left of the token budget, drafts take what nobody else wants.
+//! Planning of a step. Decoding sequences come first, prompts share the rest of the token budget, and drafts
+//! take what is left.
 
 use super::policy::{Turn, prefill_turns};
 use super::request::Sequence;
@@ -8,8 +8,8 @@ use super::{Event, LogitsAt, PrefixReuse, Scheduler};
 use crate::kv::{BlockId, BlockKey};
 
 impl Scheduler {
-    /// What to compute next; `None` when nothing waits or the last step is still in flight. Each
-    /// step must come back by [`commit`](Self::commit) or [`abandon`](Self::abandon).
+    /// Plans the next step; `None` if there are no sequences or a step is in flight. Each step must be
+    /// returned with [`commit`](Self::commit) or [`abandon`](Self::abandon).
     pub fn plan(&mut self) -> Option<Step> {
         if self.in_flight.is_some() || self.sequences.is_empty() {
             return None;
@@ -18,19 +18,19 @@ impl Scheduler {
         step.clear();
         let mut budget = self.config.max_batch_tokens;
 
-        self.make_way_for_priority();
+        self.preempt_for_priority();
         let n_preemptions = self.stats.preemptions;
         budget -= self.plan_decodes(&mut step.copies);
-        // Blocks that ran out a moment ago are not there for newcomers.
+        // If blocks ran out just now, there are none for new sequences.
         if self.stats.preemptions == n_preemptions {
             self.admit();
         }
         budget -= self.plan_prefills(budget, &mut step.copies);
         self.plan_drafts(budget, &mut step.copies);
 
-        self.write(&mut step);
+        self.fill(&mut step);
         if step.sequences.is_empty() {
-            debug_assert!(false, "sequences wait, but nothing can be computed");
+            debug_assert!(false, "there are sequences, but nothing can be computed");
             self.spare = step;
             return None;
         }
@@ -41,16 +41,17 @@ impl Scheduler {
         Some(step)
     }
 
-    /// Preempts sequences of lower priority while the first in the queue cannot get in. Rank is
-    /// asked too: who has waited long enough is no longer sent away.
-    fn make_way_for_priority(&mut self) {
+    /// Preempts sequences of lower priority while the first one in the queue cannot start. Rank is compared
+    /// too, so that a sequence that has waited long enough is no longer preempted.
+    fn preempt_for_priority(&mut self) {
         while let Some(head) = self
             .waiting
             .first()
             .and_then(|(_, id)| self.sequences.get(id))
         {
-            let yields = |seq: &&Sequence| seq.priority < head.priority && seq.rank > head.rank;
-            let victim = self.running_from_last().find(yields).map(|seq| seq.id);
+            let can_preempt =
+                |seq: &&Sequence| seq.priority < head.priority && seq.rank > head.rank;
+            let victim = self.running_from_last().find(can_preempt).map(|seq| seq.id);
             let Some(victim) = victim.filter(|_| self.can_start(head).is_none()) else {
                 break;
             };
@@ -58,8 +59,8 @@ impl Scheduler {
         }
     }
 
-    /// One token for each decoding sequence, best rank first. Where blocks run out, those of worst
-    /// rank lose theirs. Returns the tokens planned.
+    /// Plans one token for each decoding sequence, best rank first. If blocks run out, the sequences of worst
+    /// rank are preempted. Returns the number of tokens planned.
     fn plan_decodes(&mut self, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
         let mut n_planned = 0;
         for id in self.running.clone() {
@@ -72,8 +73,8 @@ impl Scheduler {
                     n_planned += 1;
                     break;
                 }
-                // Going down the ranks, so the last one has nothing in this step yet. It may be
-                // this one itself.
+                // Sequences are visited by rank, so the last one has no tokens in this step yet. It may be
+                // this sequence itself.
                 let Some(&victim) = self.running.last() else {
                     break;
                 };
@@ -83,7 +84,7 @@ impl Scheduler {
         n_planned
     }
 
-    /// Lets sequences in, strictly in order: passing by one that needs many blocks would starve it.
+    /// Admits waiting sequences strictly in order: skipping one that needs many blocks would starve it.
     fn admit(&mut self) {
         while let Some(&(rank, id)) = self.waiting.first() {
             let Some(seq) = self.sequences.get(&id) else {
@@ -103,34 +104,35 @@ impl Scheduler {
             seq.slot = Some(slot);
             seq.branch = branch;
             if self.config.is_recurrent()
-                && let Some(place) = found
+                && let Some(checkpoint) = found
                     .last()
                     .and_then(|&block| self.kv.checkpoints_mut().find(block))
             {
-                let from = self.config.checkpoint_slot(place);
+                let from = self.config.checkpoint_slot(checkpoint);
                 self.state_copies.push((from, slot));
             }
-            seq.found_computed(found.len() * self.config.block_size);
+            seq.advance_cached(found.len() * self.config.block_size);
             seq.blocks = found;
             if !std::mem::replace(&mut seq.started, true) {
                 self.events.push(Event::Started { id });
             }
-            self.run(id);
+            self.insert_running(id);
         }
     }
 
-    /// Whether a waiting sequence gets a slot and blocks for all its known tokens, beside what the
-    /// running ones still need for theirs and one block for each of them to grow.
+    /// Returns the cached prefix from which a waiting sequence can start, if there is a slot and if there are
+    /// blocks for all its tokens besides those that the running sequences still need and one for each of them
+    /// to grow.
     fn can_start(&self, seq: &Sequence) -> Option<Start> {
         if self.free_slots.is_empty() {
             return None;
         }
-        let reuses = self.config.reuse != PrefixReuse::None && seq.reuse_prefix;
+        let can_reuse = self.config.reuse != PrefixReuse::None && seq.reuse_prefix;
         // The last token is always computed, for its logits.
         let reusable = seq
             .tokens
             .split_last()
-            .filter(|_| reuses)
+            .filter(|_| can_reuse)
             .map_or(&[][..], |(_, head)| head);
         let mut found = self
             .kv
@@ -154,22 +156,22 @@ impl Scheduler {
                 .blocks_for(seq.tokens.len())
                 .saturating_sub(seq.blocks.len())
         };
-        let spoken_for: usize = self
+        let reserved: usize = self
             .running_from_last()
             .map(|seq| still_needed(seq) + 1)
             .sum();
-        (need + spoken_for <= self.kv.n_available()).then_some(Start { found, branch })
+        (need + reserved <= self.kv.n_available()).then_some(Start { found, branch })
     }
 
-    /// Chunks of prompts for up to `budget` tokens. Returns the tokens planned.
+    /// Plans chunks of prompts of up to `budget` tokens. Returns the number of tokens planned.
     fn plan_prefills(&mut self, budget: usize, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
-        let prompts: Vec<SeqId> = self.with_running(|seq| (seq.planned == 0).then_some(seq.id));
+        let prompts: Vec<SeqId> = self.map_running(|seq| (seq.planned == 0).then_some(seq.id));
         for &id in &prompts {
             self.skip_computed(id);
         }
-        let pending = self.with_running(|seq| (seq.planned == 0).then_some(seq.n_pending()));
+        let pending = self.map_running(|seq| (seq.planned == 0).then_some(seq.n_pending()));
         let mut left = budget;
-        for Turn { prompt, at_most } in prefill_turns(&pending, budget) {
+        for Turn { prompt, max_tokens } in prefill_turns(&pending, budget) {
             let Some(&id) = prompts.get(prompt) else {
                 continue;
             };
@@ -180,8 +182,8 @@ impl Scheduler {
             if planned == 0 && self.is_being_computed(seq) {
                 continue;
             }
-            let want = (planned + at_most.min(left)).min(seq.n_pending());
-            let want = self.up_to_checkpoint(seq, want);
+            let want = (planned + max_tokens.min(left)).min(seq.n_pending());
+            let want = self.cut_at_checkpoint(seq, want);
             if want > planned {
                 left -= self.reserve_or_preempt(id, want, copies) - planned;
             }
@@ -189,9 +191,9 @@ impl Scheduler {
         budget - left
     }
 
-    /// Of the next `want` tokens of a prompt, those up to a place where a copy of its recurrent
-    /// state would be worth having, if there is one.
-    fn up_to_checkpoint(&self, seq: &Sequence, want: usize) -> usize {
+    /// Reduces the next `want` tokens of a prompt to those before the next position where a checkpoint of its
+    /// recurrent state is useful, if there is one.
+    fn cut_at_checkpoint(&self, seq: &Sequence, want: usize) -> usize {
         if self.config.n_checkpoints() == 0 || seq.prompt_done {
             return want;
         }
@@ -201,17 +203,17 @@ impl Scheduler {
         stops.chain([end]).min().unwrap_or(end) - start
     }
 
-    /// Where the last full block of a prompt ends, beyond which another request with the same
-    /// beginning goes its own way.
+    /// End of the last full block of a prompt, after which requests with the same beginning usually differ.
     pub(super) fn last_boundary(&self, seq: &Sequence) -> usize {
         let size = self.config.block_size;
         seq.n_prompt.saturating_sub(1) / size * size
     }
 
-    /// Verification of drafts for up to `budget` tokens, as far as blocks are there. None while tokens of earlier
-    /// drafts are computed again, so that no step has more logits than two lots of drafts would.
+    /// Plans the verification of up to `budget` draft tokens, as far as there are blocks. Plans none while
+    /// tokens of earlier drafts are recomputed, so that the number of logits in a step stays below that of
+    /// two rounds of drafts.
     fn plan_drafts(&mut self, mut budget: usize, copies: &mut Vec<(BlockId, BlockId)>) {
-        if self.running_from_last().any(|seq| seq.again) {
+        if self.running_from_last().any(|seq| seq.recompute) {
             budget = 0;
         }
         for id in self.running.clone() {
@@ -219,16 +221,16 @@ impl Scheduler {
                 continue;
             };
             let decodes = seq.planned == 1 && seq.n_pending() == 1;
-            // Were all of them accepted, one more token would follow.
+            // If all of them are accepted, one more token follows.
             let room = seq.max_tokens.saturating_sub(seq.tokens.len() + 1);
             let n_draft = seq.draft.len().min(budget).min(room);
             seq.draft.truncate(if decodes { n_draft } else { 0 });
             if self.config.is_recurrent() && !seq.draft.is_empty() {
-                seq.rollback = self.kv.checkpoints_mut().take();
+                seq.rollback = self.kv.checkpoints_mut().reserve();
                 match seq.rollback.zip(seq.slot) {
-                    Some((place, slot)) => {
-                        let kept = self.config.checkpoint_slot(place);
-                        self.state_copies.push((slot, kept));
+                    Some((checkpoint, slot)) => {
+                        let saved = self.config.checkpoint_slot(checkpoint);
+                        self.state_copies.push((slot, saved));
                     }
                     None => seq.draft.clear(),
                 }
@@ -244,14 +246,14 @@ impl Scheduler {
         }
     }
 
-    /// Lets a sequence use blocks that others have computed since it was let in.
+    /// Lets a sequence reuse blocks that other sequences have computed since it was admitted.
     fn skip_computed(&mut self, id: SeqId) {
         let block_size = self.config.block_size;
-        let reuses = self.config.reuse == PrefixReuse::Blocks;
+        let can_reuse = self.config.reuse == PrefixReuse::Blocks;
         let Some(seq) = self
             .sequences
             .get_mut(&id)
-            .filter(|s| reuses && s.reuse_prefix)
+            .filter(|s| can_reuse && s.reuse_prefix)
         else {
             return;
         };
@@ -263,12 +265,12 @@ impl Scheduler {
             self.kv.retain(block);
             self.kv.release_tail(&mut seq.blocks, n_full);
             seq.blocks.push(block);
-            seq.found_computed((n_full + 1) * block_size);
+            seq.advance_cached((n_full + 1) * block_size);
         }
     }
 
-    /// Whether someone else computes the next block of this sequence in this step. It is then
-    /// better to wait and share it.
+    /// True if another sequence computes the next block of this one in this step. Waiting for it and sharing
+    /// the block is then cheaper.
     fn is_being_computed(&self, seq: &Sequence) -> bool {
         if self.config.reuse != PrefixReuse::Blocks || !seq.reuse_prefix {
             return false;
@@ -287,8 +289,8 @@ impl Scheduler {
         })
     }
 
-    /// As [`reserve`](Self::reserve), but sequences of worse rank that have nothing in this step
-    /// lose their blocks before this one goes without.
+    /// Like [`reserve`](Self::reserve), but preempts sequences of worse rank that have no tokens in this step
+    /// if there are no blocks otherwise.
     fn reserve_or_preempt(
         &mut self,
         id: SeqId,
@@ -308,8 +310,8 @@ impl Scheduler {
         }
     }
 
-    /// Plans the next `want` tokens of a sequence, or as many as there are blocks for. Returns how
-    /// many. May be called again in the same step with a larger number.
+    /// Plans the next `want` tokens of a sequence, or as many as there are blocks for, and returns their
+    /// number. May be called again in the same step with a larger number.
     fn reserve(&mut self, id: SeqId, want: usize, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
         let block_size = self.config.block_size;
         let Some(seq) = self.sequences.get_mut(&id) else {
@@ -336,8 +338,8 @@ impl Scheduler {
         seq.planned
     }
 
-    /// Lays out what was planned.
-    fn write(&self, step: &mut Step) {
+    /// Fills the step with the planned tokens.
+    fn fill(&self, step: &mut Step) {
         for seq in self.running.iter().filter_map(|id| self.sequences.get(id)) {
             let Some(slot) = seq.slot.filter(|_| seq.planned > 0) else {
                 continue;
@@ -351,13 +353,13 @@ impl Scheduler {
             step.tokens.extend(known.chain(&seq.draft));
             step.blocks.extend_from_slice(&seq.blocks);
             let samples = n_known == seq.n_pending();
-            // A backend computes rows exactly as single ones where all have logits.
-            let again = seq.again && seq.logits == LogitsAt::Last;
+            // A backend computes these rows bit for bit like single ones only if all of them have logits.
+            let recompute = seq.recompute && seq.logits == LogitsAt::Last;
             for (row, position) in (first_row..).zip(seq.computed..seq.computed + seq.planned) {
                 let is_last = samples && position + 1 >= seq.tokens.len();
                 let is_scored = seq.logits == LogitsAt::Every && position >= seq.reached;
                 step.positions.push(position as u32);
-                if is_last || is_scored || again {
+                if is_last || is_scored || recompute {
                     step.outputs.push(row as u32);
                 }
             }
@@ -369,7 +371,7 @@ impl Scheduler {
                 blocks: first_block..step.blocks.len(),
                 outputs: first_output..step.outputs.len(),
                 n_draft: seq.draft.len(),
-                again,
+                recompute,
                 samples: samples && seq.max_tokens > seq.tokens.len(),
             });
         }
@@ -383,8 +385,8 @@ impl Scheduler {
             .filter_map(|id| self.sequences.get(id))
     }
 
-    /// What `pick` gives for running sequences, best rank first.
-    fn with_running<T>(&self, pick: impl Fn(&Sequence) -> Option<T>) -> Vec<T> {
+    /// Results of `pick` for the running sequences, best rank first.
+    fn map_running<T>(&self, pick: impl Fn(&Sequence) -> Option<T>) -> Vec<T> {
         self.running
             .iter()
             .filter_map(|id| self.sequences.get(id))
@@ -393,16 +395,16 @@ impl Scheduler {
     }
 }
 
-/// What a sequence begins with.
+/// Cached prefix of a sequence that is about to start.
 struct Start {
-    /// The blocks of its longest computed prefix from which it can go on.
+    /// Blocks of the longest cached prefix from which the sequence can continue.
     found: Vec<BlockId>,
-    /// Where its longest computed prefix ends.
+    /// End of the longest cached prefix. It may be beyond `found` if the model has recurrent state.
     branch: usize,
 }
 
-/// The content of the first block of a sequence that is not computed to its end, and how many full
-/// ones come before it. `None` when it holds the last known token, which is computed in any case.
+/// Content of the first block of a sequence that is not fully computed, and the number of full blocks before
+/// it. `None` if that block holds the last token, which is always computed.
 fn next_block(seq: &Sequence, block_size: usize) -> Option<(BlockKey<'_>, usize)> {
     let n_full = seq.computed / block_size;
     let (_, reusable) = seq.tokens.split_last()?;

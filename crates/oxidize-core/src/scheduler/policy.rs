@@ -1,14 +1,13 @@
-//! Who goes first. Two rules, apart from the bookkeeping so that they can be read and changed by
-//! themselves: the rank of a sequence, and how a step's tokens are shared among prompts.
+//! Scheduling policy, kept apart from the bookkeeping: the rank of a sequence, and the division of a step's
+//! token budget among prompts.
 
-/// The place of a sequence in every order there is: who is let in first, who gets blocks first,
-/// who is preempted last. Smaller is better. It never changes, so waiting time counts: a level of
-/// priority is worth a fixed number of steps.
+/// Order of sequences for admission, for blocks and (reversed) for preemption. Smaller is better. A rank
+/// never changes, so waiting time counts: a level of priority equals a fixed number of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    /// The step of arrival, moved into the past by priority.
+    /// Step of arrival, earlier by a number of steps per level of priority.
     virtual_step: i64,
-    /// Breaks ties and makes ranks unique.
+    /// Number of arrivals before, which makes ranks unique.
     arrival: u64,
 }
 
@@ -24,28 +23,34 @@ impl Rank {
     }
 }
 
-/// A turn to take tokens of a step's budget for a prompt.
+/// Permission for a prompt to take tokens of a step's budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// Which of the prompts.
+    /// Index of the prompt.
     pub(super) prompt: usize,
-    /// At most so many tokens in this turn.
-    pub(super) at_most: usize,
+    /// Maximum tokens in this turn.
+    pub(super) max_tokens: usize,
 }
 
-/// In which order prompts take from `budget`, given how much of each is left, best rank first.
+/// Order in which prompts take tokens from `budget`. `pending` are their remaining tokens, best rank first.
 ///
-/// Half goes to the first, so that the longest prompt advances; then the shortest take what they
-/// can, so that a short question does not wait behind a book; what is left goes to the first.
+/// Half of the budget goes to the first prompt, so that the sequence of best rank always advances. Then the
+/// shortest prompts take what they need, so that a short prompt does not wait for a long one. The rest goes
+/// to the first prompt.
 pub(super) fn prefill_turns(pending: &[usize], budget: usize) -> Vec<Turn> {
     let mut by_length: Vec<usize> = (1..pending.len()).collect();
     by_length.sort_by_key(|&prompt| pending.get(prompt));
-    let first = |at_most| (!pending.is_empty()).then_some(Turn { prompt: 0, at_most });
+    let first = |max_tokens| {
+        (!pending.is_empty()).then_some(Turn {
+            prompt: 0,
+            max_tokens,
+        })
+    };
     first(budget.div_ceil(2))
         .into_iter()
         .chain(by_length.into_iter().map(|prompt| Turn {
             prompt,
-            at_most: budget,
+            max_tokens: budget,
         }))
         .chain(first(budget))
         .collect()
@@ -56,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn priority_goes_first_until_waiting_outweighs_it() {
+    fn waiting_outweighs_priority() {
         let rank = |step, priority, arrival| Rank::new(step, priority, 100, arrival);
         assert!(rank(0, 0, 1) < rank(0, 0, 2));
         assert!(rank(50, 1, 2) < rank(0, 0, 1));
@@ -72,10 +77,10 @@ mod tests {
     }
 
     #[test]
-    fn the_first_gets_half_and_short_ones_the_rest() {
+    fn first_prompt_gets_half_and_short_ones_the_rest() {
         let turns: Vec<_> = prefill_turns(&[1000, 300, 20], 65)
             .iter()
-            .map(|t| (t.prompt, t.at_most))
+            .map(|t| (t.prompt, t.max_tokens))
             .collect();
         assert_eq!(turns, [(0, 33), (2, 65), (1, 65), (0, 65)]);
         assert!(prefill_turns(&[], 64).is_empty());

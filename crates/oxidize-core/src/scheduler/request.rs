@@ -1,139 +1,137 @@
-//! What a scheduler is asked for (its configuration and requests, checked once on entry) and what
-//! it keeps about each sequence.
+//! Configuration and requests of a scheduler, validated once on entry, and its state per sequence.
 
 use super::policy::Rank;
 use super::step::SeqId;
 use crate::kv::{BlockId, KvBlocks};
 
-/// The limits a scheduler works within.
+/// Limits of a scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
-    /// KV blocks of the session.
+    /// Number of KV blocks of the session.
     pub n_blocks: u32,
-    /// Positions in a block.
+    /// Positions per block.
     pub block_size: usize,
-    /// Most tokens a step feeds. It bounds how long a step takes, and so how long a prompt can hold
-    /// up the streams of others.
+    /// Maximum tokens per step. It bounds the duration of a step, and so how long a prompt can delay the
+    /// streams of others.
     pub max_batch_tokens: usize,
-    /// Most sequences that run at once. Never more than `max_batch_tokens` do: each of them must be
-    /// able to get a token in each step.
+    /// Maximum running sequences. At most `max_batch_tokens` run in any case, so that each of them can get a
+    /// token in each step.
     pub max_sequences: usize,
-    /// Most requests that wait. Preempted sequences count too, but are never turned away.
+    /// Maximum waiting requests. Preempted sequences count too, but are never rejected.
     pub max_queue: usize,
-    /// Most tokens of a sequence, prompt and completion together.
+    /// Maximum tokens of a sequence, prompt and completion together.
     pub context_length: usize,
-    /// Whether computed blocks are used again.
+    /// Reuse of computed blocks.
     pub reuse: PrefixReuse,
-    /// How many steps of waiting make up for one level of priority: a request of priority 1 goes
-    /// before those of priority 0 that came up to so many steps earlier. Nobody waits forever.
+    /// Number of steps of waiting that equal one level of priority: a request of priority 1 precedes requests
+    /// of priority 0 that arrived up to this many steps earlier. This prevents starvation.
     pub steps_per_priority: u32,
 }
 
-/// Which part of what was computed before can be used again.
+/// Part of earlier computations that can be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefixReuse {
     /// Any prefix, in whole blocks.
     Blocks,
-    /// Nothing: every request computes its whole prompt. A sequence can still be cut back.
+    /// None: every request computes its whole prompt. A sequence can still be truncated.
     None,
-    /// The model keeps recurrent state, which is valid at its last position only: a prefix can be
-    /// used again, and a sequence cut back, to where a copy of the state was made.
+    /// The model keeps recurrent state, which is valid at its last position only: a prefix can be reused, and
+    /// a sequence truncated, up to a checkpoint of the state.
     Recurrent {
-        /// How many such copies there is room for, in the slots after those of the running
-        /// sequences. Without any, every sequence starts from its first token.
+        /// Number of checkpoints, which are in the slots after those of the running sequences. With none,
+        /// every sequence starts from its first token.
         checkpoints: u32,
     },
 }
 
-/// A request for tokens.
+/// Request to compute a prompt and generate tokens.
 #[derive(Clone, Debug)]
 pub struct SequenceRequest {
-    /// Names the sequence; no other one of this id may be waiting or running.
+    /// Id of the sequence; no other sequence with this id may be waiting or running.
     pub id: SeqId,
-    /// The prompt.
+    /// Prompt.
     pub tokens: Vec<u32>,
-    /// Most tokens to generate; the context length and the pool bound it too. With zero the prompt
-    /// is computed for its logits or embeddings and the sequence ends without a token.
+    /// Maximum tokens to generate, also bounded by the context length and the number of blocks. With zero,
+    /// the prompt is computed for its logits or embeddings and the sequence ends without a token.
     pub max_new_tokens: usize,
-    /// Higher goes first. See [`SchedulerConfig::steps_per_priority`].
+    /// Priority; higher comes first. See [`SchedulerConfig::steps_per_priority`].
     pub priority: i32,
-    /// Separates those who must not share blocks: tenants, adapters.
+    /// Namespace for tenants and adapters that must not share blocks.
     pub salt: u64,
-    /// Which positions need logits.
+    /// Positions that need logits.
     pub logits: LogitsAt,
-    /// Whether a computed prefix may be used. What this request computes can be found by others
-    /// either way.
+    /// True if a cached prefix may be reused. Blocks that this request computes are cached either way.
     pub reuse_prefix: bool,
 }
 
-/// The positions of a prompt whose logits are wanted.
+/// Positions of a prompt that need logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsAt {
-    /// The last one, to sample from.
+    /// The last position, to sample from it.
     Last,
-    /// Each one, once, for scoring or pooling. No computed prefix is used for this request.
+    /// Each position, once, for scoring or pooling. Such a request reuses no cached prefix.
     Every,
 }
 
-/// Why a request was not taken.
+/// Reason why a request was rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// Too many requests wait.
+    /// Too many requests are waiting.
     #[error("the queue is full: its limit is {limit} requests")]
     QueueFull {
-        /// Requests that may wait.
+        /// Maximum waiting requests.
         limit: usize,
     },
-    /// The prompt leaves no room for a token.
+    /// Prompt and one new token exceed the context or the KV cache.
     #[error("the prompt and one new token need {asked} tokens of context, the limit is {limit}")]
     TooLong {
         /// Tokens needed.
         asked: usize,
-        /// Tokens that the context and the KV cache hold.
+        /// Maximum tokens of a sequence, given by context and KV cache.
         limit: usize,
     },
-    /// There is no token to compute.
+    /// The prompt has no tokens.
     #[error("the prompt is empty")]
     Empty,
-    /// The id is taken.
-    #[error("sequence {} is already there", .0.0)]
+    /// A sequence with this id is waiting or running.
+    #[error("a sequence with id {} exists already", .0.0)]
     DuplicateId(SeqId),
-    /// There is nothing to fork.
+    /// The sequence to fork does not exist.
     #[error("there is no sequence {} to fork", .0.0)]
     UnknownParent(SeqId),
 }
 
-/// Why a configuration cannot work.
+/// Reason why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A limit that allows nothing.
+    /// A limit is zero.
     #[error("scheduler: {0} must be at least 1")]
     Zero(&'static str),
-    /// A limit over what positions and rows can be numbered with.
+    /// A limit is beyond the range of positions and rows.
     #[error("scheduler: {name} is {asked}, the limit is {}", u32::MAX)]
     TooLarge {
-        /// The field.
+        /// Field.
         name: &'static str,
-        /// Its value.
+        /// Value of the field.
         asked: usize,
     },
 }
 
 impl SchedulerConfig {
-    /// The most tokens a sequence can have: it must fit in the pool alone.
+    /// Maximum tokens of a sequence: a single sequence must fit in the KV cache.
     pub fn capacity(&self) -> usize {
         self.context_length
             .min((self.n_blocks as usize).saturating_mul(self.block_size))
     }
 
-    /// Blocks that hold `n_tokens` positions.
+    /// Number of blocks for `n_tokens` positions.
     pub fn blocks_for(&self, n_tokens: usize) -> usize {
         n_tokens.div_ceil(self.block_size)
     }
 
-    /// Copies of recurrent state there is room for.
+    /// Number of checkpoints of recurrent state.
     pub(super) fn n_checkpoints(&self) -> u32 {
         match self.reuse {
             PrefixReuse::Recurrent { checkpoints } => checkpoints,
@@ -141,17 +139,17 @@ impl SchedulerConfig {
         }
     }
 
-    /// Whether a sequence has state that cannot be cut back like a table of blocks.
+    /// True if sequences have recurrent state, which cannot be truncated like a block table.
     pub(super) fn is_recurrent(&self) -> bool {
         matches!(self.reuse, PrefixReuse::Recurrent { .. })
     }
 
-    /// The slot of the state that is kept at a place for copies.
-    pub(super) fn checkpoint_slot(&self, place: u32) -> u32 {
-        self.n_slots() + place
+    /// Slot of a checkpoint.
+    pub(super) fn checkpoint_slot(&self, checkpoint: u32) -> u32 {
+        self.n_slots() + checkpoint
     }
 
-    /// Sequences that can run at once.
+    /// Maximum running sequences.
     pub(super) fn n_slots(&self) -> u32 {
         self.max_sequences.min(self.max_batch_tokens) as u32
     }
@@ -191,7 +189,7 @@ impl SchedulerConfig {
 }
 
 impl SequenceRequest {
-    /// A request of priority 0 under salt 0, which uses computed prefixes and samples at the end.
+    /// A request of priority 0 and salt 0 that reuses cached prefixes and needs logits at the end.
     pub fn new(id: SeqId, tokens: Vec<u32>, max_new_tokens: usize) -> Self {
         Self {
             id,
@@ -205,7 +203,7 @@ impl SequenceRequest {
     }
 }
 
-/// A request on its way.
+/// A waiting or running sequence.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) id: SeqId,
@@ -214,32 +212,32 @@ pub(super) struct Sequence {
     pub(super) salt: u64,
     pub(super) logits: LogitsAt,
     pub(super) reuse_prefix: bool,
-    /// The prompt and what was generated. The last one is never computed between steps.
+    /// Prompt and generated tokens. Between steps, the last one is never computed.
     pub(super) tokens: Vec<u32>,
     pub(super) n_prompt: usize,
-    /// It ends with this many tokens.
+    /// Number of tokens at which the sequence ends.
     pub(super) max_tokens: usize,
-    /// Tokens proposed to follow `tokens`; those in flight after `plan`.
+    /// Draft tokens proposed to follow `tokens`; after `plan`, those in flight.
     pub(super) draft: Vec<u32>,
-    /// Positions whose keys and values are in `blocks`.
+    /// Number of positions whose keys and values are in `blocks`.
     pub(super) computed: usize,
-    /// Between steps just enough blocks for `computed`; in flight, for `computed + planned`.
+    /// Block table: between steps just enough blocks for `computed` positions, in flight for `computed +
+    /// planned`.
     pub(super) blocks: Vec<BlockId>,
-    /// Tokens that the step in flight feeds, draft included; zero if it is not part of it.
+    /// Number of tokens in the step in flight, drafts included; zero if the sequence is not part of it.
     pub(super) planned: usize,
-    /// Set while it runs.
+    /// Slot, while the sequence runs.
     pub(super) slot: Option<u32>,
-    /// Where its state from before the draft in flight is kept.
+    /// Checkpoint of the state before the draft in flight.
     pub(super) rollback: Option<u32>,
-    /// Its state went back to before a draft: until it has caught up, it computes again what it has
-    /// computed.
-    pub(super) again: bool,
-    /// Recurrent state: the known prefix ends here that others have in common with it, so that a
-    /// copy of the state is worth having.
+    /// True after a rollback of recurrent state, until the sequence has recomputed the accepted tokens.
+    pub(super) recompute: bool,
+    /// End of the cached prefix when the sequence was admitted. With recurrent state, a checkpoint there is
+    /// useful, because other sequences continue from it.
     pub(super) branch: usize,
-    /// Positions below this one were computed or found at some time, perhaps before a preemption.
+    /// Number of positions that were computed or cached at some time, perhaps before a preemption.
     pub(super) reached: usize,
-    /// Prompt tokens that were found computed, and not by this sequence.
+    /// Number of prompt tokens that were reused from other sequences.
     pub(super) cached: usize,
     pub(super) started: bool,
     pub(super) prompt_done: bool,
@@ -266,7 +264,7 @@ impl Sequence {
             planned: 0,
             slot: None,
             rollback: None,
-            again: false,
+            recompute: false,
             branch: 0,
             reached: 0,
             cached: 0,
@@ -275,8 +273,8 @@ impl Sequence {
         }
     }
 
-    /// A copy under another id that has nothing computed yet. Logits of the prompt are the
-    /// original's business.
+    /// A copy with another id and nothing computed. It needs no logits of the prompt, which the original
+    /// gets.
     pub(super) fn child(&self, id: SeqId) -> Self {
         Self {
             id,
@@ -287,7 +285,7 @@ impl Sequence {
             planned: 0,
             slot: None,
             rollback: None,
-            again: false,
+            recompute: false,
             branch: 0,
             cached: 0,
             started: false,
@@ -295,13 +293,13 @@ impl Sequence {
         }
     }
 
-    /// Known tokens that are not computed. One while decoding.
+    /// Number of tokens that are not computed yet; one while decoding.
     pub(super) fn n_pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Takes note that the first `computed` positions are in its blocks without its doing.
-    pub(super) fn found_computed(&mut self, computed: usize) {
+    /// Records that the first `computed` positions are in its blocks, taken from the cache.
+    pub(super) fn advance_cached(&mut self, computed: usize) {
         self.computed = computed;
         if !self.prompt_done {
             self.cached += computed.saturating_sub(self.reached);
@@ -309,9 +307,9 @@ impl Sequence {
         self.reached = self.reached.max(computed);
     }
 
-    /// Leaves the step in flight, if it is part of one, and keeps at most the first `n_tokens`
-    /// computed positions. Returns the place of the copy from which its recurrent state must be
-    /// restored for that, if it must.
+    /// Leaves the step in flight, if the sequence is part of it, and keeps at most the first `n_tokens`
+    /// computed positions. Returns the checkpoint from which the recurrent state must be restored, if it
+    /// must.
     pub(super) fn rewind(
         &mut self,
         config: &SchedulerConfig,
@@ -323,7 +321,7 @@ impl Sequence {
         if !config.is_recurrent() {
             self.computed = self.computed.min(n_tokens);
         } else if leaves_step || self.computed > n_tokens {
-            // The state is, or will be, at a later position.
+            // The state is, or after the step will be, at a later position.
             let full = self.computed.min(n_tokens) / config.block_size;
             let mut kept = self.blocks.iter().take(full);
             let last = kept.rposition(|&block| kv.checkpoints().contains(block));
@@ -332,8 +330,8 @@ impl Sequence {
                 .and_then(|last| self.blocks.get(last))
                 .and_then(|&block| kv.checkpoints_mut().find(block));
         }
-        if let Some(place) = self.rollback.take() {
-            kv.checkpoints_mut().give_back(place);
+        if let Some(checkpoint) = self.rollback.take() {
+            kv.checkpoints_mut().release(checkpoint);
         }
         kv.release_tail(&mut self.blocks, config.blocks_for(self.computed));
         restored

@@ -1,17 +1,18 @@
-//! Blocks that were kept elsewhere come back: the scheduler finds them a place, its caller fills it.
+//! Restoring blocks that were stored elsewhere: the scheduler allocates them, its caller fills them.
 
 use super::{PrefixReuse, Scheduler};
 use crate::kv::{BlockId, BlockKey};
 
 impl Scheduler {
-    /// Blocks that are known to hold the longest prefix of `tokens`, in whole blocks.
+    /// Blocks that hold the longest known prefix of `tokens`, in whole blocks.
     pub fn known_prefix(&self, salt: u64, tokens: &[u32]) -> Vec<BlockId> {
         self.kv.find_prefix(salt, tokens, self.config.block_size)
     }
 
-    /// Makes more of the prefix of `tokens` known. For each block after those that are known already, `fill` is given
-    /// its place in the sequence and a block to write; where it returns `false`, or no block is to be had, that is
-    /// the end. Returns how many blocks were filled. Blocks of running sequences are never taken for this.
+    /// Restores more blocks of the prefix of `tokens`. Calls `fill` for each block after the known ones, with
+    /// its index in the sequence and the block to write, until `fill` returns `false` or no block is
+    /// available. Returns the number of blocks filled. Blocks of running sequences are never evicted for
+    /// this.
     pub fn restore(
         &mut self,
         salt: u64,
@@ -23,7 +24,7 @@ impl Scheduler {
         }
         let block_size = self.config.block_size;
         let mut table = self.known_prefix(salt, tokens);
-        // Held, so that making room for the next does not take the ones before.
+        // References keep these blocks from being evicted for the next ones.
         table.iter().for_each(|&block| self.kv.retain(block));
         let n_known = table.len();
         for (index, tokens) in tokens.chunks_exact(block_size).enumerate().skip(n_known) {
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_restored_is_not_computed() {
+    fn restored_blocks_are_not_computed() {
         let mut scheduler = scheduler(8);
         let tokens = [1, 2, 3, 4, 5];
         let mut filled = Vec::new();
@@ -80,7 +81,7 @@ mod tests {
         assert_eq!(
             scheduler.restore(9, &tokens, |_, _| true),
             0,
-            "it is known now"
+            "the prefix is known now"
         );
         scheduler.check_integrity().unwrap();
         let request = SequenceRequest {
@@ -92,9 +93,9 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pool_gives_up_what_nobody_uses_and_no_more() {
+    fn restoring_evicts_only_unused_blocks() {
         let mut scheduler = scheduler(3);
-        // More than fits: the oldest of the chain must not make room for the newest.
+        // There are more blocks than fit: the first ones must not be evicted for the last ones.
         let restored = scheduler.restore(0, &[1, 2, 3, 4, 5, 6, 7, 8], |_, _| true);
         assert_eq!(restored, 3);
         scheduler.check_integrity().unwrap();

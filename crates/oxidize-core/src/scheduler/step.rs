@@ -1,177 +1,175 @@
-//! What goes between scheduler and engine: the step to run, what was sampled from it, and what
-//! that means for each request.
+//! Types exchanged between scheduler and engine: the step to run, the tokens sampled from it, and the
+//! resulting events.
 
 use std::ops::Range;
 
 use crate::kv::BlockId;
 
-/// Names a sequence; chosen by the caller.
+/// Id of a sequence, chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId(pub u64);
 
-/// One run of the model over tokens of several sequences, laid out flat as a backend wants it.
+/// One run of the model over tokens of several sequences, flattened for the backend.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     pub(super) number: u64,
-    /// Blocks to copy, `(from, to)`, in this order and before anything is computed.
+    /// Blocks to copy, `(from, to)`, in this order and before computing.
     pub copies: Vec<(BlockId, BlockId)>,
-    /// Recurrent states to copy from slot to slot, `(from, to)`, in this order and before anything
-    /// is computed. Slots that no sequence ever has are places for copies to go back to.
+    /// Recurrent states to copy between slots, `(from, to)`, in this order and before computing. Slots after
+    /// those of sequences hold checkpoints.
     pub state_copies: Vec<(u32, u32)>,
-    /// The tokens to feed, those of a sequence together and in order. An index here is a row.
+    /// Input tokens, grouped by sequence and in order. Their indices are the rows of the step.
     pub tokens: Vec<u32>,
-    /// The position of each row in its sequence.
+    /// Position of each row in its sequence.
     pub positions: Vec<u32>,
-    /// The rows whose logits are wanted, ascending.
+    /// Rows that need logits, ascending.
     pub outputs: Vec<u32>,
-    /// The block tables of the sequences, one after another.
+    /// Concatenated block tables of the sequences.
     pub blocks: Vec<BlockId>,
-    /// The sequences, in the order of their rows.
+    /// Sequences, in the order of their rows.
     pub sequences: Vec<StepSequence>,
 }
 
-/// The part of a [`Step`] that belongs to one sequence.
+/// Part of a [`Step`] that belongs to one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepSequence {
-    /// The sequence.
+    /// Sequence.
     pub id: SeqId,
-    /// A small number that is the sequence's own while it runs: the place of its recurrent state.
+    /// Slot of the sequence while it runs, which identifies its recurrent state.
     pub slot: u32,
-    /// The position of its first row: how many tokens are in the KV cache already. At zero,
-    /// recurrent state starts anew.
+    /// Position of the first row: the number of tokens in the KV cache. At zero, the recurrent state is
+    /// reset.
     pub start: usize,
-    /// Its rows.
+    /// Rows of the sequence.
     pub rows: Range<usize>,
-    /// Where in [`Step::blocks`] its table is. The table covers every position up to its last row.
+    /// Range of the block table in [`Step::blocks`]. The table covers every position up to the last row.
     pub blocks: Range<usize>,
-    /// Where in [`Step::outputs`] the rows are whose logits it wants. Empty in the middle of a
-    /// prompt.
+    /// Range in [`Step::outputs`] of the rows that need logits. Empty in the middle of a prompt.
     pub outputs: Range<usize>,
-    /// How many of its last rows are drafts to verify. The logits of each of them, and of the row
-    /// before, are wanted.
+    /// Number of draft tokens at the end of the rows. They and the row before them have logits.
     pub n_draft: usize,
-    /// Whether these rows were computed before, as drafts that were accepted beside others that were not: recurrent
-    /// state had to go back. All have logits, those of the last row are new.
-    pub again: bool,
-    /// Whether a token is to be sampled: the rows reach its last known token.
+    /// True if these rows are recomputed: they were part of a partly accepted draft, after which the
+    /// recurrent state was rolled back. All of them have logits, of which only those of the last row are new.
+    pub recompute: bool,
+    /// True if a token is to be sampled, because the rows include the last known token.
     pub samples: bool,
 }
 
-/// What was sampled for a sequence of a step.
+/// Tokens sampled for a sequence of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
-    /// The sequence.
+    /// Sequence.
     pub id: SeqId,
-    /// How many of the drafted tokens were accepted; they come before `token`.
+    /// Number of accepted draft tokens; they precede `token`.
     pub accepted: usize,
-    /// The new token.
+    /// New token.
     pub token: u32,
-    /// Whether it ends the sequence: an end-of-text token, a stop string.
+    /// True if `token` ends the sequence, as an end-of-generation token or the end of a stop string does.
     pub finished: bool,
 }
 
-/// Something that happened to a request.
+/// Event in the life of a sequence. The engine uses [`CacheHit`](Self::CacheHit) and
+/// [`Finished`](Self::Finished); the others make the scheduler's decisions observable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// It left the queue for the first time.
+    /// The sequence left the queue for the first time.
     Started {
-        /// The sequence.
+        /// Sequence.
         id: SeqId,
     },
-    /// So many tokens of its prompt did not have to be computed. Comes before its first token, if
-    /// there were any.
+    /// Part of the prompt was reused from the prefix cache. Comes before the first token, if any was reused.
     CacheHit {
-        /// The sequence.
+        /// Sequence.
         id: SeqId,
-        /// Prompt tokens found computed.
+        /// Number of prompt tokens reused.
         tokens: usize,
     },
-    /// It has a new token.
+    /// A token was appended to the sequence.
     Token {
-        /// The sequence.
+        /// Sequence.
         id: SeqId,
-        /// The token.
+        /// Token.
         token: u32,
     },
-    /// It went back to the queue for want of blocks or for a request of higher priority. It goes
-    /// on later as if nothing had been.
+    /// The sequence was moved back to the queue, because blocks ran out or for a request of higher priority.
+    /// It continues later with the same result.
     Preempted {
-        /// The sequence.
+        /// Sequence.
         id: SeqId,
     },
-    /// It is over and its id is free.
+    /// The sequence ended and its id is free.
     Finished {
-        /// The sequence.
+        /// Sequence.
         id: SeqId,
-        /// Why.
+        /// Reason.
         reason: FinishReason,
     },
 }
 
-/// Why a sequence ended.
+/// Reason for the end of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The sampler said so.
+    /// The caller ended it with [`Sampled::finished`].
     Stop,
-    /// It has as many tokens as were asked for, or as fit.
+    /// It reached its maximum number of tokens.
     Length,
 }
 
-/// Where a scheduler stands, and totals since it was made.
+/// Current state of a scheduler, and totals since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Sequences that wait, preempted ones included.
+    /// Waiting sequences, including preempted ones.
     pub queued: usize,
-    /// Sequences that run.
+    /// Running sequences.
     pub running: usize,
-    /// Blocks that hold nothing.
+    /// Free blocks.
     pub free_blocks: usize,
-    /// Blocks that nobody uses but can be found again.
+    /// Cached blocks: unused, but with known content.
     pub cached_blocks: usize,
-    /// Blocks of running sequences.
+    /// Used blocks, which belong to running sequences.
     pub used_blocks: usize,
     /// Steps planned.
     pub steps: u64,
-    /// Tokens of all prompts submitted.
+    /// Prompt tokens submitted.
     pub prompt_tokens: u64,
-    /// Prompt tokens found computed.
+    /// Prompt tokens reused from the prefix cache.
     pub cached_prompt_tokens: u64,
     /// Tokens fed in committed steps.
     pub computed_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// Drafted tokens that were verified.
+    /// Draft tokens verified.
     pub drafted_tokens: u64,
-    /// Those of them that were accepted.
+    /// Draft tokens accepted.
     pub accepted_drafts: u64,
-    /// Times a sequence was sent back to the queue.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Sequences that ended by themselves.
+    /// Sequences that finished.
     pub finished: u64,
     /// Sequences that were cancelled.
     pub cancelled: u64,
 }
 
 impl Step {
-    /// The tokens that a sequence of this step feeds.
+    /// Input tokens of a sequence of this step.
     pub fn tokens_of(&self, sequence: &StepSequence) -> &[u32] {
         self.tokens.get(sequence.rows.clone()).unwrap_or_default()
     }
 
-    /// The block table of a sequence of this step.
+    /// Block table of a sequence of this step.
     pub fn blocks_of(&self, sequence: &StepSequence) -> &[BlockId] {
         self.blocks.get(sequence.blocks.clone()).unwrap_or_default()
     }
 
-    /// The rows of a sequence of this step whose logits are wanted.
+    /// Rows of a sequence of this step that need logits.
     pub fn outputs_of(&self, sequence: &StepSequence) -> &[u32] {
         self.outputs
             .get(sequence.outputs.clone())
             .unwrap_or_default()
     }
 
-    /// Empties it and keeps its buffers.
+    /// Clears the step and keeps its buffers.
     pub(super) fn clear(&mut self) {
         self.copies.clear();
         self.state_copies.clear();
@@ -184,7 +182,7 @@ impl Step {
 }
 
 impl Sampled {
-    /// One token that does not end the sequence.
+    /// A single token that does not end the sequence.
     pub fn token(id: SeqId, token: u32) -> Self {
         Self {
             id,

@@ -1,5 +1,5 @@
-//! The promises of the scheduler one at a time. `tests/scheduler_sim.rs` holds them all at once
-//! against random calls.
+//! Unit tests of the scheduler, one property each. `tests/scheduler_sim.rs` checks all properties together on
+//! random calls.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use super::*;
@@ -29,13 +29,13 @@ fn request(id: SeqId, n_prompt: u32, max_new_tokens: usize) -> SequenceRequest {
     SequenceRequest::new(id, (0..n_prompt).collect(), max_new_tokens)
 }
 
-/// A prompt that shares nothing with those of [`request`].
+/// A prompt that shares no prefix with those of [`request`].
 fn other(id: SeqId, n_prompt: u32, max_new_tokens: usize) -> SequenceRequest {
     let first = 1000 * id.0 as u32;
     SequenceRequest::new(id, (first..first + n_prompt).collect(), max_new_tokens)
 }
 
-/// What a step feeds, as `(sequence, start, tokens)`.
+/// Input of a step as `(sequence, start, tokens)`.
 fn fed(step: &Step) -> Vec<(SeqId, usize, usize)> {
     step.sequences
         .iter()
@@ -52,7 +52,7 @@ fn commit(scheduler: &mut Scheduler, step: Step) -> Vec<Event> {
     events
 }
 
-fn turn(scheduler: &mut Scheduler) -> (Vec<(SeqId, usize, usize)>, Vec<Event>) {
+fn run_step(scheduler: &mut Scheduler) -> (Vec<(SeqId, usize, usize)>, Vec<Event>) {
     let step = scheduler.plan().unwrap();
     (fed(&step), commit(scheduler, step))
 }
@@ -68,33 +68,45 @@ fn run_to_idle(scheduler: &mut Scheduler) -> Vec<Event> {
 
 /// The table in `docs/scheduling.md`.
 #[test]
-fn the_example_of_the_documentation() {
+fn documented_example_is_correct() {
     const D: SeqId = SeqId(4);
     let mut scheduler = scheduler(SchedulerConfig {
         max_batch_tokens: 8,
         ..config()
     });
     scheduler.submit(other(A, 8, 50)).unwrap();
-    turn(&mut scheduler);
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
+    run_step(&mut scheduler);
     let book: Vec<u32> = (0..20).collect();
     scheduler
         .submit(SequenceRequest::new(B, book.clone(), 50))
         .unwrap();
     scheduler.submit(other(C, 3, 2)).unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(A, 9, 1), (B, 0, 4), (C, 0, 3)]);
-    assert_eq!(turn(&mut scheduler).0, [(A, 10, 1), (B, 4, 6), (C, 3, 1)]);
-    assert_eq!(turn(&mut scheduler).0, [(A, 11, 1), (B, 10, 7)]);
+    assert_eq!(
+        run_step(&mut scheduler).0,
+        [(A, 9, 1), (B, 0, 4), (C, 0, 3)]
+    );
+    assert_eq!(
+        run_step(&mut scheduler).0,
+        [(A, 10, 1), (B, 4, 6), (C, 3, 1)]
+    );
+    assert_eq!(run_step(&mut scheduler).0, [(A, 11, 1), (B, 10, 7)]);
     let question = book[..12].iter().copied().chain([90, 91, 92]).collect();
     scheduler
         .submit(SequenceRequest::new(D, question, 50))
         .unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(A, 12, 1), (B, 17, 3), (D, 12, 3)]);
-    assert_eq!(turn(&mut scheduler).0, [(A, 13, 1), (B, 20, 1), (D, 15, 1)]);
+    assert_eq!(
+        run_step(&mut scheduler).0,
+        [(A, 12, 1), (B, 17, 3), (D, 12, 3)]
+    );
+    assert_eq!(
+        run_step(&mut scheduler).0,
+        [(A, 13, 1), (B, 20, 1), (D, 15, 1)]
+    );
 }
 
 #[test]
-fn a_prompt_comes_in_chunks_and_then_decodes() {
+fn prompt_is_chunked_and_then_decodes() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 20, 2)).unwrap();
 
@@ -115,7 +127,7 @@ fn a_prompt_comes_in_chunks_and_then_decodes() {
         [Event::Token { id: A, token: 7 }]
     );
 
-    let (tokens, events) = turn(&mut scheduler);
+    let (tokens, events) = run_step(&mut scheduler);
     assert_eq!(tokens, [(A, 20, 1)]);
     let finished = Event::Finished {
         id: A,
@@ -126,29 +138,29 @@ fn a_prompt_comes_in_chunks_and_then_decodes() {
 }
 
 #[test]
-fn a_long_prompt_does_not_hold_up_streams() {
+fn long_prompt_does_not_delay_decoding() {
     let mut scheduler = scheduler(config());
     scheduler.submit(other(A, 3, 50)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler.submit(other(B, 100, 1)).unwrap();
     for start in 0..6 {
-        let (tokens, _) = turn(&mut scheduler);
+        let (tokens, _) = run_step(&mut scheduler);
         assert_eq!(tokens, [(A, 3 + start, 1), (B, 15 * start, 15)]);
     }
 }
 
 #[test]
-fn a_short_prompt_overtakes_a_long_one_that_still_advances() {
+fn short_prompt_overtakes_long_one_which_still_advances() {
     let mut scheduler = scheduler(config());
     scheduler.submit(other(A, 100, 1)).unwrap();
     scheduler.submit(other(B, 30, 1)).unwrap();
     scheduler.submit(other(C, 5, 1)).unwrap();
-    let (tokens, _) = turn(&mut scheduler);
+    let (tokens, _) = run_step(&mut scheduler);
     assert_eq!(tokens, [(A, 0, 8), (B, 0, 3), (C, 0, 5)]);
 }
 
 #[test]
-fn an_earlier_prompt_is_found_again() {
+fn earlier_prompt_is_reused() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 10, 3)).unwrap();
     run_to_idle(&mut scheduler);
@@ -158,27 +170,27 @@ fn an_earlier_prompt_is_found_again() {
     scheduler
         .submit(SequenceRequest::new(B, tokens, 1))
         .unwrap();
-    let (tokens, events) = turn(&mut scheduler);
+    let (tokens, events) = run_step(&mut scheduler);
     assert_eq!(tokens, [(B, 12, 3)]);
     assert!(events.contains(&Event::CacheHit { id: B, tokens: 12 }));
     assert_eq!(scheduler.stats().cached_prompt_tokens, 12);
 }
 
 #[test]
-fn the_last_prompt_token_is_always_computed() {
+fn last_prompt_token_is_always_computed() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 8, 1)).unwrap();
     run_to_idle(&mut scheduler);
     scheduler.submit(request(B, 8, 1)).unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(B, 4, 4)]);
+    assert_eq!(run_step(&mut scheduler).0, [(B, 4, 4)]);
 }
 
 #[test]
-fn nothing_is_found_under_another_salt_or_when_not_wanted() {
+fn prefix_is_not_reused_for_other_salt_or_when_disabled() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 9, 1)).unwrap();
     run_to_idle(&mut scheduler);
-    let strangers = [
+    let requests = [
         SequenceRequest {
             salt: 1,
             ..request(A, 9, 0)
@@ -192,27 +204,27 @@ fn nothing_is_found_under_another_salt_or_when_not_wanted() {
             ..request(A, 9, 0)
         },
     ];
-    for stranger in strangers {
-        scheduler.submit(stranger).unwrap();
-        assert_eq!(turn(&mut scheduler).0, [(A, 0, 9)]);
+    for request in requests {
+        scheduler.submit(request).unwrap();
+        assert_eq!(run_step(&mut scheduler).0, [(A, 0, 9)]);
     }
     scheduler.submit(request(A, 9, 0)).unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(A, 8, 1)]);
+    assert_eq!(run_step(&mut scheduler).0, [(A, 8, 1)]);
 }
 
 #[test]
-fn a_prefix_that_someone_is_computing_is_waited_for() {
+fn prefix_in_computation_is_awaited() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 17, 1)).unwrap();
     scheduler.submit(request(B, 18, 1)).unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(A, 0, 16)]);
-    let (tokens, events) = turn(&mut scheduler);
+    assert_eq!(run_step(&mut scheduler).0, [(A, 0, 16)]);
+    let (tokens, events) = run_step(&mut scheduler);
     assert_eq!(tokens, [(A, 16, 1), (B, 16, 2)]);
     assert!(events.contains(&Event::CacheHit { id: B, tokens: 16 }));
 }
 
 #[test]
-fn blocks_that_run_out_are_taken_from_the_latest() {
+fn latest_sequence_is_preempted_when_blocks_run_out() {
     let mut scheduler = scheduler(SchedulerConfig {
         n_blocks: 6,
         ..config()
@@ -232,15 +244,15 @@ fn blocks_that_run_out_are_taken_from_the_latest() {
 }
 
 #[test]
-fn a_prompt_takes_no_blocks_from_a_better_rank() {
+fn prompt_takes_no_blocks_from_better_rank() {
     let mut scheduler = scheduler(SchedulerConfig {
         max_batch_tokens: 4,
         ..config()
     });
     scheduler.submit(other(A, 40, 1)).unwrap();
     scheduler.submit(other(B, 30, 1)).unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(A, 0, 2), (B, 0, 2)]);
-    while scheduler.kv.allocate().is_some() {} // someone else's; no block is left
+    assert_eq!(run_step(&mut scheduler).0, [(A, 0, 2), (B, 0, 2)]);
+    while scheduler.kv.allocate().is_some() {} // no block is left
     // C is shorter and has its turn before B, which holds a block.
     scheduler
         .sequences
@@ -250,57 +262,57 @@ fn a_prompt_takes_no_blocks_from_a_better_rank() {
     c.tokens.truncate(5);
     c.rank = Rank::new(9, 0, 0, 9);
     c.slot = scheduler.free_slots.pop_first();
-    scheduler.run(C);
+    scheduler.insert_running(C);
     let step = scheduler.plan().unwrap();
     assert_eq!(fed(&step), [(A, 2, 2), (B, 2, 2)]);
 }
 
 #[test]
-fn higher_priority_takes_a_slot_and_gives_it_back() {
+fn higher_priority_preempts_and_preempted_sequence_resumes() {
     let mut scheduler = scheduler(SchedulerConfig {
         max_sequences: 1,
         ..config()
     });
     scheduler.submit(other(A, 6, 20)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler
         .submit(SequenceRequest {
             priority: 1,
             ..other(B, 3, 1)
         })
         .unwrap();
-    let (tokens, events) = turn(&mut scheduler);
+    let (tokens, events) = run_step(&mut scheduler);
     assert_eq!(tokens, [(B, 0, 3)]);
     assert!(events.contains(&Event::Preempted { id: A }));
-    // Its whole block is still there; the prompt was its own, so it is no cache hit.
-    let (tokens, events) = turn(&mut scheduler);
+    // Its full block is still cached. A sequence's own prompt is not a cache hit.
+    let (tokens, events) = run_step(&mut scheduler);
     assert_eq!(tokens, [(A, 4, 3)]);
     assert_eq!(events, [Event::Token { id: A, token: 7 }]);
 }
 
 #[test]
-fn who_has_waited_long_enough_is_not_sent_away() {
+fn long_waiting_sequence_is_not_preempted() {
     let mut scheduler = scheduler(SchedulerConfig {
         max_sequences: 1,
         steps_per_priority: 5,
         ..config()
     });
     scheduler.submit(other(A, 3, 50)).unwrap();
-    (0..10).for_each(|_| drop(turn(&mut scheduler)));
+    (0..10).for_each(|_| drop(run_step(&mut scheduler)));
     scheduler
         .submit(SequenceRequest {
             priority: 1,
             ..other(B, 3, 1)
         })
         .unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(A, 12, 1)]);
+    assert_eq!(run_step(&mut scheduler).0, [(A, 12, 1)]);
 }
 
 #[test]
-fn forks_share_blocks_and_copy_the_last_one() {
+fn forks_share_blocks_and_copy_the_last_one_on_write() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 6, 20)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler.fork(A, B).unwrap();
     assert_eq!(scheduler.stats().used_blocks, 2);
 
@@ -321,34 +333,34 @@ fn forks_share_blocks_and_copy_the_last_one() {
 }
 
 #[test]
-fn a_fork_without_a_slot_queues() {
+fn fork_without_free_slot_is_queued() {
     let mut scheduler = scheduler(SchedulerConfig {
         max_sequences: 1,
         max_queue: 1,
         ..config()
     });
     scheduler.submit(request(A, 6, 2)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler.fork(A, B).unwrap();
     assert_eq!(
         scheduler.fork(A, C),
         Err(SubmitError::QueueFull { limit: 1 })
     );
-    assert_eq!(turn(&mut scheduler).0, [(A, 6, 1)]);
-    assert_eq!(turn(&mut scheduler).0, [(B, 4, 3)]);
+    assert_eq!(run_step(&mut scheduler).0, [(A, 6, 1)]);
+    assert_eq!(run_step(&mut scheduler).0, [(B, 4, 3)]);
 }
 
 #[test]
-fn a_cut_sequence_goes_on_from_there() {
+fn truncated_sequence_continues_from_there() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 6, 20)).unwrap();
-    (0..4).for_each(|_| drop(turn(&mut scheduler)));
-    assert!(!scheduler.truncate(A, 5), "into the prompt");
-    assert!(!scheduler.truncate(A, 11), "beyond its end");
-    assert!(!scheduler.truncate(B, 6), "not there");
+    (0..4).for_each(|_| drop(run_step(&mut scheduler)));
+    assert!(!scheduler.truncate(A, 5), "shorter than the prompt");
+    assert!(!scheduler.truncate(A, 11), "longer than the sequence");
+    assert!(!scheduler.truncate(B, 6), "no such sequence");
     assert!(scheduler.truncate(A, 7));
     scheduler.check_integrity().unwrap();
-    // The second block is full and known, but nobody else sees it: it is written in place.
+    // The second block is full and known, but not shared: it is written in place.
     let step = scheduler.plan().unwrap();
     assert_eq!(fed(&step), [(A, 6, 1)]);
     assert!(step.copies.is_empty());
@@ -359,8 +371,11 @@ fn a_cut_sequence_goes_on_from_there() {
 fn drafts_are_verified_and_rolled_back() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 6, 20)).unwrap();
-    assert!(!scheduler.draft(A, &[1]), "it is not decoding yet");
-    turn(&mut scheduler);
+    assert!(
+        !scheduler.draft(A, &[1]),
+        "the sequence is not decoding yet"
+    );
+    run_step(&mut scheduler);
     assert!(scheduler.draft(A, &[1, 2, 3]));
 
     let step = scheduler.plan().unwrap();
@@ -379,7 +394,7 @@ fn drafts_are_verified_and_rolled_back() {
     assert_eq!(events.len(), 3);
     assert_eq!(scheduler.tokens(A).unwrap()[6..], [7, 1, 2, 9]);
     scheduler.check_integrity().unwrap();
-    assert_eq!(turn(&mut scheduler).0, [(A, 9, 1)]);
+    assert_eq!(run_step(&mut scheduler).0, [(A, 9, 1)]);
 }
 
 #[test]
@@ -389,7 +404,7 @@ fn drafts_stay_within_length_and_budget() {
         ..config()
     });
     scheduler.submit(request(A, 2, 20)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler.draft(A, &[1, 2, 3, 4]);
     let step = scheduler.plan().unwrap();
     assert_eq!(step.tokens, [7, 1, 2]);
@@ -397,14 +412,14 @@ fn drafts_stay_within_length_and_budget() {
     scheduler.cancel(A);
 
     scheduler.submit(request(B, 2, 2)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler.draft(B, &[1]);
-    // One more token is all it may have: there is nothing to gain.
-    assert_eq!(turn(&mut scheduler).0, [(B, 2, 1)]);
+    // The sequence ends with its next token, so a draft is useless.
+    assert_eq!(run_step(&mut scheduler).0, [(B, 2, 1)]);
 }
 
 #[test]
-fn every_position_gets_its_logits_once() {
+fn every_position_gets_logits_once() {
     let mut scheduler = scheduler(SchedulerConfig {
         max_batch_tokens: 4,
         ..config()
@@ -417,7 +432,7 @@ fn every_position_gets_its_logits_once() {
         .unwrap();
     let step = scheduler.plan().unwrap();
     assert_eq!(step.outputs, [0, 1, 2, 3]);
-    // It has to start over, but what it has had it does not get again.
+    // After a preemption it is recomputed, but gets no logits twice.
     commit(&mut scheduler, step);
     scheduler.preempt(A);
     let step = scheduler.plan().unwrap();
@@ -437,48 +452,48 @@ fn every_position_gets_its_logits_once() {
 }
 
 #[test]
-fn recurrent_state_starts_over() {
+fn recurrent_state_without_checkpoints_is_recomputed() {
     let config = SchedulerConfig {
         reuse: PrefixReuse::Recurrent { checkpoints: 0 },
         ..config()
     };
     let mut scheduler = scheduler(config);
     scheduler.submit(request(A, 6, 20)).unwrap();
-    (0..3).for_each(|_| drop(turn(&mut scheduler)));
+    (0..3).for_each(|_| drop(run_step(&mut scheduler)));
     assert!(!scheduler.draft(A, &[1]));
     scheduler.truncate(A, 7);
-    assert_eq!(turn(&mut scheduler).0, [(A, 0, 7)]);
+    assert_eq!(run_step(&mut scheduler).0, [(A, 0, 7)]);
 }
 
-/// State of a model goes where blocks cannot: copies are made at the ends of blocks, and whoever
-/// begins the same way, is cut back or forks goes on from them.
+/// Checkpoints are made at block ends, and used by sequences with the same beginning and after a truncation.
+/// Forks copy the state of their parent.
 #[test]
-fn recurrent_state_goes_on_from_copies() {
+fn recurrent_state_resumes_at_checkpoints() {
     let config = SchedulerConfig {
         reuse: PrefixReuse::Recurrent { checkpoints: 2 },
         ..config()
     };
-    let first_place = config.n_slots();
+    let first_checkpoint = config.n_slots();
     let mut scheduler = scheduler(config);
     scheduler.submit(request(A, 6, 20)).unwrap();
-    // Up to the end of a block, and a copy of the state as it is there.
+    // The first step ends at a block end, where the next one makes a checkpoint.
     let step = scheduler.plan().unwrap();
     assert_eq!(fed(&step), [(A, 0, 4)]);
     commit(&mut scheduler, step);
     let step = scheduler.plan().unwrap();
     assert_eq!(fed(&step), [(A, 4, 2)]);
-    assert_eq!(step.state_copies, [(0, first_place)]);
+    assert_eq!(step.state_copies, [(0, first_checkpoint)]);
     commit(&mut scheduler, step);
 
-    // Another that begins the same way.
+    // Another sequence with the same beginning.
     scheduler.submit(request(B, 6, 20)).unwrap();
     let step = scheduler.plan().unwrap();
     assert_eq!(fed(&step), [(A, 6, 1), (B, 4, 2)]);
-    assert_eq!(step.state_copies, [(first_place, 1)]);
+    assert_eq!(step.state_copies, [(first_checkpoint, 1)]);
     commit(&mut scheduler, step);
     assert!(scheduler.cancel(B));
 
-    // A draft that is rejected: the state goes back, and what was accepted comes again.
+    // A partly rejected draft: the state is rolled back and the accepted token is recomputed.
     assert!(scheduler.draft(A, &[1, 2]));
     let step = scheduler.plan().unwrap();
     let kept = step.state_copies.clone();
@@ -492,38 +507,38 @@ fn recurrent_state_goes_on_from_copies() {
     let step = scheduler.plan().unwrap();
     assert_eq!(fed(&step), [(A, 7, 3)]);
     assert_eq!(step.tokens, [7, 1, 9]);
-    assert_eq!(kept, [(0, first_place + 1)]);
-    assert_eq!(step.state_copies, [(first_place + 1, 0)]);
+    assert_eq!(kept, [(0, first_checkpoint + 1)]);
+    assert_eq!(step.state_copies, [(first_checkpoint + 1, 0)]);
     commit(&mut scheduler, step);
 
-    // A fork has the state of its parent; one that is cut back, that of the last copy before.
+    // The fork gets the state of its parent; the truncated sequence gets the last checkpoint before its end.
     scheduler.fork(A, C).unwrap();
     assert!(scheduler.truncate(A, 6));
     let step = scheduler.plan().unwrap();
     assert_eq!(fed(&step), [(A, 4, 2), (C, 10, 1)]);
-    assert_eq!(step.state_copies, [(0, 1), (first_place, 0)]);
+    assert_eq!(step.state_copies, [(0, 1), (first_checkpoint, 0)]);
     commit(&mut scheduler, step);
     scheduler.check_integrity().unwrap();
 }
 
 #[test]
-fn logits_that_nobody_sampled_from_come_again() {
+fn logits_that_were_not_sampled_are_recomputed() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 8, 2)).unwrap();
     let step = scheduler.plan().unwrap();
     assert_eq!(scheduler.commit(step, &[]), [Event::Started { id: A }]);
     scheduler.check_integrity().unwrap();
     assert_eq!(
-        turn(&mut scheduler),
+        run_step(&mut scheduler),
         (vec![(A, 7, 1)], vec![Event::Token { id: A, token: 7 }])
     );
 }
 
 #[test]
-fn an_abandoned_step_is_computed_again() {
+fn abandoned_step_is_recomputed() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 6, 20)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler.fork(A, B).unwrap();
     let step = scheduler.plan().unwrap();
     assert_eq!(step.copies.len(), 1);
@@ -531,7 +546,7 @@ fn an_abandoned_step_is_computed_again() {
     scheduler.abandon(step);
     scheduler.check_integrity().unwrap();
     assert_eq!(scheduler.stats().queued, 3);
-    let (tokens, events) = turn(&mut scheduler);
+    let (tokens, events) = run_step(&mut scheduler);
     assert_eq!(tokens, [(A, 4, 3), (B, 4, 3), (C, 4, 3)]);
     assert_eq!(
         events
@@ -543,7 +558,7 @@ fn an_abandoned_step_is_computed_again() {
 }
 
 #[test]
-fn what_happens_in_flight_is_ignored_by_the_step() {
+fn result_is_ignored_for_sequence_cancelled_in_flight() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 6, 20)).unwrap();
     scheduler.submit(other(B, 6, 20)).unwrap();
@@ -553,15 +568,15 @@ fn what_happens_in_flight_is_ignored_by_the_step() {
     scheduler.submit(request(A, 3, 1)).unwrap();
     let events = commit(&mut scheduler, step);
     assert!(!events.contains(&Event::Token { id: A, token: 7 }));
-    assert_eq!(turn(&mut scheduler).0, [(B, 6, 1), (A, 0, 3)]);
+    assert_eq!(run_step(&mut scheduler).0, [(B, 6, 1), (A, 0, 3)]);
 }
 
 #[test]
-fn a_cancelled_sequence_leaves_nothing_but_cache() {
+fn cancelled_sequence_leaves_only_cached_blocks() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 10, 20)).unwrap();
     scheduler.submit(request(B, 10, 20)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     assert!(scheduler.cancel(A) && scheduler.finish(B) && !scheduler.cancel(A));
     let stats = scheduler.stats();
     assert_eq!((stats.used_blocks, stats.cached_blocks), (0, 2));
@@ -572,7 +587,7 @@ fn a_cancelled_sequence_leaves_nothing_but_cache() {
 }
 
 #[test]
-fn a_sampler_can_end_a_sequence() {
+fn sampler_can_end_sequence() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 3, 20)).unwrap();
     let step = scheduler.plan().unwrap();
@@ -593,7 +608,7 @@ fn a_sampler_can_end_a_sequence() {
 }
 
 #[test]
-fn requests_are_checked() {
+fn invalid_requests_are_rejected() {
     let mut scheduler = scheduler(SchedulerConfig {
         max_queue: 2,
         n_blocks: 3,
@@ -636,7 +651,7 @@ fn requests_are_checked() {
 }
 
 #[test]
-fn configurations_are_checked() {
+fn invalid_configurations_are_rejected() {
     let broken = [
         SchedulerConfig {
             n_blocks: 0,
@@ -669,10 +684,10 @@ fn configurations_are_checked() {
 }
 
 #[test]
-fn the_check_sees_broken_books() {
+fn integrity_check_reports_missing_block() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(A, 6, 20)).unwrap();
-    turn(&mut scheduler);
+    run_step(&mut scheduler);
     scheduler.sequences.get_mut(&A).unwrap().blocks.pop();
     assert!(scheduler.check_integrity().is_err());
 }

@@ -1,4 +1,5 @@
-//! A smaller model that guesses for all sequences of a step, with a session and a cache of its own.
+//! [`DraftModel`]: a smaller model that drafts for all sequences of a step, with its own session
+//! and cache.
 
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use crate::error::Result;
@@ -8,45 +9,45 @@ use crate::sampling::Candidates;
 use crate::scheduler::SeqId;
 use std::collections::BTreeMap;
 
-/// Runs the draft model.
+/// Draft model with its session and KV cache.
 pub(crate) struct DraftModel {
     session: Box<dyn Session>,
     config: SessionConfig,
     kv: KvBlocks,
-    sequences: BTreeMap<SeqId, Kept>,
-    /// Tokens that both models have: others are neither computed nor guessed.
+    sequences: BTreeMap<SeqId, CachedSequence>,
+    /// Size of the shared vocabulary; other tokens are neither computed nor drafted.
     n_vocab: u32,
     candidates: Candidates,
     adapters: Vec<f32>,
 }
 
-/// What is in the cache of a sequence.
+/// Cached tokens of a sequence.
 #[derive(Default)]
-struct Kept {
+struct CachedSequence {
     tokens: Vec<u32>,
     blocks: Vec<BlockId>,
 }
 
-/// A sequence that wants guesses.
-pub(crate) struct DraftAsk<'a> {
-    /// The sequence.
+/// Request to draft for a sequence.
+pub(crate) struct DraftRequest<'a> {
+    /// Sequence id.
     pub(crate) id: SeqId,
-    /// Its tokens so far.
+    /// Tokens of the sequence.
     pub(crate) tokens: &'a [u32],
-    /// Most tokens to guess.
-    pub(crate) most: usize,
+    /// Maximum number of tokens to draft.
+    pub(crate) max_tokens: usize,
 }
 
-/// A sequence of a round: what is to be computed next, and what was guessed.
-struct Turn {
+/// Drafting state of a sequence: tokens to compute next, and the draft so far.
+struct DraftState {
     id: SeqId,
     pending: Vec<u32>,
-    most: usize,
-    guess: Vec<u32>,
+    max_tokens: usize,
+    draft: Vec<u32>,
 }
 
 impl DraftModel {
-    /// Compiles `model` to guess for one with `n_target` tokens.
+    /// Compiles `model` to draft for a model with `n_target` tokens.
     pub(crate) fn new(
         model: &Model,
         backend: &dyn Backend,
@@ -60,97 +61,104 @@ impl DraftModel {
             sequences: BTreeMap::new(),
             n_vocab: u32::try_from(n_target.min(model.n_vocab())).unwrap_or(u32::MAX),
             candidates: Candidates::default(),
-            adapters: model.adapter_strengths().to_vec(),
+            adapters: model.adapter_scales().to_vec(),
         })
     }
 
-    /// Guesses for each sequence, all in one batch after the other, while the model holds its guess at
-    /// least `min_probability` likely.
-    pub(crate) fn guess(
+    /// Drafts for all sequences, in one batch per token. A draft ends where the probability of its
+    /// next token is below `min_probability`.
+    pub(crate) fn draft(
         &mut self,
-        asks: &[DraftAsk<'_>],
+        requests: &[DraftRequest<'_>],
         min_probability: f32,
     ) -> Result<Vec<Vec<u32>>> {
-        let mut turns: Vec<Turn> = asks
+        let mut states: Vec<DraftState> = requests
             .iter()
-            .map(|ask| Turn {
-                id: ask.id,
-                pending: self.rewind(ask),
-                most: ask.most,
-                guess: Vec::new(),
+            .map(|request| DraftState {
+                id: request.id,
+                pending: self.rewind(request),
+                max_tokens: request.max_tokens,
+                draft: Vec::new(),
             })
             .collect();
-        while turns.iter().any(|turn| !turn.pending.is_empty()) {
-            self.round(&mut turns, min_probability)?;
+        while states.iter().any(|state| !state.pending.is_empty()) {
+            self.round(&mut states, min_probability)?;
         }
-        Ok(turns.into_iter().map(|turn| turn.guess).collect())
+        Ok(states.into_iter().map(|state| state.draft).collect())
     }
 
-    /// Tokens of a sequence that are not computed yet.
-    pub(crate) fn lag(&self, ask: &DraftAsk<'_>) -> usize {
-        let computed = self.sequences.get(&ask.id).map_or(0, |k| k.tokens.len());
-        ask.tokens.len().saturating_sub(computed)
+    /// Number of tokens of a sequence that are not computed yet.
+    pub(crate) fn lag(&self, request: &DraftRequest<'_>) -> usize {
+        let computed = self
+            .sequences
+            .get(&request.id)
+            .map_or(0, |k| k.tokens.len());
+        request.tokens.len().saturating_sub(computed)
     }
 
-    /// A sequence is over.
-    pub(crate) fn forget(&mut self, id: SeqId) {
+    /// Removes a finished sequence.
+    pub(crate) fn remove(&mut self, id: SeqId) {
         if let Some(mut kept) = self.sequences.remove(&id) {
             self.kv.release_tail(&mut kept.blocks, 0);
         }
     }
 
-    /// Takes wrong guesses back and returns the tokens that are not computed: at least the last one.
-    fn rewind(&mut self, ask: &DraftAsk<'_>) -> Vec<u32> {
-        // A sequence longer than this model can be gets no guesses.
-        if ask.tokens.len() + ask.most > self.config.max_context || ask.most == 0 {
+    /// Removes rejected drafts from the cache and returns the tokens to compute, at least the last
+    /// one.
+    fn rewind(&mut self, request: &DraftRequest<'_>) -> Vec<u32> {
+        // A sequence that exceeds the context of this model gets no drafts.
+        if request.tokens.len() + request.max_tokens > self.config.max_context
+            || request.max_tokens == 0
+        {
             return Vec::new();
         }
-        let kept = self.sequences.entry(ask.id).or_default();
-        let pairs = kept.tokens.iter().zip(ask.tokens);
-        let same = pairs.take_while(|(kept, token)| kept == token).count();
-        let same = same.min(ask.tokens.len().saturating_sub(1));
-        kept.tokens.truncate(same);
+        let kept = self.sequences.entry(request.id).or_default();
+        let pairs = kept.tokens.iter().zip(request.tokens);
+        let n_same = pairs.take_while(|(kept, token)| kept == token).count();
+        let n_same = n_same.min(request.tokens.len().saturating_sub(1));
+        kept.tokens.truncate(n_same);
         self.kv
-            .release_tail(&mut kept.blocks, same.div_ceil(self.config.block_size));
-        let pending = ask.tokens.get(same..).unwrap_or_default();
+            .release_tail(&mut kept.blocks, n_same.div_ceil(self.config.block_size));
+        let pending = request.tokens.get(n_same..).unwrap_or_default();
         if pending.iter().any(|&token| token >= self.n_vocab) {
             return Vec::new();
         }
         pending.to_vec()
     }
 
-    /// Computes what is pending, as much as fits in a batch, and guesses where nothing is left.
-    fn round(&mut self, turns: &mut [Turn], min_probability: f32) -> Result<()> {
+    /// Computes pending tokens, as many as fit in a batch, and extends the drafts of sequences
+    /// without pending tokens.
+    fn round(&mut self, states: &mut [DraftState], min_probability: f32) -> Result<()> {
         let (mut tokens, mut positions, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
-        let mut fed = Vec::new();
-        for (index, turn) in turns.iter_mut().enumerate() {
+        let mut parts = Vec::new();
+        for (index, state) in states.iter_mut().enumerate() {
             let room = self.config.max_tokens - tokens.len();
-            let n = turn.pending.len().min(room);
+            let n = state.pending.len().min(room);
             if n == 0 || outputs.len() == self.config.max_outputs {
                 continue;
             }
-            let start = match self.reserve(turn.id, n) {
+            let start = match self.reserve(state.id, n) {
                 Some(start) => start,
                 None => {
-                    turn.pending.clear();
+                    state.pending.clear();
                     continue;
                 }
             };
             positions.extend((start..start + n).map(|position| position as u32));
-            tokens.extend(turn.pending.drain(..n));
-            if turn.pending.is_empty() {
+            tokens.extend(state.pending.drain(..n));
+            if state.pending.is_empty() {
                 outputs.push(tokens.len() as u32 - 1);
             }
-            fed.push((index, n));
+            parts.push((index, n));
         }
-        if fed.is_empty() {
+        if parts.is_empty() {
             return Ok(());
         }
-        let slices = fed.iter().map(|&(index, n)| SeqSlice {
+        let slices = parts.iter().map(|&(index, n)| SeqSlice {
             n_tokens: n,
-            blocks: turns
+            blocks: states
                 .get(index)
-                .and_then(|turn| self.sequences.get(&turn.id))
+                .and_then(|state| self.sequences.get(&state.id))
                 .map_or(&[], |kept| &*kept.blocks),
             adapters: &self.adapters,
             ..SeqSlice::default()
@@ -163,38 +171,37 @@ impl DraftModel {
             outputs: &outputs,
         })?;
         let (mut row, mut output) = (0, 0);
-        for (index, n) in fed {
-            let Some(turn) = turns.get_mut(index) else {
+        for (index, n) in parts {
+            let Some(state) = states.get_mut(index) else {
                 continue;
             };
-            if let Some(kept) = self.sequences.get_mut(&turn.id) {
+            if let Some(kept) = self.sequences.get_mut(&state.id) {
                 kept.tokens
                     .extend(tokens.get(row..row + n).unwrap_or_default());
             }
             row += n;
-            if !turn.pending.is_empty() {
+            if !state.pending.is_empty() {
                 continue;
             }
-            self.candidates
-                .load(self.session.output(output)?)
-                .map_err(crate::engine::EngineError::Sampling)?;
+            self.candidates.load(self.session.output(output)?)?;
             output += 1;
             let best = self.candidates.argmax();
             // The largest weight is 1, so this is the probability of the most likely token.
-            let probability = 1.0 / self.candidates.weigh();
+            let probability = 1.0 / self.candidates.exp_sum();
             if let Some(token) = best.filter(|&token| token < self.n_vocab)
                 && probability >= f64::from(min_probability)
             {
-                turn.guess.push(token);
-                if turn.guess.len() < turn.most {
-                    turn.pending.push(token);
+                state.draft.push(token);
+                if state.draft.len() < state.max_tokens {
+                    state.pending.push(token);
                 }
             }
         }
         Ok(())
     }
 
-    /// Blocks for `n` more tokens of a sequence; the position of the first of them.
+    /// Reserves blocks for `n` more tokens of a sequence. Returns the position of the first of
+    /// them.
     fn reserve(&mut self, id: SeqId, n: usize) -> Option<usize> {
         let kept = self.sequences.get_mut(&id)?;
         let start = kept.tokens.len();

@@ -1,57 +1,64 @@
-//! Speculative decoding: the next tokens are guessed, and the model verifies all guesses in one step.
+//! Speculative decoding: drafts the next tokens and verifies all of them in one step of the model.
 //!
-//! A guess never changes the answer: at each place the model's own token is chosen as it would be
-//! without, by the same sampler with the same draws, and a guess counts only where it is that token.
-//! Guesses come from a smaller model ([`DraftSource::Model`]) or from what the text repeats
-//! ([`DraftSource::Ngram`]); the engine's `drafting` module puts them to use.
+//! Drafts never change the answer. At each position, the model's own token is sampled as without
+//! drafts, by the same sampler with the same random numbers, and a draft token is accepted only if
+//! it equals that token. Drafts come from a smaller model ([`DraftSource::Model`]) or from
+//! repetition in the text ([`DraftSource::Ngram`]). The engine's `drafting` module applies them.
 
+mod controller;
 mod draft_model;
 mod ngram;
-mod payoff;
 
-pub(crate) use draft_model::{DraftAsk, DraftModel};
+pub(crate) use controller::DraftController;
+pub(crate) use draft_model::{DraftModel, DraftRequest};
 pub(crate) use ngram::NgramIndex;
-pub(crate) use payoff::Payoff;
 
-use crate::engine::EngineError;
 use crate::model::Model;
 
-/// How an engine guesses ahead.
+/// Speculative decoding settings of an engine.
+///
+/// ```
+/// use oxidize_core::{DraftSource, EngineConfig, Speculation};
+///
+/// let config = EngineConfig {
+///     speculation: Some(Speculation::new(DraftSource::Ngram)),
+///     ..EngineConfig::default()
+/// };
+/// ```
 #[derive(Clone, Debug)]
 pub struct Speculation {
-    /// Where guesses come from.
+    /// Source of the drafts.
     pub source: DraftSource,
-    /// Most tokens of a guess; fewer are tried while guesses go wrong.
+    /// Maximum length of a draft in tokens. Drafts become shorter while they are rejected.
     pub max_tokens: usize,
-    /// Guesses shorter than this are not tried.
+    /// Minimum length of a draft; shorter ones are discarded.
     pub min_tokens: usize,
-    /// A draft model guesses on while it holds its token at least this likely.
+    /// A draft model stops drafting below this token probability.
     pub min_probability: f32,
-    /// Guesses whether it pays or not. Otherwise guessing pauses while the answer comes faster
-    /// without.
+    /// Always drafts. Otherwise drafting pauses while generation is faster without it.
     pub always: bool,
 }
 
-/// Where guesses come from.
+/// Source of drafts.
 #[derive(Clone)]
 pub enum DraftSource {
-    /// What followed the last tokens where they came up before, in the prompt or the answer.
+    /// Tokens that followed earlier occurrences of the last tokens, in the prompt or the answer.
     Ngram,
-    /// A smaller model with the same vocabulary.
+    /// Smaller model with the same vocabulary.
     Model(Model),
 }
 
-/// How many guesses there were, and how many were right.
+/// Number of draft tokens and of those accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounts {
-    /// Tokens that were guessed and verified.
+    /// Draft tokens verified.
     pub drafted: usize,
-    /// Those of them that the model chose too.
+    /// Draft tokens accepted.
     pub accepted: usize,
 }
 
 impl Speculation {
-    /// Guesses from `source`, in the usual measure.
+    /// Creates settings with default values.
     pub fn new(source: DraftSource) -> Speculation {
         Speculation {
             source,
@@ -76,27 +83,27 @@ impl std::fmt::Debug for DraftSource {
 }
 
 impl DraftCounts {
-    /// The share of guesses that were right, where there were any.
+    /// Fraction of draft tokens that were accepted, or `None` without drafts.
     pub fn acceptance(&self) -> Option<f64> {
         (self.drafted > 0).then(|| self.accepted as f64 / self.drafted as f64)
     }
 }
 
-/// Why a draft model cannot be used.
+/// Error of setting up speculative decoding.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpeculationError {
-    /// A guess has to have a token.
+    /// A setting is out of range.
     #[error("speculation: {field} is {asked}, expected {limit}")]
     Parameter {
-        /// The setting.
+        /// Setting.
         field: &'static str,
-        /// Its value.
+        /// Requested value.
         asked: String,
-        /// What is possible.
+        /// Allowed values.
         limit: &'static str,
     },
-    /// The two vocabularies are not nearly of a size.
+    /// The vocabulary sizes differ too much.
     #[error("the draft model has {draft} tokens and the model {target}: not the same vocabulary")]
     VocabularySize {
         /// Tokens of the draft model.
@@ -104,36 +111,32 @@ pub enum SpeculationError {
         /// Tokens of the model.
         target: usize,
     },
-    /// A token stands for different texts.
+    /// A token has different texts in the two vocabularies.
     #[error("token {token} is {draft:?} to the draft model and {target:?} to the model")]
     Token {
-        /// The token.
+        /// Token id.
         token: u32,
-        /// What the draft model takes it for.
+        /// Text in the draft model.
         draft: String,
-        /// What it is.
+        /// Text in the model.
         target: String,
     },
-    /// The state of a recurrent draft model cannot be taken back.
-    #[error("the draft model keeps recurrent state, which cannot go back to before a wrong guess")]
+    /// A recurrent draft model cannot roll back its state.
+    #[error(
+        "the draft model keeps recurrent state, which cannot be rolled back after a rejected draft"
+    )]
     Recurrent,
 }
 
-impl From<SpeculationError> for crate::Error {
-    fn from(error: SpeculationError) -> crate::Error {
-        EngineError::Speculation(error).into()
-    }
-}
-
 impl Speculation {
-    /// Checks the settings, and a draft model against the model it drafts for.
+    /// Validates the settings, and the draft model against the target model.
     pub(crate) fn check(&self, target: &Model) -> crate::Result<()> {
         let parameter = |field, asked: String, limit| SpeculationError::Parameter {
             field,
             asked,
             limit,
         };
-        if !(1..=MOST_TOKENS).contains(&self.max_tokens) {
+        if !(1..=MAX_TOKENS).contains(&self.max_tokens) {
             let asked = self.max_tokens.to_string();
             return Err(parameter("max_tokens", asked, "1 to 64").into());
         }
@@ -150,30 +153,31 @@ impl Speculation {
             DraftSource::Model(draft) if !draft.plan().states.is_empty() => {
                 Err(SpeculationError::Recurrent.into())
             }
-            DraftSource::Model(draft) => same_vocabulary(draft, target),
+            DraftSource::Model(draft) => check_vocabulary(draft, target),
         }
     }
 }
 
-/// Most tokens of a guess.
-const MOST_TOKENS: usize = 64;
-/// Files of one family are padded differently.
-const SIZE_DIFFERENCE: usize = 256;
+/// Limit on the length of a draft.
+const MAX_TOKENS: usize = 64;
+/// Allowed difference of vocabulary sizes: models of one family are padded differently.
+const MAX_SIZE_DIFFERENCE: usize = 256;
 
-fn same_vocabulary(draft: &Model, target: &Model) -> crate::Result<()> {
-    let (ours, theirs) = (draft.tokenizer()?, target.tokenizer()?);
-    let (n_draft, n_target) = (ours.vocab_size(), theirs.vocab_size());
-    if n_draft.abs_diff(n_target) > SIZE_DIFFERENCE {
+fn check_vocabulary(draft: &Model, target: &Model) -> crate::Result<()> {
+    let (draft_tokenizer, target_tokenizer) = (draft.tokenizer()?, target.tokenizer()?);
+    let (n_draft, n_target) = (draft_tokenizer.vocab_size(), target_tokenizer.vocab_size());
+    if n_draft.abs_diff(n_target) > MAX_SIZE_DIFFERENCE {
         let (draft, target) = (n_draft, n_target);
         return Err(SpeculationError::VocabularySize { draft, target }.into());
     }
     let shared = u32::try_from(n_draft.min(n_target)).unwrap_or(u32::MAX);
-    let different = (0..shared).find(|&token| ours.piece(token) != theirs.piece(token));
+    let different =
+        (0..shared).find(|&token| draft_tokenizer.piece(token) != target_tokenizer.piece(token));
     if let Some(token) = different {
         let text = |tokenizer: &crate::tokenizer::Tokenizer| {
             tokenizer.token_text(token).unwrap_or_default().to_owned()
         };
-        let (draft, target) = (text(ours), text(theirs));
+        let (draft, target) = (text(draft_tokenizer), text(target_tokenizer));
         return Err(SpeculationError::Token {
             token,
             draft,

@@ -1,20 +1,21 @@
-//! Random weights in any format, fast: a tile of them is made once and dealt out in pieces.
+//! Random weights in any format. To be fast, only one tile of weights per type is generated, and tensors are
+//! put together from pieces of it.
 
 use std::io::{self, Write};
 
 use half::f16;
 use oxidize_kernels::quant::{self, TensorType};
 
-/// Standard deviation of the weights: activations neither vanish nor explode over the layers.
+/// Standard deviation of the weights, with which activations neither vanish nor explode over the layers.
 const DEVIATION: f32 = 0.02;
 /// Weights in a tile.
 const TILE: usize = 1 << 18;
-/// Weights in a piece: rows are put together from pieces, so that hardly any two are the same.
+/// Weights in a piece. Rows consist of random pieces, so that hardly any two are the same.
 const PIECE: usize = 1024;
-/// Pieces start at any multiple of this many weights: whole blocks of every format.
+/// Pieces start at multiples of this many weights, which are whole blocks of every format.
 const STEP: usize = 256;
 
-/// A quarter of a million normally distributed weights.
+/// Normally distributed weights of one type.
 pub(super) struct Tile {
     bytes: Vec<u8>,
     piece_bytes: usize,
@@ -26,8 +27,8 @@ impl Tile {
         let bytes_of = |elements: usize| elements / ty.block_len() * ty.block_bytes();
         let mut bytes = vec![0; bytes_of(TILE)];
         let floats: Vec<f32> = (0..TILE).map(|_| DEVIATION * random.normal()).collect();
-        // A search through tables takes longer than writing the whole model.
-        if searches_a_table(ty) || quant::quantize(ty, &floats, &mut bytes).is_err() {
+        // A search for the nearest codebook entries takes longer than writing the whole model.
+        if has_codebook(ty) || quant::quantize(ty, &floats, &mut bytes).is_err() {
             random_blocks(ty, random, &mut bytes);
         }
         Tile {
@@ -37,7 +38,7 @@ impl Tile {
         }
     }
 
-    /// Writes `n` bytes of whole blocks; `progress` hears of them.
+    /// Writes `n` bytes, which must be whole blocks. Calls `progress` with the bytes written so far.
     pub(super) fn write(
         &self,
         n: u64,
@@ -64,8 +65,8 @@ impl Tile {
     }
 }
 
-/// Whether the quantiser of a type looks for the nearest entries of a table.
-fn searches_a_table(ty: TensorType) -> bool {
+/// True if the quantizer of a type searches for the nearest entries of a codebook.
+fn has_codebook(ty: TensorType) -> bool {
     use TensorType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
     matches!(
         ty,
@@ -73,7 +74,7 @@ fn searches_a_table(ty: TensorType) -> bool {
     )
 }
 
-/// Blocks that are not made from floats: any bits are a block, only its scale must be right.
+/// Fills `bytes` with random blocks. Any bits are a valid block, only the scales must be chosen.
 fn random_blocks(ty: TensorType, random: &mut Random, bytes: &mut [u8]) {
     bytes.fill_with(|| random.next() as u8);
     let mut set_scales = |scale: f32| {
@@ -81,7 +82,7 @@ fn random_blocks(ty: TensorType, random: &mut Random, bytes: &mut [u8]) {
             set_scale(ty, block, f16::from_f32(scale));
         }
         let mut floats = vec![0.0; bytes.len() / ty.block_bytes() * ty.block_len()];
-        // The lengths fit: both are whole blocks.
+        // Both lengths are whole blocks.
         let converted = quant::dequantize(ty, bytes, &mut floats);
         debug_assert!(converted.is_ok());
         let squares: f32 = floats.iter().map(|x| x * x).sum();
@@ -94,7 +95,7 @@ fn random_blocks(ty: TensorType, random: &mut Random, bytes: &mut [u8]) {
 
 fn set_scale(ty: TensorType, block: &mut [u8], scale: f16) {
     if ty == TensorType::IQ1_M {
-        // Spread over the top nibbles of the last four 16-bit fields.
+        // The scale is spread over the top nibbles of the last four 16-bit fields.
         let at = block.len() - 8;
         for (i, field) in block[at..].chunks_exact_mut(2).enumerate() {
             let nibble = (scale.to_bits() >> (4 * i)) as u8 & 0xf;
@@ -105,7 +106,7 @@ fn set_scale(ty: TensorType, block: &mut [u8], scale: f16) {
     }
 }
 
-/// SplitMix64: small, seeded, the same everywhere.
+/// SplitMix64 (Steele, Lea and Flood 2014), a seeded random number generator.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -124,7 +125,7 @@ impl Random {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
 
-    /// Normally distributed, nearly: the sum of four uniform numbers, from one draw.
+    /// Approximately normally distributed number: the sum of four uniform ones from one draw.
     fn normal(&mut self) -> f32 {
         let bits = self.next();
         let sum: f32 = (0..4).map(|i| (bits >> (16 * i) & 0xffff) as f32).sum();

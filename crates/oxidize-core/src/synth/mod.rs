@@ -1,7 +1,8 @@
-//! Random-weight models of known shapes, for measuring and testing where no real weights are at hand.
+//! Models with random weights, for benchmarks and tests without real weights.
 //!
-//! [`Synthesis`] writes a Llama of a [`Shape`] whose matrices are stored as a [`Mix`] says: valid
-//! blocks from [`blocks`], a vocabulary from [`vocabulary`], so that any engine that reads GGUF runs it.
+//! [`Synthesis`] writes a Llama model of a [`Shape`] with matrices stored according to a [`QuantRecipe`]:
+//! valid blocks from [`blocks`] and a vocabulary from [`vocabulary`], so that any engine that reads GGUF can
+//! run it.
 
 mod blocks;
 mod shape;
@@ -18,62 +19,61 @@ use oxidize_kernels::quant::TensorType;
 use crate::arch::TensorRole;
 use crate::arch::names::*;
 use crate::error::{Error, Result};
-use crate::gguf::{ArrayBuf, Value, WriteError, Writer};
+use crate::file::gguf::{ArrayBuf, Value, WriteError, Writer};
 use crate::io::save_atomically;
 use blocks::{Random, Tile};
 
-pub use crate::mix::{MIXES, Mix};
+pub use crate::recipe::{QuantRecipe, RECIPES};
 pub use shape::{SHAPES, Shape};
 
-/// A model to be made up. The same one is made up every time.
+/// A model with random weights. The same parameters always give the same file.
 #[derive(Clone, Debug)]
 pub struct Synthesis {
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Shape,
-    /// How its matrices are stored.
-    pub mix: Mix,
-    /// Where the random numbers start.
+    /// Quantization recipe of the matrices.
+    pub recipe: QuantRecipe,
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// Why a model cannot be made up.
+/// Reason why a model cannot be generated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SynthesisError {
     /// The dimensions contradict one another.
-    #[error("the shape is impossible: {0}")]
+    #[error("impossible shape: {0}")]
     Shape(String),
-    /// Nobody stores weights like that.
+    /// There is no recipe and no type with this name.
     #[error(
-        "{name} is neither a mix nor a type of weights; known mixes are {}",
-        crate::mix::names()
+        "unknown quantization recipe {name}; known recipes are {}",
+        crate::recipe::names()
     )]
-    UnknownMix {
-        /// What was asked for.
+    UnknownRecipe {
+        /// Requested name.
         name: String,
     },
-    /// There is no such shape.
-    #[error("there is no shape {name}; known shapes are {}", shape::names())]
+    /// There is no shape with this name.
+    #[error("unknown shape {name}; known shapes are {}", shape::names())]
     UnknownShape {
-        /// What was asked for.
+        /// Requested name.
         name: String,
     },
 }
 
 impl Synthesis {
-    /// Writes the model to `path`, which changes only once it is whole. `progress` hears the bytes
-    /// written so far and in all.
+    /// Writes the model to `path` atomically. Calls `progress` with the bytes written so far and in all.
     pub fn save(&self, path: &Path, mut progress: impl FnMut(u64, u64)) -> Result<()> {
         save_atomically(path, |out| {
             self.write(out, &mut progress).map_err(|error| match error {
-                // The system's complaint makes sense only with the file it complains of.
+                // An I/O error needs the path of the file.
                 Error::GgufWrite(WriteError::Io(error)) => Error::io(path)(error),
                 error => error,
             })
         })
     }
 
-    /// Writes the model.
+    /// Writes the model as a GGUF file.
     pub fn write(&self, out: impl Write, mut progress: impl FnMut(u64, u64)) -> Result<()> {
         self.shape.check()?;
         let file = self.header()?;
@@ -83,7 +83,7 @@ impl Synthesis {
         let mut done = 0;
         file.write(out, |tensor, out| {
             if let [n] = *tensor.shape {
-                // Norms keep what they are given.
+                // Norm weights of one.
                 for _ in 0..n {
                     out.write_all(&1f32.to_le_bytes()).map_err(WriteError::Io)?;
                 }
@@ -102,14 +102,14 @@ impl Synthesis {
         })
     }
 
-    /// Keys and tensors.
+    /// GGUF header: metadata and tensors.
     fn header(&self) -> Result<Writer> {
         let shape = &self.shape;
         let mut file = Writer::new();
         let name = format!("synthetic {}", shape.name);
         file.key("general.architecture", &Value::Str("llama"))?;
         file.key("general.name", &Value::Str(&name))?;
-        file.key("general.file_type", &Value::U32(self.mix.file_type))?;
+        file.key("general.file_type", &Value::U32(self.recipe.file_type))?;
         file.key("general.quantization_version", &Value::U32(2))?;
         for (key, number) in [
             ("block_count", shape.n_layers),
@@ -166,9 +166,9 @@ impl Synthesis {
         let shape = &self.shape;
         let (embd, ff) = (shape.n_embd, shape.n_ff);
         let kv = shape.n_kv_heads * shape.head_dim();
-        let traits = shape.traits();
+        let info = shape.model_info();
         let mut matrix = |role: TensorRole, layer, inputs: usize, outputs: usize| {
-            let ty = self.mix.tensor_type(role, layer, &traits, inputs);
+            let ty = self.recipe.tensor_type(role, layer, &info, inputs);
             file.tensor(&name(role, layer), ty, &[inputs as u64, outputs as u64])
         };
         matrix(TOKEN_EMBEDDING, 0, embd, shape.n_vocab)?;

@@ -1,34 +1,34 @@
-//! [`Shape`]: the dimensions of a model, and those of models that people run.
+//! [`Shape`]: the dimensions of a model, and those of common models.
 
 use super::SynthesisError;
-use crate::mix::{Family, Traits};
+use crate::recipe::{Family, ModelInfo};
 
-/// The dimensions of a Llama.
+/// Dimensions of a Llama model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// What people call it.
+    /// Name, such as `8b`.
     pub name: &'static str,
     /// Layers.
     pub n_layers: usize,
-    /// Width of the residual stream.
+    /// Embedding size.
     pub n_embd: usize,
-    /// Width of the feed-forward layers.
+    /// Feed-forward size.
     pub n_ff: usize,
     /// Query heads.
     pub n_heads: usize,
     /// Key and value heads.
     pub n_kv_heads: usize,
-    /// Tokens.
+    /// Vocabulary size.
     pub n_vocab: usize,
-    /// Context that the model claims to be trained for.
+    /// Context length of the training.
     pub n_ctx: usize,
-    /// Base of the rotary embedding.
+    /// Base frequency of the rotary position embedding.
     pub rope_base: f32,
-    /// Whether the embeddings also make the logits, instead of a matrix of their own.
+    /// True if the embeddings are also the output matrix.
     pub tied: bool,
 }
 
-/// Every shape that has a name.
+/// All shapes.
 pub static SHAPES: &[Shape] = &[
     shape("tiny", 2, 256, 768, 4, 2, 1024).with(2048, 1e4, true),
     // SmolLM2
@@ -76,18 +76,18 @@ const fn shape(
 }
 
 impl Shape {
-    /// What a mix wants to know of it.
-    pub fn traits(&self) -> Traits {
-        Traits {
+    /// Properties that quantization recipes depend on.
+    pub fn model_info(&self) -> ModelInfo {
+        ModelInfo {
             n_layers: self.n_layers,
             heads_per_kv: self.n_heads / self.n_kv_heads.max(1),
             tied: self.tied,
             family: Family::Llama,
-            ..Traits::default()
+            ..ModelInfo::default()
         }
     }
 
-    /// The shape called `name`.
+    /// Shape with this name.
     pub fn named(name: &str) -> Result<Shape, SynthesisError> {
         let mut known = SHAPES.iter();
         let found = known.find(|shape| shape.name.eq_ignore_ascii_case(name));
@@ -105,15 +105,15 @@ impl Shape {
         }
     }
 
-    /// Width of a head.
+    /// Head dimension.
     pub fn head_dim(&self) -> usize {
         self.n_embd / self.n_heads.max(1)
     }
 
-    /// Refuses dimensions that no model can have.
+    /// Returns an error if no model can have these dimensions.
     pub(super) fn check(&self) -> Result<(), SynthesisError> {
         let wrong = |problem: String| Err(SynthesisError::Shape(problem));
-        for (what, number) in [
+        for (name, number) in [
             ("layers", self.n_layers),
             ("embedding width", self.n_embd),
             ("feed-forward width", self.n_ff),
@@ -122,7 +122,7 @@ impl Shape {
             ("vocabulary", self.n_vocab),
         ] {
             if !(1..=1 << 24).contains(&number) {
-                return wrong(format!("{what}: {number}"));
+                return wrong(format!("{name}: {number}"));
             }
         }
         let Shape {
@@ -133,18 +133,18 @@ impl Shape {
         } = *self;
         if !n_embd.is_multiple_of(n_heads) || !self.head_dim().is_multiple_of(2) {
             return wrong(format!(
-                "{n_heads} heads of equal, even width in {n_embd} elements"
+                "an embedding size of {n_embd} is not {n_heads} times an even head dimension"
             ));
         }
         if !n_heads.is_multiple_of(n_kv_heads) {
             return wrong(format!(
-                "{n_heads} heads share {n_kv_heads} key and value heads"
+                "the number of heads, {n_heads}, is not a multiple of the key and value heads, {n_kv_heads}"
             ));
         }
-        let least = super::vocabulary::RESERVED;
-        if self.n_vocab < least {
+        let min = super::vocabulary::RESERVED;
+        if self.n_vocab < min {
             return wrong(format!(
-                "{} tokens, bytes and control tokens alone are {least}",
+                "a vocabulary of {} tokens is smaller than the {min} byte and control tokens",
                 self.n_vocab
             ));
         }

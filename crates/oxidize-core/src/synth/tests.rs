@@ -1,4 +1,4 @@
-//! Made-up models load, run, and hold sensible numbers, whatever they are stored as.
+//! Generated models load, run and have plausible weights with every recipe.
 
 use super::*;
 use crate::backend::cpu::Cpu;
@@ -18,11 +18,11 @@ fn small() -> Shape {
     }
 }
 
-fn made(shape: Shape, mix: Mix) -> ModelFile {
+fn generate(shape: Shape, recipe: QuantRecipe) -> ModelFile {
     let mut bytes = Vec::new();
     let synthesis = Synthesis {
         shape,
-        mix,
+        recipe,
         seed: 1,
     };
     synthesis.write(&mut bytes, |_, _| {}).unwrap();
@@ -34,9 +34,9 @@ fn type_of(file: &ModelFile, tensor: &str) -> TensorType {
 }
 
 #[test]
-fn every_mix_holds_weights_of_the_same_spread() {
-    for mix in MIXES {
-        let file = made(small(), *mix);
+fn weights_have_the_same_deviation_with_every_recipe() {
+    for recipe in RECIPES {
+        let file = generate(small(), *recipe);
         for tensor in file.tensors().iter().filter(|t| t.shape.len() == 2) {
             let (mut squares, mut n) = (0.0, 0);
             file.for_each_f32::<Error>(tensor, |floats| {
@@ -47,16 +47,17 @@ fn every_mix_holds_weights_of_the_same_spread() {
             })
             .unwrap();
             let deviation = (squares / n as f64).sqrt();
-            let name = format!("{} {} {}", mix.name, tensor.name, tensor.ty);
+            let name = format!("{} {} {}", recipe.name, tensor.name, tensor.ty);
             assert!((0.01..0.04).contains(&deviation), "{name}: {deviation}");
         }
     }
 }
 
 #[test]
-fn a_made_up_model_runs_and_its_logits_differ() {
-    for mix in ["Q4_K_M", "F16", "IQ1_M"] {
-        let model = Model::from_file(made(small(), Mix::named(mix).unwrap())).unwrap();
+fn generated_model_runs_and_its_logits_differ() {
+    for recipe in ["Q4_K_M", "F16", "IQ1_M"] {
+        let model =
+            Model::from_file(generate(small(), QuantRecipe::named(recipe).unwrap())).unwrap();
         let tokenizer = model.tokenizer().unwrap();
         let tokens = tokenizer.encode("Hi ü", EncodeOptions::default());
         assert_eq!(tokens.first(), Some(&vocabulary::BEGIN));
@@ -78,78 +79,83 @@ fn a_made_up_model_runs_and_its_logits_differ() {
         };
         session.run(&batch).unwrap();
         let logits = session.output(0).unwrap();
-        assert!(logits.iter().all(|x| x.is_finite()), "{mix}");
+        assert!(logits.iter().all(|x| x.is_finite()), "{recipe}");
         let mut sorted = logits.to_vec();
         sorted.sort_by(f32::total_cmp);
         sorted.dedup();
-        let share = sorted.len() as f64 / logits.len() as f64;
+        let distinct = sorted.len() as f64 / logits.len() as f64;
         assert!(
-            share > 0.7,
-            "{mix}: {share} of the rows are unlike any other"
+            distinct > 0.7,
+            "{recipe}: only {distinct} of the logits are distinct"
         );
     }
 }
 
 #[test]
-fn a_mix_spends_bits_where_llama_cpp_does() {
-    let file = made(small(), Mix::named("q4_k_m").unwrap());
+fn recipe_matches_llama_cpp() {
+    let file = generate(small(), QuantRecipe::named("q4_k_m").unwrap());
     assert_eq!(type_of(&file, "token_embd.weight"), TensorType::Q6_K);
     assert_eq!(type_of(&file, "blk.0.attn_q.weight"), TensorType::Q4_K);
     let down = |layer: usize| type_of(&file, &format!("blk.{layer}.ffn_down.weight"));
     let more_bits = (0..8).filter(|&layer| down(layer) == TensorType::Q6_K);
     assert_eq!(more_bits.collect::<Vec<_>>(), [0, 3, 6, 7]);
 
-    let pure = made(small(), Mix::named("q4_k_m").unwrap().pure());
+    let pure = generate(small(), QuantRecipe::named("q4_k_m").unwrap().pure());
     assert_eq!(type_of(&pure, "token_embd.weight"), TensorType::Q4_K);
     assert_eq!(type_of(&pure, "blk.0.ffn_down.weight"), TensorType::Q4_K);
 }
 
 #[test]
-fn rows_that_are_no_whole_blocks_get_a_type_of_smaller_ones() {
+fn partial_blocks_get_type_with_smaller_blocks() {
     let shape = Shape {
         n_embd: 192,
         n_heads: 3,
         ..small()
     };
-    let file = made(shape, Mix::named("Q4_K_M").unwrap());
+    let file = generate(shape, QuantRecipe::named("Q4_K_M").unwrap());
     assert_eq!(type_of(&file, "token_embd.weight"), TensorType::Q8_0);
     assert_eq!(type_of(&file, "blk.1.ffn_up.weight"), TensorType::Q5_0);
     assert_eq!(type_of(&file, "blk.1.ffn_down.weight"), TensorType::Q4_K);
 }
 
 #[test]
-fn impossible_models_are_refused() {
-    let refused = |shape: Shape| {
-        let mix = Mix::named("F16").unwrap();
+fn impossible_shapes_are_rejected() {
+    let assert_rejected = |shape: Shape| {
+        let recipe = QuantRecipe::named("F16").unwrap();
         let seed = 0;
-        let result = Synthesis { shape, mix, seed }.write(std::io::sink(), |_, _| {});
+        let result = Synthesis {
+            shape,
+            recipe,
+            seed,
+        }
+        .write(std::io::sink(), |_, _| {});
         assert!(matches!(
             result,
             Err(Error::Synthesis(SynthesisError::Shape(_)))
         ));
     };
-    refused(Shape {
+    assert_rejected(Shape {
         n_heads: 3,
         ..small()
     });
-    refused(Shape {
+    assert_rejected(Shape {
         n_kv_heads: 3,
         ..small()
     });
-    refused(Shape {
+    assert_rejected(Shape {
         n_vocab: 100,
         ..small()
     });
-    refused(Shape {
+    assert_rejected(Shape {
         n_layers: 0,
         ..small()
     });
-    assert!(Mix::named("Q4_Q").is_none());
+    assert!(QuantRecipe::named("Q4_Q").is_none());
     assert!(Shape::named("2b").is_err());
 }
 
 #[test]
-fn vocabularies_have_no_token_twice() {
+fn vocabulary_has_no_duplicates() {
     let mut tokens = vocabulary::tokens(50_000);
     assert_eq!(tokens.len(), 50_000);
     tokens.sort();

@@ -1,17 +1,17 @@
-//! A SentencePiece vocabulary of any size: control tokens, bytes, letters, and made-up words.
+//! SentencePiece vocabulary of any size: control tokens, bytes, ASCII characters and generated words.
 
-/// What stands for a character that no token covers.
+/// Token for characters that no other token covers.
 pub(super) const UNKNOWN: u32 = 0;
-/// The token at the beginning of a text.
+/// Token at the beginning of a text.
 pub(super) const BEGIN: u32 = 1;
-/// The token that ends one.
+/// Token at the end of a text.
 pub(super) const END: u32 = 2;
 
 const CONTROLS: [&str; 3] = ["<unk>", "<s>", "</s>"];
-/// Tokens that every vocabulary has: the control tokens and a token for each byte.
+/// Number of tokens that every vocabulary has: control tokens and one token per byte.
 pub(super) const RESERVED: usize = CONTROLS.len() + 256;
 
-/// The first `n` tokens.
+/// Returns the first `n` tokens.
 pub(super) fn tokens(n: usize) -> Vec<String> {
     let controls = CONTROLS.iter().map(|&token| token.to_owned());
     let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));
@@ -26,7 +26,7 @@ pub(super) fn tokens(n: usize) -> Vec<String> {
         .collect()
 }
 
-/// The kind of a token, as GGUF numbers them.
+/// Kind of a token, as GGUF encodes it (`tokenizer.ggml.token_type`).
 pub(super) fn kind(token: usize) -> i32 {
     const NORMAL: i32 = 1;
     const UNKNOWN_KIND: i32 = 2;
@@ -40,13 +40,14 @@ pub(super) fn kind(token: usize) -> i32 {
     }
 }
 
-/// The `n`-th word: syllables, as digits are in a number, alternately inside a word and beginning one.
+/// The `n`-th word, whose syllables are digits of base 100. Words alternate between inside a word and the
+/// beginning of one.
 fn word(n: usize) -> String {
     const CONSONANTS: &[u8] = b"bcdfghjklmnprstvwxyz";
     const VOWELS: &[u8] = b"aeiou";
     let mut word = String::from(if n.is_multiple_of(2) { "" } else { "▁" });
     let mut rest = n / 2 + 1;
-    // Digits from 1 to 100, so that no two numbers are spelled alike.
+    // Bijective numeration: digits from 1 to 100, so that no two words are the same.
     while rest > 0 {
         rest -= 1;
         let syllable = rest % 100;

@@ -1,6 +1,6 @@
-//! Decodes base64, which tiktoken files and compiled character maps are written in.
+//! Base64 decoding, for tiktoken files and precompiled character maps.
 
-/// The bytes that `text` encodes (the standard alphabet; padding may be missing).
+/// Decodes `text` (standard alphabet, padding optional).
 pub(super) fn decode(text: &[u8]) -> Option<Vec<u8>> {
     let digits = text
         .iter()
@@ -39,7 +39,7 @@ mod tests {
     use super::decode;
 
     #[test]
-    fn known_strings() {
+    fn decodes_known_strings() {
         assert_eq!(decode(b"").unwrap(), b"");
         assert_eq!(decode(b"Zg==").unwrap(), b"f");
         assert_eq!(decode(b"Zm8=").unwrap(), b"fo");

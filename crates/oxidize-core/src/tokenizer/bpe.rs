@@ -1,6 +1,6 @@
-//! Byte-pair encoding in all its dress: byte-level with a pre-tokenizer (GPT-2 and after),
-//! SentencePiece's over characters with byte fallback, and tiktoken's. The merging itself is in
-//! `merge`, the cutting of text into words in `pretokenize`.
+//! Byte-pair encoding: byte-level with a pre-tokenizer (GPT-2 and later), over characters with byte
+//! fallback (SentencePiece), and tiktoken. `merge` implements merging, `pretokenize` splits text
+//! into words.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -9,92 +9,92 @@ use super::pretokenize::PreTokenizer;
 use super::vocab::{ByteIndex, StringTable, Vocab, fold, hash};
 use super::{TokenId, TokenKind, byte_level};
 
-/// No token: a character that the vocabulary lacks.
+/// Marks a character that has no token.
 const NO_TOKEN: TokenId = TokenId::MAX;
 
-/// Words are merged apart, so one longer than this is cut; positions in it are 32 bits wide.
-const LONGEST_WORD: usize = 1 << 30;
+/// Longer words are split: positions in a word are 32 bits wide.
+const MAX_WORD_BYTES: usize = 1 << 30;
 
 #[derive(Debug)]
 pub(super) struct Bpe {
     alphabet: Alphabet,
     merges: MergeTable,
-    cut: Cut,
-    /// Tokens that merging may reach, by their spelling in the alphabet.
+    word_split: WordSplit,
+    /// Tokens that merging can produce, by their key in the alphabet.
     index: ByteIndex,
-    /// The token of each single byte.
+    /// Token of each single byte.
     bytes: Box<[TokenId; 256]>,
-    /// A word that is a token is that token, whatever merging would give.
-    whole_words: bool,
+    /// Takes a word that is a token as that token, whatever merging would give.
+    ignore_merges: bool,
     fallback: Fallback,
 }
 
-/// What merging starts from.
+/// Initial symbols of merging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Alphabet {
-    /// Bytes; tokens are spelled as in `byte_level`.
+    /// Bytes; token keys are byte strings, as in `byte_level`.
     Bytes,
-    /// Characters; tokens are spelled as they are.
+    /// Characters; token keys are the stored texts.
     Characters,
 }
 
-/// Where words end: by the rules of a pre-tokenizer, if there is one. Over characters, also before
-/// each `▁` where no token goes across: the result is the same, and the shorter words can be looked
-/// up again.
+/// Word boundaries: those of the pre-tokenizer, if there is one. Character-level BPE also splits
+/// before each `▁` that no token crosses; the result is the same, and shorter words hit the cache
+/// more often.
 #[derive(Debug)]
-struct Cut {
+struct WordSplit {
     rules: Option<PreTokenizer>,
-    /// The characters that some token has before a `▁`.
+    /// Characters that precede a `▁` inside some token.
     joined_to_space: Option<Vec<char>>,
 }
 
-/// What becomes of a character that is no token.
+/// Handling of characters without a token.
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// The token of each byte, if all of a character's bytes have one.
+    /// Token of each byte; used if all bytes of the character have one.
     pub(super) bytes: Option<ByteTokens>,
     pub(super) unknown: Option<TokenId>,
-    /// Whether neighbouring unknowns become one.
+    /// Fuses adjacent unknown tokens into one.
     pub(super) fuse: bool,
 }
 
 #[derive(Debug)]
 enum MergeTable {
-    /// The pairs that may merge, with rank and result.
+    /// Mergeable pairs, with rank and result.
     Pairs(PairTable),
-    /// Any two neighbours that together are a token may merge; ranks by token.
+    /// Any two adjacent symbols that together are a token may merge; ranks by resulting token.
     Tokens(Vec<u32>),
 }
 
-/// How a [`Bpe`] is to be made.
+/// Configuration of a [`Bpe`].
 pub(super) struct BpeConfig {
     pub(super) alphabet: Alphabet,
     pub(super) pre: Option<PreTokenizer>,
     pub(super) order: MergeOrder,
-    pub(super) whole_words: bool,
+    pub(super) ignore_merges: bool,
     pub(super) fallback: Fallback,
 }
 
-/// What decides which neighbours merge first.
+/// Merge priority.
 pub(super) enum MergeOrder {
-    /// A list of pairs, two strings each.
+    /// By position in a list of pairs, two strings each.
     Pairs(StringTable),
-    /// The higher the score of the result, the earlier.
+    /// By the score of the result, highest first.
     Scores(Vec<f32>),
-    /// The lower the id of the result, the earlier (tiktoken).
+    /// By the id of the result, lowest first (tiktoken).
     Ids,
 }
 
 impl Bpe {
     pub(super) fn new(vocab: &Vocab, config: BpeConfig) -> Bpe {
-        let spelling = |id| spelling(vocab, config.alphabet, id);
+        let token_key = |id| token_key(vocab, config.alphabet, id);
         let reachable = vocab
             .ids()
             .filter(|&id| reachable(vocab, config.alphabet, id));
-        let index = ByteIndex::new(reachable.clone(), spelling);
+        let index = ByteIndex::new(reachable.clone(), token_key);
         let mut bytes = Box::new([NO_TOKEN; 256]);
         for (byte, slot) in (0..=u8::MAX).zip(bytes.iter_mut()) {
-            *slot = index.get(&[byte], spelling).unwrap_or(NO_TOKEN);
+            *slot = index.get(&[byte], token_key).unwrap_or(NO_TOKEN);
         }
         let merges = match config.order {
             MergeOrder::Pairs(pairs) => {
@@ -110,17 +110,17 @@ impl Bpe {
             MergeOrder::Ids => MergeTable::Tokens(vocab.ids().collect()),
         };
         let joined_to_space = (config.alphabet == Alphabet::Characters)
-            .then(|| joined_to_space(reachable.map(spelling)));
+            .then(|| joined_to_space(reachable.map(token_key)));
         Bpe {
             alphabet: config.alphabet,
             merges,
-            cut: Cut {
+            word_split: WordSplit {
                 rules: config.pre,
                 joined_to_space,
             },
             index,
             bytes,
-            whole_words: config.whole_words,
+            ignore_merges: config.ignore_merges,
             fallback: config.fallback,
         }
     }
@@ -134,7 +134,7 @@ impl Bpe {
         out: &mut Vec<TokenId>,
     ) {
         let mut word = |word| self.word(vocab, word, scratch, out);
-        match (&self.cut.rules, &self.cut.joined_to_space) {
+        match (&self.word_split.rules, &self.word_split.joined_to_space) {
             (None, None) => word(text),
             (Some(rules), None) => rules.split(text, word),
             (None, Some(joined)) => split_at_spaces(text, joined, &mut word),
@@ -152,10 +152,10 @@ impl Bpe {
             Lookup::Miss(slot) => slot,
         };
         let before = out.len();
-        if !(self.whole_words && self.push_whole(vocab, word.as_bytes(), out)) {
+        if !(self.ignore_merges && self.push_if_token(vocab, word.as_bytes(), out)) {
             let mut rest = word;
             while !rest.is_empty() {
-                let (head, tail) = rest.split_at(rest.floor_char_boundary(LONGEST_WORD));
+                let (head, tail) = rest.split_at(rest.floor_char_boundary(MAX_WORD_BYTES));
                 self.merge_word(vocab, head, merger, out);
                 rest = tail;
             }
@@ -165,7 +165,7 @@ impl Bpe {
         }
     }
 
-    fn push_whole(&self, vocab: &Vocab, word: &[u8], out: &mut Vec<TokenId>) -> bool {
+    fn push_if_token(&self, vocab: &Vocab, word: &[u8], out: &mut Vec<TokenId>) -> bool {
         let found = self.find(vocab, word);
         out.extend(found);
         found.is_some()
@@ -174,7 +174,7 @@ impl Bpe {
     #[inline]
     fn find(&self, vocab: &Vocab, bytes: &[u8]) -> Option<TokenId> {
         self.index
-            .get(bytes, |id| spelling(vocab, self.alphabet, id))
+            .get(bytes, |id| token_key(vocab, self.alphabet, id))
     }
 
     #[inline]
@@ -235,10 +235,14 @@ impl Bpe {
 }
 
 impl Fallback {
-    /// Appends what stands for `unknown`, a character that is no token, in a word whose tokens
-    /// begin at `out[first]`.
+    /// Appends the fallback tokens of `unknown`, a character without a token. The tokens of its
+    /// word start at `out[first]`.
     fn push(&self, unknown: &[u8], first: usize, out: &mut Vec<TokenId>) {
-        if let Some(ids) = self.bytes.as_ref().and_then(|table| table.spell(unknown)) {
+        if let Some(ids) = self
+            .bytes
+            .as_ref()
+            .and_then(|table| table.tokens_of(unknown))
+        {
             return out.extend(ids);
         }
         if let Some(id) = self.unknown {
@@ -250,18 +254,18 @@ impl Fallback {
     }
 }
 
-/// The tokens that stand for bytes (`<0x41>`), by byte.
+/// Byte tokens (`<0x41>`), indexed by byte.
 #[derive(Debug)]
 pub(super) struct ByteTokens(Box<[TokenId; 256]>);
 
 impl ByteTokens {
-    /// Those of a vocabulary, if it has any.
+    /// Byte tokens of a vocabulary, if it has any.
     pub(super) fn of(vocab: &Vocab) -> Option<ByteTokens> {
         let mut table = Box::new([NO_TOKEN; 256]);
         let mut any = false;
         for (byte, slot) in table.iter_mut().enumerate() {
-            let spelled = format!("<0x{byte:02X}>");
-            if let Some(id) = vocab.find(spelled.as_bytes()) {
+            let name = format!("<0x{byte:02X}>");
+            if let Some(id) = vocab.find(name.as_bytes()) {
                 *slot = id;
                 any = true;
             }
@@ -269,8 +273,11 @@ impl ByteTokens {
         any.then_some(ByteTokens(table))
     }
 
-    /// The tokens of some bytes; `None` if one of them has none.
-    pub(super) fn spell(&self, bytes: &[u8]) -> Option<impl DoubleEndedIterator<Item = TokenId>> {
+    /// Tokens of `bytes`; `None` if one of the bytes has no token.
+    pub(super) fn tokens_of(
+        &self,
+        bytes: &[u8],
+    ) -> Option<impl DoubleEndedIterator<Item = TokenId>> {
         let ids = bytes
             .iter()
             .filter_map(|&byte| self.0.get(usize::from(byte)).copied());
@@ -278,35 +285,35 @@ impl ByteTokens {
     }
 }
 
-fn spelling(vocab: &Vocab, alphabet: Alphabet, id: TokenId) -> &[u8] {
+fn token_key(vocab: &Vocab, alphabet: Alphabet, id: TokenId) -> &[u8] {
     match alphabet {
         Alphabet::Bytes => vocab.piece(id),
         Alphabet::Characters => vocab.text(id),
     }
 }
 
-/// Whether merging may give a token. Control tokens and the like come from outside the text, never
-/// from its characters; and a token that does not spell bytes (Command R has some) must not take
-/// the place of one that does.
+/// True if merging may produce token `id`. Control tokens never come from the characters of a text,
+/// and a token whose text is not byte-level encoded (Command R has some) must not replace one that
+/// is.
 fn reachable(vocab: &Vocab, alphabet: Alphabet, id: TokenId) -> bool {
-    let spelled = || {
+    let is_byte_level = || {
         let text = std::str::from_utf8(vocab.text(id)).unwrap_or(" ");
         alphabet == Alphabet::Characters || text.chars().all(|c| byte_level::byte_of(c).is_some())
     };
     let text = match vocab.kind(id) {
-        TokenKind::Normal | TokenKind::Unused => spelled(),
+        TokenKind::Normal | TokenKind::Unused => is_byte_level(),
         TokenKind::UserDefined => true,
         TokenKind::Control | TokenKind::Unknown | TokenKind::Byte => false,
     };
-    text && !spelling(vocab, alphabet, id).is_empty()
+    text && !token_key(vocab, alphabet, id).is_empty()
 }
 
-/// Maps scores to ranks so that the highest score has the lowest rank; NaN merges last.
+/// Maps scores to ranks: the highest score has the lowest rank, and NaN merges last.
 fn rank_of_score(score: f32) -> u32 {
     if score.is_nan() {
         return NO_RANK - 1;
     }
-    // The bits of a float order as a sign and a magnitude; adding zero makes -0 into 0.
+    // Float bits order as sign and magnitude; adding zero turns -0 into 0.
     let bits = (score + 0.0).to_bits();
     let ascending = if bits >> 31 == 1 {
         !bits
@@ -330,7 +337,7 @@ impl Merges for TokenMerges<'_> {
     }
 }
 
-/// An open-addressing table of pairs of tokens.
+/// Open-addressing hash table of token pairs.
 #[derive(Debug)]
 struct PairTable {
     slots: Vec<Pair>,
@@ -353,7 +360,7 @@ const EMPTY: Pair = Pair {
 };
 
 impl PairTable {
-    /// Pairs with a part or a result that is no token are left out: they could never be used.
+    /// Pairs whose parts or result have no token can never merge and are skipped.
     fn new(vocab: &Vocab, alphabet: Alphabet, index: &ByteIndex, pairs: &StringTable) -> PairTable {
         let count = pairs.len() / 2;
         let slots = (count + count / 2).next_power_of_two().max(16);
@@ -364,10 +371,10 @@ impl PairTable {
         };
         let mut skipped = 0;
         let (mut left, mut right) = (Vec::new(), Vec::new());
-        let find = |bytes: &[u8]| index.get(bytes, |id| spelling(vocab, alphabet, id));
+        let find = |bytes: &[u8]| index.get(bytes, |id| token_key(vocab, alphabet, id));
         for rank in 0..count {
-            decode_spelling(alphabet, pairs.bytes(2 * rank), &mut left);
-            decode_spelling(alphabet, pairs.bytes(2 * rank + 1), &mut right);
+            decode_key(alphabet, pairs.bytes(2 * rank), &mut left);
+            decode_key(alphabet, pairs.bytes(2 * rank + 1), &mut right);
             let ids = (find(&left), find(&right));
             left.extend_from_slice(&right);
             match (ids, find(&left)) {
@@ -423,8 +430,8 @@ impl Merges for PairTable {
     }
 }
 
-/// The bytes that one side of a merge spells.
-fn decode_spelling(alphabet: Alphabet, text: Option<&[u8]>, out: &mut Vec<u8>) {
+/// Decodes one side of a merge into bytes.
+fn decode_key(alphabet: Alphabet, text: Option<&[u8]>, out: &mut Vec<u8>) {
     out.clear();
     let text = text.unwrap_or_default();
     let decoded = match alphabet {
@@ -436,10 +443,10 @@ fn decode_spelling(alphabet: Alphabet, text: Option<&[u8]>, out: &mut Vec<u8>) {
 
 const SPACE: &str = "▁";
 
-/// The characters that come right before a `▁` in some spelling, other than `▁` itself.
-fn joined_to_space<'t>(spellings: impl Iterator<Item = &'t [u8]>) -> Vec<char> {
+/// Characters that directly precede a `▁` in some key, other than `▁` itself.
+fn joined_to_space<'t>(keys: impl Iterator<Item = &'t [u8]>) -> Vec<char> {
     let mut found = Vec::new();
-    for text in spellings.filter_map(|text| std::str::from_utf8(text).ok()) {
+    for text in keys.filter_map(|text| std::str::from_utf8(text).ok()) {
         for (at, _) in text.match_indices(SPACE) {
             found.extend(text.get(..at).and_then(|head| head.chars().next_back()));
         }
@@ -450,12 +457,12 @@ fn joined_to_space<'t>(spellings: impl Iterator<Item = &'t [u8]>) -> Vec<char> {
     found
 }
 
-/// Cuts before each run of `▁`, except after a character of `joined`.
+/// Splits before each run of `▁`, except after a character of `joined`.
 fn split_at_spaces<'t>(text: &'t str, joined: &[char], each: &mut impl FnMut(&'t str)) {
     let mut start = 0;
     let mut run_end = 0;
     for (at, space) in text.match_indices(SPACE) {
-        // Only the first of a run of spaces starts a word.
+        // Only the first `▁` of a run starts a word.
         if at > start && at != run_end {
             let before = text.get(..at).and_then(|head| head.chars().next_back());
             if before.is_some_and(|c| joined.binary_search(&c).is_err()) {
@@ -470,14 +477,14 @@ fn split_at_spaces<'t>(text: &'t str, joined: &[char], each: &mut impl FnMut(&'t
     }
 }
 
-/// Buffers and memory that encoding uses again from call to call.
+/// Buffers and caches that encoding reuses between calls.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     merger: Merger,
     cache: WordCache,
 }
 
-/// The tokens of words met lately; a word evicts another of the same hash.
+/// Direct-mapped cache of the tokens of recent words.
 #[derive(Debug, Default)]
 struct WordCache {
     entries: Vec<CachedWord>,
@@ -485,36 +492,36 @@ struct WordCache {
 
 #[derive(Clone, Copy, Debug)]
 struct CachedWord {
-    word: [u8; LONGEST_CACHED],
-    tokens: [TokenId; MOST_CACHED],
+    word: [u8; MAX_CACHED_BYTES],
+    tokens: [TokenId; MAX_CACHED_TOKENS],
     word_len: u8,
     token_count: u8,
 }
 
-const LONGEST_CACHED: usize = 30;
-const MOST_CACHED: usize = 6;
+const MAX_CACHED_BYTES: usize = 30;
+const MAX_CACHED_TOKENS: usize = 6;
 const CACHED_WORDS: usize = 1 << 13;
 
 enum Lookup<'c> {
     Hit(&'c [TokenId]),
-    /// Where the word may be put, if it is short enough.
+    /// Slot for the word, if it is short enough to be cached.
     Miss(Option<usize>),
 }
 
 impl WordCache {
     #[inline]
     fn lookup(&mut self, word: &[u8]) -> Lookup<'_> {
-        if word.len() > LONGEST_CACHED {
+        if word.len() > MAX_CACHED_BYTES {
             return Lookup::Miss(None);
         }
         if self.entries.is_empty() {
-            let none = CachedWord {
-                word: [0; LONGEST_CACHED],
-                tokens: [0; MOST_CACHED],
+            let empty = CachedWord {
+                word: [0; MAX_CACHED_BYTES],
+                tokens: [0; MAX_CACHED_TOKENS],
                 word_len: 0,
                 token_count: 0,
             };
-            self.entries = vec![none; CACHED_WORDS];
+            self.entries = vec![empty; CACHED_WORDS];
         }
         let slot = hash(word, 0) as usize & (CACHED_WORDS - 1);
         match self.entries.get(slot) {

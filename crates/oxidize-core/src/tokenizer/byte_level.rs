@@ -1,7 +1,8 @@
-//! GPT-2's spelling of bytes: every byte is a printable character, so that a vocabulary of byte
-//! strings can be written as text. Printable Latin-1 stands for itself, the rest for U+0100 up.
+//! GPT-2's byte-to-character mapping: every byte is a printable character, so that a vocabulary of
+//! byte strings can be stored as text. Printable Latin-1 maps to itself, other bytes to U+0100 and
+//! up.
 
-/// The character that stands for `byte`.
+/// Character for `byte`.
 pub(super) fn char_of(byte: u8) -> char {
     let code = match byte {
         b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => u32::from(byte),
@@ -12,7 +13,7 @@ pub(super) fn char_of(byte: u8) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The byte that `c` stands for.
+/// Byte for `c`.
 pub(super) fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),
@@ -23,12 +24,12 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes that `text` spells, or none if a character of it spells no byte.
+/// Decodes `text`. Returns `None` if a character stands for no byte.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte_of).collect()
 }
 
-/// `bytes` spelled out.
+/// Encodes `bytes`.
 pub(super) fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| char_of(byte)).collect()
 }
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_comes_back() {
+    fn every_byte_round_trips() {
         let bytes: Vec<u8> = (0..=255).collect();
         let text = encode(&bytes);
         assert_eq!(text.chars().count(), 256);

@@ -1,6 +1,6 @@
-//! Writes a [`VocabSpec`] as the files of a Hugging Face directory: what [`super::sidecar`] reads.
-//! Byte-level vocabularies become a `tokenizer.json`, those of SentencePiece a `tokenizer.model`, BERT's
-//! a `vocab.txt`; `tokenizer_config.json` says the rest.
+//! Writes a [`VocabSpec`] as the files of a Hugging Face directory, which [`super::sidecar`] reads:
+//! byte-level vocabularies as `tokenizer.json`, SentencePiece ones as `tokenizer.model`, BERT's as
+//! `vocab.txt`; the rest goes into `tokenizer_config.json`.
 
 use serde_json::{Map, Value, json};
 
@@ -12,8 +12,8 @@ use super::spec::{CharMerges, ModelSpec, TokenId, TokenKind, VocabSpec, WordMark
 use super::vocab::StringTable;
 
 impl VocabSpec {
-    /// The files that describe it in a directory: names and contents. `template` is the model's chat
-    /// template.
+    /// Returns the names and contents of the files that describe the vocabulary in a model
+    /// directory. `template` is the model's chat template.
     pub fn directory_files(&self, template: Option<&str>) -> Result<Vec<(String, Vec<u8>)>> {
         let (name, bytes) = match &self.model {
             ModelSpec::ByteBpe {
@@ -25,7 +25,7 @@ impl VocabSpec {
                 let model = json!({
                     "type": "BPE",
                     "dropout": null,
-                    "unk_token": unknown.map(|id| self.spelling(id)),
+                    "unk_token": unknown.map(|id| self.text_of(id)),
                     "continuing_subword_prefix": null,
                     "end_of_word_suffix": null,
                     "fuse_unk": false,
@@ -34,8 +34,8 @@ impl VocabSpec {
                     "vocab": self.vocabulary(),
                     "merges": pairs(merges),
                 });
-                let whole = self.tokenizer_json(model, pre)?;
-                ("tokenizer.json", whole.to_string().into_bytes())
+                let file = self.tokenizer_json(model, pre)?;
+                ("tokenizer.json", file.to_string().into_bytes())
             }
             ModelSpec::CharBpe {
                 order: CharMerges::Scores(scores),
@@ -47,7 +47,7 @@ impl VocabSpec {
             ModelSpec::WordPiece { marker, .. } => ("vocab.txt", self.word_list(marker)),
             ModelSpec::CharBpe { .. } | ModelSpec::Rwkv => {
                 return Err(TokenizerError::UnknownModel(
-                    "a vocabulary that directories have no file for".into(),
+                    "one that no tokenizer file of a directory can hold".into(),
                 ));
             }
         };
@@ -58,7 +58,7 @@ impl VocabSpec {
         ])
     }
 
-    fn spelling(&self, id: TokenId) -> String {
+    fn text_of(&self, id: TokenId) -> String {
         let bytes = self.tokens.bytes(id as usize).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
     }
@@ -70,25 +70,25 @@ impl VocabSpec {
     fn vocabulary(&self) -> Value {
         let mut map = Map::new();
         for id in 0..self.tokens.len() {
-            // The first of two that are spelled alike is the one that text becomes.
-            let spelling = self.spelling(id as TokenId);
-            map.entry(spelling).or_insert_with(|| Value::from(id));
+            // Text encodes to the first of two tokens with the same text.
+            let text_of = self.text_of(id as TokenId);
+            map.entry(text_of).or_insert_with(|| Value::from(id));
         }
         Value::Object(map)
     }
 
     fn tokenizer_json(&self, model: Value, pre: &PreTokenizer) -> Result<Value> {
-        let unknown = || TokenizerError::UnknownPreTokenizer("one without a known regex".into());
-        let mut cuts: Vec<Value> = Vec::new();
-        for pattern in pre.patterns().ok_or_else(unknown)? {
-            cuts.push(json!({
+        let no_regex = || TokenizerError::UnknownPreTokenizer("one without a known regex".into());
+        let mut splitters: Vec<Value> = Vec::new();
+        for pattern in pre.patterns().ok_or_else(no_regex)? {
+            splitters.push(json!({
                 "type": "Split",
                 "pattern": { "Regex": pattern },
                 "behavior": "Isolated",
                 "invert": false,
             }));
         }
-        cuts.push(json!({
+        splitters.push(json!({
             "type": "ByteLevel",
             "add_prefix_space": false,
             "trim_offsets": false,
@@ -101,7 +101,7 @@ impl VocabSpec {
             "padding": null,
             "added_tokens": self.added_tokens(),
             "normalizer": if nfc { json!({ "type": "NFC" }) } else { Value::Null },
-            "pre_tokenizer": { "type": "Sequence", "pretokenizers": cuts },
+            "pre_tokenizer": { "type": "Sequence", "pretokenizers": splitters },
             "post_processor": self.template(),
             "decoder": {
                 "type": "ByteLevel",
@@ -125,7 +125,7 @@ impl VocabSpec {
             let strip = strip.map(|(_, strip)| *strip).unwrap_or_default();
             added.push(json!({
                 "id": id,
-                "content": self.spelling(id as TokenId),
+                "content": self.text_of(id as TokenId),
                 "single_word": false,
                 "lstrip": strip.left,
                 "rstrip": strip.right,
@@ -136,7 +136,7 @@ impl VocabSpec {
         added
     }
 
-    /// What goes around a text.
+    /// Post-processor that adds the special tokens around a text.
     fn template(&self) -> Value {
         if self.prefix.is_empty() && self.suffix.is_empty() {
             return json!({
@@ -147,27 +147,27 @@ impl VocabSpec {
             });
         }
         let token =
-            |id: &TokenId| json!({ "SpecialToken": { "id": self.spelling(*id), "type_id": 0 } });
-        let around = |text: &[Value]| -> Vec<Value> {
+            |id: &TokenId| json!({ "SpecialToken": { "id": self.text_of(*id), "type_id": 0 } });
+        let surround = |text: &[Value]| -> Vec<Value> {
             let (before, after) = (self.prefix.iter().map(token), self.suffix.iter().map(token));
             before.chain(text.iter().cloned()).chain(after).collect()
         };
         let text = |name: &str| json!({ "Sequence": { "id": name, "type_id": 0 } });
         let mut tokens = Map::new();
         for id in self.prefix.iter().chain(&self.suffix) {
-            let name = self.spelling(*id);
+            let name = self.text_of(*id);
             let entry = json!({ "id": name, "ids": [id], "tokens": [name] });
             tokens.insert(name, entry);
         }
         json!({
             "type": "TemplateProcessing",
-            "single": around(&[text("A")]),
-            "pair": around(&[text("A"), text("B")]),
+            "single": surround(&[text("A")]),
+            "pair": surround(&[text("A"), text("B")]),
             "special_tokens": tokens,
         })
     }
 
-    /// BERT's tokens, one a line, marked as it does: what continues a word, not what begins one.
+    /// `vocab.txt`: one token per line, with `##` before those that continue a word.
     fn word_list(&self, marker: &WordMarker) -> Vec<u8> {
         let mut out = Vec::new();
         for (id, token) in self.tokens.iter().enumerate() {
@@ -200,14 +200,14 @@ impl VocabSpec {
             ("mask_token", special.mask),
         ] {
             if let Some(id) = id {
-                config.insert(name.to_owned(), Value::from(self.spelling(id)));
+                config.insert(name.to_owned(), Value::from(self.text_of(id)));
             }
         }
-        let around = |list: &[TokenId], id: Option<TokenId>| id.is_some_and(|id| list == [id]);
-        let adds = around(&self.prefix, special.bos);
-        config.insert("add_bos_token".into(), Value::from(adds));
-        let adds = around(&self.suffix, special.eos);
-        config.insert("add_eos_token".into(), Value::from(adds));
+        let surround = |list: &[TokenId], id: Option<TokenId>| id.is_some_and(|id| list == [id]);
+        let add = surround(&self.prefix, special.bos);
+        config.insert("add_bos_token".into(), Value::from(add));
+        let add = surround(&self.suffix, special.eos);
+        config.insert("add_eos_token".into(), Value::from(add));
         let class = match &self.model {
             ModelSpec::CharBpe { .. } => "LlamaTokenizer",
             ModelSpec::Unigram { .. } => "T5Tokenizer",
@@ -227,7 +227,7 @@ impl VocabSpec {
     }
 }
 
-/// Merges as `tokenizer.json` has them.
+/// Merges in the format of `tokenizer.json`.
 fn pairs(merges: &StringTable) -> Vec<Value> {
     let part = |i: usize| String::from_utf8_lossy(merges.bytes(i).unwrap_or_default()).into_owned();
     let pair = |i: usize| json!([part(2 * i), part(2 * i + 1)]);

@@ -1,62 +1,62 @@
-//! What can be wrong with a vocabulary. Encoding and decoding themselves cannot fail.
+//! Errors of reading a vocabulary. Encoding and decoding cannot fail.
 
 use std::path::PathBuf;
 
-/// Why a tokenizer could not be made.
+/// Error of creating a tokenizer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// The metadata lack a key, or the directory a file, that the tokenizer cannot do without.
+    /// A required metadata key or tokenizer file is missing.
     #[error("the model has no tokenizer: {0} is missing")]
     Missing(String),
-    /// A value is of the wrong type, of the wrong length or out of range.
+    /// A value has the wrong type or length, or is out of range.
     #[error("tokenizer: {key}: {problem}")]
     Invalid {
-        /// The metadata key, or the place in the file.
+        /// Metadata key, or place in the file.
         key: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// `tokenizer.ggml.model`, or the model type of a `tokenizer.json`, is none that is known.
+    /// `tokenizer.ggml.model`, or the model type of a `tokenizer.json`, is unknown.
     #[error("unknown tokenizer model {0:?}")]
     UnknownModel(String),
-    /// `tokenizer.ggml.pre` names no rule that is known.
+    /// `tokenizer.ggml.pre` is unknown.
     #[error("unknown pre-tokenizer {0:?}")]
     UnknownPreTokenizer(String),
-    /// A `tokenizer.json` asks for a step that is not supported.
+    /// A `tokenizer.json` needs a step that is not supported.
     #[error("tokenizer.json: unsupported {part}: {what}")]
     Unsupported {
-        /// Which section asks for it.
+        /// Section of the file.
         part: &'static str,
-        /// What it asks for.
+        /// Unsupported step.
         what: String,
     },
-    /// Something is larger than this tokenizer handles.
+    /// A value exceeds a limit.
     #[error("tokenizer: {what} is {asked}, the limit is {limit}")]
     Limit {
-        /// What was measured.
+        /// Limited quantity.
         what: &'static str,
-        /// The largest value allowed.
+        /// Largest allowed value.
         limit: u64,
-        /// The value found.
+        /// Actual value.
         asked: u64,
     },
     /// A tokenizer file could not be read.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// What the system said.
+        /// Operating system error.
         source: std::io::Error,
     },
-    /// A tokenizer file is not in its format.
+    /// A tokenizer file is malformed.
     #[error("{}: byte {offset}: {problem}", path.display())]
     Format {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// Where in it.
+        /// Byte offset of the problem.
         offset: usize,
-        /// What is wrong there.
+        /// Description of the problem.
         problem: String,
     },
 }
@@ -70,5 +70,5 @@ impl TokenizerError {
     }
 }
 
-/// The result of making a tokenizer.
+/// Result of creating a tokenizer.
 pub(super) type Result<T, E = TokenizerError> = std::result::Result<T, E>;

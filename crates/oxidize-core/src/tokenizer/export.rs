@@ -1,18 +1,19 @@
-//! Writes a [`VocabSpec`] as the `tokenizer.ggml.*` keys of a GGUF file: what [`super::gguf`] reads.
+//! Writes a [`VocabSpec`] as the `tokenizer.ggml.*` keys of a GGUF file, which [`super::gguf`]
+//! reads.
 //!
-//! The pre-tokenizer is named by its rules: two vocabularies that are cut alike get the same name,
-//! wherever they come from.
+//! The pre-tokenizer name follows from its rules: vocabularies with the same rules get the same
+//! name, whatever their source.
 
 use super::error::{Result, TokenizerError};
 use super::normalize::Normalize;
 use super::spec::{CharMerges, ModelSpec, SpecialIds, TokenId, TokenKind, VocabSpec, WordMarker};
 use super::vocab::StringTable;
 use super::{gguf, sidecar};
+use crate::file::gguf::{ArrayBuf, ValueBuf};
 use crate::file::{Format, ModelFile};
-use crate::gguf::{ArrayBuf, ValueBuf};
 
 impl VocabSpec {
-    /// The vocabulary of a model: from GGUF metadata, or from the files beside its weights.
+    /// Reads the vocabulary of a model, from GGUF metadata or from the files beside the weights.
     pub fn of_file(file: &ModelFile) -> crate::Result<VocabSpec> {
         let spec = match file.format() {
             Format::Gguf { .. } => gguf::spec(file.metadata()),
@@ -24,8 +25,8 @@ impl VocabSpec {
         })
     }
 
-    /// The keys that describe it in a GGUF file, for a model with `n_vocab` rows of embeddings: a
-    /// vocabulary that is shorter is filled up with tokens that are never produced.
+    /// Returns the GGUF keys that describe the vocabulary. Padding tokens, which are never
+    /// produced, extend it to `n_vocab`, the number of embedding rows.
     pub fn gguf_keys(&self, n_vocab: usize) -> Result<Vec<(String, ValueBuf)>> {
         let mut keys = Keys::default();
         let scores = match &self.model {
@@ -55,9 +56,9 @@ impl VocabSpec {
                 keys.set("remove_extra_whitespaces", ValueBuf::Bool(collapses));
                 for normalize in &self.normalizers {
                     if let Normalize::Charsmap(map) = normalize {
-                        let bytes = map.to_bytes().into_iter().map(crate::gguf::Value::U8);
-                        let list = ArrayBuf::values(crate::gguf::ValueType::U8, bytes);
-                        let list = list.ok_or_else(unknown)?;
+                        let bytes = map.to_bytes().into_iter().map(crate::file::gguf::Value::U8);
+                        let list = ArrayBuf::values(crate::file::gguf::ValueType::U8, bytes);
+                        let list = list.ok_or_else(no_gguf_name)?;
                         keys.set("precompiled_charsmap", ValueBuf::Array(list));
                     }
                 }
@@ -97,15 +98,16 @@ impl VocabSpec {
         Ok(keys.list)
     }
 
-    /// Characters that merge by a list of pairs: SentencePiece's own vocabularies, as
-    /// `tokenizer.json` spells them. GGUF wants scores; the earlier a pair, the higher.
+    /// Keys of character-level BPE with ranked merges, which is how `tokenizer.json` stores
+    /// SentencePiece vocabularies. GGUF stores scores instead: the earlier the merge, the higher
+    /// the score.
     fn ranked_keys(&self, n_vocab: usize) -> Result<Vec<(String, ValueBuf)>> {
         let ModelSpec::CharBpe {
             order: CharMerges::Pairs(pairs),
             ..
         } = &self.model
         else {
-            return Err(unknown());
+            return Err(no_gguf_name());
         };
         let mut ranks = std::collections::HashMap::new();
         for rank in 0..pairs.len() / 2 {
@@ -115,7 +117,7 @@ impl VocabSpec {
         }
         let score = |token: &[u8]| match ranks.get(token) {
             Some(rank) => -(*rank as f32),
-            // Single characters are no result of a merge.
+            // Single characters result from no merge.
             None => 0.0,
         };
         let scores = self.tokens.iter().map(score).collect();
@@ -126,7 +128,7 @@ impl VocabSpec {
             ..
         } = self.model
         else {
-            return Err(unknown());
+            return Err(no_gguf_name());
         };
         let spec = VocabSpec {
             model: ModelSpec::CharBpe {
@@ -141,29 +143,29 @@ impl VocabSpec {
         spec.gguf_keys(n_vocab)
     }
 
-    /// The name of the pre-tokenizer: the first of those with its rules that also agrees in what
-    /// goes with a name.
+    /// Name of the pre-tokenizer: the first name with the same rules whose other properties also
+    /// match.
     fn pre_name(&self) -> Result<&'static str> {
         let ModelSpec::ByteBpe {
             pre, ignore_merges, ..
         } = &self.model
         else {
-            return Err(unknown());
+            return Err(no_gguf_name());
         };
         let nfc = self.normalizers.iter().any(|n| matches!(n, Normalize::Nfc));
-        let fits = |name: &&str| {
-            gguf::takes_whole_words(name) == *ignore_merges
+        let matches_properties = |name: &&str| {
+            gguf::ignores_merges(name) == *ignore_merges
                 && (matches!(*name, "qwen2" | "command-r") == nfc)
         };
         let names = pre.names();
-        let exact = names.iter().find(|name| fits(name));
-        // What does not agree costs little; how a text is cut does not.
-        exact.or(names.first()).copied().ok_or_else(unknown)
+        let exact = names.iter().find(|name| matches_properties(name));
+        // The other properties matter little; the split rules do.
+        exact.or(names.first()).copied().ok_or_else(no_gguf_name)
     }
 }
 
-fn unknown() -> TokenizerError {
-    TokenizerError::UnknownPreTokenizer("one that GGUF has no name for".into())
+fn no_gguf_name() -> TokenizerError {
+    TokenizerError::UnknownPreTokenizer("one without a GGUF name".into())
 }
 
 #[derive(Default)]
@@ -182,7 +184,7 @@ impl Keys {
         self.set("merges", ValueBuf::Array(ArrayBuf::strings(lines)));
     }
 
-    /// The tokens and what they are for.
+    /// Tokens and their kinds.
     fn tokens(&mut self, spec: &VocabSpec, n_vocab: usize) -> Result<()> {
         let marker = match &spec.model {
             ModelSpec::WordPiece {
@@ -196,7 +198,7 @@ impl Keys {
         let mut kinds = Vec::with_capacity(n_vocab);
         for (id, token) in spec.tokens.iter().enumerate() {
             tokens.push(match marker {
-                // GGUF marks what begins a word, not what continues it.
+                // GGUF marks tokens that begin a word, not those that continue one.
                 Some(marker) if kind(id) == TokenKind::Normal => match token.strip_prefix(marker) {
                     Some(rest) => rest.to_vec(),
                     None => ["▁".as_bytes(), token].concat(),
@@ -205,7 +207,7 @@ impl Keys {
             });
             kinds.push(match kind(id) {
                 TokenKind::Normal => 1,
-                // BERT's is a name like its others.
+                // BERT's unknown token is a control token in GGUF.
                 TokenKind::Unknown if marker.is_some() => 3,
                 TokenKind::Unknown => 2,
                 TokenKind::Control => 3,
@@ -240,10 +242,13 @@ impl Keys {
             fim_repo,
             fim_separator,
         } = spec.special;
-        // BERT's begin and end a text without being called so.
-        let words = matches!(spec.model, ModelSpec::WordPiece { .. });
-        let around = |list: &[TokenId]| list.first().copied().filter(|_| words);
-        let (bos, eos) = (bos.or(around(&spec.prefix)), eos.or(around(&spec.suffix)));
+        // BERT vocabularies name no BOS or EOS; the tokens around a text serve as both.
+        let is_wordpiece = matches!(spec.model, ModelSpec::WordPiece { .. });
+        let first_if_wordpiece = |list: &[TokenId]| list.first().copied().filter(|_| is_wordpiece);
+        let (bos, eos) = (
+            bos.or(first_if_wordpiece(&spec.prefix)),
+            eos.or(first_if_wordpiece(&spec.suffix)),
+        );
         for (name, id) in [
             ("bos", bos),
             ("eos", eos),

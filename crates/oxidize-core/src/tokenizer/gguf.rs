@@ -1,5 +1,5 @@
-//! Reads a [`VocabSpec`] from the `tokenizer.ggml.*` keys of a GGUF file. Where a key is missing,
-//! the model and the name of the pre-tokenizer decide, as they do in llama.cpp.
+//! Reads a [`VocabSpec`] from the `tokenizer.ggml.*` keys of a GGUF file. Defaults for missing keys
+//! depend on the model and pre-tokenizer, as in llama.cpp.
 
 use super::error::{Result, TokenizerError};
 use super::normalize::{Charsmap, Normalize};
@@ -8,9 +8,9 @@ use super::spec::{
     CharMerges, ModelSpec, SpecialIds, Strip, TokenId, TokenKind, VocabSpec, WordMarker,
 };
 use super::vocab::StringTable;
-use crate::gguf::Metadata;
+use crate::file::gguf::Metadata;
 
-/// The vocabulary that `metadata` describe.
+/// Reads the vocabulary from `metadata`.
 pub(super) fn spec(metadata: &Metadata) -> Result<VocabSpec> {
     let reader = Reader { metadata };
     let model = metadata
@@ -18,18 +18,21 @@ pub(super) fn spec(metadata: &Metadata) -> Result<VocabSpec> {
         .ok_or_else(|| TokenizerError::Missing("tokenizer.ggml.model".into()))?;
     let tokens = reader.tokens()?;
     let kinds = reader.kinds(tokens.len())?;
-    let (mut spec, around) = match model {
+    let (mut spec, add) = match model {
         "gpt2" | "gemma4" | "whitespace" => reader.bpe(model, tokens)?,
         "llama" => reader.sentencepiece(tokens)?,
         "t5" => reader.unigram(tokens)?,
         "bert" => reader.wordpiece(tokens),
-        "rwkv" => (VocabSpec::new(ModelSpec::Rwkv, tokens), Around::default()),
+        "rwkv" => (
+            VocabSpec::new(ModelSpec::Rwkv, tokens),
+            AddSpecial::default(),
+        ),
         other => return Err(TokenizerError::UnknownModel(other.into())),
     };
     spec.kinds = kinds;
     spec.correct_kinds = true;
     reader.read_ids(&mut spec);
-    reader.set_around(&mut spec, around);
+    reader.set_prefix_and_suffix(&mut spec, add);
     reader.set_strip(&mut spec);
     Ok(spec)
 }
@@ -38,7 +41,7 @@ struct Reader<'m> {
     metadata: &'m Metadata,
 }
 
-/// Metadata keys of [`SpecialIds`], with the field each fills; a later key wins.
+/// Metadata key of a special token and the field that it sets; a later key wins.
 type SpecialKey = (&'static str, fn(&mut SpecialIds) -> &mut Option<TokenId>);
 const SPECIAL_KEYS: &[SpecialKey] = &[
     ("bos_token_id", |ids| &mut ids.bos),
@@ -128,14 +131,14 @@ impl Reader<'_> {
         Ok(kinds)
     }
 
-    /// Pairs of strings from strings with a space between.
+    /// Pairs of strings, split from strings with a space between.
     fn merges(&self) -> Result<Option<StringTable>> {
         let Some(lines) = self.strings("tokenizer.ggml.merges")? else {
             return Ok(None);
         };
         let mut merges = StringTable::default();
         for line in lines.iter() {
-            // A space may begin the left part; it never ends it.
+            // A space may start the left part, but never ends it.
             let space = line
                 .iter()
                 .skip(1)
@@ -143,7 +146,7 @@ impl Reader<'_> {
                 .map(|at| at + 1);
             let (left, right) = match space.and_then(|at| line.split_at_checked(at)) {
                 Some((left, right)) => (left, right.get(1..).unwrap_or_default()),
-                // Kept, so that the ranks of the others stay what they are.
+                // Kept, so that the ranks of later merges do not shift.
                 None => (line, &b""[..]),
             };
             merges.push(left)?;
@@ -152,7 +155,7 @@ impl Reader<'_> {
         Ok(Some(merges))
     }
 
-    fn bpe(&self, model: &str, tokens: StringTable) -> Result<(VocabSpec, Around)> {
+    fn bpe(&self, model: &str, tokens: StringTable) -> Result<(VocabSpec, AddSpecial)> {
         let name = match self.metadata.str("tokenizer.ggml.pre") {
             _ if model == "gemma4" => "gemma4",
             Some(name) => name,
@@ -165,12 +168,12 @@ impl Reader<'_> {
             .ok_or_else(|| TokenizerError::UnknownPreTokenizer(name.into()))?;
         let merges = match self.merges()? {
             Some(merges) => merges,
-            // Files of Kimi K2 have none: its ranks are the ids, as in tiktoken.
+            // Kimi K2 files have no merges: ranks are ids, as in tiktoken.
             None if name == "kimi-k2" => StringTable::default(),
             None => return Err(TokenizerError::Missing("tokenizer.ggml.merges".into())),
         };
-        let ignore_merges = WHOLE_WORDS.contains(&name);
-        let model_spec = if OVER_CHARACTERS.contains(&name) {
+        let ignore_merges = IGNORE_MERGES.contains(&name);
+        let model_spec = if CHARACTER_BPE.contains(&name) {
             ModelSpec::CharBpe {
                 pre: Some(pre),
                 order: CharMerges::Pairs(merges),
@@ -191,25 +194,25 @@ impl Reader<'_> {
             "whitespace" => {
                 (self.flag("normalizer.lowercase") == Some(true)).then_some(Normalize::Lowercase)
             }
-            // Not in the file, but in the tokenizers that it was made from.
+            // Missing in GGUF files, but present in the original tokenizers.
             "qwen2" | "command-r" => Some(Normalize::Nfc),
-            _ if OVER_CHARACTERS.contains(&name) => Some(escape_spaces()),
+            _ if CHARACTER_BPE.contains(&name) => Some(escape_spaces()),
             _ => None,
         });
         let default = (model == "gpt2").then_some(11);
         spec.special.bos = default.filter(|_| !matches!(name, "chatglm-bpe" | "glm4"));
         spec.special.eos = default;
-        let around = Around {
-            bos: BOS_FIRST.contains(&name),
-            // Files of Gemma 4 say no, and mean yes.
+        let add = AddSpecial {
+            bos: ADD_BOS.contains(&name),
+            // Gemma 4 files set add_bos_token to false although the model needs BOS.
             always_bos: matches!(name, "gemma4" | "granite-embed-multi-311m"),
             eos: false,
             sep: matches!(name, "jina-v1-en" | "jina-v2-code" | "roberta-bpe"),
         };
-        Ok((spec, around))
+        Ok((spec, add))
     }
 
-    fn sentencepiece(&self, tokens: StringTable) -> Result<(VocabSpec, Around)> {
+    fn sentencepiece(&self, tokens: StringTable) -> Result<(VocabSpec, AddSpecial)> {
         let scores = self.scores(tokens.len())?;
         let model = ModelSpec::CharBpe {
             pre: None,
@@ -226,14 +229,14 @@ impl Reader<'_> {
             ..SpecialIds::default()
         };
         self.mark_spaces(&mut spec, true);
-        let around = Around {
+        let add = AddSpecial {
             bos: true,
-            ..Around::default()
+            ..AddSpecial::default()
         };
-        Ok((spec, around))
+        Ok((spec, add))
     }
 
-    fn unigram(&self, tokens: StringTable) -> Result<(VocabSpec, Around)> {
+    fn unigram(&self, tokens: StringTable) -> Result<(VocabSpec, AddSpecial)> {
         let scores = self.scores(tokens.len())?;
         let mut spec = VocabSpec::new(
             ModelSpec::Unigram {
@@ -262,14 +265,14 @@ impl Reader<'_> {
             spec.normalizers.push(Normalize::CollapseSpaces);
         }
         self.mark_spaces(&mut spec, false);
-        let around = Around {
+        let add = AddSpecial {
             eos: true,
-            ..Around::default()
+            ..AddSpecial::default()
         };
-        Ok((spec, around))
+        Ok((spec, add))
     }
 
-    /// Spaces become `▁`, with one more in front where the file, or else `prefix`, says so.
+    /// Replaces spaces with `▁`. Adds one in front if the file says so; `prefix` is the default.
     fn mark_spaces(&self, spec: &mut VocabSpec, prefix: bool) {
         if self.flag("add_space_prefix").unwrap_or(prefix) {
             spec.normalizers.push(Normalize::Prepend(" ".into()));
@@ -278,12 +281,12 @@ impl Reader<'_> {
         spec.normalizers.push(escape_spaces());
     }
 
-    fn wordpiece(&self, tokens: StringTable) -> (VocabSpec, Around) {
+    fn wordpiece(&self, tokens: StringTable) -> (VocabSpec, AddSpecial) {
         let marker = WordMarker::Beginning("▁".into());
         let mut spec = VocabSpec::new(
             ModelSpec::WordPiece {
                 marker,
-                longest_word: 100,
+                max_word_chars: 100,
             },
             tokens,
         );
@@ -297,27 +300,27 @@ impl Reader<'_> {
         };
         let lowercase = self.flag("normalizer.lowercase").unwrap_or(true);
         spec.normalizers.push(Normalize::Bert {
-            clean: true,
-            space_chinese: true,
+            clean_text: true,
+            handle_chinese_chars: true,
             strip_accents: self.flag("normalizer.strip_accents").unwrap_or(lowercase),
             lowercase,
         });
         spec.strip_leading_space = true;
         (
             spec,
-            Around {
+            AddSpecial {
                 bos: true,
                 sep: true,
-                ..Around::default()
+                ..AddSpecial::default()
             },
         )
     }
 
-    /// Sets the tokens before and after a text.
-    fn set_around(&self, spec: &mut VocabSpec, around: Around) {
-        let bos = self.flag("add_bos_token").unwrap_or(around.bos) || around.always_bos;
-        let eos = self.flag("add_eos_token").unwrap_or(around.eos);
-        let sep = self.flag("add_sep_token").unwrap_or(around.sep);
+    /// Sets the special tokens before and after a text.
+    fn set_prefix_and_suffix(&self, spec: &mut VocabSpec, add: AddSpecial) {
+        let bos = self.flag("add_bos_token").unwrap_or(add.bos) || add.always_bos;
+        let eos = self.flag("add_eos_token").unwrap_or(add.eos);
+        let sep = self.flag("add_sep_token").unwrap_or(add.sep);
         if bos {
             spec.prefix.extend(spec.special.bos);
         }
@@ -328,9 +331,9 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the special tokens, over the defaults of the model.
+    /// Reads special token ids, which override the defaults of the model.
     fn read_ids(&self, spec: &mut VocabSpec) {
-        // The type of a token says more than a default.
+        // A token type is more reliable than a default.
         if let Some(id) = spec
             .kinds
             .iter()
@@ -355,7 +358,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Some models have special tokens that swallow spaces; GGUF has no key for it.
+    /// Sets `strip` for models whose special tokens consume whitespace; GGUF has no key for it.
     fn set_strip(&self, spec: &mut VocabSpec) {
         let text = |key| self.metadata.str(key).unwrap_or_default();
         let id_of = |name: &str| {
@@ -369,15 +372,15 @@ impl Reader<'_> {
             left: true,
             right: false,
         };
-        let masks_left = ["jina-v2-de", "jina-v2-es", "jina-v2-code"].contains(&pre)
+        let strips_before_mask = ["jina-v2-de", "jina-v2-es", "jina-v2-code"].contains(&pre)
             || ["nomic-bert-moe", "jina-bert-v3"].contains(&text("general.architecture"));
-        if masks_left {
+        if strips_before_mask {
             spec.strip
                 .extend(id_of("<mask>").map(|id| (id as TokenId, left)));
         } else if name.contains("phi-3") || name.contains("phi3") {
-            let keeps = ["<unk>", "<s>", "<|endoftext|>"].map(&id_of);
+            let excluded = ["<unk>", "<s>", "<|endoftext|>"].map(&id_of);
             let special = spec.kinds.iter().enumerate().filter(|(id, kind)| {
-                !keeps.contains(&Some(*id))
+                !excluded.contains(&Some(*id))
                     && matches!(
                         kind,
                         TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined
@@ -398,15 +401,15 @@ impl Reader<'_> {
     }
 }
 
-/// Pre-tokenizers whose models merge characters, with `▁` for a space, rather than bytes.
-const OVER_CHARACTERS: &[&str] = &[
+/// Pre-tokenizers used with character-level BPE, where `▁` stands for a space.
+const CHARACTER_BPE: &[&str] = &[
     "gemma4",
     "granite-embed-multi-311m",
     "sarvam-moe",
     "whitespace",
 ];
-/// Those whose models take a word that is a token as it is.
-const WHOLE_WORDS: &[&str] = &[
+/// Pre-tokenizers of vocabularies with `ignore_merges`.
+const IGNORE_MERGES: &[&str] = &[
     "llama3",
     "llama-v3",
     "llama-bpe",
@@ -422,13 +425,13 @@ const WHOLE_WORDS: &[&str] = &[
     "granite-embed-multi-97m",
 ];
 
-/// Whether the model of a pre-tokenizer takes a word that is a token as it is.
-pub(super) fn takes_whole_words(pre: &str) -> bool {
-    WHOLE_WORDS.contains(&pre)
+/// True if vocabularies with the pre-tokenizer `pre` have `ignore_merges`.
+pub(super) fn ignores_merges(pre: &str) -> bool {
+    IGNORE_MERGES.contains(&pre)
 }
 
-/// Those whose models begin a text with BOS where the file does not say.
-const BOS_FIRST: &[&str] = &[
+/// Pre-tokenizers of models that add BOS by default.
+const ADD_BOS: &[&str] = &[
     "llama3",
     "llama-v3",
     "llama-bpe",
@@ -442,9 +445,9 @@ const BOS_FIRST: &[&str] = &[
     "chameleon",
 ];
 
-/// What goes around a text where the file does not say.
+/// Default special tokens around a text.
 #[derive(Clone, Copy, Default)]
-struct Around {
+struct AddSpecial {
     bos: bool,
     always_bos: bool,
     eos: bool,

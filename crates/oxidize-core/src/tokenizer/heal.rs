@@ -1,30 +1,31 @@
-//! Token healing: a prompt that ends inside a word ends with a token that the model would not have
-//! put there. Taking it back and asking for its text anew lets the model choose the whole word.
+//! Token healing: a prompt that ends inside a word ends with a token that training text would not
+//! have there. Dropping that token and constraining the next ones to its text lets the model choose
+//! the whole word.
 
 use super::{TokenId, Tokenizer};
 
-/// A prompt without its last token, and the text that is owed for it.
+/// Prompt without its last token, and the text that replaces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Healed {
-    /// How many tokens of the prompt stay.
+    /// Number of prompt tokens to keep.
     pub kept: usize,
-    /// What the next tokens have to spell first.
-    pub owed: Vec<u8>,
+    /// Text that the next tokens must start with.
+    pub prefix: Vec<u8>,
 }
 
 impl Tokenizer {
-    /// Takes back the last token of a prompt if a longer token begins with its text.
+    /// Drops the last token of a prompt if a longer token starts with its text.
     pub fn heal(&self, prompt: &[TokenId]) -> Healed {
-        let whole = Healed {
+        let unchanged = Healed {
             kept: prompt.len(),
-            owed: Vec::new(),
+            prefix: Vec::new(),
         };
         let Some((&last, before)) = prompt.split_last() else {
-            return whole;
+            return unchanged;
         };
         let piece = self.piece(last).unwrap_or_default();
         if piece.is_empty() || self.is_special(last) {
-            return whole;
+            return unchanged;
         }
         let extended = self
             .text_tokens()
@@ -32,24 +33,24 @@ impl Tokenizer {
         if extended {
             Healed {
                 kept: before.len(),
-                owed: piece.to_vec(),
+                prefix: piece.to_vec(),
             }
         } else {
-            whole
+            unchanged
         }
     }
 
-    /// The tokens that may come next while `owed` is: those that begin with it, and those that
-    /// begin it.
-    pub fn tokens_towards(&self, owed: &[u8]) -> Vec<TokenId> {
-        let fits = |piece: &[u8]| piece.starts_with(owed) || owed.starts_with(piece);
+    /// Tokens that may come next while `prefix` is pending: those that start with it, and those
+    /// that it starts with.
+    pub fn tokens_matching_prefix(&self, prefix: &[u8]) -> Vec<TokenId> {
+        let fits = |piece: &[u8]| piece.starts_with(prefix) || prefix.starts_with(piece);
         self.text_tokens()
             .filter(|(_, piece)| fits(piece))
             .map(|(id, _)| id)
             .collect()
     }
 
-    /// Every token that is text, with its bytes.
+    /// Text tokens with their bytes.
     fn text_tokens(&self) -> impl Iterator<Item = (TokenId, &[u8])> {
         self.0
             .vocab
@@ -66,7 +67,7 @@ mod tests {
     use crate::tokenizer::{ModelSpec, StringTable, TokenKind, VocabSpec};
 
     #[test]
-    fn the_last_token_is_taken_back_only_where_another_goes_on() {
+    fn heals_only_if_a_longer_token_continues_the_last() {
         let tokens = StringTable::from_iter(["<s>", "http", "://", ":", "a", "//"]);
         let mut spec = VocabSpec::new(ModelSpec::Rwkv, tokens);
         spec.kinds = vec![TokenKind::Control];
@@ -75,17 +76,17 @@ mod tests {
             tokenizer.heal(&[1, 3]),
             Healed {
                 kept: 1,
-                owed: b":".to_vec()
+                prefix: b":".to_vec()
             }
         );
-        assert_eq!(tokenizer.tokens_towards(b":"), [2, 3]);
-        assert_eq!(tokenizer.tokens_towards(b"://x"), [2, 3]);
-        for whole in [&[1, 4][..], &[1, 0], &[], &[99]] {
+        assert_eq!(tokenizer.tokens_matching_prefix(b":"), [2, 3]);
+        assert_eq!(tokenizer.tokens_matching_prefix(b"://x"), [2, 3]);
+        for unchanged in [&[1, 4][..], &[1, 0], &[], &[99]] {
             assert_eq!(
-                tokenizer.heal(whole),
+                tokenizer.heal(unchanged),
                 Healed {
-                    kept: whole.len(),
-                    owed: Vec::new()
+                    kept: unchanged.len(),
+                    prefix: Vec::new()
                 }
             );
         }

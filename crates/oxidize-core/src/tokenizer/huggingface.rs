@@ -1,5 +1,5 @@
-//! Reads a [`VocabSpec`] from a `tokenizer.json` of the `tokenizers` library. Its parts become
-//! normalisers, splitting rules and a model of ours; a part that is not known is refused by name.
+//! Reads a [`VocabSpec`] from a `tokenizer.json` of the `tokenizers` library. Its sections become
+//! normalizers, split rules and a model; an unsupported step is an error that names it.
 
 use std::fmt;
 use std::path::Path;
@@ -10,12 +10,12 @@ use serde_json::Value;
 
 use super::error::{Result, TokenizerError};
 use super::normalize::{Charsmap, Normalize};
-use super::pretokenize::{Place, PreTokenizer, Rule};
+use super::pretokenize::{PreTokenizer, Rule, SplitBehavior};
 use super::spec::{CharMerges, ModelSpec, Strip, TokenId, TokenKind, VocabSpec, WordMarker};
 use super::vocab::StringTable;
-use super::{MOST_TOKENS, base64, byte_token};
+use super::{MAX_TOKENS, base64, byte_token};
 
-/// The vocabulary in `bytes`, the contents of the file at `path`.
+/// Reads the vocabulary from `bytes`, the contents of the file at `path`.
 pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
     let file: File = serde_json::from_slice(bytes).map_err(|error| TokenizerError::Format {
         path: path.to_path_buf(),
@@ -24,14 +24,14 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
     })?;
     let mut normalizers = Vec::new();
     read_normalizer(&file.normalizer, &mut normalizers)?;
-    let mut pre = Pre {
+    let mut pre = PreTokenizerSection {
         rules: Vec::new(),
         normalizers,
         byte_level: false,
     };
     pre.read(&file.pre_tokenizer)?;
 
-    let (tokens, scores) = file.model.vocab.in_order(&file.added_tokens)?;
+    let (tokens, scores) = file.model.vocab.by_id(&file.added_tokens)?;
     let unknown = file.model.unknown(&tokens);
     let byte_fallback = file.model.byte_fallback;
     let model = file.model.into_spec(&pre, scores, unknown, &file.decoder)?;
@@ -83,7 +83,7 @@ pub(super) struct AddedToken {
     pub(super) special: bool,
 }
 
-/// The fields of every kind of model; which ones count depends on `kind`.
+/// Fields of all model types; `kind` selects the relevant ones.
 #[derive(Deserialize)]
 struct Model {
     #[serde(rename = "type")]
@@ -117,12 +117,12 @@ impl Model {
 
     fn into_spec(
         self,
-        pre: &Pre,
+        pre: &PreTokenizerSection,
         scores: Vec<f32>,
         unknown: Option<TokenId>,
         decoder: &Value,
     ) -> Result<ModelSpec> {
-        // Old files do not say what they are.
+        // Old files have no type.
         let kind = self.kind.as_deref().unwrap_or(match &self.vocab {
             VocabList {
                 scores: Some(_), ..
@@ -168,52 +168,52 @@ impl Model {
                     self.continuing_subword_prefix
                         .unwrap_or_else(|| "##".into()),
                 ),
-                longest_word: self.max_input_chars_per_word.unwrap_or(100),
+                max_word_chars: self.max_input_chars_per_word.unwrap_or(100),
             }),
             other => Err(TokenizerError::UnknownModel(other.into())),
         }
     }
 }
 
-/// `{"token": id}`, or `[["token", score]]`, without a `String` each.
+/// `{"token": id}` or `[["token", score]]`, read without allocating a `String` per token.
 #[derive(Default)]
 struct VocabList {
     texts: StringTable,
-    /// The id of each text; those of a list are its places.
+    /// Id of each text; for a list, its index.
     ids: Vec<TokenId>,
     scores: Option<Vec<f32>>,
 }
 
 impl VocabList {
-    /// The tokens by id, with the added ones; gaps are empty.
-    fn in_order(&self, added: &[AddedToken]) -> Result<(StringTable, Vec<f32>)> {
+    /// Tokens by id, including the added ones; gaps are empty.
+    fn by_id(&self, added: &[AddedToken]) -> Result<(StringTable, Vec<f32>)> {
         let ids = self
             .ids
             .iter()
             .copied()
             .chain(added.iter().map(|token| token.id));
         let count = ids.max().map_or(0, |id| id as usize + 1);
-        if count > MOST_TOKENS {
+        if count > MAX_TOKENS {
             return Err(TokenizerError::Limit {
                 what: "the largest token id",
-                limit: MOST_TOKENS as u64,
+                limit: MAX_TOKENS as u64,
                 asked: count as u64,
             });
         }
-        let mut places: Vec<Option<&[u8]>> = vec![None; count];
+        let mut slots: Vec<Option<&[u8]>> = vec![None; count];
         for (text, &id) in self.texts.iter().zip(&self.ids) {
-            if let Some(place) = places.get_mut(id as usize) {
-                *place = Some(text);
+            if let Some(slot) = slots.get_mut(id as usize) {
+                *slot = Some(text);
             }
         }
         for token in added {
-            if let Some(place) = places.get_mut(token.id as usize) {
-                *place = Some(token.content.as_bytes());
+            if let Some(slot) = slots.get_mut(token.id as usize) {
+                *slot = Some(token.content.as_bytes());
             }
         }
         let mut table = StringTable::default();
-        for place in places {
-            table.push(place.unwrap_or_default())?;
+        for slot in slots {
+            table.push(slot.unwrap_or_default())?;
         }
         let mut scores = self.scores.clone().unwrap_or_default();
         scores.resize(count, 0.0);
@@ -265,7 +265,7 @@ impl<'de> Deserialize<'de> for VocabList {
     }
 }
 
-/// `["a b"]` or `[["a", "b"]]`: two strings a merge.
+/// `["a b"]` or `[["a", "b"]]`, stored as two strings per merge.
 #[derive(Default)]
 struct MergeList(StringTable);
 
@@ -345,7 +345,7 @@ fn unsupported(part: &'static str, what: impl Into<String>) -> TokenizerError {
     }
 }
 
-/// The `type` of a part.
+/// `type` of a section.
 fn name_of(part: &Value) -> &str {
     part.get("type").and_then(Value::as_str).unwrap_or_default()
 }
@@ -358,14 +358,14 @@ fn text<'v>(part: &'v Value, name: &str) -> &'v str {
     part.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The parts of a sequence.
+/// Elements of a sequence.
 fn parts<'v>(part: &'v Value, name: &str) -> &'v [Value] {
     part.get(name)
         .and_then(Value::as_array)
         .map_or(&[], Vec::as_slice)
 }
 
-/// The depth of this recursion is bounded by that of the JSON parser.
+/// Recursion depth is bounded by that of the JSON parser.
 fn read_normalizer(part: &Value, out: &mut Vec<Normalize>) -> Result<()> {
     if part.is_null() {
         return Ok(());
@@ -391,7 +391,7 @@ fn read_normalizer(part: &Value, out: &mut Vec<Normalize>) -> Result<()> {
             let pattern = part.get("pattern").unwrap_or(&Value::Null);
             let to = text(part, "content").to_owned();
             match (text(pattern, "String"), text(pattern, "Regex")) {
-                ("", " {2,}") => Normalize::SqueezeSpaces(to),
+                ("", " {2,}") => Normalize::ReplaceSpaceRuns(to),
                 ("", regex) => return Err(unsupported("normalizer", format!("regex {regex:?}"))),
                 (from, _) => Normalize::Replace {
                     from: from.into(),
@@ -410,8 +410,8 @@ fn read_normalizer(part: &Value, out: &mut Vec<Normalize>) -> Result<()> {
         "BertNormalizer" => {
             let lowercase = flag(part, "lowercase", true);
             Normalize::Bert {
-                clean: flag(part, "clean_text", true),
-                space_chinese: flag(part, "handle_chinese_chars", true),
+                clean_text: flag(part, "clean_text", true),
+                handle_chinese_chars: flag(part, "handle_chinese_chars", true),
                 strip_accents: flag(part, "strip_accents", lowercase),
                 lowercase,
             }
@@ -421,14 +421,14 @@ fn read_normalizer(part: &Value, out: &mut Vec<Normalize>) -> Result<()> {
     Ok(())
 }
 
-/// What the pre-tokenizer comes to.
-struct Pre {
+/// Result of reading the `pre_tokenizer` section.
+struct PreTokenizerSection {
     rules: Vec<Rule>,
     normalizers: Vec<Normalize>,
     byte_level: bool,
 }
 
-impl Pre {
+impl PreTokenizerSection {
     fn read(&mut self, part: &Value) -> Result<()> {
         if part.is_null() {
             return Ok(());
@@ -441,7 +441,7 @@ impl Pre {
                 self.byte_level = true;
                 if flag(part, "add_prefix_space", true) {
                     self.normalizers
-                        .push(Normalize::PrependUnlessThere(" ".into()));
+                        .push(Normalize::PrependIfAbsent(" ".into()));
                 }
                 if flag(part, "use_regex", true) {
                     self.rules.push(Rule::Gpt2);
@@ -449,16 +449,16 @@ impl Pre {
                 Ok(())
             }
             "Digits" => {
-                let alone = flag(part, "individual_digits", false);
+                let individual = flag(part, "individual_digits", false);
                 self.rules.push(Rule::Numbers {
-                    limit: if alone { 1 } else { usize::MAX },
+                    limit: if individual { 1 } else { usize::MAX },
                 });
                 Ok(())
             }
             "Punctuation" => {
                 let rule = match part.get("behavior").and_then(Value::as_str) {
                     Some("Contiguous") => Rule::Punctuation { back_quote: true },
-                    None | Some("Isolated") => Rule::PunctuationAlone,
+                    None | Some("Isolated") => Rule::PunctuationIsolated,
                     Some(other) => return Err(unsupported("pre_tokenizer", other)),
                 };
                 self.rules.push(rule);
@@ -470,10 +470,10 @@ impl Pre {
                 Ok(())
             }
             "WhitespaceSplit" => {
-                self.rules.push(Rule::Words);
+                self.rules.push(Rule::WhitespaceSplit);
                 Ok(())
             }
-            // The WordPiece model does this itself.
+            // The WordPiece model splits words itself.
             "BertPreTokenizer" => Ok(()),
             other => Err(unsupported("pre_tokenizer", other)),
         }
@@ -487,16 +487,17 @@ impl Pre {
         let mut characters = string.chars();
         let rule = match (characters.next(), characters.next()) {
             (Some(c), None) => match (behavior, invert) {
-                ("MergedWithPrevious", false) => Some(Place::Before),
-                ("MergedWithNext", false) => Some(Place::After),
-                ("Isolated", false) => Some(Place::Alone),
-                ("Removed", false) => Some(Place::Dropped),
+                ("MergedWithPrevious", false) => Some(SplitBehavior::MergedWithPrevious),
+                ("MergedWithNext", false) => Some(SplitBehavior::MergedWithNext),
+                ("Isolated", false) => Some(SplitBehavior::Isolated),
+                ("Removed", false) => Some(SplitBehavior::Removed),
                 _ => None,
             }
-            .map(|place| Rule::Character { c, place }),
+            .map(|behavior| Rule::Character { c, behavior }),
             (Some(_), Some(_)) => None,
             (None, _) => PreTokenizer::rule_of_regex(text(pattern, "Regex")).filter(|rule| {
-                // Dropping what does not match is the same where everything does.
+                // Removing unmatched text is the same as isolating matches if the rule matches
+                // everything.
                 behavior == "Isolated" && !invert
                     || behavior == "Removed" && invert && rule.covers_everything()
             }),
@@ -515,11 +516,11 @@ impl Pre {
         let scheme = part.get("prepend_scheme").and_then(Value::as_str);
         let always = flag(part, "add_prefix_space", true);
         let first_of_mark = mark.chars().next().unwrap_or('▁');
-        let after_words = matches!(self.rules.last(), Some(Rule::Words));
+        let after_words = matches!(self.rules.last(), Some(Rule::WhitespaceSplit));
         if after_words && scheme.unwrap_or("always") == "always" {
-            // Each word gets its mark: as well done before the text is cut.
+            // Every word gets the mark, so it can be added before the text is split.
             self.rules.pop();
-            self.normalizers.push(Normalize::MarkWords(mark));
+            self.normalizers.push(Normalize::PrefixWords(mark));
         } else {
             self.normalizers.push(Normalize::Replace {
                 from: " ".into(),
@@ -529,13 +530,13 @@ impl Pre {
                 Some("first") => self.normalizers.push(Normalize::PrependFirst(mark)),
                 Some("never") => {}
                 None if !always => {}
-                _ => self.normalizers.push(Normalize::PrependUnlessThere(mark)),
+                _ => self.normalizers.push(Normalize::PrependIfAbsent(mark)),
             }
         }
         if flag(part, "split", true) {
             self.rules.push(Rule::Character {
                 c: first_of_mark,
-                place: Place::After,
+                behavior: SplitBehavior::MergedWithNext,
             });
         }
     }
@@ -570,7 +571,7 @@ fn kinds(
     kinds
 }
 
-/// Whether decoding drops a space at the start.
+/// True if decoding drops a leading space.
 fn strips_space(decoder: &Value) -> bool {
     match name_of(decoder) {
         "Sequence" => parts(decoder, "decoders").iter().any(strips_space),
@@ -583,7 +584,7 @@ fn strips_space(decoder: &Value) -> bool {
     }
 }
 
-/// The tokens around a text.
+/// Reads the special tokens around a text.
 fn read_template(part: &Value, spec: &mut VocabSpec) -> Result<()> {
     match name_of(part) {
         "Sequence" => parts(part, "processors")
@@ -603,7 +604,7 @@ fn read_template(part: &Value, spec: &mut VocabSpec) -> Result<()> {
                 };
                 list.extend(special_ids(part, name));
             }
-            spec.between = Some(between(part));
+            spec.pair_separator = Some(pair_separator(part));
             Ok(())
         }
         "RobertaProcessing" | "BertProcessing" => {
@@ -612,23 +613,23 @@ fn read_template(part: &Value, spec: &mut VocabSpec) -> Result<()> {
                     .and_then(|pair| pair.get(1)?.as_u64())
                     .and_then(|id| TokenId::try_from(id).ok())
             };
-            let n_between = if name_of(part) == "BertProcessing" {
+            let n_separators = if name_of(part) == "BertProcessing" {
                 1
             } else {
                 2
             };
             spec.prefix.extend(id("cls"));
             spec.suffix.extend(id("sep"));
-            spec.between = id("sep").map(|sep| vec![sep; n_between]);
+            spec.pair_separator = id("sep").map(|sep| vec![sep; n_separators]);
             Ok(())
         }
-        // Only offsets are changed.
+        // Changes offsets only.
         "ByteLevel" | "" => Ok(()),
         other => Err(unsupported("post_processor", other)),
     }
 }
 
-/// The ids of a special token that a template names.
+/// Ids of special token `name` in a template.
 fn special_ids(template: &Value, name: &str) -> impl Iterator<Item = TokenId> {
     let special = template
         .get("special_tokens")
@@ -638,8 +639,8 @@ fn special_ids(template: &Value, name: &str) -> impl Iterator<Item = TokenId> {
         .filter_map(|id| TokenId::try_from(id.as_u64()?).ok())
 }
 
-/// What a template puts between the two texts of a pair.
-fn between(template: &Value) -> Vec<TokenId> {
+/// Tokens between the two texts of a pair.
+fn pair_separator(template: &Value) -> Vec<TokenId> {
     let pieces = parts(template, "pair").iter();
     let inside = pieces
         .skip_while(|piece| piece.get("Sequence").is_none())
@@ -650,7 +651,7 @@ fn between(template: &Value) -> Vec<TokenId> {
         .collect()
 }
 
-/// The byte that a line and a column of `text` point to.
+/// Byte offset of a line and column.
 fn offset(text: &[u8], line: usize, column: usize) -> usize {
     let lines = text
         .split_inclusive(|&byte| byte == b'\n')

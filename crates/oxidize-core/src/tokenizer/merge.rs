@@ -1,5 +1,5 @@
-//! The merging at the heart of BPE: of all neighbours that may merge, the best pair does, until
-//! none is left. `bpe` says what may merge; here is only the order, in O(n log n).
+//! BPE merging in O(n log n): repeatedly merges the adjacent pair of lowest rank until no pair can
+//! merge. `bpe` defines which pairs can.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -8,20 +8,20 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use super::TokenId;
 use super::vocab::fold;
 
-/// What may merge.
+/// Merge table.
 pub(super) trait Merges {
-    /// The rank (lower merges first) and the result of merging two neighbours, whose bytes
-    /// together are `joined`.
+    /// Rank (lower merges first) and result of merging two adjacent symbols with the bytes
+    /// `joined`.
     fn find(&self, left: TokenId, right: TokenId, joined: &[u8]) -> Option<(u32, TokenId)>;
 }
 
-/// A piece of a word while it is merged.
+/// Symbol of a word during merging.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol {
-    /// Where it begins in the word; it ends where the next one begins.
+    /// Start in the word; the symbol ends where the next one starts.
     pub(super) start: u32,
     pub(super) id: TokenId,
-    /// Rank and result of merging it with the next symbol.
+    /// Rank and result of merging with the next symbol.
     rank: u32,
     joined: TokenId,
 }
@@ -37,16 +37,16 @@ impl Symbol {
     }
 }
 
-/// No merge has this rank.
+/// Marks a pair that cannot merge.
 pub(super) const NO_RANK: u32 = u32::MAX;
 
-/// Longer words go through a queue; below, scanning a short array for the minimum is faster.
-const SHORT: usize = 40;
+/// Longest word, in symbols, that is merged by scanning for the minimum; longer words use a queue.
+const MAX_SCANNED: usize = 40;
 
-/// Buffers that live from word to word.
+/// Buffers reused from word to word.
 #[derive(Debug, Default)]
 pub(super) struct Merger {
-    /// The word; filled by the caller, merged in place.
+    /// Symbols of the word: filled by the caller, merged in place.
     pub(super) symbols: Vec<Symbol>,
     queue: Queue,
     links: Vec<Link>,
@@ -61,13 +61,13 @@ struct Link {
 const NO_LINK: u32 = u32::MAX;
 
 impl Merger {
-    /// Merges `symbols`, which tile `word`, as far as `merges` allows.
+    /// Merges `symbols`, which cover `word`, until no pair can merge.
     #[inline]
     pub(super) fn run(&mut self, word: &[u8], merges: &impl Merges) {
         if self.symbols.len() < 2 {
             return;
         }
-        if self.symbols.len() <= SHORT {
+        if self.symbols.len() <= MAX_SCANNED {
             self.run_short(word, merges);
         } else {
             self.run_long(word, merges);
@@ -77,13 +77,13 @@ impl Merger {
     fn run_short(&mut self, word: &[u8], merges: &impl Merges) {
         let symbols = &mut self.symbols;
         for i in 0..symbols.len() - 1 {
-            rate(symbols, word, i, merges);
+            update_rank(symbols, word, i, merges);
         }
         loop {
             let mut best = 0;
             let mut best_rank = NO_RANK;
             for (i, symbol) in symbols.iter().enumerate() {
-                // Of equal ranks the leftmost goes first.
+                // The leftmost of equal ranks merges first.
                 if symbol.rank < best_rank {
                     best = i;
                     best_rank = symbol.rank;
@@ -96,9 +96,9 @@ impl Merger {
                 left.id = left.joined;
             }
             symbols.remove(best + 1);
-            rate(symbols, word, best, merges);
+            update_rank(symbols, word, best, merges);
             if best > 0 {
-                rate(symbols, word, best - 1, merges);
+                update_rank(symbols, word, best - 1, merges);
             }
         }
     }
@@ -117,7 +117,7 @@ impl Merger {
                 previous: (i as u32).wrapping_sub(1),
                 next,
             });
-            rate(symbols, word, i, merges);
+            update_rank(symbols, word, i, merges);
             queue.push(symbols.get(i).map_or(NO_RANK, |s| s.rank), i);
         }
 
@@ -131,16 +131,16 @@ impl Merger {
             let Some(left) = symbols.get_mut(at) else {
                 continue;
             };
-            // A stale entry: the symbol has merged otherwise since, or has been swallowed.
+            // Stale entry: the symbol was merged differently since, or was removed.
             if left.rank != rank {
                 continue;
             }
             left.id = left.joined;
-            let swallowed = link(links, at).next;
-            let after = link(links, swallowed as usize).next;
-            if let Some(gone) = symbols.get_mut(swallowed as usize) {
-                gone.rank = NO_RANK;
-                gone.start = NO_LINK;
+            let right = link(links, at).next;
+            let after = link(links, right as usize).next;
+            if let Some(removed) = symbols.get_mut(right as usize) {
+                removed.rank = NO_RANK;
+                removed.start = NO_LINK;
             }
             if let Some(link) = links.get_mut(at) {
                 link.next = after;
@@ -151,7 +151,7 @@ impl Merger {
             let before = link(links, at).previous;
             for pair in [before as usize, at] {
                 let left = link(links, pair);
-                let rank = rate_linked(symbols, word, pair, left.next, links, merges);
+                let rank = update_linked_rank(symbols, word, pair, left.next, links, merges);
                 queue.push(rank, pair);
             }
         }
@@ -159,23 +159,25 @@ impl Merger {
     }
 }
 
-/// The places where a pair may merge, the lowest rank first and from left to right within a rank.
+/// Priority queue of mergeable pairs: lowest rank first, left to right within a rank.
 ///
-/// A long word has many places and few ranks (a megabyte of one letter has a dozen), and merging nearly always gives
-/// pairs of a higher rank. So each rank has a list of its places, and there is a heap of ranks only.
+/// A long word has many positions and few ranks (a megabyte of one letter has a dozen), and merging
+/// nearly always yields pairs of higher rank. So each rank has a list of positions, and only the
+/// ranks are in a heap.
 #[derive(Debug, Default)]
 struct Queue {
     ranks: BinaryHeap<Reverse<u32>>,
-    places: HashMap<u32, Vec<u32>, RankHash>,
-    /// The rank whose places are under way, and those left, the first one last.
+    positions: HashMap<u32, Vec<u32>, RankHash>,
+    /// Rank being processed, and its remaining positions in descending order.
     rank: u32,
-    under_way: Vec<u32>,
-    /// Pairs that came up meanwhile with a rank that is not higher.
-    early: BinaryHeap<Reverse<u64>>,
+    remaining: Vec<u32>,
+    /// Pairs pushed meanwhile whose rank is not higher than the current one.
+    late_pushes: BinaryHeap<Reverse<u64>>,
     spare: Vec<Vec<u32>>,
 }
 
-/// Hashes a rank in a few instructions; ranks come from files, so a seed keeps them from being chosen to collide.
+/// Hash of a rank in a few instructions. It is seeded because ranks come from files, which could
+/// choose colliding ones.
 #[derive(Clone, Copy, Debug)]
 struct RankHash(u64);
 
@@ -207,48 +209,48 @@ impl Hasher for RankHash {
     }
 }
 
-/// Lists kept for the next word.
-const MOST_SPARE: usize = 64;
-const LARGEST_SPARE: usize = 4096;
+/// Limits on the lists kept for the next word.
+const MAX_SPARE_LISTS: usize = 64;
+const MAX_SPARE_CAPACITY: usize = 4096;
 
 impl Queue {
     fn push(&mut self, rank: u32, at: usize) {
         if rank == NO_RANK {
             return;
         }
-        let busy = !(self.under_way.is_empty() && self.early.is_empty());
+        let busy = !(self.remaining.is_empty() && self.late_pushes.is_empty());
         if busy && rank <= self.rank {
             let entry = u64::from(rank) << 32 | at as u64;
-            return self.early.push(Reverse(entry));
+            return self.late_pushes.push(Reverse(entry));
         }
-        let places = self.places.entry(rank).or_insert_with(|| {
+        let positions = self.positions.entry(rank).or_insert_with(|| {
             self.ranks.push(Reverse(rank));
             self.spare.pop().unwrap_or_default()
         });
-        places.push(at as u32);
+        positions.push(at as u32);
     }
 
-    /// The rank and place that are next.
+    /// Pops the next rank and position.
     fn pop(&mut self) -> Option<(u32, usize)> {
-        if self.under_way.is_empty() && self.early.is_empty() {
+        if self.remaining.is_empty() && self.late_pushes.is_empty() {
             let Reverse(rank) = self.ranks.pop()?;
-            let mut places = self.places.remove(&rank).unwrap_or_default();
-            // Places come in a few runs from left to right, which a stable sort merges.
-            places.sort_by(|a, b| b.cmp(a));
+            let mut positions = self.positions.remove(&rank).unwrap_or_default();
+            // Positions come in a few ascending runs, which a stable sort merges.
+            positions.sort_by(|a, b| b.cmp(a));
             self.rank = rank;
-            let done = std::mem::replace(&mut self.under_way, places);
-            if self.spare.len() < MOST_SPARE && done.capacity() <= LARGEST_SPARE {
+            let done = std::mem::replace(&mut self.remaining, positions);
+            if self.spare.len() < MAX_SPARE_LISTS && done.capacity() <= MAX_SPARE_CAPACITY {
                 self.spare.push(done);
             }
         }
-        let next = self.under_way.last();
+        let next = self.remaining.last();
         let next = next.map(|&at| u64::from(self.rank) << 32 | u64::from(at));
-        let early = self.early.peek().map(|&Reverse(entry)| entry);
-        let entry = match (next, early) {
-            (Some(next), Some(early)) if early < next => self.early.pop()?.0,
-            (None, _) => self.early.pop()?.0,
+        let late_pushes = self.late_pushes.peek().map(|&Reverse(entry)| entry);
+        let entry = match (next, late_pushes) {
+            (Some(next), Some(late_pushes)) if late_pushes < next => self.late_pushes.pop()?.0,
+            (None, _) => self.late_pushes.pop()?.0,
             (Some(next), _) => {
-                self.under_way.pop();
+                self.remaining.pop();
                 next
             }
         };
@@ -256,16 +258,16 @@ impl Queue {
     }
 }
 
-/// Finds how symbol `i` may merge with the one after it in the array.
+/// Updates the rank of symbol `i` with its successor in the array.
 #[inline]
-fn rate(symbols: &mut [Symbol], word: &[u8], i: usize, merges: &impl Merges) {
+fn update_rank(symbols: &mut [Symbol], word: &[u8], i: usize, merges: &impl Merges) {
     let end = symbols.get(i + 2).map_or(word.len(), |s| s.start as usize);
     let right = symbols.get(i + 1).map(|s| s.id);
     set_rank(symbols, word, i, right, end, merges);
 }
 
-/// As [`rate`], where the next symbol is found by its link.
-fn rate_linked(
+/// Updates the rank of symbol `i` with its linked successor `next`.
+fn update_linked_rank(
     symbols: &mut [Symbol],
     word: &[u8],
     i: usize,
@@ -308,7 +310,7 @@ fn set_rank(
 mod tests {
     use super::*;
 
-    /// Merges equal neighbours into the next id: ranks by id.
+    /// Merges equal neighbors into the next id; the rank is the id.
     struct Doubling;
 
     impl Merges for Doubling {
@@ -341,7 +343,7 @@ mod tests {
         }
     }
 
-    /// Merges as a table of pairs says, in which ranks may fall as words grow.
+    /// Table of pairs whose ranks may fall as words grow.
     struct Table(Vec<Option<(u32, TokenId)>>);
 
     const IDS: u32 = 12;
@@ -353,11 +355,11 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_keeps_the_order_of_a_scan_whatever_the_ranks() {
+    fn queue_merges_in_the_same_order_as_scanning() {
         let mut rng = crate::sampling::Rng::new(5);
         let mut below = |n: u64| (rng.next_u64() >> 16) % n;
         for round in 0..300 {
-            // Few ranks, so that equal ones meet; ids grow, so that merging ends.
+            // Few ranks, so that ties occur; increasing ids, so that merging terminates.
             let pairs = (0..IDS * IDS).map(|pair| {
                 let (left, right) = (pair / IDS, pair % IDS);
                 let joined = left.max(right) + 1 + below(2) as u32;
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_does_not_take_quadratic_time() {
+    fn long_run_merges_in_subquadratic_time() {
         assert_eq!(merged(1 << 20), [(0, 20)]);
     }
 }

@@ -1,9 +1,9 @@
-//! Text to tokens and back, exactly as the model was trained: [`Tokenizer`].
+//! Tokenizers: [`Tokenizer`] turns text into tokens and back exactly as in training.
 //!
 //! A [`VocabSpec`] is read from GGUF metadata (`gguf`) or from the files beside safetensors
-//! (`huggingface`, `sentencepiece`, `tiktoken`). Encoding finds special tokens (`special`), then
-//! normalises each stretch of text between them (`normalize`) and hands it to the model (`bpe`,
-//! `unigram`, `wordpiece`, `rwkv`). No input makes it fail, recurse or take more than linear time
+//! (`huggingface`, `sentencepiece`, `tiktoken`). Encoding splits the text at special tokens
+//! (`special`), normalizes each part between them (`normalize`) and tokenizes it with the model
+//! (`bpe`, `unigram`, `wordpiece`, `rwkv`). Encoding never fails or recurses, and takes linear time
 //! (n log n within a word).
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
@@ -62,7 +62,18 @@ use unigram::Unigram;
 use vocab::Vocab;
 use wordpiece::WordPiece;
 
-/// Turns text into tokens and tokens into text. Cheap to clone; shared between threads.
+/// Converts text to tokens and tokens to text.
+///
+/// Clones are cheap and share the vocabulary; one tokenizer serves any number of threads.
+///
+/// ```no_run
+/// use oxidize_core::{EncodeOptions, Tokenizer};
+///
+/// let tokenizer = Tokenizer::open("model.gguf")?;
+/// let tokens = tokenizer.encode("Hello, world", EncodeOptions::default());
+/// assert_eq!(tokenizer.decode(&tokens), "Hello, world");
+/// # Ok::<(), oxidize_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Tokenizer(Arc<Inner>);
 
@@ -73,14 +84,14 @@ struct Inner {
     specials: SpecialMatcher,
     normalizers: Vec<Normalize>,
     ids: SpecialIds,
-    /// Tokens that end a generation, sorted.
-    ends: Vec<TokenId>,
+    /// End-of-generation tokens, sorted.
+    eog: Vec<TokenId>,
     prefix: Vec<TokenId>,
     suffix: Vec<TokenId>,
-    /// What goes between the two texts of a pair.
-    between: Vec<TokenId>,
+    /// Tokens between the two texts of a pair.
+    pair_separator: Vec<TokenId>,
     strip_leading_space: bool,
-    /// Buffers of encoders that are not at work: one for each that ever ran at the same time.
+    /// Idle buffers, one per encoder that ever ran concurrently.
     scratch: Mutex<Vec<Scratch>>,
 }
 
@@ -98,18 +109,21 @@ struct Scratch {
     steps: Vec<unigram::Step>,
 }
 
-/// How to encode.
+/// Options of [`Tokenizer::encode`].
+///
+/// The default adds special tokens and parses them; use it for trusted text such as a rendered chat
+/// template, and [`EncodeOptions::PLAIN`] for user input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Whether the tokens that the model expects around a text (BOS, EOS, …) are added.
+    /// Adds the special tokens around the text (BOS, EOS, …) that the model expects.
     pub add_special: bool,
-    /// Whether the names of special tokens in the text become those tokens. Not for text that a
-    /// stranger wrote.
+    /// Turns names of special tokens in the text, such as `<|im_end|>`, into those tokens. Leave it
+    /// off for untrusted text.
     pub parse_special: bool,
 }
 
 impl Default for EncodeOptions {
-    /// Both.
+    /// Adds and parses special tokens.
     fn default() -> EncodeOptions {
         EncodeOptions {
             add_special: true,
@@ -119,33 +133,34 @@ impl Default for EncodeOptions {
 }
 
 impl EncodeOptions {
-    /// Text and nothing else: no tokens around it, no special tokens in it.
+    /// Text only: no special tokens added, none parsed.
     pub const PLAIN: EncodeOptions = EncodeOptions {
         add_special: false,
         parse_special: false,
     };
 }
 
-/// The tokens of two texts, one after the other.
+/// Tokens of two concatenated texts; see [`Tokenizer::encode_pair`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenPair {
-    /// All of them.
+    /// Tokens of both texts, with special tokens.
     pub tokens: Vec<TokenId>,
-    /// The first of the second text.
+    /// Index of the first token of the second text.
     pub second: usize,
 }
 
-/// How to decode.
+/// Options of [`Tokenizer::decode_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Whether control tokens appear in the text, as their names.
+    /// Includes control tokens in the text, by name.
     pub render_special: bool,
-    /// Whether the tokens continue a text, so that a leading space is part of it.
+    /// Treats the tokens as the continuation of a text and so keeps a leading space.
     pub continuation: bool,
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model: from GGUF metadata, or from the files beside its weights.
+    /// Creates the tokenizer of a model file, from GGUF metadata or from the files beside the
+    /// weights.
     pub fn from_file(file: &ModelFile) -> crate::Result<Tokenizer> {
         let in_file = |error| crate::Error::Tokenizer {
             path: file.path().to_path_buf(),
@@ -154,8 +169,8 @@ impl Tokenizer {
         Tokenizer::new(VocabSpec::of_file(file)?).map_err(in_file)
     }
 
-    /// The tokenizer in a directory, in a tokenizer file (`tokenizer.json`, `tokenizer.model`, a
-    /// tiktoken file, `tekken.json`, …) or in a GGUF file: no weights are needed.
+    /// Opens a tokenizer without loading weights. `path` is a model directory, a tokenizer file
+    /// (`tokenizer.json`, `tokenizer.model`, a tiktoken file, `tekken.json`, …) or a GGUF file.
     pub fn open(path: impl AsRef<Path>) -> crate::Result<Tokenizer> {
         let path = path.as_ref();
         if path
@@ -172,21 +187,22 @@ impl Tokenizer {
             })
     }
 
-    /// The tokenizer in the contents of a tokenizer file called `name`: see [`Tokenizer::open`].
+    /// Creates a tokenizer from the contents of a tokenizer file. The file name selects the format,
+    /// as in [`Tokenizer::open`].
     pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Tokenizer, TokenizerError> {
         sidecar::spec_in(name, bytes).and_then(Tokenizer::new)
     }
 
-    /// A tokenizer from plain data.
+    /// Creates a tokenizer from a vocabulary.
     pub fn new(spec: VocabSpec) -> Result<Tokenizer> {
         let count = spec.tokens.len();
         if count == 0 {
             return Err(TokenizerError::Missing("every token".into()));
         }
-        if count > MOST_TOKENS {
+        if count > MAX_TOKENS {
             return Err(TokenizerError::Limit {
                 what: "the number of tokens",
-                limit: MOST_TOKENS as u64,
+                limit: MAX_TOKENS as u64,
                 asked: count as u64,
             });
         }
@@ -199,33 +215,42 @@ impl Tokenizer {
         let mut ids = spec.special;
         ids.retain(in_range);
         let model = model(spec.model, &vocab, &ids)?;
-        let ends = special::detect(&mut vocab, &mut ids, spec.correct_kinds);
+        let eog = special::detect(&mut vocab, &mut ids, spec.correct_kinds);
         let specials = SpecialMatcher::new(&vocab, spec.strip);
         let within = |mut list: Vec<TokenId>| {
             list.retain(|&id| in_range(id));
             list
         };
         let (prefix, suffix) = (within(spec.prefix), within(spec.suffix));
-        // RoBERTa and those after it say the end of the first text twice.
-        let twice = ids.bos.is_some_and(|bos| vocab.text(bos) == b"<s>");
-        let usual = || suffix.repeat(if twice { 2 } else { 1 });
-        let between = spec.between.map_or_else(usual, within);
+        // RoBERTa-style models separate a pair with two end tokens.
+        let doubled = ids.bos.is_some_and(|bos| vocab.text(bos) == b"<s>");
+        let default_separator = || suffix.repeat(if doubled { 2 } else { 1 });
+        let pair_separator = spec.pair_separator.map_or_else(default_separator, within);
         Ok(Tokenizer(Arc::new(Inner {
             vocab,
             model,
             specials,
             normalizers: spec.normalizers,
             ids,
-            ends,
+            eog,
             prefix,
             suffix,
-            between,
+            pair_separator,
             strip_leading_space: spec.strip_leading_space,
             scratch: Mutex::default(),
         })))
     }
 
-    /// The tokens of `text`.
+    /// Encodes `text`.
+    ///
+    /// ```no_run
+    /// use oxidize_core::{EncodeOptions, Tokenizer};
+    ///
+    /// let tokenizer = Tokenizer::open("model.gguf")?;
+    /// let tokens = tokenizer.encode("user input <|im_end|>", EncodeOptions::PLAIN);
+    /// assert!(tokens.iter().all(|&token| !tokenizer.is_special(token)));
+    /// # Ok::<(), oxidize_core::Error>(())
+    /// ```
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
         let inner = &*self.0;
         let mut out = Vec::with_capacity(text.len() / 4 + 8);
@@ -250,8 +275,8 @@ impl Tokenizer {
         out
     }
 
-    /// The tokens of two texts that a model judges together, such as a question and a document, with
-    /// those that it expects around and between them.
+    /// Encodes two texts for a model that compares them, such as a question and a document, with
+    /// the special tokens around and between them.
     pub fn encode_pair(&self, first: &str, second: &str, parse_special: bool) -> TokenPair {
         let options = EncodeOptions {
             add_special: false,
@@ -259,7 +284,7 @@ impl Tokenizer {
         };
         let mut tokens = self.0.prefix.clone();
         tokens.extend(self.encode(first, options));
-        tokens.extend_from_slice(&self.0.between);
+        tokens.extend_from_slice(&self.0.pair_separator);
         let second_at = tokens.len();
         tokens.extend(self.encode(second, options));
         tokens.extend_from_slice(&self.0.suffix);
@@ -269,8 +294,8 @@ impl Tokenizer {
         }
     }
 
-    /// The prompt that asks a model trained for it to fill the gap between `before` and `after`. `None`
-    /// if the vocabulary has no tokens for this.
+    /// Builds a fill-in-the-middle prompt for the gap between `before` and `after`. Returns `None`
+    /// if the vocabulary has no infill tokens.
     pub fn infill_prompt(&self, before: &str, after: &str) -> Option<Vec<TokenId>> {
         let ids = self.special_ids();
         let (prefix, suffix, middle) = (ids.fim_prefix?, ids.fim_suffix?, ids.fim_middle?);
@@ -287,12 +312,12 @@ impl Tokenizer {
         Some(tokens)
     }
 
-    /// The text of `tokens`, without control tokens; bytes that are no text become U+FFFD.
+    /// Decodes `tokens` without control tokens. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, tokens: &[TokenId]) -> String {
         self.decode_with(tokens, DecodeOptions::default())
     }
 
-    /// The text of `tokens`; bytes that are no text become U+FFFD.
+    /// Decodes `tokens` with options. Invalid UTF-8 becomes U+FFFD.
     pub fn decode_with(&self, tokens: &[TokenId], options: DecodeOptions) -> String {
         let mut bytes = Vec::with_capacity(tokens.len() * 4);
         for &id in tokens {
@@ -305,78 +330,89 @@ impl Tokenizer {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
-    /// Decodes tokens one by one, as a generation gives them.
+    /// Returns a decoder for tokens that arrive one at a time.
+    ///
+    /// ```no_run
+    /// # let tokenizer = oxidize_core::Tokenizer::open("model.gguf")?;
+    /// # let tokens: [u32; 0] = [];
+    /// let mut stream = tokenizer.stream();
+    /// for token in tokens {
+    ///     print!("{}", stream.push(token));
+    /// }
+    /// print!("{}", stream.finish());
+    /// # Ok::<(), oxidize_core::Error>(())
+    /// ```
     pub fn stream(&self) -> StreamDecoder {
         StreamDecoder::new(self.clone())
     }
 
-    /// The bytes that `token` adds to a text; for a special token, its name.
+    /// Bytes that `token` adds to a text; the name of a special token.
     pub fn piece(&self, token: TokenId) -> Option<&[u8]> {
         self.contains(token).then(|| self.0.vocab.piece(token))
     }
 
-    /// `token` as the vocabulary spells it.
+    /// Text of `token` as stored in the vocabulary (`Ġhello`, `▁hello`, `<0x0A>`).
     pub fn token_text(&self, token: TokenId) -> Option<&str> {
         let text = self.contains(token).then(|| self.0.vocab.text(token))?;
         std::str::from_utf8(text).ok()
     }
 
-    /// The token that the vocabulary spells `text`.
+    /// Id of the token stored in the vocabulary as `text`.
     pub fn token_id(&self, text: &str) -> Option<TokenId> {
         self.0.vocab.find(text.as_bytes())
     }
 
-    /// What `token` is for.
+    /// Kind of `token`.
     pub fn kind(&self, token: TokenId) -> Option<TokenKind> {
         self.contains(token).then(|| self.0.vocab.kind(token))
     }
 
-    /// How many tokens there are; their numbers are below this.
+    /// Number of tokens. Ids are below this.
     pub fn vocab_size(&self) -> usize {
         self.0.vocab.len()
     }
 
-    /// Every token with a job.
+    /// Special tokens by role.
     pub fn special_ids(&self) -> &SpecialIds {
         &self.0.ids
     }
 
-    /// The token that begins a text.
+    /// Beginning-of-sequence token.
     pub fn bos(&self) -> Option<TokenId> {
         self.0.ids.bos
     }
 
-    /// The token that ends a text.
+    /// End-of-sequence token.
     pub fn eos(&self) -> Option<TokenId> {
         self.0.ids.eos
     }
 
-    /// The token that ends a turn.
+    /// End-of-turn token.
     pub fn eot(&self) -> Option<TokenId> {
         self.0.ids.eot
     }
 
-    /// The token that fills up a batch.
+    /// Padding token.
     pub fn pad(&self) -> Option<TokenId> {
         self.0.ids.pad
     }
 
-    /// The token for what is not in the vocabulary.
+    /// Unknown token.
     pub fn unk(&self) -> Option<TokenId> {
         self.0.ids.unk
     }
 
-    /// Whether encoding with `add_special` puts BOS first.
+    /// True if encoding with `add_special` starts with BOS.
     pub fn adds_bos(&self) -> bool {
         self.0.ids.bos.is_some() && self.0.prefix.first() == self.0.ids.bos.as_ref()
     }
 
-    /// Whether encoding with `add_special` puts EOS last.
+    /// True if encoding with `add_special` ends with EOS.
     pub fn adds_eos(&self) -> bool {
         self.0.ids.eos.is_some() && self.0.suffix.last() == self.0.ids.eos.as_ref()
     }
 
-    /// Whether `token` is no text: a control token, or the unknown one.
+    /// True if `token` is not text: a control token or the unknown token.
     pub fn is_special(&self, token: TokenId) -> bool {
         matches!(
             self.0.vocab.kind(token),
@@ -384,14 +420,14 @@ impl Tokenizer {
         )
     }
 
-    /// Whether a generation is over with `token`.
+    /// True if `token` ends a generation.
     pub fn is_end_of_generation(&self, token: TokenId) -> bool {
-        self.0.ends.binary_search(&token).is_ok()
+        self.0.eog.binary_search(&token).is_ok()
     }
 
-    /// The tokens that end a generation, in order of their number.
-    pub fn ends_of_generation(&self) -> &[TokenId] {
-        &self.0.ends
+    /// Tokens that end a generation, sorted by id.
+    pub fn end_of_generation_tokens(&self) -> &[TokenId] {
+        &self.0.eog
     }
 
     fn contains(&self, token: TokenId) -> bool {
@@ -399,8 +435,8 @@ impl Tokenizer {
     }
 }
 
-/// Ids are 32 bits wide and two values are taken; no real vocabulary comes near.
-const MOST_TOKENS: usize = 1 << 24;
+/// Limit on the vocabulary size, far above any real one. Two 32-bit ids are reserved as sentinels.
+const MAX_TOKENS: usize = 1 << 24;
 
 impl Inner {
     fn encode_text(&self, text: &str, first: bool, scratch: &mut Scratch, out: &mut Vec<TokenId>) {
@@ -454,7 +490,7 @@ fn model(spec: ModelSpec, vocab: &Vocab, ids: &SpecialIds) -> Result<Model> {
                 } else {
                     MergeOrder::Pairs(merges)
                 },
-                whole_words: ignore_merges,
+                ignore_merges,
                 fallback: Fallback {
                     bytes: None,
                     unknown,
@@ -477,7 +513,7 @@ fn model(spec: ModelSpec, vocab: &Vocab, ids: &SpecialIds) -> Result<Model> {
                     CharMerges::Scores(scores) => MergeOrder::Scores(scores),
                     CharMerges::Pairs(pairs) => MergeOrder::Pairs(pairs),
                 },
-                whole_words: ignore_merges,
+                ignore_merges,
                 fallback: fallback(byte_fallback, fuse_unknown),
             },
         )),
@@ -491,13 +527,13 @@ fn model(spec: ModelSpec, vocab: &Vocab, ids: &SpecialIds) -> Result<Model> {
         }
         ModelSpec::WordPiece {
             marker,
-            longest_word,
-        } => Model::WordPiece(WordPiece::new(vocab, &marker, ids.unk, longest_word)?),
+            max_word_chars,
+        } => Model::WordPiece(WordPiece::new(vocab, &marker, ids.unk, max_word_chars)?),
         ModelSpec::Rwkv => Model::Rwkv(Rwkv::new(vocab, ids.unk)),
     })
 }
 
-/// The bytes that each token adds to a text.
+/// Computes the bytes that each token adds to a text.
 fn pieces(model: &ModelSpec, tokens: &StringTable, kinds: &[TokenKind]) -> Result<StringTable> {
     let mut pieces = StringTable::default();
     for (text, kind) in tokens.iter().zip(kinds) {
@@ -514,7 +550,7 @@ fn pieces(model: &ModelSpec, tokens: &StringTable, kinds: &[TokenKind]) -> Resul
     Ok(pieces)
 }
 
-/// A user-defined token is text as it stands, but for the marks of spaces.
+/// Text of a user-defined token: literal except for `▁`, which stands for a space.
 fn user_piece<'t>(model: &ModelSpec, text: &'t [u8]) -> Cow<'t, [u8]> {
     match model {
         ModelSpec::CharBpe { .. } | ModelSpec::Unigram { .. } => normal_piece(model, text),
@@ -523,14 +559,14 @@ fn user_piece<'t>(model: &ModelSpec, text: &'t [u8]) -> Cow<'t, [u8]> {
 }
 
 fn normal_piece<'t>(model: &ModelSpec, text: &'t [u8]) -> Cow<'t, [u8]> {
-    let Ok(spelled) = std::str::from_utf8(text) else {
+    let Ok(text_str) = std::str::from_utf8(text) else {
         return text.into();
     };
     match model {
-        ModelSpec::ByteBpe { .. } => byte_level::decode(spelled).map_or(text.into(), Cow::Owned),
+        ModelSpec::ByteBpe { .. } => byte_level::decode(text_str).map_or(text.into(), Cow::Owned),
         ModelSpec::CharBpe { .. } | ModelSpec::Unigram { .. } => {
-            if spelled.contains('▁') {
-                spelled.replace('▁', " ").into_bytes().into()
+            if text_str.contains('▁') {
+                text_str.replace('▁', " ").into_bytes().into()
             } else {
                 text.into()
             }
@@ -538,15 +574,15 @@ fn normal_piece<'t>(model: &ModelSpec, text: &'t [u8]) -> Cow<'t, [u8]> {
         ModelSpec::WordPiece { marker, .. } => {
             let (rest, begins) = match marker {
                 WordMarker::Beginning(mark) => (
-                    spelled.strip_prefix(mark.as_str()),
-                    spelled.starts_with(mark.as_str()),
+                    text_str.strip_prefix(mark.as_str()),
+                    text_str.starts_with(mark.as_str()),
                 ),
                 WordMarker::Continuation(mark) => (
-                    spelled.strip_prefix(mark.as_str()),
-                    !spelled.starts_with(mark.as_str()),
+                    text_str.strip_prefix(mark.as_str()),
+                    !text_str.starts_with(mark.as_str()),
                 ),
             };
-            let word = rest.unwrap_or(spelled);
+            let word = rest.unwrap_or(text_str);
             if begins {
                 format!(" {word}").into_bytes().into()
             } else {
@@ -557,7 +593,7 @@ fn normal_piece<'t>(model: &ModelSpec, text: &'t [u8]) -> Cow<'t, [u8]> {
     }
 }
 
-/// The byte of a token such as `<0x0A>`.
+/// Byte of a token such as `<0x0A>`.
 fn byte_token(text: &[u8]) -> Option<u8> {
     let digits: &[u8; 2] = text
         .strip_prefix(b"<0x")?

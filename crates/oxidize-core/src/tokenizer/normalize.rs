@@ -1,5 +1,5 @@
-//! What happens to a text before it is cut into tokens: Unicode forms, case, SentencePiece's
-//! spaces and its compiled character map, BERT's cleaning.
+//! Normalization of text before tokenization: Unicode forms, case, SentencePiece's space handling
+//! and precompiled character map, BERT's cleanup.
 
 use std::borrow::Cow;
 
@@ -8,81 +8,89 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use super::error::{Result, TokenizerError};
 use super::unicode::Class;
 
-/// One step of normalisation.
+/// Normalization step.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Normalize {
-    /// Canonical composition.
+    /// Unicode NFC.
     Nfc,
-    /// Canonical decomposition.
+    /// Unicode NFD.
     Nfd,
-    /// Compatibility composition.
+    /// Unicode NFKC.
     Nfkc,
-    /// Compatibility decomposition.
+    /// Unicode NFKD.
     Nfkd,
-    /// To lower case.
+    /// Converts to lower case.
     Lowercase,
-    /// Drops combining marks.
+    /// Removes combining marks.
     StripAccents,
-    /// Every occurrence of one string becomes another.
+    /// Replaces every occurrence of a string.
     Replace {
-        /// What is replaced; not empty.
+        /// String to replace; not empty.
         from: String,
-        /// By what.
+        /// Replacement.
         to: String,
     },
-    /// Puts a string before every stretch of text.
+    /// Prepends a string to every part of the text.
     Prepend(String),
-    /// Puts a string before the text, unless it begins so or a special token came first.
+    /// Prepends a string to the text, unless the text starts with it or with a special token.
     PrependFirst(String),
-    /// Puts a string before every stretch of text that does not begin so.
-    PrependUnlessThere(String),
-    /// Drops spaces at the ends.
+    /// Prepends a string to every part of the text that does not start with it.
+    PrependIfAbsent(String),
+    /// Trims whitespace.
     Trim {
-        /// Those in front.
+        /// At the start.
         left: bool,
-        /// Those behind.
+        /// At the end.
         right: bool,
     },
-    /// SentencePiece's compiled map.
+    /// SentencePiece's precompiled character map.
     Charsmap(Charsmap),
-    /// Runs of two or more spaces become one string.
-    SqueezeSpaces(String),
-    /// Every word, as white space separates them, gets this before it; the white space goes.
-    MarkWords(String),
-    /// Runs of spaces become one; those at the ends go.
+    /// Replaces runs of two or more spaces.
+    ReplaceSpaceRuns(String),
+    /// Prepends a string to every word and removes the whitespace between words.
+    PrefixWords(String),
+    /// Collapses runs of spaces and trims them at both ends.
     CollapseSpaces,
-    /// BERT's cleaning.
+    /// BERT's `BertNormalizer`.
     Bert {
-        /// Drops control characters.
-        clean: bool,
+        /// Removes control characters.
+        clean_text: bool,
         /// Puts spaces around Chinese characters.
-        space_chinese: bool,
-        /// Drops accents.
+        handle_chinese_chars: bool,
+        /// Removes accents.
         strip_accents: bool,
-        /// To lower case.
+        /// Converts to lower case.
         lowercase: bool,
     },
 }
 
 impl Normalize {
-    /// Applies the step to a stretch of text; `first` if the text begins with it.
+    /// Applies the step to a part of the text. `first` is true for the part that starts the text.
     pub(super) fn apply<'t>(&self, text: Cow<'t, str>, first: bool) -> Cow<'t, str> {
         if text.is_empty() {
             return text;
         }
         match self {
-            // ASCII is the same in all four forms.
+            // ASCII is invariant under all four forms.
             Normalize::Nfc | Normalize::Nfd | Normalize::Nfkc | Normalize::Nfkd
                 if text.is_ascii() =>
             {
                 text
             }
             Normalize::Nfc if is_nfc_quick(text.chars()) == IsNormalized::Yes => text,
-            Normalize::Nfc => in_form(&text, |stretch, out| out.extend(stretch.nfc())).into(),
-            Normalize::Nfd => in_form(&text, |stretch, out| out.extend(stretch.nfd())).into(),
-            Normalize::Nfkc => in_form(&text, |stretch, out| out.extend(stretch.nfkc())).into(),
-            Normalize::Nfkd => in_form(&text, |stretch, out| out.extend(stretch.nfkd())).into(),
+            Normalize::Nfc => {
+                normalize_as_unicode_9(&text, |part, out| out.extend(part.nfc())).into()
+            }
+            Normalize::Nfd => {
+                normalize_as_unicode_9(&text, |part, out| out.extend(part.nfd())).into()
+            }
+            Normalize::Nfkc => {
+                normalize_as_unicode_9(&text, |part, out| out.extend(part.nfkc())).into()
+            }
+            Normalize::Nfkd => {
+                normalize_as_unicode_9(&text, |part, out| out.extend(part.nfkd())).into()
+            }
             Normalize::Lowercase => text.to_lowercase().into(),
             Normalize::StripAccents => strip_accents(&text).into(),
             Normalize::Replace { from, to } => {
@@ -94,7 +102,7 @@ impl Normalize {
             }
             Normalize::Prepend(prefix) => format!("{prefix}{text}").into(),
             Normalize::PrependFirst(_) if !first => text,
-            Normalize::PrependFirst(prefix) | Normalize::PrependUnlessThere(prefix) => {
+            Normalize::PrependFirst(prefix) | Normalize::PrependIfAbsent(prefix) => {
                 if text.starts_with(prefix.as_str()) {
                     text
                 } else {
@@ -112,30 +120,37 @@ impl Normalize {
                 rest.to_owned().into()
             }
             Normalize::Charsmap(map) => map.apply(&text).into(),
-            Normalize::SqueezeSpaces(to) => squeeze_spaces(&text, to).into(),
-            Normalize::MarkWords(mark) => text
+            Normalize::ReplaceSpaceRuns(to) => replace_space_runs(&text, to).into(),
+            Normalize::PrefixWords(mark) => text
                 .split_whitespace()
                 .flat_map(|word| [mark, word])
                 .collect::<String>()
                 .into(),
             Normalize::CollapseSpaces => collapse_spaces(&text).into(),
             Normalize::Bert {
-                clean,
-                space_chinese,
+                clean_text,
+                handle_chinese_chars,
                 strip_accents,
                 lowercase,
-            } => bert(&text, *clean, *space_chinese, *strip_accents, *lowercase).into(),
+            } => bert(
+                &text,
+                *clean_text,
+                *handle_chinese_chars,
+                *strip_accents,
+                *lowercase,
+            )
+            .into(),
         }
     }
 }
 
-/// Brings `text` into a form of Unicode, as version 9 defines it.
-fn in_form(text: &str, form: impl Fn(&str, &mut String)) -> String {
+/// Normalizes `text` as of Unicode 9.
+fn normalize_as_unicode_9(text: &str, form: impl Fn(&str, &mut String)) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(is_after_unicode_9) {
-        let (stretch, tail) = rest.split_at(at);
-        form(stretch, &mut out);
+        let (part, tail) = rest.split_at(at);
+        form(part, &mut out);
         let mut tail = tail.chars();
         out.extend(tail.next());
         rest = tail.as_str();
@@ -144,8 +159,8 @@ fn in_form(text: &str, form: impl Fn(&str, &mut String)) -> String {
     out
 }
 
-/// Whether normalising `c` was defined after Unicode 9. The reference library, and so every
-/// tokenizer trained with it, normalises by version 9, which leaves such a character alone.
+/// True if normalization of `c` was defined after Unicode 9. The reference library, and so every
+/// tokenizer trained with it, normalizes by Unicode 9 and leaves such characters alone.
 fn is_after_unicode_9(c: char) -> bool {
     let after = AFTER_UNICODE_9.partition_point(|&(first, _)| first <= c);
     let range = after.checked_sub(1).and_then(|at| AFTER_UNICODE_9.get(at));
@@ -192,7 +207,7 @@ fn strip_accents(text: &str) -> String {
         .collect()
 }
 
-fn squeeze_spaces(text: &str, to: &str) -> String {
+fn replace_space_runs(text: &str, to: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut spaces = 0;
     for c in text.chars().map(Some).chain([None]) {
@@ -222,15 +237,21 @@ fn collapse_spaces(text: &str) -> String {
     out
 }
 
-fn bert(text: &str, clean: bool, space_chinese: bool, no_accents: bool, lowercase: bool) -> String {
+fn bert(
+    text: &str,
+    clean_text: bool,
+    handle_chinese_chars: bool,
+    no_accents: bool,
+    lowercase: bool,
+) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         let class = Class::of(c);
-        if clean && class.is(Class::SPACE) {
+        if clean_text && class.is(Class::SPACE) {
             out.push(' ');
-        } else if clean && (c == '\0' || c == '\u{fffd}' || class.is(Class::CONTROL)) {
-            // Dropped.
-        } else if space_chinese && is_chinese(c) {
+        } else if clean_text && (c == '\0' || c == '\u{fffd}' || class.is(Class::CONTROL)) {
+            // Removed.
+        } else if handle_chinese_chars && is_chinese(c) {
             out.extend([' ', c, ' ']);
         } else {
             out.push(c);
@@ -249,7 +270,8 @@ fn bert(text: &str, clean: bool, space_chinese: bool, no_accents: bool, lowercas
     }
 }
 
-/// The blocks of BERT, with one bound as the reference code has it.
+/// Chinese character blocks of BERT. U+2B920 (for U+2B820) is a typo of the reference code, kept because
+/// tokenizers were trained with it.
 fn is_chinese(c: char) -> bool {
     matches!(c,
         '\u{4e00}'..='\u{9fff}'
@@ -271,7 +293,7 @@ pub struct Charsmap {
 }
 
 impl Charsmap {
-    /// Reads the blob: the trie's length in bytes, the trie, the replacements.
+    /// Parses the blob: trie size in bytes, trie, replacements.
     pub fn parse(blob: &[u8]) -> Result<Charsmap> {
         let invalid = |problem: &str| TokenizerError::invalid("precompiled_charsmap", problem);
         let (size, rest) = blob
@@ -280,9 +302,9 @@ impl Charsmap {
         let size = u32::from_le_bytes(*size) as usize;
         let (trie, replacements) = rest
             .split_at_checked(size)
-            .ok_or_else(|| invalid("its trie is longer than itself"))?;
+            .ok_or_else(|| invalid("the trie is longer than the map"))?;
         if !size.is_multiple_of(4) {
-            return Err(invalid("its trie is no whole number of units"));
+            return Err(invalid("the trie size is not a multiple of 4 bytes"));
         }
         let units = trie
             .chunks_exact(4)
@@ -294,7 +316,7 @@ impl Charsmap {
         })
     }
 
-    /// The blob that [`Charsmap::parse`] reads.
+    /// Serializes the map for [`Charsmap::parse`].
     pub fn to_bytes(&self) -> Vec<u8> {
         let trie = self.units.iter().flat_map(|unit| unit.to_le_bytes());
         let size = (4 * self.units.len()) as u32;
@@ -308,8 +330,8 @@ impl Charsmap {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
-            let (len, replacement) = self.longest(rest.as_bytes()).unwrap_or((0, b""));
-            // A map that cuts a character in two, or replaces by what is no text, is not followed.
+            let (len, replacement) = self.longest_match(rest.as_bytes()).unwrap_or((0, b""));
+            // Entries that split a character or map to invalid UTF-8 are ignored.
             match (rest.get(len..), std::str::from_utf8(replacement)) {
                 (Some(tail), Ok(replacement)) if len > 0 => {
                     out.push_str(replacement);
@@ -324,8 +346,8 @@ impl Charsmap {
         out
     }
 
-    /// The longest entry that `text` begins with: its length and its replacement.
-    fn longest(&self, text: &[u8]) -> Option<(usize, &[u8])> {
+    /// Longest entry that `text` starts with: length and replacement.
+    fn longest_match(&self, text: &[u8]) -> Option<(usize, &[u8])> {
         let offset = |unit: u32| (unit >> 10) << ((unit & 1 << 9) >> 6);
         let unit = |at: u32| self.units.get(at as usize).copied();
         let mut node = offset(unit(0)?);
@@ -358,12 +380,12 @@ mod tests {
     }
 
     #[test]
-    fn steps_do_what_they_say() {
+    fn normalization_steps() {
         assert_eq!(apply(Normalize::Nfc, "e\u{301}"), "é");
         assert_eq!(apply(Normalize::Nfkc, "ﬁ"), "fi");
         assert_eq!(apply(Normalize::CollapseSpaces, "  a  b "), "a b");
         assert_eq!(apply(Normalize::Prepend("▁".into()), "▁a"), "▁▁a");
-        assert_eq!(apply(Normalize::PrependUnlessThere("▁".into()), "▁a"), "▁a");
+        assert_eq!(apply(Normalize::PrependIfAbsent("▁".into()), "▁a"), "▁a");
         assert_eq!(
             Normalize::PrependFirst("▁".into()).apply("a".into(), false),
             "a"
@@ -376,9 +398,9 @@ mod tests {
     }
 
     #[test]
-    fn characters_younger_than_unicode_9_are_left_alone() {
+    fn characters_newer_than_unicode_9_are_unchanged() {
         assert!(AFTER_UNICODE_9.is_sorted());
-        // U+1ABF has a combining class since Unicode 13: it would change places with U+0334.
+        // U+1ABF has a combining class since Unicode 13, so NFC would swap it with U+0334.
         assert_eq!(
             apply(Normalize::Nfc, "a\u{1abf}\u{334}"),
             "a\u{1abf}\u{334}"
@@ -388,10 +410,10 @@ mod tests {
     }
 
     #[test]
-    fn bert_cleans_spaces_and_accents() {
+    fn bert_normalizer_cleans_spaces_and_accents() {
         let step = Normalize::Bert {
-            clean: true,
-            space_chinese: true,
+            clean_text: true,
+            handle_chinese_chars: true,
             strip_accents: true,
             lowercase: true,
         };
@@ -399,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_charsmap_is_an_error_or_does_nothing() {
+    fn malformed_charsmap_is_rejected_or_ignored() {
         assert!(Charsmap::parse(&[]).is_err());
         assert!(Charsmap::parse(&[255, 255, 255, 255, 0]).is_err());
         assert!(Charsmap::parse(&[3, 0, 0, 0, 1, 2, 3]).is_err());

@@ -1,5 +1,5 @@
-//! RWKV's world tokenizer: the longest token at each place, over bytes. Its vocabulary spells
-//! bytes with escapes, as Python's `repr` does.
+//! RWKV's World tokenizer: greedy longest match over bytes. The vocabulary file stores tokens as
+//! Python literals.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::error::{Result, TokenizerError};
 use super::spec::{ModelSpec, VocabSpec};
 use super::trie::Trie;
 use super::vocab::{StringTable, Vocab};
-use super::{MOST_TOKENS, TokenId, TokenKind};
+use super::{MAX_TOKENS, TokenId, TokenKind};
 
 #[derive(Debug)]
 pub(super) struct Rwkv {
@@ -17,7 +17,7 @@ pub(super) struct Rwkv {
 
 impl Rwkv {
     pub(super) fn new(vocab: &Vocab, unknown: Option<TokenId>) -> Rwkv {
-        // Control tokens come from outside the text, never from its bytes.
+        // Control tokens never come from the bytes of a text.
         let text = vocab
             .ids()
             .filter(|&id| !matches!(vocab.kind(id), TokenKind::Control | TokenKind::Unknown));
@@ -27,7 +27,8 @@ impl Rwkv {
         }
     }
 
-    /// Appends the tokens of `text`; a byte that begins no token is unknown, or left out.
+    /// Appends the tokens of `text`. A byte that starts no token becomes the unknown token, if
+    /// there is one.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<TokenId>) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
@@ -41,7 +42,7 @@ impl Rwkv {
     }
 }
 
-/// The bytes that `text` spells: `\t`, `\n`, `\r`, `\x1f`, and any other escaped character itself.
+/// Resolves the escapes `\t`, `\n`, `\r` and `\x1f`; any other escaped character stands for itself.
 pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -72,9 +73,10 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The vocabulary of `rwkv_vocab_v20230424.txt`: lines of id, Python literal and length in bytes.
+/// Reads `rwkv_vocab_v20230424.txt`, whose lines have an id, a Python literal and a length in
+/// bytes.
 pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
-    // Nothing is token 0: it ends a text.
+    // The file has no token 0; it ends a text.
     let mut tokens = StringTable::from_iter(["<|endoftext|>"]);
     let mut offset = 0;
     for line in bytes.split(|&byte| byte == b'\n') {
@@ -84,14 +86,14 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
                 offset,
                 problem: "not an id, a Python literal and a length".into(),
             })?;
-            if id >= MOST_TOKENS {
+            if id >= MAX_TOKENS {
                 return Err(TokenizerError::Limit {
                     what: "the largest token id",
-                    limit: MOST_TOKENS as u64,
+                    limit: MAX_TOKENS as u64,
                     asked: id as u64,
                 });
             }
-            // Lines are in order; a gap, of which there is one, is filled.
+            // Ids ascend; the file has one gap, filled with an empty token.
             while tokens.len() < id {
                 tokens.push("")?;
             }
@@ -121,7 +123,7 @@ fn unquote(literal: &str) -> Option<&str> {
     literal.strip_prefix(quote)?.strip_suffix(quote)
 }
 
-/// As [`unescape`] for a string, where `\xe9` is a character and not a byte.
+/// Like [`unescape`], but `\xe9` is a character, not a byte.
 fn unescape_text(text: &str) -> Option<Vec<u8>> {
     let mut out = String::new();
     let mut rest = text.chars();
@@ -154,7 +156,7 @@ fn unescape_text(text: &str) -> Option<Vec<u8>> {
     Some(out.into_bytes())
 }
 
-/// Spells bytes so that [`unescape`] gives them back.
+/// Escapes bytes; the inverse of [`unescape`].
 fn escape(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     for &byte in bytes {
@@ -174,7 +176,7 @@ mod tests {
     use crate::tokenizer::vocab::StringTable;
 
     #[test]
-    fn escapes_spell_bytes() {
+    fn unescapes_bytes() {
         assert_eq!(unescape(br"a\n\t\r\xff\'\\"), b"a\n\t\r\xff'\\");
         assert_eq!(unescape(br"\x4"), b"x4");
         assert_eq!(unescape(b"\\"), b"\\");
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vocabulary_file_is_read() {
+    fn reads_the_vocabulary_file() {
         let file = b"1 '\\x00' 1\n2 'a' 1\n3 b'\\xe6\\xbc' 2\n4 '\\xe9' 2\n6 \"it's\" 4\n";
         let tokenizer =
             crate::tokenizer::Tokenizer::new(spec(file, Path::new("v")).unwrap()).unwrap();
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_token_wins() {
+    fn longest_token_wins() {
         let texts = StringTable::from_iter(["<s>", "a", "ab", "abc", "\\xe6", "bc"]);
         let pieces: StringTable = texts.iter().map(unescape).collect();
         let vocab = Vocab::new(texts, pieces, vec![TokenKind::Normal; 6]);

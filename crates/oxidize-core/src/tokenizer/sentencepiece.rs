@@ -1,5 +1,5 @@
-//! Reads SentencePiece's `tokenizer.model`: the few fields of its protobuf that matter, by hand.
-//! The field numbers are those of `sentencepiece_model.proto`.
+//! Reads and writes SentencePiece's `tokenizer.model`, with a minimal protobuf parser. Field
+//! numbers are those of `sentencepiece_model.proto`.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::normalize::{Charsmap, Normalize};
 use super::spec::{CharMerges, ModelSpec, SpecialIds, TokenId, TokenKind, VocabSpec};
 use super::vocab::StringTable;
 
-/// The vocabulary in `bytes`, the contents of the file at `path`.
+/// Reads the vocabulary from `bytes`, the contents of the file at `path`.
 pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
     let mut proto = Proto::default();
     proto
@@ -20,7 +20,7 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
         })?;
     let mut tokens = StringTable::default();
     for (piece, kind) in proto.pieces.iter().zip(&proto.kinds) {
-        // Text that is always one token is looked for before spaces are marked.
+        // User-defined tokens are matched before spaces become `▁`.
         match (kind, std::str::from_utf8(piece)) {
             (TokenKind::UserDefined, Ok(text)) => tokens.push(text.replace('▁', " "))?,
             _ => tokens.push(piece)?,
@@ -78,7 +78,7 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
 const UNIGRAM: u64 = 1;
 const BPE: u64 = 2;
 
-/// The contents of a `tokenizer.model` with this vocabulary.
+/// Serializes the vocabulary as a `tokenizer.model`.
 pub(super) fn write(spec: &VocabSpec, scores: &[f32]) -> Vec<u8> {
     let mut file = Message::default();
     for (id, token) in spec.tokens.iter().enumerate() {
@@ -111,7 +111,7 @@ pub(super) fn write(spec: &VocabSpec, scores: &[f32]) -> Vec<u8> {
     let special = &spec.special;
     let ids = [special.unk, special.bos, special.eos, special.pad];
     for (field, id) in (40..).zip(ids) {
-        // Protobuf writes a number below zero as that of 64 bits with the same bits.
+        // Protobuf encodes a negative integer as its 64-bit two's complement.
         trainer.integer(field, id.map_or(u64::MAX, u64::from));
     }
     file.bytes(2, &trainer.0);
@@ -133,7 +133,7 @@ pub(super) fn write(spec: &VocabSpec, scores: &[f32]) -> Vec<u8> {
     file.0
 }
 
-/// A message of protobuf to be.
+/// Protobuf message being written.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -163,7 +163,7 @@ impl Message {
     }
 }
 
-/// The fields that are read, with the defaults of the format.
+/// Relevant fields, with the defaults of the format.
 struct Proto {
     pieces: StringTable,
     scores: Vec<f32>,
@@ -202,7 +202,7 @@ impl Default for Proto {
     }
 }
 
-/// What is wrong with a file, and where.
+/// Problem and its byte offset.
 #[derive(Debug)]
 struct Malformed {
     offset: usize,
@@ -227,7 +227,7 @@ impl Proto {
             }
         }
         if self.pieces.is_empty() {
-            return Err(fields.error("no pieces"));
+            return Err(fields.error("it has no pieces"));
         }
         Ok(())
     }
@@ -289,12 +289,12 @@ impl Proto {
     }
 }
 
-/// A message of protobuf: fields one after another.
+/// Fields of a protobuf message.
 #[derive(Clone, Copy)]
 struct Fields<'b> {
     bytes: &'b [u8],
     at: usize,
-    /// Where the message begins in the file.
+    /// Offset of the message in the file.
     base: usize,
 }
 
@@ -306,7 +306,7 @@ enum Value<'b> {
 }
 
 impl<'b> Fields<'b> {
-    /// The number and value of the next field.
+    /// Reads the number and value of the next field.
     fn next(&mut self) -> Parsed<Option<(u64, Value<'b>)>> {
         if self.at >= self.bytes.len() {
             return Ok(None);
@@ -331,7 +331,7 @@ impl<'b> Fields<'b> {
                 let bits = self.take(4)?.try_into().map_or(0, u32::from_le_bytes);
                 Value::Fixed32(bits)
             }
-            _ => return Err(self.error("a field of unknown type")),
+            _ => return Err(self.error("unknown protobuf wire type")),
         };
         Ok(Some((tag >> 3, value)))
     }
@@ -345,7 +345,7 @@ impl<'b> Fields<'b> {
                 return Ok(value);
             }
         }
-        Err(self.error("an integer of more than ten bytes"))
+        Err(self.error("varint longer than ten bytes"))
     }
 
     fn take(&mut self, len: usize) -> Parsed<&'b [u8]> {
@@ -371,12 +371,12 @@ impl<'b> Fields<'b> {
 mod tests {
     use super::*;
 
-    /// Two pieces and a trainer that says BPE.
+    /// Two pieces, and a trainer section with model type BPE.
     const SMALL: &[u8] =
         b"\x0a\x0c\x0a\x05<unk>\x15\0\0\0\0\x0a\x08\x0a\x01a\x15\0\0\x80\xbf\x12\x02\x18\x02";
 
     #[test]
-    fn the_fields_that_matter_are_read() {
+    fn reads_relevant_fields() {
         let mut proto = Proto::default();
         proto.read(SMALL).unwrap();
         assert_eq!(proto.model_type, BPE);
@@ -396,7 +396,7 @@ mod tests {
                 let _ = spec(&bytes, Path::new("m"));
             }
         }
-        let endless = [0xff; 32];
-        assert!(Proto::default().read(&endless).is_err());
+        let unterminated = [0xff; 32];
+        assert!(Proto::default().read(&unterminated).is_err());
     }
 }

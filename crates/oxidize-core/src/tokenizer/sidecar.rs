@@ -1,5 +1,5 @@
-//! The tokenizer of a model that is a directory: finds the file that holds it, and completes it
-//! from `tokenizer_config.json` and `config.json`.
+//! Reads the tokenizer of a model directory: finds its file and completes it with
+//! `tokenizer_config.json` and `config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,31 +11,31 @@ use super::huggingface::{self, AddedToken};
 use super::normalize::Normalize;
 use super::spec::{ModelSpec, SpecialIds, Strip, TokenId, TokenKind, VocabSpec, WordMarker};
 use super::vocab::StringTable;
-use super::{MOST_TOKENS, rwkv, sentencepiece, tiktoken};
+use super::{MAX_TOKENS, rwkv, sentencepiece, tiktoken};
 use crate::file::ModelFile;
 
-/// The vocabulary of the model that `file` belongs to.
+/// Reads the vocabulary of the model that `file` belongs to.
 pub(super) fn spec(file: &ModelFile) -> Result<VocabSpec> {
     let beside = |name: &str| file.sidecar(name);
-    in_folder(&beside, file.config().unwrap_or(&Value::Null))
+    read_directory(&beside, file.config().unwrap_or(&Value::Null))
 }
 
-/// The vocabulary in a directory, or in a tokenizer file of any of the known kinds.
+/// Reads the vocabulary of a directory or a tokenizer file.
 pub(super) fn spec_at(path: &Path) -> Result<VocabSpec> {
-    let folder = if path.is_dir() {
+    let directory = if path.is_dir() {
         path
     } else {
         path.parent().unwrap_or(Path::new(""))
     };
-    let beside = |name: &str| Some(folder.join(name)).filter(|path| path.is_file());
+    let beside = |name: &str| Some(directory.join(name)).filter(|path| path.is_file());
     if path.is_dir() {
         if FILES.iter().all(|(name, _)| beside(name).is_none())
-            && let Some(tiktoken) = tiktoken_in(folder)
+            && let Some(tiktoken) = find_tiktoken(directory)
         {
             return spec_at(&tiktoken);
         }
         let config = beside("config.json").map_or(Ok(Value::Null), |path| json(&path))?;
-        return in_folder(&beside, &config);
+        return read_directory(&beside, &config);
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     read_with(
@@ -47,9 +47,9 @@ pub(super) fn spec_at(path: &Path) -> Result<VocabSpec> {
     )
 }
 
-/// A file of tiktoken's in a folder, whatever its name; the first of several.
-fn tiktoken_in(folder: &Path) -> Option<PathBuf> {
-    let files = std::fs::read_dir(folder).ok()?.flatten();
+/// First file with the extension `tiktoken` in a directory.
+fn find_tiktoken(directory: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(directory).ok()?.flatten();
     let paths = files
         .map(|entry| entry.path())
         .filter(|path| path.is_file());
@@ -58,7 +58,7 @@ fn tiktoken_in(folder: &Path) -> Option<PathBuf> {
         .min()
 }
 
-/// The vocabulary in the contents of a file called `name`.
+/// Reads the vocabulary from the contents of a file called `name`.
 pub(super) fn spec_in(name: &str, bytes: Vec<u8>) -> Result<VocabSpec> {
     read_with(
         reader_of(name),
@@ -69,7 +69,7 @@ pub(super) fn spec_in(name: &str, bytes: Vec<u8>) -> Result<VocabSpec> {
     )
 }
 
-/// How a file of this name is read; what is not known by its name is by its contents.
+/// Selects the reader for a file name; files with unknown names are detected by content.
 fn reader_of(name: &str) -> Reader {
     let known = FILES.iter().find(|(known, _)| *known == name);
     match known {
@@ -81,10 +81,10 @@ fn reader_of(name: &str) -> Reader {
     }
 }
 
-/// Finds a file beside the model.
+/// Returns the path of a file beside the model, if it exists.
 type Beside<'s> = &'s dyn Fn(&str) -> Option<PathBuf>;
 
-fn in_folder(beside: Beside, model: &Value) -> Result<VocabSpec> {
+fn read_directory(beside: Beside, model: &Value) -> Result<VocabSpec> {
     let found = FILES
         .iter()
         .find_map(|&(name, reader)| Some((beside(name)?, reader)));
@@ -113,11 +113,11 @@ fn read_with(
         beside,
         config: &config,
     })?;
-    complete(&mut spec, &config, model)?;
+    apply_config(&mut spec, &config, model)?;
     Ok(spec)
 }
 
-/// A file that a vocabulary is read from, and what stands beside it.
+/// Tokenizer file and the files beside it.
 struct Source<'s> {
     bytes: Vec<u8>,
     path: PathBuf,
@@ -127,7 +127,7 @@ struct Source<'s> {
 
 type Reader = fn(&Source) -> Result<VocabSpec>;
 
-/// The names of tokenizer files, best first.
+/// Names of tokenizer files, in order of preference.
 const FILES: &[(&str, Reader)] = &[
     ("tokenizer.json", |source| {
         huggingface::spec(&source.bytes, &source.path)
@@ -153,7 +153,7 @@ fn sentencepiece_or_tiktoken(source: &Source) -> Result<VocabSpec> {
     } else {
         let mut spec = sentencepiece::spec(&source.bytes, &source.path)?;
         match spec.model {
-            // T5 and its like end a text, Llama and its like begin one.
+            // T5-style models end a text with EOS; Llama-style models start it with BOS.
             ModelSpec::Unigram { .. } => spec.suffix.extend(spec.special.eos),
             _ => spec.prefix.extend(spec.special.bos),
         }
@@ -161,8 +161,8 @@ fn sentencepiece_or_tiktoken(source: &Source) -> Result<VocabSpec> {
     }
 }
 
-/// XLM-R numbers the pieces as fairseq does: `<s> <pad> </s> <unk>`, then all but the first three,
-/// then `<mask>`.
+/// XLM-R uses fairseq ids: `<s> <pad> </s> <unk>`, then all pieces but the first three, then
+/// `<mask>`.
 fn fairseq(source: &Source) -> Result<VocabSpec> {
     let mut spec = sentencepiece::spec(&source.bytes, &source.path)?;
     let mut tokens = StringTable::default();
@@ -207,7 +207,7 @@ fn fairseq(source: &Source) -> Result<VocabSpec> {
     })
 }
 
-/// BERT's list of tokens, one a line.
+/// BERT's `vocab.txt`: one token per line.
 fn wordpiece(source: &Source) -> Result<VocabSpec> {
     let mut tokens = StringTable::default();
     for line in source.bytes.split(|&byte| byte == b'\n') {
@@ -217,15 +217,15 @@ fn wordpiece(source: &Source) -> Result<VocabSpec> {
     let mut spec = VocabSpec::new(
         ModelSpec::WordPiece {
             marker,
-            longest_word: 100,
+            max_word_chars: 100,
         },
         tokens,
     );
     let option = |name: &str| source.config.get(name).and_then(Value::as_bool);
     let lowercase = option("do_lower_case").unwrap_or(true);
     spec.normalizers.push(Normalize::Bert {
-        clean: true,
-        space_chinese: option("tokenize_chinese_chars").unwrap_or(true),
+        clean_text: true,
+        handle_chinese_chars: option("tokenize_chinese_chars").unwrap_or(true),
         strip_accents: option("strip_accents").unwrap_or(lowercase),
         lowercase,
     });
@@ -250,8 +250,8 @@ fn wordpiece(source: &Source) -> Result<VocabSpec> {
         spec.special.pad,
         spec.special.mask,
     ];
-    mark(&mut spec, special.into_iter().flatten(), TokenKind::Control);
-    mark(&mut spec, unknown, TokenKind::Unknown);
+    set_kind(&mut spec, special.into_iter().flatten(), TokenKind::Control);
+    set_kind(&mut spec, unknown, TokenKind::Unknown);
     Ok(spec)
 }
 
@@ -266,16 +266,16 @@ fn gpt2(source: &Source) -> Result<VocabSpec> {
         .lines()
         .filter(|line| !line.starts_with("#version") && !line.is_empty())
         .collect();
-    // The same as a `tokenizer.json` that says so.
-    let whole = format!(
+    // Equivalent `tokenizer.json`.
+    let json = format!(
         r#"{{"pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false}},"model":{{"type":"BPE","vocab":{vocab},"merges":{}}}}}"#,
         Value::from(merges)
     );
-    huggingface::spec(whole.as_bytes(), &source.path)
+    huggingface::spec(json.as_bytes(), &source.path)
 }
 
-/// Adds what `tokenizer_config.json` and `config.json` say of special tokens.
-fn complete(spec: &mut VocabSpec, tokenizer: &Value, model: &Value) -> Result<()> {
+/// Applies the special tokens of `tokenizer_config.json` and `config.json`.
+fn apply_config(spec: &mut VocabSpec, tokenizer: &Value, model: &Value) -> Result<()> {
     let added = tokenizer
         .get("added_tokens_decoder")
         .and_then(Value::as_object);
@@ -323,7 +323,7 @@ fn complete(spec: &mut VocabSpec, tokenizer: &Value, model: &Value) -> Result<()
         spec.special.sep,
         spec.special.mask,
     ];
-    mark(spec, ids.into_iter().flatten(), TokenKind::Control);
+    set_kind(spec, ids.into_iter().flatten(), TokenKind::Control);
 
     let option = |name: &str| tokenizer.get(name).and_then(Value::as_bool);
     let (bos, eos) = (spec.special.bos, spec.special.eos);
@@ -340,27 +340,27 @@ fn complete(spec: &mut VocabSpec, tokenizer: &Value, model: &Value) -> Result<()
     Ok(())
 }
 
-/// Adds a token, or says more of one that is there.
+/// Adds a token, or updates one that exists.
 fn add(spec: &mut VocabSpec, id: TokenId, token: &AddedToken) -> Result<()> {
-    let place = id as usize;
-    if place >= MOST_TOKENS {
+    let index = id as usize;
+    if index >= MAX_TOKENS {
         return Err(TokenizerError::Limit {
             what: "the largest token id",
-            limit: MOST_TOKENS as u64,
+            limit: MAX_TOKENS as u64,
             asked: u64::from(id),
         });
     }
-    if place >= spec.tokens.len() {
-        while spec.tokens.len() < place {
+    if index >= spec.tokens.len() {
+        while spec.tokens.len() < index {
             spec.tokens.push("")?;
         }
         spec.tokens.push(&token.content)?;
-        spec.kinds.resize(place, TokenKind::Normal);
+        spec.kinds.resize(index, TokenKind::Normal);
         if let ModelSpec::Unigram { scores, .. } = &mut spec.model {
-            scores.resize(place + 1, 0.0);
+            scores.resize(index + 1, 0.0);
         }
-    } else if spec.tokens.bytes(place) != Some(token.content.as_bytes()) {
-        // Some files give a piece another name; the vocabulary knows best.
+    } else if spec.tokens.bytes(index) != Some(token.content.as_bytes()) {
+        // The vocabulary takes precedence over a different name in the configuration.
         return Ok(());
     }
     let kind = if token.special {
@@ -369,7 +369,7 @@ fn add(spec: &mut VocabSpec, id: TokenId, token: &AddedToken) -> Result<()> {
         TokenKind::UserDefined
     };
     if spec.special.unk != Some(id) {
-        mark(spec, [id], kind);
+        set_kind(spec, [id], kind);
     }
     if token.lstrip || token.rstrip {
         spec.strip.retain(|(other, _)| *other != id);
@@ -385,7 +385,7 @@ fn add(spec: &mut VocabSpec, id: TokenId, token: &AddedToken) -> Result<()> {
 }
 
 /// Sets the kind of tokens.
-fn mark(spec: &mut VocabSpec, ids: impl IntoIterator<Item = TokenId>, kind: TokenKind) {
+fn set_kind(spec: &mut VocabSpec, ids: impl IntoIterator<Item = TokenId>, kind: TokenKind) {
     let count = spec.tokens.len();
     spec.kinds.resize(count, TokenKind::Normal);
     for id in ids {
@@ -406,8 +406,8 @@ fn find(tokens: &StringTable, text: &str) -> Option<TokenId> {
         .map(|id| id as TokenId)
 }
 
-/// No tokenizer file is near this size.
-const LARGEST_FILE: u64 = 1 << 29;
+/// Limit on the size of a tokenizer file, far above any real one.
+const MAX_FILE_SIZE: u64 = 1 << 29;
 
 fn read(path: &Path) -> Result<Vec<u8>> {
     let io = |source| TokenizerError::Io {
@@ -415,10 +415,10 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         source,
     };
     let size = std::fs::metadata(path).map_err(io)?.len();
-    if size > LARGEST_FILE {
+    if size > MAX_FILE_SIZE {
         return Err(TokenizerError::Limit {
             what: "the size of a tokenizer file in bytes",
-            limit: LARGEST_FILE,
+            limit: MAX_FILE_SIZE,
             asked: size,
         });
     }

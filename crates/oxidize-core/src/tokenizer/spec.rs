@@ -1,169 +1,169 @@
-//! A vocabulary as plain data, wherever it was read from. `gguf`, `huggingface`, `sentencepiece`
-//! and `tiktoken` fill it in; [`Tokenizer::new`](super::Tokenizer::new) turns it into a tokenizer.
+//! Vocabulary as plain data, independent of its file format. `gguf`, `huggingface`, `sentencepiece`
+//! and `tiktoken` produce it; [`Tokenizer::new`](super::Tokenizer::new) turns it into a tokenizer.
 
 use super::normalize::Normalize;
 use super::pretokenize::PreTokenizer;
 use super::vocab::StringTable;
 
-/// The number of a token.
+/// Token id: index into the vocabulary.
 pub type TokenId = u32;
 
-/// What a token is for.
+/// Kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
-    /// A piece of text.
+    /// Text.
     Normal,
-    /// Stands for what the vocabulary lacks.
+    /// Stands for text that the vocabulary lacks.
     Unknown,
-    /// Marks structure (begin, end, turns); no part of the text.
+    /// Marks structure (beginning, end, turns); not text.
     Control,
     /// Text that is always one token.
     UserDefined,
     /// Never produced.
     Unused,
-    /// One byte, spelled `<0x0A>`.
+    /// Single byte, stored as `<0x0A>`.
     Byte,
 }
 
-/// All that a tokenizer is made from.
+/// Vocabulary and settings of a tokenizer.
 #[derive(Clone, Debug)]
 pub struct VocabSpec {
-    /// How text becomes tokens.
+    /// Tokenization algorithm.
     pub model: ModelSpec,
-    /// The tokens as the vocabulary spells them; the number of a token is its place here.
+    /// Tokens as stored in the vocabulary, by id.
     pub tokens: StringTable,
-    /// What each token is for; all are normal where the list ends early.
+    /// Kind of each token; tokens past the end of the list are normal.
     pub kinds: Vec<TokenKind>,
-    /// Whether a token with the name of a control token is one, whatever `kinds` say. Many GGUF
-    /// files were made without saying so.
+    /// Makes tokens with the name of a control token control tokens, whatever `kinds` says: many
+    /// GGUF files mark them as normal.
     pub correct_kinds: bool,
-    /// Tokens with a job.
+    /// Special tokens by role.
     pub special: SpecialIds,
-    /// How special tokens that stand in a text treat the spaces around them.
+    /// Whitespace that special tokens in a text consume.
     pub strip: Vec<(TokenId, Strip)>,
-    /// What is done to each stretch of text before it is cut into tokens.
+    /// Normalization steps, applied to each part of the text before it is tokenized.
     pub normalizers: Vec<Normalize>,
-    /// Whether decoding drops the one space that encoding put before the text.
+    /// Drops the leading space that encoding added when decoding.
     pub strip_leading_space: bool,
-    /// Tokens that go before a text.
+    /// Tokens before a text.
     pub prefix: Vec<TokenId>,
-    /// Tokens that go after a text.
+    /// Tokens after a text.
     pub suffix: Vec<TokenId>,
-    /// Tokens between the two texts of a pair, where the file says which.
-    pub between: Option<Vec<TokenId>>,
+    /// Tokens between the two texts of a pair, if the file specifies them.
+    pub pair_separator: Option<Vec<TokenId>>,
 }
 
-/// How text becomes tokens.
+/// Tokenization algorithm.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ModelSpec {
-    /// Byte-pair encoding over bytes, spelled as GPT-2 does, within the pieces of `pre`.
+    /// Byte-level BPE (GPT-2) within the pieces of `pre`.
     ByteBpe {
-        /// What cuts the text.
+        /// Pre-tokenizer.
         pre: PreTokenizer,
-        /// Pairs that merge, best first: two strings each. Without any, the lower id merges
-        /// first, as tiktoken does it.
+        /// Merges by priority, two strings each. If empty, the pair with the lower resulting id
+        /// merges first, as in tiktoken.
         merges: StringTable,
-        /// Whether a piece that is a token is taken as it is.
+        /// Takes a piece that is a token as that token, without merging.
         ignore_merges: bool,
-        /// What stands for a byte that is no token; without it the byte is dropped.
+        /// Token for a byte that has none; without it the byte is dropped.
         unknown: Option<TokenId>,
     },
-    /// Byte-pair encoding over characters, with `<0x0A>` tokens for the rest.
+    /// Character-level BPE with `<0x0A>` tokens as fallback.
     CharBpe {
-        /// What cuts the text, if anything.
+        /// Pre-tokenizer, if any.
         pre: Option<PreTokenizer>,
-        /// What merges first.
+        /// Merge priority.
         order: CharMerges,
-        /// Whether a piece that is a token is taken as it is.
+        /// Takes a piece that is a token as that token, without merging.
         ignore_merges: bool,
-        /// Whether neighbouring unknowns become one.
+        /// Fuses adjacent unknown tokens into one.
         fuse_unknown: bool,
-        /// Whether bytes stand in for characters that are no token.
+        /// Encodes characters without a token as bytes.
         byte_fallback: bool,
     },
-    /// The most likely cut, by the score of each token.
+    /// Unigram: the most likely segmentation by token scores.
     Unigram {
-        /// What cuts the text, if anything.
+        /// Pre-tokenizer, if any.
         pre: Option<PreTokenizer>,
-        /// The logarithm of each token's probability.
+        /// Log probability of each token.
         scores: Vec<f32>,
-        /// Whether bytes stand in for characters that are no token.
+        /// Encodes characters without a token as bytes.
         byte_fallback: bool,
     },
-    /// BERT's: the longest token first.
+    /// WordPiece (BERT): greedy longest match within words.
     WordPiece {
-        /// What marks a token: the beginning of a word, or its continuation.
+        /// Marks the tokens that begin a word, or those that continue one.
         marker: WordMarker,
-        /// Words with more characters are unknown.
-        longest_word: usize,
+        /// Longer words become the unknown token.
+        max_word_chars: usize,
     },
-    /// RWKV's: the longest token first, over bytes; tokens are spelled with escapes.
+    /// RWKV: greedy longest match over bytes; tokens are stored with escapes.
     Rwkv,
 }
 
-/// What decides which neighbours merge first in a [`ModelSpec::CharBpe`].
+/// Merge priority of a [`ModelSpec::CharBpe`].
 #[derive(Clone, Debug)]
 pub enum CharMerges {
-    /// The higher the score of the resulting token, the earlier (SentencePiece).
+    /// By the score of the resulting token, highest first (SentencePiece).
     Scores(Vec<f32>),
-    /// A list of pairs, best first: two strings each.
+    /// By position in a list of pairs, two strings each.
     Pairs(StringTable),
 }
 
-/// How a WordPiece vocabulary tells beginnings of words from the rest.
+/// Marker that separates word-initial tokens of a WordPiece vocabulary from the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WordMarker {
-    /// This string stands before a token that begins a word (`▁` in GGUF files).
+    /// Prefix of tokens that begin a word (`▁` in GGUF files).
     Beginning(String),
-    /// This string stands before a token that continues one (`##`).
+    /// Prefix of tokens that continue a word (`##`).
     Continuation(String),
 }
 
-/// Whether a special token swallows the spaces beside it.
+/// Whitespace that a special token in a text consumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strip {
-    /// Spaces before it.
+    /// Whitespace before it.
     pub left: bool,
-    /// Spaces after it.
+    /// Whitespace after it.
     pub right: bool,
 }
 
-/// The tokens with a job, as far as the vocabulary has them.
+/// Special tokens by role, where the vocabulary has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialIds {
-    /// Begins a text.
+    /// Beginning of sequence.
     pub bos: Option<TokenId>,
-    /// Ends a text.
+    /// End of sequence.
     pub eos: Option<TokenId>,
-    /// Ends a turn.
+    /// End of turn.
     pub eot: Option<TokenId>,
-    /// Ends a message that expects an answer of a tool.
+    /// End of a message that waits for a tool result.
     pub eom: Option<TokenId>,
-    /// Stands for what is not in the vocabulary.
+    /// Unknown token.
     pub unk: Option<TokenId>,
-    /// Separates two texts.
+    /// Separator of two texts.
     pub sep: Option<TokenId>,
-    /// Fills up a batch.
+    /// Padding.
     pub pad: Option<TokenId>,
-    /// Stands for a hidden word.
+    /// Masked word.
     pub mask: Option<TokenId>,
-    /// Infilling: what goes before the gap.
+    /// Infill: marks the text before the gap.
     pub fim_prefix: Option<TokenId>,
-    /// Infilling: what goes after the gap.
+    /// Infill: marks the text after the gap.
     pub fim_suffix: Option<TokenId>,
-    /// Infilling: where the gap is filled.
+    /// Infill: marks the start of the generated middle.
     pub fim_middle: Option<TokenId>,
-    /// Infilling: padding.
+    /// Infill: padding.
     pub fim_pad: Option<TokenId>,
-    /// Infilling: names a repository.
+    /// Infill: repository name.
     pub fim_repo: Option<TokenId>,
-    /// Infilling: separates files.
+    /// Infill: file separator.
     pub fim_separator: Option<TokenId>,
 }
 
 impl VocabSpec {
-    /// A vocabulary of normal tokens, with nothing done before or after.
+    /// Creates a vocabulary of normal tokens without normalization or special tokens.
     pub fn new(model: ModelSpec, tokens: StringTable) -> VocabSpec {
         VocabSpec {
             model,
@@ -176,13 +176,13 @@ impl VocabSpec {
             strip_leading_space: false,
             prefix: Vec::new(),
             suffix: Vec::new(),
-            between: None,
+            pair_separator: None,
         }
     }
 }
 
 impl SpecialIds {
-    /// Drops every id that `keep` is false for.
+    /// Clears every id for which `keep` returns false.
     pub(super) fn retain(&mut self, keep: impl Fn(TokenId) -> bool) {
         for slot in [
             &mut self.bos,

@@ -1,22 +1,22 @@
-//! Tokens with a job: finding them in a text, and telling by their names what they do where the
-//! file does not say.
+//! Special tokens: matching them in a text, and detecting their role by name where the file does
+//! not specify it.
 
 use super::spec::{SpecialIds, Strip};
 use super::trie::Trie;
 use super::vocab::Vocab;
 use super::{TokenId, TokenKind};
 
-/// Finds special tokens in a text, leftmost first, the longest of those that begin there.
+/// Matches special tokens in a text: leftmost first, then longest.
 #[derive(Debug)]
 pub(super) struct SpecialMatcher {
     all: Trie,
-    /// User-defined ones only: these are text, and found even where special tokens are not parsed.
+    /// User-defined tokens only. They are text, and match even if special tokens are not parsed.
     text: Trie,
     /// Sorted by id.
     strip: Vec<(TokenId, Strip)>,
 }
 
-/// A part of a text.
+/// Part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fragment<'t> {
     Text(&'t str),
@@ -46,7 +46,7 @@ impl SpecialMatcher {
         }
     }
 
-    /// Calls `each` with the parts of `text`, in order; no text is empty.
+    /// Calls `each` with the parts of `text` in order. Text parts are never empty.
     pub(super) fn split<'t>(
         &self,
         text: &'t str,
@@ -63,7 +63,7 @@ impl SpecialMatcher {
             } else {
                 None
             };
-            // A token that ends inside a character, in a file that is not UTF-8, is no match.
+            // A token of a non-UTF-8 vocabulary that ends inside a character does not match.
             let Some((len, id)) = found.filter(|(len, _)| text.is_char_boundary(pos + len)) else {
                 pos += 1;
                 continue;
@@ -101,8 +101,8 @@ impl SpecialMatcher {
     }
 }
 
-/// Completes `ids` by the names that model makers use, corrects the kinds of tokens whose name
-/// says what they are if asked to, and returns those that end a generation, sorted.
+/// Completes `ids` by well-known token names and returns the tokens that end a generation, sorted.
+/// With `correct`, tokens with such a name become control tokens.
 pub(super) fn detect(vocab: &mut Vocab, ids: &mut SpecialIds, correct: bool) -> Vec<TokenId> {
     let first = |vocab: &mut Vocab, slot: &mut Option<TokenId>, names: &[&str]| {
         if slot.is_none() {
@@ -121,36 +121,36 @@ pub(super) fn detect(vocab: &mut Vocab, ids: &mut SpecialIds, correct: bool) -> 
     first(vocab, &mut ids.fim_repo, FIM_REPO);
     first(vocab, &mut ids.fim_separator, &["<|file_sep|>"]);
 
-    let mut ends = Vec::new();
+    let mut eog = Vec::new();
     for name in END_OF_GENERATION {
         if let Some(id) = vocab.find(name.as_bytes()) {
             if correct {
                 vocab.set_kind(id, TokenKind::Control);
             }
-            ends.push(id);
+            eog.push(id);
         }
     }
-    // A tag of HTML in some vocabularies (Gemma), the end of a text in others.
-    let closing = vocab
+    // An HTML tag in some vocabularies (Gemma), the end of a text in others.
+    let closing_s = vocab
         .find(b"</s>")
         .filter(|&id| vocab.kind(id) == TokenKind::Control);
     if vocab.find(b"<|tool_response>").is_none() {
-        ends.extend(closing);
+        eog.extend(closing_s);
     }
-    ends.extend(
+    eog.extend(
         [ids.fim_pad, ids.fim_repo, ids.fim_separator]
             .into_iter()
             .flatten(),
     );
-    ends.extend([ids.eos, ids.eot, ids.eom].into_iter().flatten());
+    eog.extend([ids.eos, ids.eot, ids.eom].into_iter().flatten());
 
-    // In the harmony format (gpt-oss) and Solar's, `<|end|>` closes a message of many, and the
-    // markers are part of what the caller parses.
+    // In the harmony format (gpt-oss) and Solar's, `<|end|>` ends one of several messages, and the
+    // caller parses the markers.
     let has = |name: &str| vocab.find(name.as_bytes()).is_some();
     let harmony = has("<|return|>") && has("<|call|>");
     let solar = has("<|flush|>") && (has("<|call|>") || has("<|calls|>"));
     if let Some(end) = vocab.find(b"<|end|>").filter(|_| harmony || solar) {
-        ends.retain(|&id| id != end);
+        eog.retain(|&id| id != end);
         vocab.set_kind(end, TokenKind::UserDefined);
         if ids.eot == Some(end) {
             ids.eot = None;
@@ -161,12 +161,12 @@ pub(super) fn detect(vocab: &mut Vocab, ids: &mut SpecialIds, correct: bool) -> 
             vocab.set_kind(id, TokenKind::UserDefined);
         }
     }
-    ends.sort_unstable();
-    ends.dedup();
-    ends
+    eog.sort_unstable();
+    eog.dedup();
+    eog
 }
 
-/// Best first: the most particular names come before those that also end a document.
+/// In order of preference: specific names before those that also end a document.
 const END_OF_TURN: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_token_at_the_leftmost_place_wins() {
+    fn longest_token_at_the_leftmost_position_wins() {
         use Fragment::*;
         use TokenKind::*;
         let vocab = vocab(&[
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn stripping_tokens_swallow_spaces() {
+    fn stripping_tokens_consume_spaces() {
         use Fragment::*;
         let vocab = vocab(&[("<m>", TokenKind::Control), ("<n>", TokenKind::Control)]);
         let strip = vec![
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_generation_are_known_by_name() {
+    fn end_of_generation_tokens_are_detected_by_name() {
         use TokenKind::*;
         let mut plain = vocab(&[
             ("a", Normal),

@@ -1,9 +1,9 @@
-//! Tokens to text as they come, never half a character: bytes that may yet become one are held
-//! back until the next token decides.
+//! Incremental decoding. Bytes of an incomplete character are held back until later tokens complete
+//! it.
 
 use super::{TokenId, Tokenizer};
 
-/// Turns a stream of tokens into a stream of text. Made by [`Tokenizer::stream`].
+/// Decodes a stream of tokens into a stream of text; see [`Tokenizer::stream`].
 #[derive(Clone, Debug)]
 pub struct StreamDecoder {
     tokenizer: Tokenizer,
@@ -22,13 +22,13 @@ impl StreamDecoder {
         }
     }
 
-    /// Whether control tokens appear in the text, as their names. They do not by default.
+    /// Includes control tokens in the text, by name. Off by default.
     pub fn render_special(mut self, render: bool) -> StreamDecoder {
         self.render_special = render;
         self
     }
 
-    /// The text that `token` completes; empty where it ends inside a character.
+    /// Returns the text that `token` completes. It is empty if the token ends inside a character.
     pub fn push(&mut self, token: TokenId) -> &str {
         self.text.clear();
         if self.render_special || !self.tokenizer.is_special(token) {
@@ -38,7 +38,7 @@ impl StreamDecoder {
         &self.text
     }
 
-    /// What is left at the end: a replacement character if the tokens stopped inside a character.
+    /// Returns the rest of the text: U+FFFD if the tokens end inside a character, or nothing.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
         self.pending.finish(&mut self.text);
@@ -46,15 +46,15 @@ impl StreamDecoder {
     }
 }
 
-/// Joins byte strings into text.
+/// Joins byte strings into valid UTF-8.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Utf8Buffer {
-    /// The beginning of a character: at most three bytes.
+    /// Incomplete character: at most three bytes.
     held: Vec<u8>,
 }
 
 impl Utf8Buffer {
-    /// Appends the characters that `bytes` complete to `text`, invalid ones as U+FFFD.
+    /// Appends the characters that `bytes` complete to `text`. Invalid ones become U+FFFD.
     pub(super) fn push(&mut self, bytes: &[u8], text: &mut String) {
         self.held.extend_from_slice(bytes);
         let mut taken = 0;
@@ -65,7 +65,7 @@ impl Utf8Buffer {
             if chunk.invalid().is_empty() {
                 continue;
             }
-            if chunks.peek().is_none() && may_continue(chunk.invalid()) {
+            if chunks.peek().is_none() && is_incomplete(chunk.invalid()) {
                 break;
             }
             text.push(char::REPLACEMENT_CHARACTER);
@@ -82,8 +82,8 @@ impl Utf8Buffer {
     }
 }
 
-/// Whether `bytes`, which are not UTF-8, could be the beginning of a character.
-fn may_continue(bytes: &[u8]) -> bool {
+/// True if `bytes`, which are not valid UTF-8, may be the start of a character.
+fn is_incomplete(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_character_in_parts_comes_whole() {
+    fn split_character_is_emitted_whole() {
         let rocket = "🚀".as_bytes();
         let (texts, rest) = decode(&[&rocket[..1], &rocket[1..3], &[rocket[3], b'!', 0xc3]]);
         assert_eq!(texts, ["", "", "🚀!"]);
@@ -113,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_do_not_hold_up_the_rest() {
+    fn invalid_bytes_do_not_delay_the_rest() {
         let (texts, rest) = decode(&[b"a\xff", b"\xf0\x9f", b"b", b"\x80"]);
         assert_eq!(texts, ["a\u{fffd}", "", "\u{fffd}b", "\u{fffd}"]);
         assert_eq!(rest, "");
     }
 
     #[test]
-    fn any_cut_gives_the_same_text() {
+    fn text_does_not_depend_on_chunk_size() {
         let bytes = "aé漢🚀\u{1f468}\u{200d}\u{1f469}z".as_bytes();
         for size in 1..bytes.len() {
             let chunks: Vec<&[u8]> = bytes.chunks(size).collect();

@@ -1,4 +1,4 @@
-//! Tokenizers made from a handful of tokens.
+//! Tests with small synthetic vocabularies.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn table(texts: &[&str]) -> StringTable {
     texts.iter().collect()
 }
 
-/// `<unk>`, `<s>`, `</s>`, then bytes `<0x00>` to `<0xFF>`, then words with their scores.
+/// `<unk>`, `<s>`, `</s>`, bytes `<0x00>` to `<0xFF>`, then words with scores.
 fn sentencepiece(words: &[(&str, f32)]) -> VocabSpec {
     let mut tokens = table(&["<unk>", "<s>", "</s>"]);
     let mut kinds = vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Control];
@@ -101,7 +101,7 @@ fn sentencepiece_merges_by_score_and_falls_back_to_bytes() {
         tokenizer.decode(&tokenizer.encode("ab é", EncodeOptions::default())),
         "ab é"
     );
-    // The name of a control token is text unless it is asked for.
+    // The name of a control token is text unless special tokens are parsed.
     assert!(!tokenizer.encode("</s>", PLAIN).contains(&2));
     assert_eq!(tokenizer.encode("</s>", EncodeOptions::default()), [1, 2]);
     assert!(tokenizer.adds_bos() && !tokenizer.adds_eos());
@@ -109,8 +109,8 @@ fn sentencepiece_merges_by_score_and_falls_back_to_bytes() {
 }
 
 #[test]
-fn words_may_be_cut_only_where_no_token_goes_across() {
-    // `a▁` joins a word to the space after it, `b▁` does not.
+fn words_split_only_where_no_token_crosses() {
+    // `a▁` joins a word to the space after it, `b▁` does not exist.
     let words = [
         ("▁", -9.0),
         ("a", -8.0),
@@ -158,7 +158,7 @@ fn byte_bpe_follows_its_merges() {
 }
 
 #[test]
-fn a_stream_gives_what_decoding_gives() {
+fn stream_matches_decode() {
     let tokenizer = Tokenizer::new(byte_bpe(&[("h", "e")], &["<s>"])).unwrap();
     let text = "he said: 漢字 🚀!";
     let tokens = tokenizer.encode(text, PLAIN);
@@ -175,14 +175,14 @@ fn a_stream_gives_what_decoding_gives() {
 }
 
 #[test]
-fn strange_vocabularies_are_errors_or_do_something_sensible() {
+fn malformed_vocabularies_are_rejected_or_tolerated() {
     let nothing = VocabSpec::new(ModelSpec::Rwkv, StringTable::default());
     assert!(matches!(
         Tokenizer::new(nothing),
         Err(TokenizerError::Missing(_))
     ));
 
-    // Bytes that are none, a merge of tokens that are not there, ids out of range.
+    // Invalid byte tokens, merges of missing tokens, ids out of range.
     let mut spec = byte_bpe(&[("h", "e")], &[]);
     for odd in ["<0x-1>", "<0xGG>", "<0x>", "<0x123>", ""] {
         spec.tokens.push(odd).unwrap();
@@ -209,7 +209,7 @@ fn strange_vocabularies_are_errors_or_do_something_sensible() {
     assert_eq!(tokenizer.decode(&[u32::MAX, 999_999]), "");
     assert_eq!(tokenizer.token_id(""), None);
 
-    // Scores that are no numbers: merging still ends, Unigram refuses.
+    // Scores that are not finite: BPE merging terminates, Unigram rejects them.
     let words = [
         ("▁", 0.0),
         ("a", f32::NAN),
@@ -234,7 +234,7 @@ fn strange_vocabularies_are_errors_or_do_something_sensible() {
 }
 
 #[test]
-fn unigram_takes_the_likeliest_cut() {
+fn unigram_picks_the_likeliest_segmentation() {
     let scores = vec![0.0, -1.0, -1.5, -2.0, -2.2, -3.0];
     let tokens = table(&["<unk>", "▁", "a", "b", "ab", "▁ab"]);
     let mut spec = VocabSpec::new(
@@ -257,13 +257,13 @@ fn unigram_takes_the_likeliest_cut() {
     ];
     let tokenizer = Tokenizer::new(spec).unwrap();
     assert_eq!(tokenizer.encode("  ab   a ", PLAIN), [5, 1, 2]);
-    // Unknown characters beside each other are one token.
+    // Adjacent unknown characters become one token.
     assert_eq!(tokenizer.encode("xyab", PLAIN), [1, 0, 4]);
     assert!(tokenizer.encode("", PLAIN).is_empty());
 }
 
 #[test]
-fn wordpiece_takes_the_longest_beginning() {
+fn wordpiece_picks_the_longest_match() {
     for (marker, tokens) in [
         (
             WordMarker::Continuation("##".into()),
@@ -276,7 +276,7 @@ fn wordpiece_takes_the_longest_beginning() {
     ] {
         let model = ModelSpec::WordPiece {
             marker,
-            longest_word: 6,
+            max_word_chars: 6,
         };
         let mut spec = VocabSpec::new(model, table(&tokens));
         spec.kinds = vec![TokenKind::Unknown];
@@ -289,7 +289,7 @@ fn wordpiece_takes_the_longest_beginning() {
 }
 
 #[test]
-fn a_megabyte_of_one_character_is_no_trouble() {
+fn encodes_a_megabyte_of_one_character() {
     let spm = Tokenizer::new(sentencepiece(&[
         ("▁", -1.0),
         ("▁▁", -2.0),
@@ -306,7 +306,7 @@ fn a_megabyte_of_one_character_is_no_trouble() {
 }
 
 #[test]
-fn tokenizers_are_shared_between_threads() {
+fn tokenizer_is_shared_between_threads() {
     let tokenizer = Tokenizer::new(byte_bpe(&[("h", "e")], &[])).unwrap();
     let expected = tokenizer.encode("hehe he", PLAIN);
     std::thread::scope(|scope| {

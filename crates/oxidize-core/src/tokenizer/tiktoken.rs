@@ -1,7 +1,7 @@
-//! Reads the vocabularies of tiktoken (`qwen.tiktoken`, Meta's `tokenizer.model`, Kimi's
-//! `tiktoken.model`: lines of base64 and rank) and Mistral's `tekken.json`. Ranks are ids, and the
-//! lower id merges first. The files have no special tokens and no splitting rule: who made them
-//! is known by their size.
+//! Reads tiktoken vocabularies (`qwen.tiktoken`, Meta's `tokenizer.model`, Kimi's `tiktoken.model`:
+//! lines of base64 and rank) and Mistral's `tekken.json`. Ranks are ids, and the lower id merges
+//! first. tiktoken files contain neither special tokens nor a split rule; both follow from the
+//! family, which is recognized by the number of tokens.
 
 use std::path::Path;
 
@@ -12,9 +12,9 @@ use super::normalize::Normalize;
 use super::pretokenize::PreTokenizer;
 use super::spec::{ModelSpec, TokenId, TokenKind, VocabSpec};
 use super::vocab::StringTable;
-use super::{MOST_TOKENS, base64, byte_level};
+use super::{MAX_TOKENS, base64, byte_level};
 
-/// Whether a file looks like tiktoken's: base64, a space, a number.
+/// True if the file starts like a tiktoken file: base64, a space, a number.
 pub(super) fn is_tiktoken(bytes: &[u8]) -> bool {
     let line = bytes
         .split(|&byte| byte == b'\n')
@@ -23,7 +23,7 @@ pub(super) fn is_tiktoken(bytes: &[u8]) -> bool {
     line.len() < 256 && parse_line(line).is_some()
 }
 
-/// The vocabulary in `bytes`, the contents of the file at `path`.
+/// Reads the vocabulary from `bytes`, the contents of the file at `path`.
 pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
     let mut entries = Vec::new();
     let mut offset = 0;
@@ -68,7 +68,7 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
     Ok(spec)
 }
 
-/// Who made a file of tiktoken's.
+/// Family of a tiktoken file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Qwen,
@@ -76,7 +76,7 @@ enum Family {
     Llama4,
     Kimi,
     OpenAi(&'static Encoding),
-    /// Made like a vocabulary of OpenAI's, with the name of its rule.
+    /// Unknown family, with the name of the likeliest pre-tokenizer.
     Other(&'static str),
 }
 
@@ -112,7 +112,7 @@ impl Family {
         let mut names: Vec<String> = match self {
             Family::Qwen => fixed(&["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
             Family::Llama3 => fixed(LLAMA3_SPECIAL),
-            // The rest comes from `tokenizer_config.json`.
+            // `tokenizer_config.json` defines the others.
             Family::Llama4 => fixed(&["<|begin_of_text|>", "<|end_of_text|>"]),
             Family::Kimi | Family::OpenAi(_) | Family::Other(_) => Vec::new(),
         };
@@ -128,10 +128,10 @@ impl Family {
     }
 }
 
-/// One of OpenAI's vocabularies. Its special tokens have numbers of their own, with gaps.
+/// OpenAI encoding. Its special tokens have fixed ids, with gaps.
 #[derive(Debug, PartialEq, Eq)]
 struct Encoding {
-    /// Lines of the file.
+    /// Number of lines in the file.
     n_tokens: usize,
     rule: &'static str,
     special: &'static [(&'static str, usize)],
@@ -201,7 +201,7 @@ const LLAMA3_SPECIAL: &[&str] = &[
     "<|image|>",
 ];
 
-/// The vocabulary of a `tekken.json`.
+/// Reads the vocabulary of a `tekken.json`.
 pub(super) fn tekken(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
     let file: Tekken = serde_json::from_slice(bytes).map_err(|error| TokenizerError::Format {
         path: path.to_path_buf(),
@@ -209,16 +209,16 @@ pub(super) fn tekken(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
         problem: error.to_string(),
     })?;
     let config = file.config;
-    let specials = config.default_num_special_tokens;
-    let words = config.default_vocab_size.saturating_sub(specials);
-    if config.default_vocab_size > MOST_TOKENS || specials > config.default_vocab_size {
+    let n_special = config.default_num_special_tokens;
+    let n_regular = config.default_vocab_size.saturating_sub(n_special);
+    if config.default_vocab_size > MAX_TOKENS || n_special > config.default_vocab_size {
         return Err(TokenizerError::invalid(
             "tekken.json: config",
             "sizes out of range",
         ));
     }
     let mut tokens = StringTable::default();
-    for id in 0..specials {
+    for id in 0..n_special {
         let given = file
             .special_tokens
             .iter()
@@ -233,7 +233,7 @@ pub(super) fn tekken(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
     let entries = file
         .vocab
         .iter()
-        .filter(|token| token.rank < words)
+        .filter(|token| token.rank < n_regular)
         .map(|token| {
             let bytes = base64::decode(token.token_bytes.as_bytes());
             bytes.map(|bytes| (bytes, token.rank))
@@ -259,7 +259,7 @@ pub(super) fn tekken(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
         },
         tokens,
     );
-    spec.kinds = vec![TokenKind::Control; specials];
+    spec.kinds = vec![TokenKind::Control; n_special];
     spec.special.unk = Some(0);
     spec.special.bos = Some(1);
     spec.special.eos = Some(2);
@@ -293,7 +293,7 @@ struct TekkenSpecial {
     token_str: String,
 }
 
-/// What files without a list of special tokens mean.
+/// Special tokens of files that do not list them.
 const TEKKEN_SPECIAL: &[&str] = &[
     "<unk>",
     "<s>",
@@ -340,28 +340,28 @@ fn parse_line(line: &[u8]) -> Option<(Vec<u8>, usize)> {
     Some((base64::decode(token)?, rank))
 }
 
-/// The spelling of each token, in the order of the ranks; ranks that are missing are empty.
+/// Byte-level text of each token in order of rank; missing ranks are empty.
 fn by_rank(entries: Vec<(Vec<u8>, usize)>) -> Result<StringTable> {
     let count = entries
         .iter()
         .map(|(_, rank)| rank.saturating_add(1))
         .max()
         .unwrap_or(0);
-    if count > MOST_TOKENS {
+    if count > MAX_TOKENS {
         return Err(TokenizerError::Limit {
             what: "the largest rank",
-            limit: MOST_TOKENS as u64,
+            limit: MAX_TOKENS as u64,
             asked: count as u64,
         });
     }
-    let mut places = vec![Vec::new(); count];
+    let mut slots = vec![Vec::new(); count];
     for (bytes, rank) in entries {
-        if let Some(place) = places.get_mut(rank) {
-            *place = bytes;
+        if let Some(slot) = slots.get_mut(rank) {
+            *slot = bytes;
         }
     }
     let mut table = StringTable::default();
-    for bytes in places {
+    for bytes in slots {
         table.push(byte_level::encode(&bytes))?;
     }
     Ok(table)
@@ -385,17 +385,18 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_of_openai_have_their_own_numbers() {
-        // A made-up file of the right size: two letters each, and no token where the special one goes.
+    fn openai_special_tokens_have_fixed_ids() {
+        // Synthetic file of the right size: four letters per token, and no token at the id of the
+        // special one.
         let letter = |n: usize| char::from(b'a' + (n % 26) as u8);
         let lines = (0..50_281).filter(|&rank| rank != 50_256).map(|rank| {
             let text: String = (0..4).map(|i| letter(rank / 26usize.pow(i))).collect();
             format!("{} {rank}\n", encode_base64(text.as_bytes()))
         });
         let file: String = lines.collect();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("p50k_base.tiktoken"), &file).unwrap();
-        let tokenizer = Tokenizer::open(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("p50k_base.tiktoken"), &file).unwrap();
+        let tokenizer = Tokenizer::open(directory.path()).unwrap();
         assert_eq!(tokenizer.vocab_size(), 50_281);
         let tokens = tokenizer.encode("baaa<|endoftext|>", EncodeOptions::default());
         assert_eq!(tokens, [1, 50_256]);
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_errors() {
+    fn malformed_files_are_errors() {
         let error = spec(b"YQ== 0\nYg==1\n", Path::new("t")).unwrap_err();
         assert!(error.to_string().contains("byte 7"), "{error}");
         let huge = spec(b"YQ== 99999999999\n", Path::new("t"));

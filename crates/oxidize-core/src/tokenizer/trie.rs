@@ -1,18 +1,18 @@
-//! A byte trie: all keys that are a prefix of a text, in one walk. Special tokens, Unigram,
-//! WordPiece and RWKV look their pieces up in it.
+//! Byte trie that finds all keys that are a prefix of a text in one walk. Used for special tokens,
+//! Unigram, WordPiece and RWKV.
 
 use super::TokenId;
 
-/// Nodes in breadth-first order, so that the children of a node lie side by side.
+/// Byte trie with nodes in breadth-first order: the children of a node are contiguous.
 #[derive(Debug)]
 pub(super) struct Trie {
-    /// The byte that leads to each node.
+    /// Byte on the edge to each node.
     labels: Vec<u8>,
-    /// Where the children of each node begin; those of the next node end them.
+    /// First child of each node; the entry of the next node is the end.
     children: Vec<u32>,
-    /// The id of the key that ends at each node, or [`NO_VALUE`].
+    /// Id of the key that ends at each node, or [`NO_VALUE`].
     values: Vec<TokenId>,
-    /// The children of the root, by byte: most walks end there.
+    /// Children of the root by byte: most walks end there.
     roots: Box<[u32; 256]>,
 }
 
@@ -20,7 +20,7 @@ const NO_VALUE: TokenId = TokenId::MAX;
 const NO_NODE: u32 = u32::MAX;
 
 impl Trie {
-    /// A trie over `keys`; of equal keys the first stays, and empty ones are left out.
+    /// Builds a trie over `keys`. The first of equal keys is kept; empty keys are skipped.
     pub(super) fn new<'k>(keys: impl IntoIterator<Item = (&'k [u8], TokenId)>) -> Trie {
         let mut keys: Vec<(&[u8], TokenId)> = keys.into_iter().collect();
         keys.retain(|(key, _)| !key.is_empty());
@@ -33,7 +33,7 @@ impl Trie {
             values: vec![NO_VALUE],
             roots: Box::new([NO_NODE; 256]),
         };
-        // Each node is a range of keys that share their first `depth` bytes.
+        // A node is a range of keys that share their first `depth` bytes.
         let mut level = vec![(0, keys.len())];
         let mut depth = 0;
         while !level.is_empty() {
@@ -43,7 +43,7 @@ impl Trie {
                 let mut at = start;
                 while let Some((key, id)) = keys.get(at..end).and_then(<[_]>::first) {
                     let Some(&label) = key.get(depth) else {
-                        // The key that ends at the node itself sorts first among its range.
+                        // The key that ends at the node itself sorts first in its range.
                         at += 1;
                         continue;
                     };
@@ -75,7 +75,7 @@ impl Trie {
         trie
     }
 
-    /// Whether a key begins with `byte`.
+    /// True if a key starts with `byte`.
     #[inline]
     pub(super) fn may_start(&self, byte: u8) -> bool {
         self.roots
@@ -83,7 +83,7 @@ impl Trie {
             .is_some_and(|&node| node != NO_NODE)
     }
 
-    /// Calls `each` with the length and id of every key that `text` begins with, short to long.
+    /// Calls `each` with the length and id of every key that is a prefix of `text`, shortest first.
     #[inline]
     pub(super) fn prefixes(&self, text: &[u8], mut each: impl FnMut(usize, TokenId)) {
         let Some((&first, rest)) = text.split_first() else {
@@ -108,7 +108,7 @@ impl Trie {
         }
     }
 
-    /// The longest key that `text` begins with.
+    /// Longest key that is a prefix of `text`.
     #[inline]
     pub(super) fn longest(&self, text: &[u8]) -> Option<(usize, TokenId)> {
         let mut found = None;
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_come_short_to_long() {
+    fn prefixes_are_found_shortest_first() {
         let trie = trie(&["abc", "a", "", "ab", "b", "ab", "abcd"]);
         let mut found = Vec::new();
         trie.prefixes(b"abcx", |len, id| found.push((len, id)));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_found_among_many() {
+    fn every_key_of_many_is_found() {
         let keys: Vec<String> = (0..3000).map(|i| format!("{:x}", i * 7919)).collect();
         let trie = Trie::new(
             keys.iter()
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_trie_matches_nothing() {
+    fn empty_trie_matches_nothing() {
         assert_eq!(trie(&[]).longest(b"a"), None);
     }
 }

@@ -1,9 +1,9 @@
-//! The Unicode properties that tokenizers split text by, one table look-up a character.
-//! The table itself is generated (`unicode_table.rs`); the splitting rules are in `pretokenize`.
+//! Unicode properties used by the split rules in `pretokenize`, with one table lookup per
+//! character. The table (`unicode_table.rs`) is generated.
 
 use super::unicode_table::{BLOCK_OF, BLOCKS, CLASSES};
 
-/// A set of properties: those of one character, or those that a rule looks for.
+/// Set of properties: those of a character, or those that a rule matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Class(u16);
 
@@ -34,7 +34,7 @@ impl Class {
     pub(super) const HAN: Class = Class(1 << 11);
     /// `\p{Cc}`, `\p{Cf}` and `\p{Co}`.
     pub(super) const CONTROL: Class = Class(1 << 12);
-    /// Not a character: the text ends here.
+    /// Past the end of the text.
     pub(super) const END: Class = Class(1 << 15);
 
     /// `\p{L}`.
@@ -44,7 +44,7 @@ impl Class {
     /// `\p{N}`.
     pub(super) const NUMBER: Class = Class::DIGIT.or(Class::OTHER_NUMBER);
 
-    /// The class of a character.
+    /// Class of a character.
     #[inline]
     pub(super) fn of(c: char) -> Class {
         let code = c as usize;
@@ -56,19 +56,19 @@ impl Class {
         Class(CLASSES.get(usize::from(class)).copied().unwrap_or(0))
     }
 
-    /// Both sets together.
+    /// Union of two sets.
     pub(super) const fn or(self, other: Class) -> Class {
         Class(self.0 | other.0)
     }
 
-    /// Whether any property of `set` is here.
+    /// True if the sets intersect.
     #[inline(always)]
     pub(super) const fn is(self, set: Class) -> bool {
         self.0 & set.0 != 0
     }
 }
 
-// Evaluated by the compiler, for which an index out of range is an error.
+// Evaluated at compile time, where an index out of range is an error.
 #[allow(clippy::indexing_slicing)]
 static ASCII: [u16; 256] = {
     let mut table = [0; 256];
@@ -80,24 +80,24 @@ static ASCII: [u16; 256] = {
     table
 };
 
-/// The class of the character at byte `pos` and its length in bytes; `END` and 0 past the text.
+/// Class and length in bytes of the character at byte `pos`; `END` and 0 past the text.
 #[inline(always)]
 pub(super) fn class_at(text: &str, pos: usize) -> (Class, usize) {
     match text.as_bytes().get(pos) {
         None => (Class::END, 0),
         Some(&byte) if byte < 128 => (Class(ASCII.get(usize::from(byte)).copied().unwrap_or(0)), 1),
-        Some(_) => wide_class_at(text, pos),
+        Some(_) => non_ascii_class_at(text, pos),
     }
 }
 
-fn wide_class_at(text: &str, pos: usize) -> (Class, usize) {
+fn non_ascii_class_at(text: &str, pos: usize) -> (Class, usize) {
     match text.get(pos..).and_then(|rest| rest.chars().next()) {
         Some(c) => (Class::of(c), c.len_utf8()),
         None => (Class::END, 0),
     }
 }
 
-/// The character at byte `pos`.
+/// Character at byte `pos`.
 #[inline]
 pub(super) fn char_at(text: &str, pos: usize) -> Option<char> {
     match text.as_bytes().get(pos) {
@@ -107,7 +107,7 @@ pub(super) fn char_at(text: &str, pos: usize) -> Option<char> {
     }
 }
 
-/// Where the run of characters in `set` that begins at `pos` ends.
+/// End of the run of characters in `set` that starts at `pos`.
 #[inline]
 pub(super) fn skip_while(text: &str, mut pos: usize, set: Class) -> usize {
     loop {
@@ -119,7 +119,7 @@ pub(super) fn skip_while(text: &str, mut pos: usize, set: Class) -> usize {
     }
 }
 
-/// As [`skip_while`], over at most `limit` characters.
+/// Like [`skip_while`], for at most `limit` characters.
 #[inline]
 pub(super) fn skip_at_most(text: &str, mut pos: usize, set: Class, limit: usize) -> usize {
     for _ in 0..limit {
@@ -132,7 +132,7 @@ pub(super) fn skip_at_most(text: &str, mut pos: usize, set: Class, limit: usize)
     pos
 }
 
-/// Where the first character in `set`, or the end of the text, is at or after `pos`.
+/// Position of the first character in `set` at or after `pos`, or the end of the text.
 #[inline]
 pub(super) fn skip_until(text: &str, mut pos: usize, set: Class) -> usize {
     loop {
@@ -174,12 +174,12 @@ mod tests {
         }
         assert!(Class::of('\n').is(Class::SPACE) && Class::of('\n').is(Class::NEWLINE));
         assert!(Class::of('漢').is(Class::HAN) && Class::of('漢').is(Class::LETTER));
-        // Unassigned: no property, yet not the end.
+        // Unassigned: no property, but not the end.
         assert_eq!(Class::of('\u{378}'), Class(0));
     }
 
     #[test]
-    fn whitespace_is_the_standard_library_s() {
+    fn whitespace_matches_the_standard_library() {
         for c in '\0'..=char::MAX {
             assert_eq!(Class::of(c).is(Class::SPACE), c.is_whitespace(), "{c:?}");
             assert_eq!(

@@ -1,5 +1,5 @@
-//! The Unigram model of SentencePiece (T5, XLM-R): of all ways to cut a text into tokens, the most
-//! likely one, found by dynamic programming over its bytes (Kudo 2018, arXiv:1804.10959).
+//! SentencePiece's Unigram model (T5, XLM-R): the most likely segmentation of a text, by dynamic
+//! programming over its bytes (Kudo 2018, arXiv:1804.10959).
 
 use super::bpe::ByteTokens;
 use super::error::{Result, TokenizerError};
@@ -15,19 +15,19 @@ pub(super) struct Unigram {
     scores: Vec<f32>,
     unknown: TokenId,
     unknown_score: f64,
-    /// The tokens of bytes, where unknown characters are spelled in bytes.
+    /// Byte tokens, if unknown characters are encoded as bytes.
     bytes: Option<ByteTokens>,
 }
 
-/// How far below the worst token an unknown character is.
+/// Score difference between the worst token and an unknown character.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// The best way to reach a place in the text.
+/// Best segmentation that ends at a position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     score: f64,
     id: TokenId,
-    /// Length of the last token.
+    /// Length of the last token in bytes.
     len: u32,
 }
 
@@ -73,7 +73,7 @@ impl Unigram {
         })
     }
 
-    /// Appends the tokens of `text`, which is normalised.
+    /// Appends the tokens of `text`, which must be normalized.
     pub(super) fn encode(
         &self,
         vocab: &Vocab,
@@ -107,7 +107,7 @@ impl Unigram {
         }
         for (at, c) in text.char_indices() {
             let base = steps.get(at).map_or(0.0, |step| step.score);
-            let mut offer = |len: usize, id: TokenId, score: f64| {
+            let mut relax = |len: usize, id: TokenId, score: f64| {
                 if let Some(step) = steps
                     .get_mut(at + len)
                     .filter(|step| base + score > step.score)
@@ -119,10 +119,10 @@ impl Unigram {
                     };
                 }
             };
-            let mut whole_character = false;
+            let mut has_character_token = false;
             self.trie
                 .prefixes(bytes.get(at..).unwrap_or_default(), |len, id| {
-                    whole_character |= len == c.len_utf8();
+                    has_character_token |= len == c.len_utf8();
                     let score = match vocab.kind(id) {
                         TokenKind::UserDefined => 0.0,
                         _ => self
@@ -130,17 +130,17 @@ impl Unigram {
                             .get(id as usize)
                             .map_or(0.0, |&score| f64::from(score)),
                     };
-                    offer(len, id, score);
+                    relax(len, id, score);
                 });
-            if !whole_character {
-                offer(c.len_utf8(), self.unknown, self.unknown_score);
+            if !has_character_token {
+                relax(c.len_utf8(), self.unknown, self.unknown_score);
             }
         }
-        self.trace(bytes, steps, out);
+        self.backtrack(bytes, steps, out);
     }
 
-    /// Walks back from the end; runs of unknown characters become one token, or their bytes.
-    fn trace(&self, bytes: &[u8], steps: &[Step], out: &mut Vec<TokenId>) {
+    /// Backtracks from the end. Runs of unknown characters become one token, or their bytes.
+    fn backtrack(&self, bytes: &[u8], steps: &[Step], out: &mut Vec<TokenId>) {
         let first = out.len();
         let mut end = bytes.len();
         let mut after_unknown = false;
@@ -149,14 +149,14 @@ impl Unigram {
             let is_unknown = step.id == self.unknown;
             let piece = bytes.get(start..end).unwrap_or_default();
             let table = self.bytes.as_ref().filter(|_| is_unknown);
-            let spelled = table.and_then(|table| table.spell(piece));
-            let is_spelled = spelled.is_some();
-            match spelled {
+            let byte_ids = table.and_then(|table| table.tokens_of(piece));
+            let has_byte_ids = byte_ids.is_some();
+            match byte_ids {
                 Some(ids) => out.extend(ids.rev()),
                 None if is_unknown && after_unknown => {}
                 None => out.push(step.id),
             }
-            after_unknown = is_unknown && !is_spelled;
+            after_unknown = is_unknown && !has_byte_ids;
             end = start;
         }
         if let Some(added) = out.get_mut(first..) {

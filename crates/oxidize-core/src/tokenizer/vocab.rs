@@ -1,12 +1,12 @@
-//! The words of a vocabulary without a `String` each: all texts in one buffer, found by offset
-//! from an id and by hash from a text. Every tokenizer model looks its pieces up here.
+//! Vocabulary storage without a `String` per token: one buffer for all texts, looked up by id
+//! through offsets and by text through a hash index.
 
 use std::hash::{BuildHasher, RandomState};
 
 use super::error::{Result, TokenizerError};
 use super::{TokenId, TokenKind};
 
-/// Many strings in one buffer, by number.
+/// List of byte strings in one buffer.
 #[derive(Clone, Debug, Default)]
 pub struct StringTable {
     bytes: Vec<u8>,
@@ -14,7 +14,7 @@ pub struct StringTable {
 }
 
 impl StringTable {
-    /// Appends `text`; an error once all strings together pass 4 GiB or 2³² entries.
+    /// Appends `text`. Fails if the strings exceed 4 GiB or 2³² entries.
     pub fn push(&mut self, text: impl AsRef<[u8]>) -> Result<()> {
         let text = text.as_ref();
         let end = self.bytes.len() + text.len();
@@ -30,17 +30,17 @@ impl StringTable {
         Ok(())
     }
 
-    /// How many strings there are.
+    /// Number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// True if there are no strings.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The bytes of string `index`.
+    /// Bytes of string `index`.
     #[inline]
     pub fn bytes(&self, index: usize) -> Option<&[u8]> {
         let end = *self.ends.get(index)? as usize;
@@ -51,7 +51,7 @@ impl StringTable {
         self.bytes.get(start..end)
     }
 
-    /// String `index`, if it is UTF-8.
+    /// String `index`, if it is valid UTF-8.
     pub fn get(&self, index: usize) -> Option<&str> {
         self.bytes(index)
             .and_then(|bytes| std::str::from_utf8(bytes).ok())
@@ -69,7 +69,7 @@ impl StringTable {
 }
 
 impl<T: AsRef<[u8]>> FromIterator<T> for StringTable {
-    /// Panics past 4 GiB: for fixed lists only.
+    /// Panics above 4 GiB; for fixed lists only.
     fn from_iter<I: IntoIterator<Item = T>>(texts: I) -> StringTable {
         let mut table = StringTable::default();
         for text in texts {
@@ -79,22 +79,22 @@ impl<T: AsRef<[u8]>> FromIterator<T> for StringTable {
     }
 }
 
-/// Finds an id by its string. The strings stay where they are: `text` hands them out.
+/// Hash index from strings to ids. The strings are stored elsewhere; `text` returns them by id.
 #[derive(Debug)]
 pub(super) struct ByteIndex {
-    /// An id plus one in each occupied slot; at most half are.
+    /// Id plus one in each occupied slot; at most half are occupied.
     slots: Vec<u32>,
     seed: u64,
 }
 
 impl ByteIndex {
-    /// An index over `ids`. Of equal strings the first keeps the place.
+    /// Builds an index over `ids`. The first of equal strings wins.
     pub(super) fn new<'t>(
         ids: impl Iterator<Item = TokenId> + Clone,
         text: impl Fn(TokenId) -> &'t [u8],
     ) -> ByteIndex {
         let slots = (ids.clone().count() * 2).next_power_of_two().max(16);
-        // A seed of its own: a file cannot be made whose words all collide.
+        // Random seed, so that no file can contain colliding tokens.
         let seed = RandomState::new().hash_one(slots);
         let mut index = ByteIndex {
             slots: vec![0; slots],
@@ -121,7 +121,7 @@ impl ByteIndex {
         self.slots.get(slot).and_then(|id| id.checked_sub(1))
     }
 
-    /// The slot that holds `key`, or the empty one where it would go.
+    /// Slot that holds `key`, or the empty slot where it would go.
     #[inline]
     fn slot<'t>(
         &self,
@@ -141,14 +141,14 @@ impl ByteIndex {
     }
 }
 
-/// The two halves of a product, mixed.
+/// XOR of both halves of the 128-bit product.
 #[inline]
 pub(super) fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
 }
 
-/// A seeded multiply-and-fold hash: words are short, so the set-up cost is what counts.
+/// Seeded multiply-and-fold hash. Words are short, so setup cost dominates.
 #[inline]
 pub(super) fn hash(bytes: &[u8], seed: u64) -> u64 {
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -165,7 +165,7 @@ pub(super) fn hash(bytes: &[u8], seed: u64) -> u64 {
     fold(state ^ tail, K ^ 0x1234_5678_9abc_def1)
 }
 
-/// What a tokenizer knows of each token.
+/// Token texts, pieces and kinds.
 #[derive(Debug)]
 pub(super) struct Vocab {
     texts: StringTable,
@@ -175,7 +175,7 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    /// `pieces` are the bytes that each token adds to a text.
+    /// Creates a vocabulary. `pieces` are the bytes that each token adds to a text.
     pub(super) fn new(
         mut texts: StringTable,
         mut pieces: StringTable,
@@ -202,19 +202,19 @@ impl Vocab {
         0..self.len() as TokenId
     }
 
-    /// The token as the vocabulary spells it.
+    /// Text of a token as stored in the vocabulary.
     #[inline]
     pub(super) fn text(&self, id: TokenId) -> &[u8] {
         self.texts.bytes(id as usize).unwrap_or_default()
     }
 
-    /// The token as it appears in text.
+    /// Bytes that a token adds to a text.
     #[inline]
     pub(super) fn piece(&self, id: TokenId) -> &[u8] {
         self.pieces.bytes(id as usize).unwrap_or_default()
     }
 
-    /// Unused for an id that is out of range.
+    /// Kind of a token; `Unused` for an id that is out of range.
     #[inline]
     pub(super) fn kind(&self, id: TokenId) -> TokenKind {
         self.kinds
@@ -229,7 +229,7 @@ impl Vocab {
         }
     }
 
-    /// The token that the vocabulary spells `text`. The empty text is no token.
+    /// Id of the token with this stored text. The empty text has none.
     pub(super) fn find(&self, text: &[u8]) -> Option<TokenId> {
         self.index
             .get(text, |id| self.text(id))
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_found_by_id_and_by_text() {
+    fn tokens_are_found_by_id_and_by_text() {
         let words: Vec<String> = (0..5000).map(|i| format!("w{i}")).collect();
         let table: StringTable = words.iter().collect();
         let vocab = Vocab::new(table.clone(), table, vec![TokenKind::Normal; 5000]);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_equal_texts_wins_and_the_empty_text_is_no_token() {
+    fn first_of_equal_texts_wins_and_empty_text_is_no_token() {
         let table = StringTable::from_iter(["a", "", "b", "a", ""]);
         let vocab = Vocab::new(table.clone(), table, vec![TokenKind::Normal; 5]);
         assert_eq!(vocab.find(b"a"), Some(0));

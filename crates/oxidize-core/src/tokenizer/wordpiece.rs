@@ -1,5 +1,6 @@
-//! BERT's WordPiece: words are cut at spaces and punctuation, and each is spelled by its longest
-//! known beginning, then the longest continuation, and so on. A word that cannot be is unknown.
+//! BERT's WordPiece: splits text at whitespace and punctuation, then encodes each word by greedy
+//! longest match, with separate tokens for the beginning and the continuation of a word. A word
+//! without a match becomes the unknown token.
 
 use super::TokenId;
 use super::error::{Result, TokenizerError};
@@ -13,7 +14,7 @@ pub(super) struct WordPiece {
     beginnings: Trie,
     continuations: Trie,
     unknown: TokenId,
-    longest_word: usize,
+    max_word_chars: usize,
 }
 
 impl WordPiece {
@@ -21,7 +22,7 @@ impl WordPiece {
         vocab: &Vocab,
         marker: &WordMarker,
         unknown: Option<TokenId>,
-        longest_word: usize,
+        max_word_chars: usize,
     ) -> Result<WordPiece> {
         let unknown = unknown.ok_or_else(|| {
             TokenizerError::Missing("the unknown token of a WordPiece model".into())
@@ -47,24 +48,24 @@ impl WordPiece {
             beginnings,
             continuations,
             unknown,
-            longest_word,
+            max_word_chars,
         })
     }
 
-    /// Appends the tokens of `text`, which is normalised.
+    /// Appends the tokens of `text`, which must be normalized.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<TokenId>) {
         let mut word_start = None;
         for (at, c) in text.char_indices() {
             let space = c.is_whitespace();
-            let alone = c.is_ascii_punctuation() || Class::of(c).is(Class::PUNCTUATION);
-            if !space && !alone {
+            let isolated = c.is_ascii_punctuation() || Class::of(c).is(Class::PUNCTUATION);
+            if !space && !isolated {
                 word_start.get_or_insert(at);
                 continue;
             }
             if let Some(start) = word_start.take() {
                 self.word(text.get(start..at).unwrap_or_default(), out);
             }
-            if alone {
+            if isolated {
                 self.word(text.get(at..at + c.len_utf8()).unwrap_or_default(), out);
             }
         }
@@ -77,7 +78,7 @@ impl WordPiece {
         let first = out.len();
         let mut rest = word.as_bytes();
         let mut trie = &self.beginnings;
-        let too_long = word.chars().nth(self.longest_word).is_some();
+        let too_long = word.chars().nth(self.max_word_chars).is_some();
         while !rest.is_empty() {
             let Some((len, id)) = trie.longest(rest).filter(|_| !too_long) else {
                 out.truncate(first);

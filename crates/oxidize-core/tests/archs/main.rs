@@ -1,37 +1,37 @@
-//! Tiny models of every supported architecture against PyTorch's logits, from GGUF and from
-//! safetensors, on both backends, however the input is cut into batches.
+//! Tiny models of every supported architecture, compared with PyTorch's logits: from GGUF and from
+//! safetensors, on both backends, with various batches.
 
-mod feed;
+mod batch_schedule;
 mod quantized;
 #[path = "../shared/mod.rs"]
 mod shared;
 
-use feed::{config, feed, feed_after_prefix, feed_beside, feed_encoded, feed_whole};
+use batch_schedule::{config, feed, feed_after_prefix, feed_beside, feed_encoded, feed_whole};
 use oxidize_core::arch::ARCHS;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, SessionConfig};
 use oxidize_core::embedding::{Embedder, EmbedderConfig, Pooling};
 use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_core::graph::Gives;
+use oxidize_core::graph::OutputKind;
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::TokenPair;
 use shared::shared;
 use std::path::PathBuf;
 
-/// What PyTorch makes of an input.
+/// An input and PyTorch's results.
 #[derive(Default)]
 struct Case {
     tokens: Vec<u32>,
-    /// The tokens of the decoder, where `tokens` are the encoder's.
+    /// Tokens of the decoder, if `tokens` are the encoder's.
     decoder_tokens: Vec<u32>,
-    /// The logits at each position; of a classifier, its scores.
+    /// Logits at each position; for a classifier, its scores.
     logits: Vec<f32>,
-    /// Of an encoder: the hidden states at each position, and the embedding.
+    /// Hidden states of an encoder at each position.
     hidden: Vec<f32>,
+    /// Embedding of an encoder.
     pooled: Vec<f32>,
-    /// Of a classifier: its scores where the first third of the tokens is one text and the rest
-    /// another.
+    /// Scores of a classifier for the first third of the tokens as one text and the rest as another.
     pair: Vec<f32>,
 }
 
@@ -55,7 +55,7 @@ fn cases(dir: &std::path::Path) -> Vec<Case> {
     (0..3).map(case).collect()
 }
 
-/// ‖ours − reference‖ ÷ ‖reference − its mean‖.
+/// Returns ‖ours − reference‖ ÷ ‖reference − mean(reference)‖.
 fn distance(ours: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(ours.len(), reference.len());
     let mean = reference.iter().map(|&x| f64::from(x)).sum::<f64>() / reference.len() as f64;
@@ -71,7 +71,7 @@ fn distance(ours: &[f32], reference: &[f32]) -> f64 {
     (error / spread).sqrt()
 }
 
-/// A golden model, in the forms that its index vouches for.
+/// A golden model in its usable forms.
 struct Golden {
     name: String,
     kind: Kind,
@@ -79,27 +79,27 @@ struct Golden {
     forms: Vec<PathBuf>,
 }
 
-/// What a golden model is, and so what its reference has.
+/// Kind of a golden model, which determines its reference.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Logits at every position.
     Decoder,
     /// Hidden states at every position, and an embedding.
     Encoder,
-    /// Logits of a decoder behind an encoder.
-    Both,
+    /// Logits of a decoder with an encoder.
+    EncoderDecoder,
 }
 
-/// Every golden model whose architecture runs; `OXIDIZE_GOLDEN` picks those whose name it is part of.
+/// Golden models of supported architectures; `OXIDIZE_GOLDEN` selects those whose name contains it.
 fn models() -> Vec<Golden> {
     let wanted = std::env::var("OXIDIZE_GOLDEN").unwrap_or_default();
     let mut models = Vec::new();
-    // What is checked in stands for families that have no golden model.
+    // Checked-in models of families without a golden model.
     let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/encoders");
     let (golden, extra) = (shared("golden"), shared("golden-extra"));
     let is_complete = golden.is_some();
-    for folder in [golden, extra, Some(own)].into_iter().flatten() {
-        let index = std::fs::read_to_string(folder.join("INDEX.tsv")).unwrap_or_default();
+    for directory in [golden, extra, Some(own)].into_iter().flatten() {
+        let index = std::fs::read_to_string(directory.join("INDEX.tsv")).unwrap_or_default();
         for line in index.lines().skip(1) {
             let fields: Vec<&str> = line.split('\t').collect();
             let (name, arch, status, kind) = (fields[0], fields[2], fields[3], fields[5]);
@@ -108,12 +108,12 @@ fn models() -> Vec<Golden> {
                 // The index calls GPT-2 an encoder, because of how its logits were computed.
                 "encoder" if name == "gpt2" => Kind::Decoder,
                 "encoder" => Kind::Encoder,
-                _ => Kind::Both,
+                _ => Kind::EncoderDecoder,
             };
             if !name.contains(&wanted) {
                 continue;
             }
-            let dir = folder.join(name);
+            let dir = directory.join(name);
             let forms = forms(name, &dir, arch, status == "gold");
             if !forms.is_empty() {
                 models.push(Golden {
@@ -133,16 +133,16 @@ fn models() -> Vec<Golden> {
     models
 }
 
-/// The GGUF file where the index vouches for it, and the directory of safetensors.
-fn forms(name: &str, dir: &std::path::Path, arch: &str, gold: bool) -> Vec<PathBuf> {
+/// Forms of a model: the GGUF file if the index marks it as valid, and the safetensors directory.
+fn forms(name: &str, dir: &std::path::Path, arch: &str, is_valid: bool) -> Vec<PathBuf> {
     let mut forms = Vec::new();
-    if gold && ARCHS.iter().any(|known| known.name == arch) {
+    if is_valid && ARCHS.iter().any(|known| known.name == arch) {
         forms.push(dir.join("model.gguf"));
     }
-    // The class that the directory itself names; the index has the one that made the reference.
+    // The class in the model's own configuration; the index has the one that computed the reference.
     let config = std::fs::read_to_string(dir.join("config.json")).unwrap_or_default();
     let class = |class: &&str| config.contains(&format!("\"{class}\""));
-    // References of these follow GGUF's reading of the family.
+    // References of these follow the GGUF implementation of the family.
     let gguf_only = name.ends_with("-lcsem");
     if !gguf_only && ARCHS.iter().any(|known| known.hf_classes.iter().any(class)) {
         forms.push(dir.to_path_buf());
@@ -151,16 +151,16 @@ fn forms(name: &str, dir: &std::path::Path, arch: &str, gold: bool) -> Vec<PathB
     forms
 }
 
-/// Runs one form of a model in every way, and says what was too far off.
+/// Runs one form of a model with all batches and returns the deviations above the limit.
 fn check(golden: &Golden, form: &std::path::Path) -> Vec<String> {
     let form_name = form.file_name().unwrap().to_string_lossy();
-    let who = format!("{} ({form_name})", golden.name);
-    let model = match Model::load(form, &OpenOptions::default()) {
+    let label = format!("{} ({form_name})", golden.name);
+    let model = match Model::load_with(form, &OpenOptions::default()) {
         Ok(model) => model,
-        Err(error) => return vec![format!("{who}: {error}")],
+        Err(error) => return vec![format!("{label}: {error}")],
     };
     if !model.unused_tensors().is_empty() {
-        return vec![format!("{who}: unused {:?}", model.unused_tensors())];
+        return vec![format!("{label}: unused {:?}", model.unused_tensors())];
     }
     let cases = cases(&golden.dir);
     let backends: [(&str, &dyn Backend); 2] = [("reference", &Reference), ("cpu", &Cpu::default())];
@@ -170,14 +170,14 @@ fn check(golden: &Golden, form: &std::path::Path) -> Vec<String> {
             let runs = match golden.kind {
                 Kind::Decoder => decode(&model, backend, &cases, i),
                 Kind::Encoder => encode(&model, backend, &cases, i, form == golden.dir),
-                Kind::Both => encode_and_decode(&model, backend, &cases, i),
+                Kind::EncoderDecoder => encode_and_decode(&model, backend, &cases, i),
             };
             let runs = match runs {
                 Ok(runs) => runs,
-                Err(error) => return vec![format!("{who} on {backend_name}: {error}")],
+                Err(error) => return vec![format!("{label} on {backend_name}: {error}")],
             };
             for Run {
-                how,
+                batches,
                 ours,
                 expected,
                 limit,
@@ -187,32 +187,32 @@ fn check(golden: &Golden, form: &std::path::Path) -> Vec<String> {
                 worst = worst.max(distance * LIMIT / limit);
                 if distance.is_nan() || distance > limit {
                     failures.push(format!(
-                        "{who} on {backend_name}, input {i}, {how}: {distance:.2e}"
+                        "{label} on {backend_name}, input {i}, {batches}: {distance:.2e}"
                     ));
                 }
             }
         }
     }
-    println!("{who}: {worst:.2e}");
+    println!("{label}: {worst:.2e}");
     failures
 }
 
-/// What came out in one of the ways of going in, and what should have.
+/// Results of one kind of batches, and the expected ones.
 struct Run<'a> {
-    how: &'static str,
+    batches: &'static str,
     ours: Vec<f32>,
     expected: &'a [f32],
     limit: f64,
 }
 
-/// How far from PyTorch is too far.
+/// Maximum distance from PyTorch's results.
 const LIMIT: f64 = 1e-4;
 
 type Runs<'a> = Result<Vec<Run<'a>>, oxidize_core::Error>;
 
 fn decode<'a>(model: &Model, backend: &dyn Backend, cases: &'a [Case], i: usize) -> Runs<'a> {
     let Case { tokens, logits, .. } = &cases[i];
-    // References know how long the input is when they turn its first key.
+    // References rotate the first key depending on the length of the input.
     let mut session = model.session(backend, &config(tokens.len()))?;
     let session = session.as_mut();
     let runs = [
@@ -225,9 +225,9 @@ fn decode<'a>(model: &Model, backend: &dyn Backend, cases: &'a [Case], i: usize)
         ),
         ("after a prefix hit", feed_after_prefix(session, tokens)),
     ];
-    let run = |(how, ours): (&'static str, Vec<f32>)| Run {
+    let run = |(batches, ours): (&'static str, Vec<f32>)| Run {
         expected: &logits[logits.len() - ours.len()..],
-        how,
+        batches,
         ours,
         limit: LIMIT,
     };
@@ -250,24 +250,24 @@ fn encode<'a>(
     let inputs = [&cases[1].tokens[..], &cases[0].tokens, &case.tokens];
     let mut runs = vec![
         Run {
-            how: "alone",
+            batches: "alone",
             ours: feed_whole(session.as_mut(), &inputs[2..]),
             expected: &case.hidden,
             limit: LIMIT,
         },
         Run {
-            how: "beside others",
+            batches: "beside others",
             ours: feed_whole(session.as_mut(), &inputs),
             expected: &case.hidden,
             limit: LIMIT,
         },
     ];
     if !case.pooled.is_empty() && Pooling::of(model).is_some() {
-        let mut embedder = Embedder::new(model, backend, &EmbedderConfig::default())?;
+        let mut embedder = Embedder::with_backend(model, backend, &EmbedderConfig::default())?;
         runs.push(Run {
-            how: "pooled",
+            batches: "pooled",
             ours: embedder
-                .embed(std::slice::from_ref(&case.tokens))?
+                .embed_tokens(std::slice::from_ref(&case.tokens))?
                 .concat()
                 .concat(),
             expected: &case.pooled,
@@ -278,11 +278,11 @@ fn encode<'a>(
             },
         });
     }
-    // GGUF files have lost a part of BERT's classifiers.
-    if model.plan().gives == Gives::Scores && from_directory {
+    // GGUF files lack a part of BERT's classifiers.
+    if model.plan().output == OutputKind::Scores && from_directory {
         let mut session = model.session(backend, &config)?;
         let mut ours = feed_whole(session.as_mut(), &inputs[2..]);
-        // One number has no spread to compare with.
+        // A single score has no spread, so the absolute error is compared.
         ours.truncate(case.logits.len());
         assert!((ours[0] - case.logits[0]).abs() < 1e-4, "{ours:?}");
     }
@@ -291,8 +291,8 @@ fn encode<'a>(
             tokens: case.tokens.clone(),
             second: case.tokens.len() / 3,
         };
-        let mut embedder = Embedder::new(model, backend, &EmbedderConfig::default())?;
-        let ours = embedder.embed_pairs(&[pair])?.concat().concat();
+        let mut embedder = Embedder::with_backend(model, backend, &EmbedderConfig::default())?;
+        let ours = embedder.embed_token_pairs(&[pair])?.concat().concat();
         assert!((ours[0] - case.pair[0]).abs() < 1e-4, "{ours:?}");
         assert!((case.logits[0] - case.pair[0]).abs() > 1e-3);
     }
@@ -313,21 +313,21 @@ fn encode_and_decode<'a>(
     } = &cases[i];
     let mut session = model.session(backend, &config(256))?;
     let session = session.as_mut();
-    let mut go =
+    let mut feed_to_slot =
         |slot, pieces: &[usize]| feed_encoded(session, slot, tokens, decoder_tokens, pieces);
     let mut runs = vec![
-        ("one batch", go(0, &[128])),
-        ("one by one", go(1, &[1])),
-        ("uneven chunks", go(0, &[3, 1, 7])),
+        ("one batch", feed_to_slot(0, &[128])),
+        ("one by one", feed_to_slot(1, &[1])),
+        ("uneven chunks", feed_to_slot(0, &[3, 1, 7])),
     ];
-    // Another in between leaves what was read alone.
+    // Another prompt in between does not affect the encoder's output for this one.
     feed_encoded(session, 2, &cases[0].tokens, &cases[0].decoder_tokens, &[2]);
     runs.push((
         "after another",
         feed_encoded(session, 1, tokens, decoder_tokens, &[5]),
     ));
-    let run = |(how, ours)| Run {
-        how,
+    let run = |(batches, ours)| Run {
+        batches,
         ours,
         expected: logits,
         limit: LIMIT,
@@ -340,7 +340,7 @@ fn outputs_match_pytorch() {
     for_each_form(check);
 }
 
-/// Runs `check` on every form of every model, and fails with all that it found.
+/// Runs `check` on every form of every model and reports all failures.
 fn for_each_form(check: impl Fn(&Golden, &std::path::Path) -> Vec<String> + Sync) {
     let models = models();
     let forms = models

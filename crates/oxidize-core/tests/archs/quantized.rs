@@ -1,6 +1,6 @@
-//! The same models with their matrices quantised to 8 bits: what they say stays nearly the same.
+//! Golden models with their matrices quantized to 8 bits give nearly the same results.
 
-use crate::feed::{config, feed, feed_encoded, feed_whole};
+use crate::batch_schedule::{config, feed, feed_encoded, feed_whole};
 use crate::{Case, Golden, Kind, cases, distance, for_each_form};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::file::{ModelFile, OpenOptions, TensorInfo, TensorType};
@@ -9,13 +9,13 @@ use oxidize_core::model::Model;
 use oxidize_kernels::quant;
 use std::path::Path;
 
-/// Most that the distributions of tokens may differ by, in the mean over positions (nats).
-const KL: f64 = 0.05;
-/// How far the hidden states of encoders may be off, relative to their spread.
-const DISTANCE: f64 = 0.05;
+/// Maximum KL divergence of the distributions of tokens, as the mean over positions in nats.
+const MAX_KL: f64 = 0.05;
+/// Maximum error of the hidden states of encoders, relative to their spread.
+const MAX_DISTANCE: f64 = 0.05;
 
 #[test]
-fn eight_bits_are_nearly_as_good() {
+fn eight_bit_outputs_match_pytorch() {
     for_each_form(check);
 }
 
@@ -35,9 +35,9 @@ fn check(golden: &Golden, form: &Path) -> Vec<String> {
     let scores: Vec<f64> = scores.collect();
     let mean = scores.iter().sum::<f64>() / scores.len() as f64;
     let limit = if golden.kind == Kind::Encoder {
-        DISTANCE
+        MAX_DISTANCE
     } else {
-        KL
+        MAX_KL
     };
     println!("{}: {mean:.1e}", golden.name);
     if mean.is_nan() || mean > limit {
@@ -60,12 +60,12 @@ fn compare(kind: Kind, model: &Model, case: &Case) -> f64 {
         Kind::Decoder => {
             let mut session = model.session(&backend, &config).unwrap();
             let ours = feed(session.as_mut(), tokens, &[128]);
-            divergence(&ours, logits, tokens.len())
+            kl_divergence(&ours, logits, tokens.len())
         }
-        Kind::Both => {
+        Kind::EncoderDecoder => {
             let mut session = model.session(&backend, &config).unwrap();
             let ours = feed_encoded(session.as_mut(), 0, tokens, decoder_tokens, &[128]);
-            divergence(&ours, logits, decoder_tokens.len())
+            kl_divergence(&ours, logits, decoder_tokens.len())
         }
         Kind::Encoder => {
             let mut session = model.embedding_session(&backend, &config).unwrap();
@@ -74,8 +74,8 @@ fn compare(kind: Kind, model: &Model, case: &Case) -> f64 {
     }
 }
 
-/// The mean over positions of the Kullback-Leibler divergence of our distribution from theirs.
-fn divergence(ours: &[f32], theirs: &[f32], n_positions: usize) -> f64 {
+/// Mean over positions of the Kullback–Leibler divergence of our distribution from the reference.
+fn kl_divergence(ours: &[f32], theirs: &[f32], n_positions: usize) -> f64 {
     let width = theirs.len() / n_positions;
     let positions = ours.chunks_exact(width).zip(theirs.chunks_exact(width));
     let one = |(ours, theirs): (&[f32], &[f32])| -> f64 {
@@ -93,7 +93,7 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|x| x - max - sum.ln()).collect()
 }
 
-/// The file with every matrix of whole blocks in Q8_0.
+/// The file with every matrix of whole blocks as Q8_0.
 fn quantized(file: &ModelFile) -> Vec<u8> {
     let fits = |tensor: &TensorInfo| {
         let [columns, rows, ..] = tensor.shape[..] else {
@@ -119,7 +119,7 @@ fn quantized(file: &ModelFile) -> Vec<u8> {
     }
     assert!(
         n_quantized > 0,
-        "nothing to quantise in {}",
+        "nothing to quantize in {}",
         file.path().display()
     );
     let mut bytes = Vec::new();

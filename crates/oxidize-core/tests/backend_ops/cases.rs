@@ -1,15 +1,15 @@
-//! One case for each kind of op. The list below is all there is to add to for a new op: the match
-//! in `kind` does not compile without its name, nor the one in `build` without its case.
+//! Test cases, one for each kind of op. A new op needs a name in the list below and a case in `build`; without
+//! them the matches in `kind` and `build` do not compile.
 
 use crate::net::{Net, VOCAB, weight_types};
 use oxidize_core::backend::KvType;
 use oxidize_core::file::TensorType;
 use oxidize_core::graph::rope::{RopeFactors, RopeScaling, Yarn};
 use oxidize_core::graph::{
-    Activation, AttentionOp, CacheInfo, ExpertAdapter, ExpertGroups, ExpertHalf, ExpertWeights,
-    ExpertsOp, Gating, GroupScore, KeySharing, LinearAttentionOp, NormKind, Op, Rope, RopeLayout,
-    Routing, Rows, Sees, SelectiveScanOp, ShortConvOp, StateInfo, StateUpdate, Temperature,
-    ValueId, Window, Xielu,
+    Activation, AttentionMask, AttentionOp, CacheInfo, ExpertAdapter, ExpertGroups,
+    ExpertProjection, ExpertWeights, ExpertsOp, Gating, GroupScore, KeySharing, LinearAttentionOp,
+    NormKind, Op, Rope, RopeLayout, Routing, Rows, SelectiveScanOp, ShortConvOp, StateInfo,
+    StateUpdate, Temperature, ValueId, Window, Xielu,
 };
 
 macro_rules! kinds {
@@ -78,11 +78,11 @@ const ACTIVATIONS: [Activation; 8] = [
     Activation::Sigmoid,
 ];
 
-/// What float arithmetic in another order, and approximations of exp and tanh, may cost.
+/// Error bound for f32 arithmetic in another order and for approximations of exp and tanh.
 const FLOATS: f64 = 1e-11;
 
-/// The error of a product with weights of this type: quantised ones meet 8-bit activations, and
-/// 16-bit floats are rounded to 13 bits and a sign together with what they meet.
+/// Error bound for products with weights of this type. Activations of quantized weights have 8 bits; 16-bit float
+/// weights and their activations are rounded to 13 bits and a sign.
 pub(crate) fn product_bound(ty: TensorType) -> f64 {
     match ty {
         _ if ty.is_quantized() => 1e-4,
@@ -91,7 +91,7 @@ pub(crate) fn product_bound(ty: TensorType) -> f64 {
     }
 }
 
-/// The error of attention over a cache of this type. Queries may be rounded as keys are.
+/// Error bound for attention over a cache of this type. Queries may be rounded as keys are.
 pub(crate) fn cache_bound(ty: KvType) -> f64 {
     match ty {
         KvType::F32 => 1e-10,
@@ -100,7 +100,7 @@ pub(crate) fn cache_bound(ty: KvType) -> f64 {
     }
 }
 
-/// A plan with an op of this kind: its result, and how far that may be off.
+/// Adds an op of this kind and its inputs; returns its output and the error bound.
 pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
     let width = net.random.within(1..=130);
     match kind {
@@ -112,7 +112,6 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             (net.push(Op::Embed { table, out }), 0.0)
         }
         Kind::EmbedPosition => {
-            // A value of the tokens first: only looking those up checks the batch.
             let x = net.input(width);
             let (ty, offset) = (TensorType::F32, net.random.within(0..=3));
             let table = net.matrix(ty, 64 + offset, width);
@@ -129,7 +128,7 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
         Kind::Norm => {
             let (groups, width) = (net.random.within(1..=5), net.random.within(2..=100));
             let x = net.input(groups * width);
-            // For every group the same, or for the whole row.
+            // One vector for all groups, or one for the whole row.
             let len = net.random.pick(&[width, groups * width]);
             let (weight, bias) = (net.maybe_vector(len), net.maybe_vector(len));
             let kind = net.random.pick(&[NormKind::Rms, NormKind::Layer]);
@@ -182,7 +181,7 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             };
             (net.push(op), FLOATS)
         }
-        // What was stored is seen by who attends to it.
+        // Attention reads what was stored.
         Kind::StoreKv | Kind::Attention => {
             let n_kv_heads = net.random.within(1..=3);
             let key_dim = net.random.within(1..=80);
@@ -203,7 +202,7 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
                 alibi: net.random.chance(0.3),
                 values_in_keys,
                 relative: net.random.chance(0.3),
-                sees: Sees::Past,
+                mask: AttentionMask::Causal,
             };
             (attention(net, &shape, variant), cache_bound(KvType::F32))
         }
@@ -247,7 +246,7 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
             (net.push(Op::Add { a, b, out }), 0.0)
         }
         Kind::Mul => {
-            // An element of the second factor stands for several of the first.
+            // An element of the second factor multiplies several of the first.
             let (a, b) = (net.input(width * 3), net.random.pick(&[width, width * 3]));
             let (b, out) = (net.input(b), net.like(a));
             (net.push(Op::Mul { a, b, out }), 0.0)
@@ -284,7 +283,7 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
         }
         Kind::AdapterScale => {
             let x = net.input(width);
-            // Strengths differ from sequence to sequence, and so must the rows that are kept.
+            // Scales differ between sequences, also among rows that are selected.
             let kept = net
                 .random
                 .chance(0.5)
@@ -375,7 +374,7 @@ pub(crate) fn build(kind: Kind, net: &mut Net) -> (ValueId, f64) {
     }
 }
 
-/// Heads of an attention.
+/// Shape of the heads of an attention.
 pub(crate) struct HeadShape {
     pub(crate) n_heads: usize,
     pub(crate) n_kv_heads: usize,
@@ -383,7 +382,7 @@ pub(crate) struct HeadShape {
     pub(crate) value_dim: usize,
 }
 
-/// What an attention may have besides.
+/// Optional parts of an attention.
 #[derive(Clone, Copy)]
 pub(crate) struct Variant {
     pub(crate) window: Option<Window>,
@@ -392,7 +391,7 @@ pub(crate) struct Variant {
     pub(crate) alibi: bool,
     pub(crate) values_in_keys: bool,
     pub(crate) relative: bool,
-    pub(crate) sees: Sees,
+    pub(crate) mask: AttentionMask,
 }
 
 impl Default for Variant {
@@ -404,12 +403,12 @@ impl Default for Variant {
             alibi: false,
             values_in_keys: false,
             relative: false,
-            sees: Sees::Past,
+            mask: AttentionMask::Causal,
         }
     }
 }
 
-/// Random queries, keys and values, stored and attended to.
+/// Stores random keys and values, and attends to them with random queries.
 pub(crate) fn attention(net: &mut Net, shape: &HeadShape, variant: Variant) -> ValueId {
     let &HeadShape {
         n_heads,
@@ -437,7 +436,7 @@ pub(crate) fn attention(net: &mut Net, shape: &HeadShape, variant: Variant) -> V
         key_dim,
         value_dim,
         scale: 1.0 / (key_dim as f32).sqrt(),
-        sees: variant.sees,
+        mask: variant.mask,
         window: variant.window,
         softcap: variant.softcap,
         sinks: variant.sinks.then(|| net.vector(n_heads)),
@@ -451,7 +450,7 @@ pub(crate) fn attention(net: &mut Net, shape: &HeadShape, variant: Variant) -> V
 
 fn experts(net: &mut Net) -> (ValueId, f64) {
     let (gate_ty, down_ty) = (any_type(net), any_type(net));
-    // What both the input and the hidden layer are whole blocks of.
+    // Input and hidden layer are whole blocks of both types.
     let unit = gate_ty.block_len().max(down_ty.block_len());
     let width = unit * net.random.within(1..=2);
     let n_ff = unit * net.random.within(1..=3);
@@ -472,21 +471,21 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
     let used_groups = net.random.within(1..=n_groups);
     let groups = ExpertGroups {
         n_groups,
-        n_used: used_groups,
+        n_groups_used: used_groups,
         score: net.random.pick(&[GroupScore::Best, GroupScore::TwoBest]),
     };
     let groups = net.random.chance(0.4).then_some(groups);
     let choice = groups.map_or(n_experts, |_| used_groups * n_experts / n_groups);
     let n_adapters = net.random.within(0..=2);
     let adapters = (0..n_adapters).map(|adapter| {
-        let half = net.random.pick(&ExpertHalf::ALL);
-        let (inputs, outputs) = match half {
-            ExpertHalf::Down => (n_ff, width),
-            ExpertHalf::Gate | ExpertHalf::Up => (width, n_ff),
+        let projection = net.random.pick(&ExpertProjection::ALL);
+        let (inputs, outputs) = match projection {
+            ExpertProjection::Down => (n_ff, width),
+            ExpertProjection::Gate | ExpertProjection::Up => (width, n_ff),
         };
         let rank = net.random.within(1..=4);
         ExpertAdapter {
-            half,
+            projection,
             adapter,
             factor: 0.5,
             down: net.stack(TensorType::F32, rank, inputs, n_experts),
@@ -503,7 +502,7 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
         glu_limit: (gated && net.random.chance(0.3)).then_some(1.5),
         routing: Routing {
             n_experts,
-            n_used: net.random.within(1..=choice),
+            n_expert_used: net.random.within(1..=choice),
             gating: net.random.pick(&gatings),
             selection_bias: net.maybe_vector(n_experts),
             groups,
@@ -520,7 +519,7 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
         spec,
         out,
     };
-    // Three products, one of them of the others' errors.
+    // Three products, the last of which has inputs with the errors of the others.
     let bound = 10.0 * (product_bound(gate_ty) + product_bound(down_ty));
     (net.push(op), bound)
 }
@@ -565,7 +564,7 @@ fn linear_attention(net: &mut Net) -> (ValueId, f64) {
     let n_key_heads = net.random.within(1..=3);
     let (key_dim, value_dim) = (net.random.within(1..=40), net.random.within(1..=40));
     let (which, bonus) = (net.random.within(0..=2), net.random.chance(0.3));
-    // Only the gated delta rule shares keys.
+    // Only the gated delta rule has key heads that several value heads share.
     let shared = if which == 1 {
         net.random.within(1..=3)
     } else {
@@ -594,7 +593,9 @@ fn linear_attention(net: &mut Net) -> (ValueId, f64) {
         state: state(net, n_heads, key_dim * value_dim),
         n_heads,
         n_key_heads,
-        sharing: net.random.pick(&[KeySharing::Runs, KeySharing::Turns]),
+        sharing: net
+            .random
+            .pick(&[KeySharing::Grouped, KeySharing::Interleaved]),
         key_dim,
         value_dim,
         update,
@@ -619,7 +620,7 @@ fn positive(net: &mut Net, width: usize) -> ValueId {
     net.push(Op::Activate { x, activation, out })
 }
 
-/// Inputs of up to ±6, where the activations bend and flatten.
+/// Inputs of up to ±6, where activation functions are not linear.
 fn wide_input(net: &mut Net, width: usize) -> ValueId {
     let x = net.input(width);
     let out = net.like(x);
@@ -630,7 +631,7 @@ fn wide_input(net: &mut Net, width: usize) -> ValueId {
     })
 }
 
-/// Cosines and sines, in every way of stretching the context.
+/// Cosines and sines, with every kind of context scaling.
 pub(crate) fn rope_table(net: &mut Net, pairs: usize) -> ValueId {
     let scalings = [
         RopeScaling::None,

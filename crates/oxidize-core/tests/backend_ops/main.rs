@@ -1,58 +1,58 @@
-//! Every op of a plan, over random shapes and types, on the CPU backend with each instruction set
-//! of this machine against the reference backend; then random plans, which the CPU fuses and whose
-//! values share buffers.
+//! Comparison of the CPU backend, with each instruction set of this machine, with the reference backend: every op
+//! over random shapes and types, then random plans, whose ops are fused and whose values share buffers.
 
+mod batch_schedule;
 mod cases;
-mod feed;
 mod net;
 
+use batch_schedule::{BatchSchedule, compare};
 use cases::{ALL, Variant, build, kind};
-use feed::{Feed, compare};
 use net::{Net, Random, VOCAB, weight_types};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, BackendError, Batch, KvType, SeqSlice};
 use oxidize_core::file::TensorType;
-use oxidize_core::graph::{Activation, NormKind, Op, RopeLayout, Rows, Sees, ValueId, Window};
+use oxidize_core::graph::{
+    Activation, AttentionMask, NormKind, Op, RopeLayout, Rows, ValueId, Window,
+};
 use oxidize_core::kv::BlockId;
 
-/// How many of `n` cases to try: all, or the part of them that `OXIDIZE_TEST_PART` says where an emulator is
-/// slow, 4 being a quarter.
+/// The number of cases to run of `n`. On a slow emulator, `OXIDIZE_TEST_PART=4` runs a quarter of them.
 fn part_of(n: usize) -> usize {
     let part = std::env::var("OXIDIZE_TEST_PART").map_or(1, |part| part.parse().unwrap());
     n.div_ceil(part)
 }
 
-/// A plan of one op and what feeds it.
+/// Plans of one op and the ops that compute its input.
 #[test]
-fn every_op() {
+fn every_op_matches_reference() {
     for &wanted in ALL {
         for seed in 0..part_of(12) as u64 {
             let mut net = Net::new(seed);
             let (result, bound) = build(wanted, &mut net);
             net.plan.result = Some(result);
             assert!(net.plan.ops.iter().any(|op| kind(op) == wanted));
-            let feed = Feed::random(&mut net.random);
-            compare(&net, &feed, bound, &format!("{wanted:?}, seed {seed}"));
+            let schedule = BatchSchedule::random(&mut net.random);
+            compare(&net, &schedule, bound, &format!("{wanted:?}, seed {seed}"));
         }
     }
 }
 
 /// Every type of weight, for one token, a few and many.
 #[test]
-fn products_of_every_type() {
+fn products_of_every_type_match_reference() {
     for (i, ty) in weight_types().enumerate() {
         for m in [1, 7, 70] {
             let mut net = Net::new(i as u64);
             let width = net.random.within(1..=3) * ty.block_len().max(8);
             let x = net.input(width);
-            // Enough of them that no sum by itself, small by chance, decides.
+            // Enough outputs that a single one that is small by chance does not decide.
             let outputs = net.random.within(12..=50);
             net.plan.result = Some(net.linear(x, ty, outputs));
-            let feed = Feed::prompt(&mut net.random, m);
+            let schedule = BatchSchedule::prompt(&mut net.random, m);
             compare(
                 &net,
-                &feed,
+                &schedule,
                 cases::product_bound(ty),
                 &format!("{ty}, {m} tokens"),
             );
@@ -60,9 +60,9 @@ fn products_of_every_type() {
     }
 }
 
-/// The shapes of attention that differ in how the CPU goes about them.
+/// Shapes of attention for which the CPU has different code, with every cache type.
 #[test]
-fn attention_of_every_cache_type() {
+fn attention_of_every_cache_type_matches_reference() {
     for ty in KvType::ALL {
         for (n_heads, n_kv_heads, head_dim) in
             [(4, 4, 64), (6, 2, 32), (8, 1, 96), (3, 3, 128), (2, 1, 20)]
@@ -84,18 +84,18 @@ fn attention_of_every_cache_type() {
                     ..Variant::default()
                 };
                 net.plan.result = Some(cases::attention(&mut net, &shape, variant));
-                let mut feed = Feed::random(&mut net.random);
-                (feed.config.key_type, feed.config.value_type) = (ty, ty);
+                let mut schedule = BatchSchedule::random(&mut net.random);
+                (schedule.config.key_type, schedule.config.value_type) = (ty, ty);
                 let what = format!("{ty:?}, {n_heads}/{n_kv_heads} of {head_dim}, {window:?}");
-                compare(&net, &feed, cases::cache_bound(ty), &what);
+                compare(&net, &schedule, cases::cache_bound(ty), &what);
             }
         }
     }
 }
 
-/// Keys and values may be kept differently.
+/// Keys and values of different cache types.
 #[test]
-fn attention_of_mixed_cache_types() {
+fn attention_of_mixed_cache_types_matches_reference() {
     for key_type in KvType::ALL {
         for value_type in KvType::ALL {
             let mut net = Net::new(5);
@@ -106,12 +106,12 @@ fn attention_of_mixed_cache_types() {
                 value_dim: 32,
             };
             net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
-            let mut feed = Feed::random(&mut net.random);
-            (feed.config.key_type, feed.config.value_type) = (key_type, value_type);
+            let mut schedule = BatchSchedule::random(&mut net.random);
+            (schedule.config.key_type, schedule.config.value_type) = (key_type, value_type);
             let bound = cases::cache_bound(key_type).max(cases::cache_bound(value_type));
             compare(
                 &net,
-                &feed,
+                &schedule,
                 bound,
                 &format!("{key_type:?} and {value_type:?}"),
             );
@@ -119,9 +119,9 @@ fn attention_of_mixed_cache_types() {
     }
 }
 
-/// Tokens that see those after them too, in sequences that come whole.
+/// Bidirectional attention, over whole sequences.
 #[test]
-fn attention_of_encoders() {
+fn bidirectional_attention_matches_reference() {
     let windows = [None, Some(Window::Around(3)), Some(Window::Around(40))];
     for (seed, window) in windows.into_iter().enumerate() {
         for lengths in [&[1][..], &[90], &[7, 70, 1, 33]] {
@@ -134,19 +134,24 @@ fn attention_of_encoders() {
             };
             let variant = Variant {
                 window,
-                sees: Sees::All,
+                mask: AttentionMask::Full,
                 relative: seed == 0,
                 alibi: seed == 1,
                 ..Variant::default()
             };
             net.plan.result = Some(cases::attention(&mut net, &shape, variant));
-            let feed = Feed::whole(&mut net.random, lengths);
+            let schedule = BatchSchedule::whole(&mut net.random, lengths);
             let what = format!("window {window:?}, {lengths:?}");
-            compare(&net, &feed, cases::cache_bound(feed.config.key_type), &what);
-            // A piece of a sequence has no meaning of its own.
+            compare(
+                &net,
+                &schedule,
+                cases::cache_bound(schedule.config.key_type),
+                &what,
+            );
+            // A part of a sequence is refused.
             let backends: [Box<dyn Backend>; 2] = [Box::new(Reference), Box::<Cpu>::default()];
             for backend in backends {
-                let compiled = backend.compile(&net.plan, &net.weights, &feed.config);
+                let compiled = backend.compile(&net.plan, &net.weights, &schedule.config);
                 let sequences = [SeqSlice {
                     slot: 0,
                     n_tokens: 1,
@@ -166,9 +171,9 @@ fn attention_of_encoders() {
     }
 }
 
-/// Long enough that the CPU shares the keys of one token out over threads.
+/// Contexts long enough that the CPU splits the keys of one token over threads.
 #[test]
-fn attention_over_a_long_context() {
+fn attention_over_a_long_context_matches_reference() {
     let windows = [
         None,
         Some(Window::Sliding(700)),
@@ -191,33 +196,38 @@ fn attention_over_a_long_context() {
                 ..Variant::default()
             };
             net.plan.result = Some(cases::attention(&mut net, &shape, variant));
-            let mut feed = Feed::long(&mut net.random, &[1100, 530, 40]);
-            feed.config.n_threads = Some(n_threads);
+            let mut schedule = BatchSchedule::long(&mut net.random, &[1100, 530, 40]);
+            schedule.config.n_threads = Some(n_threads);
             let what = format!("window {window:?}, {n_threads} threads");
-            compare(&net, &feed, cases::cache_bound(feed.config.key_type), &what);
+            compare(
+                &net,
+                &schedule,
+                cases::cache_bound(schedule.config.key_type),
+                &what,
+            );
         }
     }
 }
 
-/// Whatever the CPU fuses and wherever it puts values, the result is the same.
+/// Fusion and the sharing of buffers do not change results.
 #[test]
-fn random_plans() {
+fn random_plans_match_reference() {
     for seed in 0..part_of(150) as u64 {
         let mut net = Net::new(1000 + seed);
         let result = random_plan(&mut net);
         net.plan.result = Some(result);
-        let feed = Feed::random(&mut net.random);
+        let schedule = BatchSchedule::random(&mut net.random);
         compare(
             &net,
-            &feed,
+            &schedule,
             1e-8,
             &format!("plan {seed}: {:#?}", net.plan.ops),
         );
     }
 }
 
-/// Ops on values that are picked at random, old ones too, so that some live long and some are never
-/// used; projections often come in the groups that are fused.
+/// Ops on random values, old ones too, so that some values live long and some are never used. Projections often
+/// come in groups that are fused.
 fn random_plan(net: &mut Net) -> ValueId {
     let (head_dim, n_heads) = (2 * net.random.within(1..=8), net.random.within(1..=4));
     let width = head_dim * n_heads;
@@ -255,7 +265,7 @@ fn random_plan(net: &mut Net) -> ValueId {
                 net.linear(x, TensorType::F32, outputs)
             }
             3 => {
-                // Queries, keys and values, or more than one step can hold.
+                // Like queries, keys and values, or more than fit in one step.
                 for _ in 0..net.random.within(2..=6) {
                     let value = net.linear(x, TensorType::F32, width);
                     values.push(value);
@@ -282,7 +292,7 @@ fn random_plan(net: &mut Net) -> ValueId {
                 })
             }
             5 | 6 => {
-                // A residual, sometimes the wrong way round, sometimes with a product used twice.
+                // A residual, sometimes with its terms swapped, or with a product that is used twice.
                 let product = net.linear(x, TensorType::F32, width);
                 if net.random.chance(0.2) {
                     values.push(product);
@@ -348,9 +358,9 @@ fn random_plan(net: &mut Net) -> ValueId {
     net.linear(chosen, TensorType::F32, VOCAB)
 }
 
-/// A sequence goes on in copies of its blocks, and in blocks that were taken out and put back.
+/// A sequence continues in copies of its blocks, and in blocks that were read and written back.
 #[test]
-fn blocks_are_copied_and_carried() {
+fn blocks_are_copied_read_and_written() {
     let backends: [Box<dyn Backend>; 2] = [Box::new(Reference), Box::<Cpu>::default()];
     for backend in backends {
         for ty in KvType::ALL {
@@ -362,15 +372,15 @@ fn blocks_are_copied_and_carried() {
                 value_dim: 64,
             };
             net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
-            let mut feed = Feed::prompt(&mut net.random, 20);
-            let config = &mut feed.config;
+            let mut schedule = BatchSchedule::prompt(&mut net.random, 20);
+            let config = &mut schedule.config;
             (config.key_type, config.value_type) = (ty, ty);
             (config.block_size, config.n_blocks, config.max_tokens) = (8, 12, 32);
             let mut session = backend.compile(&net.plan, &net.weights, config).unwrap();
             let blocks = |list: [u32; 3]| list.map(BlockId);
-            let go = |session: &mut dyn oxidize_core::backend::Session,
-                      tokens: std::ops::Range<u32>,
-                      blocks: &[BlockId]| {
+            let run = |session: &mut dyn oxidize_core::backend::Session,
+                       tokens: std::ops::Range<u32>,
+                       blocks: &[BlockId]| {
                 let positions: Vec<u32> = tokens.clone().collect();
                 let sequences = [SeqSlice {
                     slot: 0,
@@ -387,12 +397,12 @@ fn blocks_are_copied_and_carried() {
                 session.run(&batch).unwrap();
                 session.output(tokens.len() - 1).unwrap().to_vec()
             };
-            go(session.as_mut(), 0..18, &blocks([5, 0, 7]));
-            let plain = go(session.as_mut(), 18..19, &blocks([5, 0, 7]));
+            run(session.as_mut(), 0..18, &blocks([5, 0, 7]));
+            let plain = run(session.as_mut(), 18..19, &blocks([5, 0, 7]));
 
             let moves = [(5, 1), (0, 3), (7, 9)].map(|(a, b)| (BlockId(a), BlockId(b)));
             session.copy_blocks(&moves).unwrap();
-            assert_eq!(go(session.as_mut(), 18..19, &blocks([1, 3, 9])), plain);
+            assert_eq!(run(session.as_mut(), 18..19, &blocks([1, 3, 9])), plain);
 
             let mut fresh = backend.compile(&net.plan, &net.weights, config).unwrap();
             let mut bytes = Vec::new();
@@ -401,7 +411,7 @@ fn blocks_are_copied_and_carried() {
                 assert_eq!(bytes.len(), session.block_bytes());
                 fresh.write_block(BlockId(to), &bytes).unwrap();
             }
-            assert_eq!(go(fresh.as_mut(), 18..19, &blocks([11, 2, 4])), plain);
+            assert_eq!(run(fresh.as_mut(), 18..19, &blocks([11, 2, 4])), plain);
 
             assert!(session.read_block(BlockId(12), &mut bytes).is_err());
             assert!(fresh.write_block(BlockId(0), &bytes[1..]).is_err());
@@ -410,7 +420,7 @@ fn blocks_are_copied_and_carried() {
     }
 }
 
-/// What a batch gets wrong is said, and the session goes on.
+/// Each fault of a batch has its error, and the session can be used afterwards.
 #[test]
 fn bad_batches_are_refused() {
     let backends: [Box<dyn Backend>; 2] = [Box::new(Reference), Box::<Cpu>::default()];
@@ -425,7 +435,7 @@ fn bad_batches_are_refused() {
         let attended = cases::attention(&mut net, &shape, Variant::default());
         let out = net.value(Rows::Outputs, 64);
         net.plan.result = Some(net.push(Op::SelectOutputs { x: attended, out }));
-        let mut config = Feed::prompt(&mut net.random, 4).config;
+        let mut config = BatchSchedule::prompt(&mut net.random, 4).config;
         (config.block_size, config.n_blocks) = (4, 4);
         (config.max_tokens, config.max_outputs) = (4, 2);
         let mut session = backend.compile(&net.plan, &net.weights, &config).unwrap();
@@ -485,7 +495,7 @@ fn bad_batches_are_refused() {
     }
 }
 
-/// Heads that a cache type cannot hold in whole blocks.
+/// Heads that are not whole blocks of a cache type.
 #[test]
 fn heads_that_do_not_fit_the_cache_type_are_refused() {
     for key in [KvType::Q8_0, KvType::Q4_0] {
@@ -497,7 +507,7 @@ fn heads_that_do_not_fit_the_cache_type_are_refused() {
             value_dim: 32,
         };
         net.plan.result = Some(cases::attention(&mut net, &shape, Variant::default()));
-        let mut config = Feed::prompt(&mut Random::new(0), 4).config;
+        let mut config = BatchSchedule::prompt(&mut Random::new(0), 4).config;
         config.key_type = key;
         let result = Cpu::default().compile(&net.plan, &net.weights, &config);
         let error = result.err().expect("a head of 20 is no whole block");

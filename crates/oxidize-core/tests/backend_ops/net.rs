@@ -1,11 +1,11 @@
-//! Tiny random plans: a builder for them, and the random numbers they are made of.
+//! A builder for small random plans, and the random numbers that it uses.
 
 use oxidize_core::file::TensorType;
 use oxidize_core::graph::{Op, Plan, Rows, ValueId, ValueInfo, WeightId};
-use oxidize_core::model::Weights;
+use oxidize_core::weights::Weights;
 use oxidize_kernels::quant;
 
-/// Tokens that the plans know.
+/// Size of the vocabulary of the plans.
 pub(crate) const VOCAB: usize = 97;
 
 /// A plan under construction, with its weights.
@@ -34,7 +34,7 @@ impl Net {
         self.value(info.rows, info.width)
     }
 
-    /// Adds an op, and gives the value it writes; its input where it writes none.
+    /// Adds an op; returns its output, or its input if it has no output.
     pub(crate) fn push(&mut self, op: Op) -> ValueId {
         let value = op
             .output()
@@ -44,8 +44,8 @@ impl Net {
         value
     }
 
-    /// A random row of `width` numbers for each token of the vocabulary: how random input comes
-    /// into a plan, whose only input is tokens.
+    /// A value of `width` random numbers per row: an embedding table with random rows, since the only input of a
+    /// plan is tokens.
     pub(crate) fn input(&mut self, width: usize) -> ValueId {
         let table = self.matrix(TensorType::F32, VOCAB, width);
         let out = self.value(Rows::Tokens, width);
@@ -65,7 +65,7 @@ impl Net {
         self.stack(ty, rows, cols, 1)
     }
 
-    /// Matrices of several experts, in one piece or in a piece each.
+    /// Matrices of several experts, in one piece or in one piece each.
     pub(crate) fn stack(&mut self, ty: TensorType, rows: usize, cols: usize, n: usize) -> WeightId {
         let pieces = if n > 1 && self.random.chance(0.5) {
             n
@@ -96,7 +96,7 @@ impl Net {
     }
 }
 
-/// The types that backends multiply with: all but those of activations.
+/// The types of weights: all but those of activations.
 pub(crate) fn weight_types() -> impl Iterator<Item = TensorType> {
     use TensorType::{Bool, Q8_1, Q8_K};
     TensorType::all().filter(|ty| !matches!(ty, Bool | Q8_1 | Q8_K))
@@ -117,7 +117,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// One of the numbers of a range.
+    /// A number in a range.
     pub(crate) fn within(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
         range.start() + self.bits() as usize % (range.end() - range.start() + 1)
     }
@@ -139,18 +139,17 @@ impl Random {
         (0..n).map(|_| self.float(scale)).collect()
     }
 
-    /// `n` elements of type `ty` for a matrix with `cols` inputs, of a size that keeps products
-    /// near one.
+    /// `n` elements of type `ty` for a matrix with `cols` inputs, scaled so that products are near one.
     fn weights(&mut self, ty: TensorType, n: usize, cols: usize) -> Vec<u8> {
         let mut bytes = vec![0; n / ty.block_len() * ty.block_bytes()];
-        // Quantisers that search a codebook take long, above all where they are emulated.
+        // Quantizers that search a codebook are slow, above all on an emulator.
         if quant::can_quantize(ty) && !ty.name().starts_with("IQ") {
             let floats = self.floats(n, (3.0 / cols as f32).sqrt());
             quant::quantize(ty, &floats, &mut bytes).unwrap();
         } else if ty.is_quantized() {
             self.any_blocks(ty, &mut bytes);
         } else {
-            // Small integers; of a float with so few bits, subnormals.
+            // Small integers; as floats of few bits, they are subnormal.
             let high = ty.block_bytes() == 1 && ty.name().starts_with('F');
             for element in bytes.chunks_exact_mut(ty.block_bytes()) {
                 element[0] = self.bits() as u8 % 8 + if high { 0x28 } else { 0 };
@@ -159,8 +158,8 @@ impl Random {
         bytes
     }
 
-    /// Blocks of any bits whose elements are finite and of moderate size, for formats without a quantiser, or
-    /// with a slow one.
+    /// Blocks of random bits whose elements are finite and of moderate size, for types that have no quantizer or
+    /// a slow one.
     fn any_blocks(&mut self, ty: TensorType, bytes: &mut [u8]) {
         let mut floats = vec![0.0; ty.block_len()];
         let mut list: Vec<Vec<u8>> = Vec::new();

@@ -1,12 +1,12 @@
-//! Families whose state or encoder asks something of the engine: their golden models answer in it
-//! as they do alone, in a session.
+//! Golden models of families with recurrent state or an encoder: the engine gives the same answers as a
+//! session.
 
 use crate::answers::golden;
 use crate::{Answer, greedy, read};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Batch, KvType, SeqSlice, Session};
-use oxidize_core::engine::{Engine, EngineConfig, EngineError, EngineHandle};
+use oxidize_core::engine::{Engine, EngineConfig, EngineError};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn config() -> EngineConfig {
     EngineConfig {
         n_ctx: Some(256),
         cache_tokens: Some(1024),
-        // Less than a prompt, so that it comes in pieces.
+        // Less than a prompt, so that prompts are chunked.
         max_batch_tokens: 24,
         max_sequences: 3,
         key_type: KvType::F32,
@@ -25,7 +25,7 @@ fn config() -> EngineConfig {
     }
 }
 
-fn start(model: &Model) -> EngineHandle {
+fn start(model: &Model) -> Engine {
     Engine::start(model.clone(), Arc::new(Cpu::default()), &config()).unwrap()
 }
 
@@ -35,7 +35,7 @@ fn prompt(seed: u32, len: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The tokens that a session gives greedily, one after the other.
+/// Tokens that a session generates greedily.
 fn alone(model: &Model, prompt: &[u32], n_tokens: usize) -> Vec<u32> {
     let session_config = config().session(model);
     let mut session = model.session(&Cpu::default(), &session_config).unwrap();
@@ -72,11 +72,11 @@ fn alone(model: &Model, prompt: &[u32], n_tokens: usize) -> Vec<u32> {
             run(session.as_mut(), &[start], false)
         }
         None => {
-            let pieces: Vec<&[u32]> = prompt.chunks(24).collect();
+            let chunks: Vec<&[u32]> = prompt.chunks(24).collect();
             let mut next = 0;
-            pieces
+            chunks
                 .into_iter()
-                .for_each(|piece| next = run(session.as_mut(), piece, false));
+                .for_each(|chunk| next = run(session.as_mut(), chunk, false));
             next
         }
     };
@@ -88,7 +88,7 @@ fn alone(model: &Model, prompt: &[u32], n_tokens: usize) -> Vec<u32> {
     tokens
 }
 
-fn ask(engine: &EngineHandle, prompts: &[Vec<u32>]) -> Vec<Answer> {
+fn ask(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Answer> {
     let streams: Vec<_> = prompts
         .iter()
         .map(|prompt| engine.submit(greedy(prompt.clone(), 40)).unwrap())
@@ -100,11 +100,12 @@ fn ask(engine: &EngineHandle, prompts: &[Vec<u32>]) -> Vec<Answer> {
 }
 
 #[test]
-fn recurrent_models_answer_the_same_in_a_crowd_and_from_copies_of_their_state() {
+fn recurrent_models_match_session_concurrently_and_from_checkpoints() {
     for name in ["mamba2", "kimi-linear", "qwen3-next", "falcon-h1", "lfm2"] {
         let Some(model) = golden(name) else { return };
         let engine = start(&model);
-        // More than run at once; two begin alike and part in the third block.
+        // There are more requests than run at once. Two of them share their first two blocks and differ in
+        // the third.
         let mut prompts: Vec<Vec<u32>> = (0..4).map(|seed| prompt(seed, 70)).collect();
         let mut fork = prompts[0][..66].to_vec();
         fork.extend([9, 8, 7]);
@@ -114,14 +115,14 @@ fn recurrent_models_answer_the_same_in_a_crowd_and_from_copies_of_their_state() 
         for (answer, expected) in first.iter().zip(&expected) {
             assert_eq!(&answer.ids(), expected, "{name}");
         }
-        // Again: the prompts' full blocks are known, and so is the state at their ends.
+        // The second time, the prompts' full blocks and the state at their ends are cached.
         for (prompt, expected) in prompts.iter().zip(&expected).rev() {
             let answer = ask(&engine, std::slice::from_ref(prompt)).remove(0);
-            assert_eq!(&answer.ids(), expected, "{name}, from a copy");
+            assert_eq!(&answer.ids(), expected, "{name}, from a checkpoint");
         }
         let answer = ask(&engine, &prompts[4..]).remove(0);
         assert_eq!(answer.finished.cached_tokens, 64, "{name}");
-        // A conversation goes on from where the answer's last block ended.
+        // A conversation resumes at the end of the answer's last full block.
         let mut longer = prompts[1].clone();
         longer.extend(&expected[1]);
         longer.extend([4, 5, 6]);
@@ -133,7 +134,7 @@ fn recurrent_models_answer_the_same_in_a_crowd_and_from_copies_of_their_state() 
 }
 
 #[test]
-fn an_encoder_decoder_answers_the_same_in_a_crowd() {
+fn encoder_decoder_matches_session_concurrently() {
     for name in ["t5", "t5-v1.1"] {
         let Some(model) = golden(name) else { return };
         let engine = start(&model);
@@ -151,7 +152,7 @@ fn an_encoder_decoder_answers_the_same_in_a_crowd() {
 }
 
 #[test]
-fn an_encoder_makes_no_text() {
+fn encoder_cannot_generate_text() {
     let Some(model) = golden("bert") else { return };
     let started = Engine::start(model, Arc::new(Cpu::default()), &EngineConfig::default());
     let error = started.err().expect("BERT has no logits");

@@ -1,20 +1,21 @@
-//! The engine on a tiny real model: what requests get, alone and in a crowd, and what happens when
-//! something is wrong with them, with their clients, or with the backend.
+//! Tests of the engine with a tiny model: answers of single and concurrent requests, and faults of requests,
+//! clients and the backend.
 
 #[path = "../answers/mod.rs"]
 mod answers;
 mod families;
-#[path = "../tampered/mod.rs"]
-mod tampered;
+#[path = "../faulty_backend/mod.rs"]
+mod faulty_backend;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 
 use answers::{Answer, prompt, read};
+use faulty_backend::{FAIL, FaultyBackend, NAN_OUTPUT, PANIC, PANIC_OUTPUT};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Backend, KvType};
 use oxidize_core::engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, Event, FinishReason, Request, TokenStream,
+    Engine, EngineConfig, EngineError, FinishReason, Request, Token, TokenStream,
 };
 use oxidize_core::grammar::{Grammar, GrammarError};
 use oxidize_core::sampling::{SamplingError, SamplingParams};
@@ -23,9 +24,8 @@ use oxidize_core::tokenizer::DecodeOptions;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use tampered::{FAIL, NAN_OUTPUT, PANIC, PANIC_OUTPUT, Tampered};
 
-/// Positions in a block of the engine's cache.
+/// Positions per block of the engine's KV cache.
 const BLOCK: usize = 32;
 
 fn config() -> EngineConfig {
@@ -37,30 +37,30 @@ fn config() -> EngineConfig {
     }
 }
 
-fn start(config: &EngineConfig) -> EngineHandle {
+fn start(config: &EngineConfig) -> Engine {
     Engine::start(tiny::model(), Arc::new(Cpu::default()), config).unwrap()
 }
 
-/// Greedy, with log probabilities, and on past an end of text: a random model has nothing to say.
+/// A greedy request with log probabilities. It ignores end-of-generation tokens, because the model is random.
 fn greedy(tokens: Vec<u32>, max_tokens: usize) -> Request {
     Request {
-        tokens,
-        sampling: SamplingParams {
+        prompt: tokens.into(),
+        sampling: Some(SamplingParams {
             n_probs: Some(2),
             ..SamplingParams::greedy()
-        },
+        }),
         max_tokens: Some(max_tokens),
         ignore_eos: true,
         ..Request::default()
     }
 }
 
-fn ask(engine: &EngineHandle, request: Request) -> Result<Answer, Error> {
+fn ask(engine: &Engine, request: Request) -> Result<Answer, Error> {
     read(engine.submit(request)?)
 }
 
-/// Polls the engine's books until they are as expected.
-fn wait_until(engine: &EngineHandle, what: &str, until: impl Fn(&Stats) -> bool) -> Stats {
+/// Polls the engine's statistics until they are as expected.
+fn wait_until(engine: &Engine, what: &str, until: impl Fn(&Stats) -> bool) -> Stats {
     let start = Instant::now();
     loop {
         let stats = engine.stats();
@@ -76,7 +76,7 @@ fn wait_until(engine: &EngineHandle, what: &str, until: impl Fn(&Stats) -> bool)
 }
 
 #[test]
-fn the_first_token_is_pytorchs() {
+fn first_token_matches_pytorch() {
     let engine = start(&EngineConfig {
         key_type: KvType::F32,
         value_type: KvType::F32,
@@ -96,54 +96,56 @@ fn the_first_token_is_pytorchs() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_tokens() {
+fn same_seed_gives_same_tokens() {
     let engine = start(&config());
     let request = |seed| Request {
-        sampling: SamplingParams {
+        sampling: Some(SamplingParams {
             temperature: 1.5,
             seed,
             ..SamplingParams::default()
-        },
+        }),
         ..greedy(prompt(1, 10), 40)
     };
     let first = ask(&engine, request(Some(7))).unwrap();
     assert_eq!(first.tokens.len(), 40);
     assert_eq!(ask(&engine, request(Some(7))).unwrap().ids(), first.ids());
     assert_ne!(ask(&engine, request(Some(8))).unwrap().ids(), first.ids());
-    // A seed that was drawn is told, and gives the answer again.
+    // A drawn seed is reported, and reproduces the answer.
     let drawn = ask(&engine, request(None)).unwrap();
     let again = ask(&engine, request(Some(drawn.finished.seed))).unwrap();
     assert_eq!(again.ids(), drawn.ids());
-    // Another engine with as many threads says the same.
+    // Another engine with the same number of threads gives the same answer.
     let other = start(&config());
     assert_eq!(ask(&other, request(Some(7))).unwrap().ids(), first.ids());
 }
 
-/// Solo answers of several requests, each from an engine that has seen nothing else.
-fn solo_answers(requests: &[Request]) -> Vec<Answer> {
-    let solo = |request: &Request| ask(&start(&config()), request.clone()).unwrap();
-    requests.iter().map(solo).collect()
+/// Answers of several requests, each from a new engine.
+fn answers_alone(requests: &[Request]) -> Vec<Answer> {
+    let alone = |request: &Request| ask(&start(&config()), request.clone()).unwrap();
+    requests.iter().map(alone).collect()
 }
 
-/// The tokens must be the same. Log probabilities may differ a little: the weights are 16-bit floats,
-/// which meet many tokens rounded to words, and sums are added up in different orders.
-fn assert_same(crowd: &Answer, solo: &Answer, what: &str) {
-    assert_eq!(crowd.ids(), solo.ids(), "{what}");
-    assert_eq!(crowd.text, solo.text, "{what}");
-    for (a, b) in crowd.tokens.iter().zip(&solo.tokens) {
+/// Asserts that the tokens are the same. Log probabilities may differ a little: the weights are 16-bit
+/// floats, which are multiplied with rounded activations in large batches, and sums are added in different
+/// orders.
+fn assert_same(answer: &Answer, alone: &Answer, what: &str) {
+    assert_eq!(answer.ids(), alone.ids(), "{what}");
+    assert_eq!(answer.text, alone.text, "{what}");
+    for (a, b) in answer.tokens.iter().zip(&alone.tokens) {
         let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
         assert!((a - b).abs() < 1e-2, "{what}: {a} and {b}");
     }
 }
 
 #[test]
-fn a_crowd_does_not_change_an_answer() {
+fn concurrent_requests_do_not_change_answers() {
     let requests: Vec<Request> = (0..12)
         .map(|i| greedy(prompt(i, 1 + 17 * i as usize % 130), 20 + i as usize))
         .collect();
-    let solo = solo_answers(&requests);
-    // Eight at a time, in steps of 48 tokens: prompts are cut, and run beside others' answers.
-    let backend = Tampered::gated();
+    let alone = answers_alone(&requests);
+    // Eight requests run at once in steps of 48 tokens: prompts are chunked, and processed beside other
+    // requests' tokens.
+    let backend = FaultyBackend::gated();
     let settings = EngineConfig {
         max_batch_tokens: 48,
         ..config()
@@ -158,22 +160,22 @@ fn a_crowd_does_not_change_an_answer() {
     let stats = wait_until(&engine, "some steps", |stats| stats.steps >= 10);
     assert_eq!((stats.running, stats.queued), (8, 4));
     backend.allow_all();
-    for (i, (stream, solo)) in streams.into_iter().zip(&solo).enumerate() {
+    for (i, (stream, alone)) in streams.into_iter().zip(&alone).enumerate() {
         let answer = read(stream).unwrap();
-        assert_same(&answer, solo, &format!("request {i}"));
+        assert_same(&answer, alone, &format!("request {i}"));
     }
     let stats = wait_until(&engine, "the end", |stats| stats.finished == 12);
     assert_eq!((stats.running, stats.queued, stats.used_blocks), (0, 0, 0));
     assert_eq!(stats.preemptions, 0);
 }
 
-/// The cache holds less than the requests need: some give way, begin again, and say the same.
+/// The cache is too small for all requests: some are preempted, recomputed, and give the same answer.
 #[test]
-fn preempted_requests_say_the_same() {
+fn preempted_requests_give_same_answers() {
     let requests: Vec<Request> = (0..5)
         .map(|i| greedy(prompt(i, 20 + 5 * i as usize), 100))
         .collect();
-    let solo = solo_answers(&requests);
+    let alone = answers_alone(&requests);
     let engine = start(&EngineConfig {
         cache_tokens: Some(8 * BLOCK),
         ..config()
@@ -182,15 +184,15 @@ fn preempted_requests_say_the_same() {
         .iter()
         .map(|request| engine.submit(request.clone()).unwrap())
         .collect();
-    for (i, (stream, solo)) in streams.into_iter().zip(&solo).enumerate() {
-        assert_same(&read(stream).unwrap(), solo, &format!("request {i}"));
+    for (i, (stream, alone)) in streams.into_iter().zip(&alone).enumerate() {
+        assert_same(&read(stream).unwrap(), alone, &format!("request {i}"));
     }
     let stats = wait_until(&engine, "the end", |stats| stats.finished == 5);
     assert!(stats.preemptions > 0);
 }
 
 #[test]
-fn a_prompt_is_not_computed_twice() {
+fn cached_prompt_is_not_recomputed() {
     let engine = start(&config());
     let request = greedy(prompt(3, 100), 10);
     let first = ask(&engine, request.clone()).unwrap();
@@ -200,19 +202,19 @@ fn a_prompt_is_not_computed_twice() {
     assert_eq!(second.finished.cached_tokens, 3 * BLOCK);
     assert_same(&second, &first, "again");
     let after = wait_until(&engine, "the second", |stats| stats.finished == 2);
-    // What is left of the prompt, and all generated tokens but the last, which nothing follows.
+    // The rest of the prompt, and all generated tokens but the last, which no token follows.
     assert_eq!(after.computed_tokens - before.computed_tokens, 4 + 9);
 
-    // Who has another salt cannot tell.
-    let apart = Request {
-        salt: 1,
+    // Under another salt the cached prompt is not found.
+    let other_salt = Request {
+        cache_salt: 1,
         ..request.clone()
     };
-    let apart = ask(&engine, apart).unwrap();
-    assert_eq!(apart.finished.cached_tokens, 0);
-    assert_same(&apart, &first, "apart");
+    let other_salt = ask(&engine, other_salt).unwrap();
+    assert_eq!(other_salt.finished.cached_tokens, 0);
+    assert_same(&other_salt, &first, "other salt");
 
-    // A prompt of whole blocks: its last token is computed for its logits.
+    // The last token of a prompt is computed even if all its blocks are cached.
     let whole = greedy(prompt(4, 2 * BLOCK), 5);
     let first = ask(&engine, whole.clone()).unwrap();
     let second = ask(&engine, whole).unwrap();
@@ -222,19 +224,19 @@ fn a_prompt_is_not_computed_twice() {
 }
 
 #[test]
-fn a_conversation_goes_on_without_computing_it_again() {
+fn conversation_reuses_earlier_turns() {
     let engine = start(&config());
     let mut tokens = prompt(5, 40);
     let mut known = 0;
     for turn in 0..4 {
         let request = greedy(tokens.clone(), 24);
         let answer = ask(&engine, request.clone()).unwrap();
-        // Every full block of the earlier turns was found, those of the answers too.
+        // Every full block of earlier turns is cached, including those of the answers.
         assert_eq!(answer.finished.cached_tokens, known / BLOCK * BLOCK);
         let fresh = ask(&start(&config()), request).unwrap();
         assert_same(&answer, &fresh, &format!("turn {turn}"));
         tokens.extend(answer.ids());
-        // The last token of an answer is never computed: nothing follows it.
+        // The last token of an answer is never computed, because no token follows it.
         known = tokens.len() - 1;
         tokens.extend(prompt(turn + 60, 8));
     }
@@ -242,8 +244,8 @@ fn a_conversation_goes_on_without_computing_it_again() {
 }
 
 #[test]
-fn a_client_that_leaves_makes_room_in_one_step() {
-    let backend = Tampered::gated();
+fn dropped_stream_frees_its_slot_in_one_step() {
+    let backend = FaultyBackend::gated();
     let settings = EngineConfig {
         max_sequences: 2,
         ..config()
@@ -251,7 +253,7 @@ fn a_client_that_leaves_makes_room_in_one_step() {
     backend.allow(0);
     let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
     let kept = greedy(prompt(1, 30), 120);
-    let solo = ask(&start(&config()), kept.clone()).unwrap();
+    let alone = ask(&start(&config()), kept.clone()).unwrap();
     let leaving = engine.submit(greedy(prompt(2, 30), 200)).unwrap();
     let staying = engine.submit(kept).unwrap();
     let waiting = engine.submit(greedy(prompt(3, 30), 10)).unwrap();
@@ -259,20 +261,20 @@ fn a_client_that_leaves_makes_room_in_one_step() {
     let stats = wait_until(&engine, "five steps", |stats| stats.steps == 5);
     assert_eq!((stats.running, stats.queued), (2, 1));
     drop(leaving);
-    // The step that was planned already, and the one after it.
+    // The step that was already planned, and the one after it.
     backend.allow(2);
     let stats = wait_until(&engine, "two steps", |stats| stats.steps == 7);
     assert_eq!((stats.cancelled, stats.running, stats.queued), (1, 2, 0));
     backend.allow_all();
     assert_eq!(read(waiting).unwrap().tokens.len(), 10);
-    assert_same(&read(staying).unwrap(), &solo, "who stayed");
+    assert_same(&read(staying).unwrap(), &alone, "remaining request");
     let stats = wait_until(&engine, "the end", |stats| stats.finished == 2);
     assert_eq!((stats.running, stats.used_blocks), (0, 0));
 }
 
 #[test]
-fn a_queue_has_an_end() {
-    let backend = Tampered::gated();
+fn full_queue_rejects_requests() {
+    let backend = FaultyBackend::gated();
     let settings = EngineConfig {
         max_sequences: 1,
         max_queue: 2,
@@ -301,15 +303,15 @@ fn a_queue_has_an_end() {
 }
 
 #[test]
-fn bad_requests_are_named() {
+fn invalid_requests_are_rejected() {
     let engine = start(&config());
     let fail = |request: Request| match ask(&engine, request) {
-        Ok(_) => panic!("a bad request was answered"),
+        Ok(_) => panic!("an invalid request was answered"),
         Err(Error::Engine(error)) => error,
         Err(error) => panic!("{error}"),
     };
     let with = |sampling: SamplingParams| Request {
-        sampling,
+        sampling: Some(sampling),
         ..greedy(prompt(0, 4), 4)
     };
     let error = fail(greedy(Vec::new(), 4));
@@ -390,7 +392,7 @@ fn bad_requests_are_named() {
         matches!(error, EngineError::Sampling(SamplingError::NoCandidate)),
         "{error}"
     );
-    // None of it harmed the engine.
+    // The engine still works.
     assert_eq!(
         ask(&engine, greedy(prompt(0, 4), 4)).unwrap().tokens.len(),
         4
@@ -398,7 +400,7 @@ fn bad_requests_are_named() {
 }
 
 #[test]
-fn bad_settings_are_named() {
+fn invalid_settings_are_rejected() {
     let start = |config: EngineConfig| {
         Engine::start(tiny::model(), Arc::new(Cpu::default()), &config)
             .err()
@@ -415,7 +417,7 @@ fn bad_settings_are_named() {
         ..config()
     });
     assert!(error.contains("max_sequences"), "{error}");
-    // Heads of 16 are half a block of 8-bit keys.
+    // A head dimension of 16 is half a block of 8-bit keys.
     let error = start(EngineConfig {
         key_type: KvType::Q8_0,
         ..config()
@@ -432,7 +434,7 @@ fn bad_settings_are_named() {
 }
 
 #[test]
-fn answers_end_where_they_should() {
+fn answers_end_for_the_right_reason() {
     let engine = start(&config());
     let request = greedy(prompt(8, 12), 30);
     let plain = ask(&engine, request.clone()).unwrap();
@@ -455,7 +457,7 @@ fn answers_end_where_they_should() {
         assert_eq!(answer.ids(), plain.ids()[..n]);
         assert_eq!(answer.finished.reason, FinishReason::Length);
     }
-    // Without a limit the context is one: a prompt of 12 leaves 244.
+    // Without a limit, the answer ends with the context: a prompt of 12 tokens leaves 244.
     let endless = ask(
         &engine,
         Request {
@@ -466,7 +468,7 @@ fn answers_end_where_they_should() {
     .unwrap();
     assert_eq!(endless.tokens.len(), 256 - 12);
 
-    // A stop string in the middle: what comes before it is all there is.
+    // A stop string in the middle ends the answer before it.
     let middle: String = plain
         .text
         .chars()
@@ -476,12 +478,12 @@ fn answers_end_where_they_should() {
     let stops = vec!["never to be seen".to_owned(), middle.clone()];
     let sampling = SamplingParams {
         stop: stops,
-        ..request.sampling.clone()
+        ..request.sampling.clone().unwrap()
     };
     let stopped = ask(
         &engine,
         Request {
-            sampling,
+            sampling: Some(sampling),
             ..request.clone()
         },
     )
@@ -491,13 +493,13 @@ fn answers_end_where_they_should() {
     assert_eq!(stopped.text, before);
     assert!(stopped.tokens.len() < plain.tokens.len());
 
-    // The end-of-text token, made certain by a bias.
+    // A bias makes the end-of-generation token certain.
     let sampling = SamplingParams {
         logit_bias: vec![(0, 1000.0)],
-        ..request.sampling.clone()
+        ..request.sampling.clone().unwrap()
     };
     let ending = Request {
-        sampling,
+        sampling: Some(sampling),
         ignore_eos: false,
         ..request
     };
@@ -517,7 +519,7 @@ fn answers_end_where_they_should() {
 }
 
 #[test]
-fn streams_can_be_awaited() {
+fn stream_can_be_awaited() {
     let engine = start(&config());
     let expected = ask(&engine, greedy(prompt(2, 20), 25)).unwrap();
     let mut streams: Vec<TokenStream> = (0..3)
@@ -526,24 +528,22 @@ fn streams_can_be_awaited() {
     for stream in &mut streams {
         let ids = block_on(async {
             let mut ids = Vec::new();
-            while let Some(event) = next(stream).await {
-                match event.unwrap() {
-                    Event::Token(token) => ids.push(token.id),
-                    Event::Finished(finished) => assert_eq!(finished.generated_tokens, 25),
-                }
+            while let Some(token) = next(stream).await {
+                ids.push(token.unwrap().id);
             }
+            assert_eq!(stream.finished().unwrap().generated_tokens, 25);
             ids
         });
         assert_eq!(ids, expected.ids());
     }
 }
 
-async fn next(stream: &mut TokenStream) -> Option<Result<Event, Error>> {
+async fn next(stream: &mut TokenStream) -> Option<Result<Token, Error>> {
     use futures_core::Stream;
     std::future::poll_fn(|context| std::pin::Pin::new(&mut *stream).poll_next(context)).await
 }
 
-/// The smallest executor there is: a waker that unparks this thread.
+/// A minimal executor, whose waker unparks this thread.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -563,28 +563,28 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn patience_has_an_end() {
-    let backend = Tampered::gated();
+fn recv_timeout_returns_pending() {
+    let backend = FaultyBackend::gated();
     backend.allow(0);
     let engine = Engine::start(tiny::model(), backend.clone(), &config()).unwrap();
     let mut stream = engine.submit(greedy(prompt(1, 10), 1)).unwrap();
-    assert!(stream.next_within(Duration::from_millis(20)).is_pending());
+    assert!(stream.recv_timeout(Duration::from_millis(20)).is_pending());
     backend.allow_all();
-    let mut next = || stream.next_within(Duration::from_secs(60));
-    assert!(matches!(next(), Poll::Ready(Some(Ok(Event::Token(_))))));
-    assert!(matches!(next(), Poll::Ready(Some(Ok(Event::Finished(_))))));
+    let mut next = || stream.recv_timeout(Duration::from_secs(60));
+    assert!(matches!(next(), Poll::Ready(Some(Ok(_)))));
     assert!(matches!(next(), Poll::Ready(None)));
+    assert!(stream.finished().is_some());
 }
 
 #[test]
-fn the_engine_ends_with_its_last_handle_and_stream() {
+fn engine_ends_with_its_last_handle_and_stream() {
     let backend: Arc<dyn Backend> = Arc::new(Cpu::default());
     let engine = Engine::start(tiny::model(), backend.clone(), &config()).unwrap();
     let other = engine.clone();
     drop(engine);
     let stream = other.submit(greedy(prompt(1, 10), 20)).unwrap();
     drop(other);
-    // The stream keeps the engine alive, and its end lets it go.
+    // The stream keeps the engine alive until it ends.
     assert_eq!(read(stream).unwrap().tokens.len(), 20);
     let start = Instant::now();
     while Arc::strong_count(&backend) > 1 {
@@ -596,27 +596,28 @@ fn the_engine_ends_with_its_last_handle_and_stream() {
     }
 }
 
-/// A request whose prompt ends in `token`, and which says none of the troublesome tokens itself.
+/// A request whose prompt ends in `token`, and which generates no token that triggers a fault.
 fn ending_in(token: u32, n: usize) -> Request {
     let mut tokens: Vec<u32> = prompt(1, 20).iter().map(|t| 5 + t % 200).collect();
     tokens.push(token);
     let mut request = greedy(tokens, n);
-    request.sampling.logit_bias = (PANIC..=NAN_OUTPUT)
+    let sampling = request.sampling.get_or_insert_default();
+    sampling.logit_bias = (PANIC..=NAN_OUTPUT)
         .map(|t| (t, f32::NEG_INFINITY))
         .collect();
     request
 }
 
 #[test]
-fn a_fault_ends_one_request() {
-    let engine = Engine::start(tiny::model(), Tampered::faulty(), &config()).unwrap();
+fn sampling_fault_ends_one_request() {
+    let engine = Engine::start(tiny::model(), FaultyBackend::faulty(), &config()).unwrap();
     let expected = ask(&engine, ending_in(7, 200)).unwrap();
-    for (fault, named) in [(NAN_OUTPUT, "logit"), (PANIC_OUTPUT, "deliberate fault")] {
+    for (fault, expected_text) in [(NAN_OUTPUT, "logit"), (PANIC_OUTPUT, "deliberate fault")] {
         let mut beside = engine.submit(ending_in(7, 200)).unwrap();
         beside.next();
         let error = ask(&engine, ending_in(fault, 5)).err().unwrap();
-        assert!(error.to_string().contains(named), "{error}");
-        // The other one never noticed.
+        assert!(error.to_string().contains(expected_text), "{error}");
+        // The other request is not affected.
         assert_eq!(read(beside).unwrap().ids(), expected.ids()[1..]);
     }
     let stats = wait_until(&engine, "the end", |stats| stats.running == 0);
@@ -624,13 +625,13 @@ fn a_fault_ends_one_request() {
 }
 
 #[test]
-fn a_fault_of_the_backend_ends_its_step() {
-    for (fault, named) in [(FAIL, "a deliberate error"), (PANIC, "a deliberate fault")] {
+fn backend_fault_ends_requests_of_its_step() {
+    for (fault, expected_text) in [(FAIL, "a deliberate error"), (PANIC, "a deliberate fault")] {
         let settings = EngineConfig {
             max_sequences: 1,
             ..config()
         };
-        let backend = Tampered::faulty();
+        let backend = FaultyBackend::faulty();
         let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
         let expected = ask(&engine, ending_in(7, 10)).unwrap();
         backend.allow(0);
@@ -642,20 +643,20 @@ fn a_fault_of_the_backend_ends_its_step() {
             matches!(&error, Error::Engine(EngineError::Internal(_))),
             "{error}"
         );
-        assert!(error.to_string().contains(named), "{error}");
-        // Whoever waited is served by a session without the fault's traces.
+        assert!(error.to_string().contains(expected_text), "{error}");
+        // The waiting request is served by a new session without traces of the fault.
         assert_eq!(read(waiting).unwrap().ids(), expected.ids());
     }
 }
 
 #[test]
-fn an_engine_that_cannot_go_on_says_so() {
+fn engine_that_cannot_restart_fails_all_requests() {
     let settings = EngineConfig {
         max_sequences: 1,
         ..config()
     };
-    let backend = Tampered::faulty();
-    backend.break_for_good();
+    let backend = FaultyBackend::faulty();
+    backend.fail_restart();
     let engine = Engine::start(tiny::model(), backend.clone(), &settings).unwrap();
     backend.allow(0);
     let bad = engine.submit(ending_in(PANIC, 5)).unwrap();
@@ -669,7 +670,7 @@ fn an_engine_that_cannot_go_on_says_so() {
 }
 
 #[test]
-fn a_grammar_gives_the_answer_its_form_and_its_end() {
+fn grammar_constrains_answer_and_its_end() {
     let engine = start(&config());
     let with = |grammar: Grammar| Request {
         grammar: Some(grammar),
@@ -680,10 +681,10 @@ fn a_grammar_gives_the_answer_its_form_and_its_end() {
     let (number, word) = answer.text.split_once('-').unwrap();
     assert!(number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit()));
     assert!(word == "yes" || word == "no", "{}", answer.text);
-    // Nothing could follow, so no token was spent on an end.
+    // The answer ends without an end-of-generation token, because nothing else could follow.
     assert_eq!(answer.finished.reason, FinishReason::EndOfText);
     assert_eq!(answer.finished.generated_tokens, answer.tokens.len());
-    // Where the answer may end but need not, it does so by the model's end token, or is cut off.
+    // An answer that may end but need not is ended by the model or by the length limit.
     let open = ask(&engine, regex("(ab)+")).unwrap();
     assert!(open.text.replace("ab", "").is_empty() || open.finished.reason == FinishReason::Length);
     let object = ask(
@@ -699,7 +700,7 @@ fn a_grammar_gives_the_answer_its_form_and_its_end() {
 }
 
 #[test]
-fn a_grammar_touches_no_other_request() {
+fn grammar_does_not_affect_other_requests() {
     let engine = start(&config());
     let alone = ask(&engine, greedy(prompt(1, 20), 30)).unwrap();
     let guided = |regex: &str| {

@@ -1,12 +1,12 @@
-//! Random grammars against the plain definition of what they mean: the set of their words.
+//! Random grammars compared with their formal definition: the set of words that they generate.
 
 use crate::{TINY, step};
 use oxidize_core::grammar::{Constraint, Grammar, GrammarError};
 use oxidize_core::sampling::Rng;
 use std::collections::BTreeSet;
 
-/// Longest words that are looked at.
-const LONGEST: usize = 5;
+/// Longest word that is compared.
+const MAX_WORD: usize = 5;
 
 enum Expr {
     Word(&'static str),
@@ -43,9 +43,9 @@ impl Expr {
     }
 
     fn gbnf(&self) -> String {
-        let all = |list: &[Expr], between: &str| {
+        let all = |list: &[Expr], separator: &str| {
             let list: Vec<String> = list.iter().map(Expr::gbnf).collect();
-            format!("({})", list.join(between))
+            format!("({})", list.join(separator))
         };
         match self {
             Expr::Word(word) => format!("\"{word}\""),
@@ -70,7 +70,7 @@ impl Expr {
             Expr::Repeat(inner, min, max) => {
                 let inner = inner.words(rules);
                 let (mut round, mut all) = (Words::from([String::new()]), Words::new());
-                for n in 0..=max.unwrap_or(min + LONGEST) {
+                for n in 0..=max.unwrap_or(min + MAX_WORD) {
                     if n >= *min {
                         all.extend(round.iter().cloned());
                     }
@@ -88,10 +88,10 @@ fn join(first: &Words, second: &Words) -> Words {
     let pairs = first
         .iter()
         .flat_map(|a| second.iter().map(move |b| a.clone() + b));
-    pairs.filter(|word| word.len() <= LONGEST).collect()
+    pairs.filter(|word| word.len() <= MAX_WORD).collect()
 }
 
-/// Goes through every text of `abc` that goes on from `text`.
+/// Compares all continuations of `text` over the letters `abc`.
 fn compare(mut constraint: Constraint, text: &str, words: &Words, source: &str) {
     let context = || format!("{source}behind {text:?}");
     assert_eq!(constraint.may_end(), words.contains(text), "{}", context());
@@ -100,7 +100,7 @@ fn compare(mut constraint: Constraint, text: &str, words: &Words, source: &str) 
         let token = TINY.bytes[usize::from(letter.as_bytes()[0])].unwrap();
         let mut next = constraint.clone();
         if step(&mut next, token) {
-            if longer.len() <= LONGEST {
+            if longer.len() <= MAX_WORD {
                 compare(next, &longer, words, source);
             }
         } else {
@@ -111,7 +111,7 @@ fn compare(mut constraint: Constraint, text: &str, words: &Words, source: &str) 
 }
 
 #[test]
-fn a_grammar_accepts_exactly_its_words() {
+fn grammar_accepts_exactly_its_words() {
     let mut rng = Rng::new(7);
     let (mut checked, mut never_end) = (0, 0);
     while checked < 150 {
@@ -140,5 +140,5 @@ fn a_grammar_accepts_exactly_its_words() {
         }
         checked += 1;
     }
-    eprintln!("{checked} grammars, {never_end} without an end");
+    eprintln!("{checked} grammars compared, {never_end} do not terminate");
 }

@@ -1,5 +1,5 @@
-//! Constrained output: what grammars accept, byte by byte and token by token, and what they refuse. How fast they
-//! refuse what is hostile is in `hostile_text`.
+//! Constrained output: texts and tokens that grammars accept, and grammars that are rejected.
+//! `hostile_text` tests how fast hostile grammars are rejected.
 
 mod language;
 mod schemas;
@@ -15,11 +15,11 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// A vocabulary with its grammars.
+/// Vocabulary with its grammar compiler.
 pub(crate) struct Vocabulary {
     pub(crate) tokenizer: Tokenizer,
     grammars: Grammars,
-    /// The token of each byte, where there is one.
+    /// Token of each byte, if there is one.
     bytes: Vec<Option<u32>>,
 }
 
@@ -43,24 +43,24 @@ impl Vocabulary {
         self.grammars.compile(grammar).unwrap()
     }
 
-    fn refuse(&self, grammar: &Grammar) -> GrammarError {
+    fn compile_error(&self, grammar: &Grammar) -> GrammarError {
         self.grammars.compile(grammar).unwrap_err()
     }
 
-    /// Whether every token was allowed, and the answer may end behind the last.
+    /// True if every token is allowed and the answer may end after the last one.
     fn accepts_tokens(&self, grammar: &Grammar, tokens: &[u32]) -> bool {
         let mut constraint = self.compile(grammar);
         tokens.iter().all(|&token| step(&mut constraint, token)) && constraint.may_end()
     }
 
-    /// The same for the bytes of a text, each as a token of its own.
+    /// Like `accepts_tokens`, with one token per byte of `text`.
     pub(crate) fn accepts(&self, grammar: &Grammar, text: &str) -> bool {
         let tokens = text.bytes().map(|byte| self.bytes[usize::from(byte)]);
         self.accepts_tokens(grammar, &tokens.collect::<Option<Vec<u32>>>().unwrap())
     }
 }
 
-/// Goes on by a token if it is allowed.
+/// Advances by a token if it is allowed.
 pub(crate) fn step(constraint: &mut Constraint, token: u32) -> bool {
     if constraint.is_complete() || !constraint.mask().unwrap().allows(token) {
         return false;
@@ -69,19 +69,19 @@ pub(crate) fn step(constraint: &mut Constraint, token: u32) -> bool {
     true
 }
 
-/// The tiny model's 320 tokens, with all bytes among them.
+/// The tiny model's 320 tokens, which include all bytes.
 pub(crate) static TINY: LazyLock<Vocabulary> = LazyLock::new(|| {
     let model = tiny::model();
     Vocabulary::new(model.tokenizer().unwrap().clone(), model.n_vocab())
 });
 
-/// Where `make setup` puts what tests need.
+/// Directory where `make setup` puts test data.
 fn cache() -> Option<PathBuf> {
     let cache = std::env::var_os("OXIDIZE_TEST_CACHE").map(PathBuf::from);
     cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/oxidize")))
 }
 
-/// A real model's vocabulary, where it was downloaded.
+/// Vocabulary of a real model, if it was downloaded.
 static REAL: LazyLock<Option<Vocabulary>> = LazyLock::new(|| {
     let path = cache()?.join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
     if !path.exists() {
@@ -121,7 +121,7 @@ fn gbnf(source: &str) -> Grammar {
 }
 
 #[test]
-fn every_part_of_gbnf_means_what_it_says() {
+fn gbnf_syntax_is_supported() {
     check(
         &gbnf("root ::= \"a\" | \"b\""),
         &["a", "b"],
@@ -165,7 +165,7 @@ fn every_part_of_gbnf_means_what_it_says() {
         &["", "()", "((()))"],
         &["(", "())"],
     );
-    // Left recursion, which llama.cpp does not have.
+    // Left recursion, which llama.cpp does not support.
     check(
         &gbnf("root ::= root \",\" [0-9] | [0-9]"),
         &["1", "1,2,3"],
@@ -174,8 +174,8 @@ fn every_part_of_gbnf_means_what_it_says() {
 }
 
 #[test]
-fn lexemes_do_not_run_over_what_follows_them() {
-    // Inside recursion, a longest match of `[a-z]+` would swallow the `x`.
+fn lexemes_do_not_consume_what_follows_them() {
+    // Inside recursion, the longest match of `[a-z]+` would consume the `x`.
     check(
         &gbnf("root ::= \"(\" root \")\" | [a-z]+ tail\ntail ::= \"x\" | \"x\" root \"!\""),
         &["ax", "(axx)", "xxx", "abxabx!"],
@@ -193,7 +193,7 @@ fn lexemes_do_not_run_over_what_follows_them() {
         &["[ 1 , [ ] , 23 ]", " 5\n"],
         &["[1 2]", "[,]"],
     );
-    // The same words in places that have nothing to do with each other.
+    // The same words in unrelated places.
     check(
         &gbnf("root ::= \"{\" root \"}\" | \"if\" [ ] name | name \"=\" root\nname ::= [a-z]+"),
         &["if if", "{a=if b}", "if=b=if x"],
@@ -202,7 +202,7 @@ fn lexemes_do_not_run_over_what_follows_them() {
 }
 
 #[test]
-fn wrong_gbnf_is_refused_with_its_line() {
+fn gbnf_errors_report_the_line() {
     for (source, expected) in [
         ("", "grammar, line 1: there is no rule `root`"),
         (
@@ -213,18 +213,18 @@ fn wrong_gbnf_is_refused_with_its_line() {
             "root ::=\n  nowhere",
             "grammar, line 2: rule `nowhere` is used but not defined",
         ),
-        ("root ::= \"a", "grammar, line 1: a string is not closed"),
+        ("root ::= \"a", "grammar, line 1: unterminated string"),
         (
             "root ::= [a",
-            "grammar, line 1: a character class is not closed",
+            "grammar, line 1: unterminated character class",
         ),
         (
             "root ::= []",
-            "grammar, line 1: a character class that no character is in",
+            "grammar, line 1: the character class is empty",
         ),
         (
             "root ::= [z-a]",
-            "grammar, line 1: the range 'z'-'a' is upside down",
+            "grammar, line 1: the range 'z'-'a' is reversed",
         ),
         (
             "root ::= (\"a\"",
@@ -232,16 +232,16 @@ fn wrong_gbnf_is_refused_with_its_line() {
         ),
         (
             "root ::= * \"a\"",
-            "grammar, line 1: there is nothing before '*' to repeat",
+            "grammar, line 1: nothing to repeat before '*'",
         ),
         (
             "root ::= \"a\"{3,2}",
-            "grammar, line 1: the larger count has to come last",
+            "grammar, line 1: the minimum count exceeds the maximum",
         ),
-        ("root ::= \"\\q\"", "grammar, line 1: `\\q` is no escape"),
+        ("root ::= \"\\q\"", "grammar, line 1: unknown escape `\\q`"),
         (
             "root ::= \"\\ud800\"",
-            "grammar, line 1: 0xd800 is no character",
+            "grammar, line 1: 0xd800 is not a character",
         ),
         (
             "root = \"a\"",
@@ -266,14 +266,19 @@ fn wrong_gbnf_is_refused_with_its_line() {
         ),
         (
             "root ::= \"a\"{0,1000000}",
-            "grammar: 1000000 repetitions asked for, the limit is 10000",
+            "grammar: 1000000 repetitions exceed the limit of 10000",
         ),
     ] {
-        assert_eq!(TINY.refuse(&gbnf(source)).to_string(), expected, "{source}");
+        assert_eq!(
+            TINY.compile_error(&gbnf(source)).to_string(),
+            expected,
+            "{source}"
+        );
     }
 }
 
-/// Runs `work` until it was fast enough, at most ten times: others use the machine too.
+/// Runs `work` until it takes less than `limit`, at most ten times: other processes use the
+/// machine, too.
 fn fast<T>(limit: Duration, mut work: impl FnMut() -> T) -> T {
     let mut best = Duration::MAX;
     for _ in 0..10 {
@@ -288,13 +293,13 @@ fn fast<T>(limit: Duration, mut work: impl FnMut() -> T) -> T {
 }
 
 #[test]
-fn grammars_that_are_only_large_do_not_overflow() {
+fn large_grammars_do_not_overflow_the_stack() {
     let chain = |n: usize| -> String {
         let links = (0..n).map(|i| format!("r{i} ::= \"a\" r{} | \"b\"\n", i + 1));
         format!("root ::= r0\n{}r{n} ::= \"c\"", links.collect::<String>())
     };
     check(&gbnf(&chain(100)), &["b", "aab"], &["a"]);
-    // Each rule twice the one before.
+    // Each rule is twice as long as the next.
     let doubled = |n: usize| {
         let rules: String = (0..n)
             .map(|i| format!("r{i} ::= r{0} r{0}?\n", i + 1))
@@ -302,7 +307,7 @@ fn grammars_that_are_only_large_do_not_overflow() {
         format!("root ::= r0\n{rules}r{n} ::= \"a\"")
     };
     check(&gbnf(&doubled(4)), &["a", "aaa"], &["", "b"]);
-    // What is too much for the engine is an error, and soon.
+    // Grammars that are too large for the engine are rejected quickly.
     for source in [chain(2000), doubled(40)] {
         let soon = Duration::from_secs(1);
         fast(soon, || TINY.grammars.compile(&gbnf(&source)).err());
@@ -343,7 +348,7 @@ fn regex_and_lark_constrain() {
 }
 
 #[test]
-fn damaged_grammars_are_errors_or_grammars() {
+fn corrupted_grammars_compile_or_are_errors() {
     let gbnf = "root ::= \"a\" ([b-d\\x41] | x){1,3} . # c\nx ::= \"(\" root* \")\" | [^\\n\\u00e9-]+ \"\\\"\"?\n";
     let lark = "start: x+ | \"(\" start \")\"\nx: A B{1,3} /[a-z]+/i\nA: \"a\"..\"z\"\nB: (A | \"1\")*\n%ignore / /\n";
     let schema = r##"{"type":"object","properties":{"a":{"type":["integer","null"],"minimum":-3},"b":{"$ref":"#/$defs/s"}},"required":["a"],"$defs":{"s":{"type":"string","pattern":"^a+$","maxLength":9}},"additionalProperties":false}"##;
@@ -389,14 +394,14 @@ fn damaged_grammars_are_errors_or_grammars() {
     assert!(good > 20 && bad > 20, "{good} good, {bad} bad");
 }
 
-/// llama.cpp's own examples: each compiles, tells right from wrong, and makes what it accepts.
+/// llama.cpp's example grammars compile, classify texts correctly, and accept what they generate.
 #[test]
-fn the_example_grammars_of_llama_cpp_work() {
-    let Some(folder) = cache().map(|cache| cache.join("grammars")) else {
+fn llama_cpp_example_grammars_work() {
+    let Some(directory) = cache().map(|cache| cache.join("grammars")) else {
         return;
     };
-    if !folder.is_dir() {
-        eprintln!("SKIPPED: {} is missing", folder.display());
+    if !directory.is_dir() {
+        eprintln!("SKIPPED: {} is missing", directory.display());
         return;
     }
     let cases: [(&str, &[&str], &[&str]); 8] = [
@@ -439,7 +444,7 @@ fn the_example_grammars_of_llama_cpp_work() {
         ("list", &["- a\n- b c\n"], &["", "a\n", "- \n", "- a"]),
     ];
     for (name, good, bad) in cases {
-        let path = folder.join(format!("{name}.gbnf"));
+        let path = directory.join(format!("{name}.gbnf"));
         let source = std::fs::read_to_string(&path)
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let start = Instant::now();
@@ -460,9 +465,9 @@ fn the_example_grammars_of_llama_cpp_work() {
     }
 }
 
-/// Tokens by name or number, between text and by themselves.
+/// Tokens by name or id, between text and on their own.
 #[test]
-fn gbnf_may_name_tokens() {
+fn gbnf_can_reference_tokens() {
     let tokenizer = &TINY.tokenizer;
     let (start, end) = (
         tokenizer.token_id("<|im_start|>").unwrap(),
@@ -507,7 +512,7 @@ fn gbnf_may_name_tokens() {
 }
 
 #[test]
-fn special_tokens_are_no_text() {
+fn special_tokens_do_not_match_text() {
     let Some(real) = &*REAL else { return };
     let mut constraint = real.compile(&Grammar::Regex("(?s:.*)".into()));
     let mask = constraint.mask().unwrap();
@@ -520,7 +525,7 @@ fn special_tokens_are_no_text() {
             );
         }
     }
-    // Its name is text like any other.
+    // The name of a special token is ordinary text.
     let name = real
         .tokenizer
         .token_text(real.tokenizer.eos().unwrap())

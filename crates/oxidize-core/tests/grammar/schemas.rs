@@ -1,11 +1,11 @@
-//! JSON schemas: what is sampled under one validates, by a validator that knows nothing of grammars.
+//! JSON schemas: texts sampled under a schema validate, according to an independent validator.
 
 use crate::{REAL, TINY, Vocabulary, check};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::sampling::Rng;
 use serde_json::{Value, json};
 
-/// Schemas of all kinds that are supported.
+/// Schemas with all supported keywords.
 fn schemas() -> Vec<Value> {
     let point = json!({"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}, "required": ["x", "y"], "additionalProperties": false});
     let tree = json!({"type": "object", "properties": {"v": {"type": "integer"}, "c": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}}, "required": ["v"], "additionalProperties": false});
@@ -57,8 +57,8 @@ fn schemas() -> Vec<Value> {
     ]
 }
 
-/// Whether `value` fits; knows the keywords that are used here.
-fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
+/// True if `value` matches. Supports the keywords used in this file.
+fn matches_schema(root: &Value, schema: &Value, value: &Value) -> bool {
     let map = match schema {
         Value::Bool(all) => return *all,
         Value::Object(map) => map,
@@ -85,13 +85,17 @@ fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
     };
     good &= map.get("const").is_none_or(|wanted| wanted == value);
     good &= list("enum").is_none_or(|wanted| wanted.contains(value));
-    good &= list("allOf").is_none_or(|all| all.iter().all(|s| fits(root, s, value)));
-    good &= list("anyOf").is_none_or(|any| any.iter().any(|s| fits(root, s, value)));
-    good &=
-        list("oneOf").is_none_or(|one| one.iter().filter(|s| fits(root, s, value)).count() == 1);
+    good &= list("allOf").is_none_or(|all| all.iter().all(|s| matches_schema(root, s, value)));
+    good &= list("anyOf").is_none_or(|any| any.iter().any(|s| matches_schema(root, s, value)));
+    good &= list("oneOf").is_none_or(|one| {
+        one.iter()
+            .filter(|s| matches_schema(root, s, value))
+            .count()
+            == 1
+    });
     if let Some(Value::String(reference)) = map.get("$ref") {
         let target = root.pointer(reference.strip_prefix('#').unwrap()).unwrap();
-        good &= fits(root, target, value);
+        good &= matches_schema(root, target, value);
     }
     match value {
         Value::Number(n) => {
@@ -112,7 +116,7 @@ fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
                 }
                 _ => true,
             };
-            // The only pattern here.
+            // The only pattern in these schemas.
             good &= map.get("pattern").is_none() || shape == "AA-999";
         }
         Value::Array(items) => {
@@ -124,7 +128,10 @@ fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
                 (before, rest) => (before.cloned().unwrap_or_default(), rest),
             };
             for (i, item) in items.iter().enumerate() {
-                good &= before.get(i).or(rest).is_none_or(|s| fits(root, s, item));
+                good &= before
+                    .get(i)
+                    .or(rest)
+                    .is_none_or(|s| matches_schema(root, s, item));
             }
         }
         Value::Object(members) => {
@@ -138,16 +145,16 @@ fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
                 let named = map.get("properties").and_then(|named| named.get(name));
                 let patterns = map.get("patternProperties").and_then(Value::as_object);
                 let mut known = named.is_some();
-                good &= named.is_none_or(|s| fits(root, s, member));
+                good &= named.is_none_or(|s| matches_schema(root, s, member));
                 for (pattern, schema) in patterns.into_iter().flatten() {
-                    // A letter at the beginning is all that patterns say here.
+                    // The patterns of these schemas are a letter at the start.
                     if name.starts_with(pattern.strip_prefix('^').unwrap()) {
                         known = true;
-                        good &= fits(root, schema, member);
+                        good &= matches_schema(root, schema, member);
                     }
                 }
                 let others = map.get("additionalProperties");
-                good &= known || others.is_none_or(|s| fits(root, s, member));
+                good &= known || others.is_none_or(|s| matches_schema(root, s, member));
             }
         }
         _ => {}
@@ -163,7 +170,7 @@ fn shape(character: char) -> char {
     }
 }
 
-/// An answer of random tokens, `None` if it did not come to an end.
+/// Samples an answer of random tokens. Returns `None` if it does not end in time.
 pub(crate) fn sample(vocabulary: &Vocabulary, grammar: &Grammar, rng: &mut Rng) -> Option<String> {
     let tokenizer = &vocabulary.tokenizer;
     let mut constraint = vocabulary.compile(grammar);
@@ -176,16 +183,16 @@ pub(crate) fn sample(vocabulary: &Vocabulary, grammar: &Grammar, rng: &mut Rng) 
         let allowed: Vec<u32> = (0..mask.len() as u32)
             .filter(|&token| mask.allows(token))
             .collect();
-        // Random text has no end; the longer it is, the more what ends something is taken.
-        let ends = |&&token: &&u32| {
+        // Random text hardly ever ends, so closing tokens become more likely with its length.
+        let is_closing = |&&token: &&u32| {
             let piece = tokenizer.piece(token).unwrap_or_default();
             tokenizer.is_end_of_generation(token)
                 || matches!(piece, [b'"' | b']' | b'}' | b')' | b';' | b'=' | b'\n'])
         };
-        let ending: Vec<u32> = allowed.iter().filter(ends).copied().collect();
-        let hurry = step > 20 && rng.next_f64() < 0.5;
-        let from = if hurry && !ending.is_empty() {
-            &ending
+        let closing: Vec<u32> = allowed.iter().filter(is_closing).copied().collect();
+        let prefer_closing = step > 20 && rng.next_f64() < 0.5;
+        let from = if prefer_closing && !closing.is_empty() {
+            &closing
         } else {
             &allowed
         };
@@ -200,35 +207,35 @@ pub(crate) fn sample(vocabulary: &Vocabulary, grammar: &Grammar, rng: &mut Rng) 
 }
 
 #[test]
-fn whatever_is_sampled_under_a_schema_fits_it() {
+fn texts_sampled_under_a_schema_match_it() {
     let mut rng = Rng::new(3);
-    let (mut done, mut endless) = (0, 0);
+    let (mut done, mut unfinished) = (0, 0);
     for schema in schemas() {
         let grammar = Grammar::JsonSchema(schema.clone());
         let vocabularies = [Some((&*TINY, 8)), REAL.as_ref().map(|real| (real, 2))];
         for (vocabulary, times) in vocabularies.into_iter().flatten() {
             for _ in 0..times {
                 let Some(text) = sample(vocabulary, &grammar, &mut rng) else {
-                    endless += 1;
+                    unfinished += 1;
                     continue;
                 };
                 let value: Value = match serde_json::from_str(&text) {
                     Ok(value) => value,
-                    // A number may be larger than any float; this parser has no place for it.
+                    // A number may exceed the range of a float, which this parser does not support.
                     Err(error) if error.to_string().contains("out of range") => continue,
                     Err(error) => panic!("{schema}\n{text}\n{error}"),
                 };
-                assert!(fits(&schema, &schema, &value), "{schema}\n{text}");
+                assert!(matches_schema(&schema, &schema, &value), "{schema}\n{text}");
                 done += 1;
             }
         }
     }
-    eprintln!("{done} answers fit, {endless} did not end in time");
-    assert!(endless * 10 < done, "{endless} of {done} did not end");
+    eprintln!("{done} answers match, {unfinished} did not end in time");
+    assert!(unfinished * 10 < done, "{unfinished} of {done} did not end");
 }
 
 #[test]
-fn the_validator_finds_faults() {
+fn validator_detects_mismatches() {
     for (schema, value) in [
         (json!({"type": "integer"}), json!(1.5)),
         (json!({"minimum": 2}), json!(1)),
@@ -241,12 +248,15 @@ fn the_validator_finds_faults() {
             json!(1),
         ),
     ] {
-        assert!(!fits(&schema, &schema, &value), "{schema} {value}");
+        assert!(
+            !matches_schema(&schema, &schema, &value),
+            "{schema} {value}"
+        );
     }
 }
 
 #[test]
-fn schemas_accept_what_fits_and_refuse_the_rest() {
+fn schemas_accept_matching_values_only() {
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}}, "required": ["name", "age"], "additionalProperties": false});
     check(
         &Grammar::JsonSchema(schema),
@@ -265,7 +275,7 @@ fn schemas_accept_what_fits_and_refuse_the_rest() {
 }
 
 #[test]
-fn dates_are_days_that_there_are() {
+fn date_formats_accept_valid_dates_only() {
     let date = Grammar::JsonSchema(json!({"type": "string", "format": "date"}));
     let good = [
         "\"2024-02-29\"",
@@ -284,7 +294,7 @@ fn dates_are_days_that_there_are() {
         "\"23-01-01\"",
     ];
     check(&date, &good, &bad);
-    let moment = json!({"type": "string", "format": "date-time", "pattern": "^2024"});
+    let date_time = json!({"type": "string", "format": "date-time", "pattern": "^2024"});
     let good = [
         "\"2024-02-29T23:59:59Z\"",
         "\"2024-01-01T00:00:00.5+01:00\"",
@@ -294,5 +304,5 @@ fn dates_are_days_that_there_are() {
         "\"2023-01-01T00:00:00Z\"",
         "\"2024-01-01\"",
     ];
-    check(&Grammar::JsonSchema(moment), &good, &bad);
+    check(&Grammar::JsonSchema(date_time), &good, &bad);
 }

@@ -1,13 +1,12 @@
-//! GGUF files put together byte by byte, without the writer under test, with a list of where their
-//! integers are.
+//! GGUF files built byte by byte, without the writer under test, with the positions of their integers.
 
 use std::ops::Range;
 
-/// A GGUF file in the making.
+/// Builder of a GGUF file.
 #[derive(Clone, Default)]
 pub(crate) struct RawGguf {
     pub(crate) bytes: Vec<u8>,
-    /// Where each count, length, type, dimension and offset is.
+    /// Ranges of all counts, lengths, types, dimensions and offsets.
     pub(crate) integers: Vec<Range<usize>>,
     /// Bytes before the tensor data.
     pub(crate) header_len: usize,
@@ -40,7 +39,7 @@ impl RawGguf {
         self.integer(&value.to_le_bytes())
     }
 
-    /// Lengths have 32 bits in version 1, 64 since.
+    /// A length, which has 32 bits in version 1 and 64 bits since.
     pub(crate) fn length(&mut self, value: u64) -> &mut RawGguf {
         if self.version == 1 {
             self.u32(value as u32)
@@ -59,12 +58,12 @@ impl RawGguf {
         self.length(text.len() as u64).raw(text)
     }
 
-    /// A key and the type of its value, which has to follow.
+    /// A key and the type of its value, which must follow.
     pub(crate) fn key(&mut self, key: &str, ty: u32) -> &mut RawGguf {
         self.string(key.as_bytes()).u32(ty)
     }
 
-    /// The head of an array, whose elements have to follow.
+    /// Element type and length of an array, whose elements must follow.
     pub(crate) fn array(&mut self, element: u32, len: u64) -> &mut RawGguf {
         self.u32(element).length(len)
     }
@@ -96,7 +95,7 @@ impl RawGguf {
 pub(crate) const STRING: u32 = 8;
 pub(crate) const ARRAY: u32 = 9;
 
-/// A small file with every type of value, arrays in arrays, and four tensors.
+/// A small file with every value type, nested arrays and four tensors.
 pub(crate) fn small(version: u32) -> RawGguf {
     let mut file = RawGguf::new(version, 4, 19);
     file.key("general.architecture", STRING).string(b"llama");

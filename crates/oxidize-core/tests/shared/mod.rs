@@ -1,16 +1,16 @@
-//! What lies beside the checkout, or where `OXIDIZE_SHARED` says: golden models and references.
+//! Golden models and references in the directory `shared` beside the checkout, or in `OXIDIZE_SHARED`.
 
 use std::path::PathBuf;
 
-/// A file or folder there; a loud `None` where it is missing.
+/// Path of a file or directory in the shared directory; prints a note and returns `None` if it is missing.
 pub(crate) fn shared(name: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("OXIDIZE_SHARED")
+    let directory = std::env::var_os("OXIDIZE_SHARED")
         .map(PathBuf::from)
         .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let path = folder.join(name);
+    let path = directory.join(name);
     if path.exists() {
         return Some(path);
     }
-    eprintln!("SKIPPED: there is no {}", path.display());
+    eprintln!("SKIPPED: no {}", path.display());
     None
 }

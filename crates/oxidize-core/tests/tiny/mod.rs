@@ -1,28 +1,29 @@
-//! The tiny model that is checked in: Llama's shape, two layers of 64, a byte-level vocabulary of
-//! 320 tokens, a context of 256, random weights; and PyTorch's logits for two inputs.
+//! The checked-in tiny model: a Llama model of two layers of width 64 with random weights, a byte-level
+//! vocabulary of 320 tokens and a context of 256, and PyTorch's logits for two inputs.
 
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::model::Model;
 use std::path::PathBuf;
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny")
 }
 
-/// The model.
+/// Loads the model.
 pub(crate) fn model() -> Model {
-    Model::load(folder().join("model.gguf"), &OpenOptions::default()).unwrap()
+    Model::load_with(directory().join("model.gguf"), &OpenOptions::default()).unwrap()
 }
 
-/// An input, and the logits at each of its positions.
+/// An input, and PyTorch's logits at each of its positions.
 pub(crate) struct Reference {
     pub(crate) tokens: Vec<u32>,
     pub(crate) logits: Vec<f32>,
 }
 
-/// What PyTorch computes.
+/// Loads the reference logits.
 pub(crate) fn references() -> Vec<Reference> {
-    let file = ModelFile::open(folder().join("ref.safetensors"), &OpenOptions::default()).unwrap();
+    let file =
+        ModelFile::open(directory().join("ref.safetensors"), &OpenOptions::default()).unwrap();
     let read = |name: String| {
         let bytes = file.data(file.tensor(&name).unwrap()).unwrap();
         bytes.as_chunks::<4>().0.to_vec()

@@ -1,7 +1,7 @@
-//! Coefficients of the elementary functions, which instruction sets compute alike; of polynomials,
-//! the highest power first.
+//! Coefficients of the elementary functions, which all instruction sets compute alike. Polynomials begin with
+//! the highest power.
 
-/// ln 2 in two parts, the first with few enough bits for whole numbers times it to be exact.
+/// ln 2 in two parts, the first with so few bits that its products with integers are exact.
 pub(crate) const LN_2_HIGH: f32 = 355.0 / 512.0;
 pub(crate) const LN_2_LOW: f32 = -2.121_944_4e-4;
 

@@ -1,7 +1,7 @@
-//! Which tensor type is which quantised format, for the modules of formats that instruction sets have.
+//! Mapping from tensor types to the quantized formats of an instruction set.
 
-/// Runs `$body` with `$F` being what `$module` has for a tensor type, or `$none` for a type that has no
-/// format there.
+/// Evaluates `$body` with `$F` as the format of a tensor type in `$module`, or `$none` for a type without a
+/// format.
 macro_rules! with_format_of {
     ($($module:ident)::+, $ty:expr, $F:ident => $body:expr, $none:expr) => {{
         use $($module)::+::*;
@@ -36,12 +36,12 @@ macro_rules! with_format_of {
             TensorType::TQ2_0 => arm!(Tq2_0),
             TensorType::MXFP4 => arm!(Mxfp4),
             TensorType::NVFP4 => arm!(Nvfp4),
-            TensorType::IQ1_S_SPELLED => arm!(Iq1SSpelled),
-            TensorType::IQ1_M_SPELLED => arm!(Iq1MSpelled),
-            TensorType::IQ2_XXS_SPELLED => arm!(Iq2XxsSpelled),
-            TensorType::IQ2_S_SPELLED => arm!(Iq2SSpelled),
-            TensorType::IQ3_XXS_SPELLED => arm!(Iq3XxsSpelled),
-            TensorType::IQ3_S_SPELLED => arm!(Iq3SSpelled),
+            TensorType::IQ1_S_REPACKED => arm!(Iq1SRepacked),
+            TensorType::IQ1_M_REPACKED => arm!(Iq1MRepacked),
+            TensorType::IQ2_XXS_REPACKED => arm!(Iq2XxsRepacked),
+            TensorType::IQ2_S_REPACKED => arm!(Iq2SRepacked),
+            TensorType::IQ3_XXS_REPACKED => arm!(Iq3XxsRepacked),
+            TensorType::IQ3_S_REPACKED => arm!(Iq3SRepacked),
             _ => $none,
         }
     }};

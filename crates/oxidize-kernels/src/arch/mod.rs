@@ -1,8 +1,8 @@
-//! SIMD versions of the operations, one folder an instruction set, and `simd128` for what those with
-//! registers of 128 bits share.
+//! SIMD versions of the operations: one directory per instruction set, and `simd128` for the code that sets
+//! with registers of 128 bits share.
 //!
-//! Each set has a witness type that can only be had where the machine has the instructions, and
-//! gives its table of kernels in exchange for it.
+//! Each set has a witness type, which exists only if the machine has the instructions, and returns its table
+//! of kernels for the witness.
 
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 mod aarch64;
@@ -30,7 +30,7 @@ pub(crate) mod x86_64;
 
 use crate::table::{Isa, Kernels, SCALAR};
 
-/// The kernels of an instruction set, if this machine has it.
+/// Returns the kernels of an instruction set if this machine has it.
 pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     match isa {
         Isa::Scalar => Some(&SCALAR),

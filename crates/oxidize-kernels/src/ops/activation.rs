@@ -1,6 +1,6 @@
 //! Activation functions, alone and as the gate of a gated linear unit.
 
-/// A pointwise function of the network.
+/// An elementwise function of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// x · sigmoid(x), also called swish.
@@ -43,7 +43,7 @@ impl Activation {
         Activation::Reciprocal,
     ];
 
-    /// The function at one point.
+    /// Applies the function to one number.
     pub fn apply(self, x: f32) -> f32 {
         match self {
             Activation::Silu => x / (1.0 + (-x).exp()),
@@ -64,14 +64,13 @@ impl Activation {
     }
 }
 
-/// √(2/π), of GELU's tanh approximation.
+/// √(2/π), a constant of the tanh approximation of GELU.
 pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-/// The coefficient of x³ in the same.
+/// Coefficient of x³ in the tanh approximation of GELU.
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
-/// The error function, to about 1e-7: the formula 7.1.26 family of Abramowitz and Stegun is not
-/// accurate enough, so this sums the Taylor series where it converges fast and uses the continued
-/// fraction of erfc beyond.
+/// The error function, to about 1e-7: a Taylor series where it converges fast, and the continued fraction of
+/// erfc beyond. Formula 7.1.26 of Abramowitz and Stegun and its relatives are not accurate enough.
 pub(crate) fn erf(x: f32) -> f32 {
     let (z, sign) = (f64::from(x.abs()), f64::from(x.signum()));
     let value = if z < 2.5 {
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn gelu_forms_agree() {
+    fn gelu_tanh_approximates_gelu_erf() {
         for i in -60..60 {
             let x = i as f32 / 10.0;
             let (exact, tanh) = (Activation::GeluErf.apply(x), Activation::GeluTanh.apply(x));

@@ -1,6 +1,7 @@
 //! Index of the largest element.
 
-/// The first of the largest elements; NaN is never the largest. 0 if there is no number at all.
+/// Index of the first of the largest elements. NaN is never the largest; if there is no number, the index is
+/// 0.
 pub(crate) fn argmax(x: &[f32]) -> usize {
     let mut best = 0;
     let mut max = f32::NEG_INFINITY;
@@ -17,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_largest_number_wins() {
+    fn argmax_is_the_first_of_the_largest_numbers() {
         assert_eq!(argmax(&[1.0, f32::NAN, 3.0, 3.0, 2.0]), 2);
         assert_eq!(argmax(&[]), 0);
     }

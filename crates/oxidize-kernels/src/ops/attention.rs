@@ -1,9 +1,9 @@
-//! Attention of some queries over a paged key-value cache, with an online softmax: its arguments
-//! and its reference.
+//! Attention of some queries over a paged key-value cache, with an online softmax: arguments and reference
+//! implementation.
 //!
-//! A call serves the query heads that share one key-value head, so that each key and value is read
-//! once. The softmax of a long context may be computed in parts, by several threads, and merged:
-//! see [`crate::Kernels::attention_part`] and [`merge_attention`].
+//! A call computes the query heads that share one key-value head, so that each key and value is read once.
+//! Attention over a long context may be computed in parts, by several threads, and merged: see
+//! [`crate::Kernels::attention_part`] and [`merge_attention`].
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::ops::matmul::{Scratch, dequantize};
 use crate::out::TileMut;
 use crate::quant::{self, TensorType};
 
-/// How the elements of the cache are stored.
+/// Storage type of the elements of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, reason = "the formats' own spelling")]
 pub enum KvType {
@@ -29,7 +29,7 @@ impl KvType {
     /// Every type.
     pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Q8_0, KvType::Q4_0];
 
-    /// The same as a tensor type.
+    /// The tensor type with the same layout.
     pub fn tensor_type(self) -> TensorType {
         match self {
             KvType::F32 => TensorType::F32,
@@ -39,27 +39,28 @@ impl KvType {
         }
     }
 
-    /// Bytes of a row of `n` elements; `None` if that is not whole blocks.
+    /// Bytes of a row of `n` elements, or `None` if they are not whole blocks.
     pub fn row_bytes(self, n: usize) -> Option<usize> {
         usize::try_from(self.tensor_type().bytes_for(n as u64)?).ok()
     }
 }
 
-/// The keys and values of one layer and head: blocks of positions, found through a table.
+/// Keys and values of one layer and head: blocks of positions, found through a block table (PagedAttention,
+/// Kwon et al. 2023).
 ///
 /// Position `p` lies in block `table[p / block_size]`, at row `p % block_size`. Block `b` begins at
 /// byte `b · block_stride` of its slice; its rows are `row_stride` bytes apart.
 #[derive(Clone, Copy)]
 pub struct PagedKv<'a> {
-    /// How keys are stored.
+    /// Storage type of keys.
     pub k_ty: KvType,
-    /// How values are stored.
+    /// Storage type of values.
     pub v_ty: KvType,
     /// Keys, from the first row of block 0 of this head on.
     pub k: &'a [u8],
     /// Values, likewise.
     pub v: &'a [u8],
-    /// Which block holds each run of `block_size` positions.
+    /// Number of the block that holds each run of `block_size` positions.
     pub table: &'a [u32],
     /// Positions in a block.
     pub block_size: usize,
@@ -97,9 +98,9 @@ impl PagedKv<'_> {
         &self.v[start..][..row_bytes(self.v_ty, self.v_dim)]
     }
 
-    /// The stored keys and values of consecutive positions, as far as `rows` goes.
+    /// Looks up the stored keys and values of as many consecutive positions as `rows` has elements.
     ///
-    /// Cheaper than asking for each: only a new block needs the table.
+    /// Cheaper than a lookup of each position: only a new block needs the table.
     #[inline]
     pub(crate) fn rows(&self, first: usize, rows: &mut [(*const u8, *const u8)]) {
         let (mut block, mut row) = (first / self.block_size, first % self.block_size);
@@ -123,7 +124,10 @@ impl PagedKv<'_> {
         }
     }
 
-    /// Checks that every position below `end` can be reached.
+    /// Checks that every position below `end` lies inside the cache.
+    ///
+    /// # Panics
+    /// If one does not.
     pub(crate) fn check(&self, end: usize) {
         assert!(self.block_size > 0 && self.k_dim > 0 && self.v_dim > 0);
         assert!(
@@ -165,29 +169,29 @@ pub struct Alibi<'a> {
     pub positions: &'a [u32],
 }
 
-/// Biases by distance that a model has learned (T5).
+/// Learned biases by distance (T5, Raffel et al. 2020).
 #[derive(Clone, Copy)]
 pub struct RelativeBias<'a> {
-    /// For each query head of the group, the bias of keys from `reach` positions before the query
-    /// to `reach` after it. Those farther away have that of the end on their side.
+    /// For each query head of the group, an odd number of biases: of keys from some maximal distance before
+    /// the query to the same distance after it. Keys farther away have the bias of the maximal distance.
     pub table: &'a [f32],
     /// Position of each token.
     pub positions: &'a [u32],
 }
 
 impl RelativeBias<'_> {
-    /// The bias on a key, with `heads` heads in the table.
+    /// Bias of a key, with `heads` heads in the table.
     #[inline]
     pub(crate) fn at(&self, heads: usize, (token, head): (usize, usize), key: usize) -> f32 {
         let row = self.table.len() / heads;
-        let reach = (row / 2) as i64;
+        let max_distance = (row / 2) as i64;
         let distance = key as i64 - i64::from(self.positions[token]);
-        let column = distance.clamp(-reach, reach) + reach;
+        let column = distance.clamp(-max_distance, max_distance) + max_distance;
         self.table[head * row + column as usize]
     }
 }
 
-/// What attention reads.
+/// Arguments of attention.
 #[derive(Clone, Copy)]
 pub struct AttentionArgs<'a> {
     /// Queries: the heads of a token lie one after the other, tokens `q_stride` apart.
@@ -198,17 +202,17 @@ pub struct AttentionArgs<'a> {
     pub heads: usize,
     /// The keys and values.
     pub kv: PagedKv<'a>,
-    /// For each token, the positions it sees.
+    /// For each token, the positions that it sees.
     pub visible: &'a [Range<u32>],
-    /// What the products of queries and keys are multiplied by.
+    /// Factor of the dot products of queries and keys.
     pub scale: f32,
-    /// Keeps scores inside ± this, where given.
+    /// Bound of the scores, applied as `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// For each head, the score of a sink that takes weight and gives nothing.
+    /// For each head, the score of an attention sink, which takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
     /// Biases by distance.
     pub alibi: Option<Alibi<'a>>,
-    /// The same, from a table.
+    /// Biases by distance, from a table.
     pub relative: Option<RelativeBias<'a>>,
 }
 
@@ -218,8 +222,8 @@ impl AttentionArgs<'_> {
         self.visible.len()
     }
 
-    /// Floats that [`crate::Kernels::attention_part`] writes: for each token and head the
-    /// largest score, the sum of weights and the weighted sum of values.
+    /// Number of floats that [`crate::Kernels::attention_part`] writes: for each token and head a record of
+    /// the largest score, the sum of weights and the weighted sum of values.
     pub fn part_len(&self) -> usize {
         self.tokens() * self.heads * (self.kv.v_dim + 2)
     }
@@ -230,15 +234,15 @@ impl AttentionArgs<'_> {
         &self.q[token * self.q_stride + head * self.kv.k_dim..][..self.kv.k_dim]
     }
 
-    /// Which of these keys a token sees, counted from the first of them.
+    /// The keys of the range that a token sees, as indices from the start of the range.
     #[inline]
-    pub(crate) fn seen(&self, token: usize, keys: &Range<usize>) -> Range<usize> {
+    pub(crate) fn visible_in(&self, token: usize, keys: &Range<usize>) -> Range<usize> {
         let visible = &self.visible[token];
         let lane = |key: u32| (key as usize).clamp(keys.start, keys.end) - keys.start;
         lane(visible.start)..lane(visible.end)
     }
 
-    /// The score of a key, from its product with the query.
+    /// Score of a key, from its dot product with the query.
     #[inline]
     pub(crate) fn score(&self, dot: f32, token: usize, head: usize, key: usize) -> f32 {
         let mut score = dot * self.scale;
@@ -255,7 +259,7 @@ impl AttentionArgs<'_> {
         score
     }
 
-    /// The end of the positions that any token sees.
+    /// End of the positions that any token sees.
     pub(crate) fn end(&self) -> usize {
         self.visible
             .iter()
@@ -266,6 +270,9 @@ impl AttentionArgs<'_> {
     }
 
     /// Checks everything that the kernels rely on.
+    ///
+    /// # Panics
+    /// If the shapes do not fit together, or a visible position lies outside the cache.
     pub(crate) fn check(&self) {
         assert!(self.heads > 0);
         if let Some(last) = self.tokens().checked_sub(1) {
@@ -285,7 +292,7 @@ impl AttentionArgs<'_> {
     }
 }
 
-/// Bytes of a row whose dimension was already checked.
+/// Bytes of a row of whole blocks.
 #[inline]
 pub(crate) fn row_bytes(ty: KvType, dim: usize) -> usize {
     match ty {
@@ -298,10 +305,11 @@ pub(crate) fn row_bytes(ty: KvType, dim: usize) -> usize {
 
 /// Writes a row of the cache.
 pub(crate) fn store_kv(ty: KvType, x: &[f32], out: &mut [u8]) {
-    quant::quantize(ty.tensor_type(), x, out).expect("the caller has counted the blocks");
+    quant::quantize(ty.tensor_type(), x, out)
+        .expect("as many whole blocks as the row has elements");
 }
 
-/// The part of attention over the keys in `keys`, one record `[max, sum, acc…]` a token and head.
+/// Attention over the keys in `keys`: one record `[max, sum, acc…]` per token and head.
 pub(crate) fn attention_part(
     args: &AttentionArgs<'_>,
     keys: Range<usize>,
@@ -335,21 +343,21 @@ pub(crate) fn attention_part(
                 let score = args.score(dot, token, head, key);
                 let (stats, acc) = record.split_at_mut(2);
                 let max = stats[0].max(score);
-                let (shrink, weight) = ((stats[0] - max).exp(), (score - max).exp());
+                let (rescale, weight) = ((stats[0] - max).exp(), (score - max).exp());
                 stats[0] = max;
-                stats[1] = stats[1] * shrink + weight;
+                stats[1] = stats[1] * rescale + weight;
                 for (acc, value) in acc.iter_mut().zip(&*value_row) {
-                    *acc = *acc * shrink + weight * value;
+                    *acc = *acc * rescale + weight * value;
                 }
             }
         }
     }
 }
 
-/// Joins what [`crate::Kernels::attention_part`] computed over disjoint ranges of keys.
+/// Merges results of [`crate::Kernels::attention_part`] over disjoint ranges of keys.
 ///
-/// `parts` holds one part after the other. A token that saw no key gets zeros. The columns of
-/// `out` are the heads' values, its rows the tokens.
+/// `parts` holds one part after the other. A token that sees no key gets zeros. The rows of `out` are the
+/// tokens, its columns the heads' values.
 ///
 /// # Panics
 /// If the lengths do not fit together.
@@ -395,7 +403,7 @@ pub fn merge_attention(parts: &[f32], sinks: Option<&[f32]>, v_dim: usize, mut o
 mod tests {
     use super::*;
 
-    /// One head of dimension 1 over three positions in blocks of two, out of order.
+    /// Attention of one head of dimension 1 over three positions, in blocks of two that are out of order.
     fn run(visible: Range<u32>, sinks: Option<&[f32]>) -> f32 {
         let bytes = |x: [f32; 4]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let (k, v) = (bytes([3.0, 0.0, 1.0, 2.0]), bytes([30.0, 0.0, 10.0, 20.0]));
@@ -437,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_a_softmax_of_the_scores() {
+    fn attention_weights_are_a_softmax_of_the_scores() {
         let weights = [1.0f32, 2.0, 3.0].map(f32::exp);
         let want = (10.0 * weights[0] + 20.0 * weights[1] + 30.0 * weights[2])
             / weights.iter().sum::<f32>();

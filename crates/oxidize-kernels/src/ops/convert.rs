@@ -1,4 +1,4 @@
-//! Between `f32` and the 16-bit floats, rounding to nearest even.
+//! Conversions between `f32` and the 16-bit floats, rounding to nearest even.
 
 use half::{bf16, f16};
 

@@ -22,7 +22,7 @@ pub(crate) fn softcap(x: &mut [f32], cap: f32) {
     x.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
 }
 
-/// Σ x · y, in sixteen sums that the compiler can keep in vector registers.
+/// Σ x · y, in sixteen sums, which the compiler keeps in vector registers.
 pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0; LANES];

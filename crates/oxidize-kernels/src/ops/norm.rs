@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rms_of_the_result_is_one() {
+    fn rms_norm_has_rms_one() {
         let mut x = vec![3.0, -4.0, 12.0];
         rms_norm(&mut x, None, 0.0);
         let mean = x.iter().map(|x| x * x).sum::<f32>() / 3.0;
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn layer_norm_centres_then_applies_weight_and_bias() {
+    fn layer_norm_applies_weight_and_bias() {
         let mut x = vec![1.0, 3.0];
         layer_norm(&mut x, Some(&[2.0, 3.0]), Some(&[10.0, 20.0]), 0.0);
         assert_eq!(x, [8.0, 23.0]);

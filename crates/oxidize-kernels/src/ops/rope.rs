@@ -1,11 +1,11 @@
-//! Rotary position embedding: pairs of elements of each head turned by given angles.
+//! Rotary position embedding (RoPE, Su et al. 2021): rotates pairs of elements of each head by given angles.
 
-/// Which elements of a head form a pair.
+/// Pairing of the elements of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeLayout {
-    /// Neighbours: (0, 1), (2, 3), … as in the original Llama.
+    /// Neighbors: (0, 1), (2, 3), … as in the original Llama.
     Interleaved,
-    /// Halves: (0, n/2), (1, n/2 + 1), … as in GPT-NeoX, and in Hugging Face's models.
+    /// Halves: (0, n/2), (1, n/2 + 1), … as in GPT-NeoX and Hugging Face's models.
     Halves,
 }
 
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quarter_turn_of_partial_dims() {
+    fn rope_rotates_only_the_given_dimensions() {
         let (cos, sin) = ([0.0, 0.0], [1.0, 1.0]);
         let mut x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         rope(&mut x, 6, &cos, &sin, RopeLayout::Interleaved);

@@ -1,6 +1,6 @@
-//! Little-endian numbers of alignment 1, the fields that blocks are made of.
+//! Little-endian numbers of alignment 1, used as the fields of blocks.
 //!
-//! A block may start at any byte of a mapped file, so no field may ask for alignment.
+//! A block may start at any byte of a mapped file, so no field may require alignment.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,7 +12,7 @@ macro_rules! field {
         pub struct $name(pub [u8; $n]);
 
         impl $name {
-            /// The stored number.
+            /// Returns the stored number.
             #[inline(always)]
             pub const fn get(self) -> $number {
                 <$number>::from_le_bytes(self.0)
@@ -50,19 +50,19 @@ field!(
 );
 
 impl F16Le {
-    /// The stored number, widened.
+    /// Returns the stored number as an `f32`.
     ///
-    /// `half` looks up the CPU's features in each call; this inlines and vectorises anywhere.
+    /// `half` detects CPU features in each call; this function inlines and vectorizes on every target.
     #[inline(always)]
     pub fn to_f32(self) -> f32 {
         let bits = u32::from(self.get().to_bits());
-        // The exponent's bias grows by 127 - 15; the product also normalises subnormals, exactly.
+        // The product adds 127 - 15 to the exponent's bias and normalizes subnormals, both exactly.
         let scaled = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
         let special = if scaled >= 65536.0 { 0x7f80_0000 } else { 0 };
         f32::from_bits(scaled.to_bits() | special | (bits & 0x8000) << 16)
     }
 
-    /// The nearest half to `value`; beyond ±65504 that is an infinity.
+    /// Returns the nearest half to `value`, an infinity beyond ±65504.
     #[inline(always)]
     pub fn from_f32(value: f32) -> Self {
         half::f16::from_f32(value).into()
@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_widens_as_half_says() {
-        // Miri is slow: there, a sample.
+    fn widening_matches_half_crate() {
+        // Miri is slow, so it checks a sample.
         for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 509 } else { 1 }) {
             let half = half::f16::from_bits(bits);
             let ours = F16Le::from(half).to_f32();

@@ -1,40 +1,40 @@
-//! The tables that the IQ formats index: which groups of 4 or 8 magnitudes a weight group may be.
+//! Codebooks of the IQ formats: the groups of 4 or 8 magnitudes that a group of weights can have.
 //!
-//! They are part of the file format. Here a value is 2 or 4 bits, which number it among the few
-//! magnitudes its format knows; the compiler unpacks them into the bytes that kernels load.
+//! They are part of the file format. The source has 2 or 4 bits per value, an index into the magnitudes of
+//! the format; the compiler unpacks them into the bytes that kernels load.
 
-/// Eight magnitudes of IQ2_XXS an entry, the first in the low byte.
+/// Codebook of IQ2_XXS: eight magnitudes per entry, the first in the low byte.
 pub static IQ2_XXS_GRID: [u64; 256] = unpack8(&IQ2_XXS_PACKED, MAGNITUDES_2);
-/// Eight magnitudes of IQ2_XS an entry, the first in the low byte.
+/// Codebook of IQ2_XS: eight magnitudes per entry, the first in the low byte.
 pub static IQ2_XS_GRID: [u64; 512] = unpack8(&IQ2_XS_PACKED, MAGNITUDES_2);
-/// Eight magnitudes of IQ2_S an entry, the first in the low byte.
+/// Codebook of IQ2_S: eight magnitudes per entry, the first in the low byte.
 pub static IQ2_S_GRID: [u64; 1024] = unpack8(&IQ2_S_PACKED, MAGNITUDES_2);
-/// Four magnitudes of IQ3_XXS an entry, the first in the low byte.
+/// Codebook of IQ3_XXS: four magnitudes per entry, the first in the low byte.
 pub static IQ3_XXS_GRID: [u32; 256] = unpack4(
     &IQ3_XXS_PACKED,
     [0x04, 0x0c, 0x14, 0x1c, 0x24, 0x2c, 0x34, 0x3e],
 );
-/// Four magnitudes of IQ3_S an entry, the first in the low byte.
+/// Codebook of IQ3_S: four magnitudes per entry, the first in the low byte.
 pub static IQ3_S_GRID: [u32; 512] = unpack4(&IQ3_S_PACKED, [1, 3, 5, 7, 9, 11, 13, 15]);
-/// Eight of −1, 0, 1 an entry, as `i8`, the first in the low byte: IQ1_S and IQ1_M.
+/// Codebook of IQ1_S and IQ1_M: eight of −1, 0 and 1 per entry, as `i8`, the first in the low byte.
 pub static IQ1_GRID: [u64; 2048] = unpack8(&IQ1_PACKED, [0xff, 0, 1]);
 
-/// The eight signs that 7 stored bits stand for: the eighth makes the number of minuses even.
+/// Expands 7 stored sign bits to 8: the eighth makes the number of set bits even.
 #[inline(always)]
 pub const fn even_signs(seven_bits: u8) -> u8 {
     let bits = seven_bits & 0x7f;
     bits | ((bits.count_ones() as u8 & 1) << 7)
 }
 
-/// The 256 levels of a block whose `vector` says, for each eight of them, their magnitudes and a bit for each
-/// that is negative. No magnitude is above 127.
+/// Returns the 256 levels of a block. `vector(i)` returns the magnitudes of levels `8 i` to `8 i + 7`, each
+/// at most 127, and their sign bits.
 #[inline(always)]
 pub(super) fn signed(vector: impl Fn(usize) -> (u64, u8)) -> [i8; 256] {
     let mut levels = [0; 256];
     for (i, levels) in levels.chunks_exact_mut(8).enumerate() {
         let (magnitudes, signs) = vector(i);
         for (j, (level, magnitude)) in levels.iter_mut().zip(magnitudes.to_le_bytes()).enumerate() {
-            // All ones for a minus: (x ^ -1) - -1 is -x.
+            // All ones if negative: (x ^ -1) - -1 is -x.
             let minus = -((signs >> j & 1) as i8);
             *level = (magnitude as i8 ^ minus) - minus;
         }

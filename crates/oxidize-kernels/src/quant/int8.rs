@@ -1,16 +1,16 @@
-//! INT8: [`Q8_0`] whose blocks of a row all have the same scale, so that a product with activations
-//! of one scale a token adds up integers over the whole row.
+//! INT8: [`Q8_0`] with the same scale in all blocks of a row.
 //!
-//! Files know it as Q8_0; a key of theirs says that it is this.
+//! With activations that have one scale per token, a dot product adds up integers over the whole row.
+//! Files store it as Q8_0, with a metadata key that identifies it.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::q8_0::Q8_0;
-use super::scale_search::{inverse_or_zero, level, magnitude};
-use super::{Block, Dot, Levelled, QuantizeRow, TensorType};
+use super::search::scale::{inverse_or_zero, level, max_abs};
+use super::{Block, Dot, QuantizeRow, ScalarQuantized, TensorType};
 
-/// A block of 32 weights; all of a row have the same scale.
+/// A block of 32 weights; all blocks of a row have the same scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct INT8(pub Q8_0);
@@ -36,12 +36,12 @@ impl Dot for INT8 {
     }
 }
 
-impl Levelled for INT8 {
+impl ScalarQuantized for INT8 {
     const GROUP: usize = Q8_0::GROUP;
     const SWEEPS: usize = 2;
 
-    fn line(&self, group: usize) -> (f32, f32) {
-        self.0.line(group)
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
+        self.0.scale_and_offset(group)
     }
 
     fn read_levels(&self, out: &mut [i8]) {
@@ -58,16 +58,16 @@ impl Levelled for INT8 {
     }
 }
 
-/// Shares of the largest element that the scale is tried for: a few outliers may be cut off, if the
-/// others gain more than that costs.
-const SHARES: [f32; 11] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4];
+/// Clipping thresholds that are tried, as fractions of the largest element. Clipping a few outliers can
+/// reduce the error of the other weights by more than it costs.
+const CLIP_RATIOS: [f32; 11] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4];
 
 impl QuantizeRow for INT8 {
-    /// At the scale that loses least.
+    /// Quantizes the row at the scale with the least weighted squared error.
     #[inline(always)]
     fn quantize_row(row: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
-        let largest = magnitude(row);
-        let candidates = SHARES.map(|share| F16Le::from_f32(share * largest / 127.0));
+        let largest = max_abs(row);
+        let candidates = CLIP_RATIOS.map(|ratio| F16Le::from_f32(ratio * largest / 127.0));
         let cost = |d: F16Le| -> f64 {
             let (d, inverse) = (d.to_f32(), inverse_or_zero(d.to_f32()));
             let error = |x: f32| f64::from(x - d * level(x, inverse, -127, 127) as f32);
@@ -78,7 +78,7 @@ impl QuantizeRow for INT8 {
             }
         };
         let costs = candidates.map(|d| (cost(d), d));
-        // The first of equals: a row of zeros, or one that has no importance, is cut nowhere.
+        // The first of equals: a row of zeros, or one without importance, is not clipped.
         let best = costs.iter().fold(
             costs[0],
             |best, next| {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::quant::testing::Random;
 
-    fn encoded(row: &[f32], importance: Option<&[f32]>) -> (f32, Vec<f32>) {
+    fn quantized(row: &[f32], importance: Option<&[f32]>) -> (f32, Vec<f32>) {
         let mut blocks = vec![INT8::zeroed(); row.len() / 32];
         INT8::quantize_row(row, importance, &mut blocks);
         let mut floats = vec![0.0; row.len()];
@@ -112,29 +112,29 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_one_scale_and_little_error() {
+    fn row_has_one_scale_and_bounded_error() {
         let row = Random::new(3).normals(512);
-        let (d, floats) = encoded(&row, None);
+        let (d, floats) = quantized(&row, None);
         for (x, y) in row.iter().zip(&floats) {
             assert!((x - y).abs() <= 0.51 * d, "{x} {y} {d}");
         }
     }
 
     #[test]
-    fn an_outlier_that_hardly_matters_is_cut() {
+    fn unimportant_outlier_is_clipped() {
         let mut row = Random::new(4).normals(512);
         row[7] = 100.0;
-        let (whole, _) = encoded(&row, None);
+        let (unclipped, _) = quantized(&row, None);
         let mut importance = vec![1.0; 512];
         importance[7] = 1e-6;
-        let (cut, _) = encoded(&row, Some(&importance));
-        assert!(cut < 0.5 * whole, "{cut} {whole}");
+        let (clipped, _) = quantized(&row, Some(&importance));
+        assert!(clipped < 0.5 * unclipped, "{clipped} {unclipped}");
     }
 
     #[test]
-    fn strange_rows_are_rows() {
-        assert!(encoded(&[0.0; 64], None).1.iter().all(|x| *x == 0.0));
-        encoded(&[f32::NAN; 32], None);
-        encoded(&[f32::INFINITY; 32], None);
+    fn zeros_and_nonfinite_rows_do_not_panic() {
+        assert!(quantized(&[0.0; 64], None).1.iter().all(|x| *x == 0.0));
+        quantized(&[f32::NAN; 32], None);
+        quantized(&[f32::INFINITY; 32], None);
     }
 }

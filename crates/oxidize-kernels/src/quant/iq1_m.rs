@@ -1,17 +1,16 @@
-//! IQ1_M: IQ1_S with a scale for 16 weights and a shift for 8.
+//! IQ1_M: IQ1_S with a scale per 16 weights and a shift per 8.
 //!
-//! `w = d · (2 · scale + 1) · (grid ± ⅛)`. The half-precision `d` is spread over the top
-//! nibbles of `scales`.
+//! `w = d · (2 · scale + 1) · (grid ± ⅛)`. The half-precision `d` is split over the top nibbles of `scales`.
 
 use bytemuck::{Pod, Zeroable};
 
+use super::error_weights::error_weights;
 use super::fields::{F16Le, U16Le};
 use super::grids::IQ1_GRID;
 use super::iq1_s::{search, shifted};
-use super::levels::Levels;
 use super::q8_k::Q8_K;
-use super::ternary_search::Shift;
-use super::weighting::weights;
+use super::search::ternary::Shift;
+use super::unpacked::UnpackedBlock;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -20,9 +19,9 @@ use super::{Block, Dot, Quantize, TensorType};
 pub struct IQ1_M {
     /// Low bits of the table indices.
     pub qs: [u8; 32],
-    /// A nibble for 8 weights: 3 high bits of the index, the sign of the shift.
+    /// A nibble per 8 weights: 3 high bits of the index, then the sign of the shift.
     pub qh: [u8; 16],
-    /// Four 3-bit scales and a quarter of `d` each.
+    /// Four 3-bit scales and a nibble of `d` each.
     pub scales: [U16Le; 4],
 }
 
@@ -30,33 +29,33 @@ assert_layout!(IQ1_M, 56);
 
 impl IQ1_M {
     #[inline(always)]
-    pub(super) fn unpacked(&self) -> Levels<16> {
-        Levels {
-            unit: self.d() * 0.125,
-            multiples: self.multiples(),
+    pub(super) fn unpacked(&self) -> UnpackedBlock<16> {
+        UnpackedBlock {
+            d: self.d() * 0.125,
+            sub_scales: self.sub_scales(),
             levels: self.levels(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn multiples(&self) -> [i32; 16] {
+    pub(super) fn sub_scales(&self) -> [i32; 16] {
         std::array::from_fn(|i| 2 * i32::from(self.scales[i / 4].get() >> (i % 4 * 3) & 7) + 1)
     }
 
-    /// Whether weights `8 i` to `8 i + 7` are moved down, not up.
+    /// True if weights `8 i` to `8 i + 7` are shifted down, false if up.
     #[inline(always)]
     pub(super) fn is_down(&self, i: usize) -> bool {
         self.qh[i / 2] >> (i % 2 * 4) & 8 != 0
     }
 
-    /// These weights before they are moved: −1, 0 or 1.
+    /// Returns weights `8 i` to `8 i + 7` before the shift, a byte each: −1, 0 or 1.
     #[inline(always)]
     pub(super) fn ternary(&self, i: usize) -> u64 {
         let high = usize::from(self.qh[i / 2] >> (i % 2 * 4) & 7);
         IQ1_GRID[usize::from(self.qs[i]) | high << 8]
     }
 
-    /// The weights in units of an eighth of their group's scale: −9 to 9.
+    /// Returns the weights in units of an eighth of their group's scale: −9 to 9.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
@@ -66,15 +65,15 @@ impl IQ1_M {
         levels
     }
 
-    /// The scale of the scales.
+    /// Returns the scale of the scales.
     #[inline(always)]
     pub fn d(&self) -> f32 {
-        self.half().to_f32()
+        self.d_f16().to_f32()
     }
 
-    /// The same as it is stored.
+    /// Returns the scale of the scales in half precision, as stored.
     #[inline(always)]
-    pub(super) fn half(&self) -> F16Le {
+    pub(super) fn d_f16(&self) -> F16Le {
         let [a, b, c, d] = self.scales.map(|s| s.get() >> 12);
         F16Le((a | b << 4 | c << 8 | d << 12).to_le_bytes())
     }
@@ -102,14 +101,14 @@ impl Dot for IQ1_M {
 impl Quantize for IQ1_M {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w = weights(src, importance);
+        let w = error_weights(src, importance);
         let mut x = [0.0; 256];
         x.copy_from_slice(src);
         let found = search(2, Shift::EachVector).run(&x, &w);
         let mut block = IQ1_M::zeroed();
         for (i, entry) in found.entries[..32].iter().enumerate() {
             block.qs[i] = *entry as u8;
-            // Those that are moved down come after the table's 2048.
+            // Entries from 2048 on are the table's entries shifted down.
             let nibble = (entry >> 8 & 7 | (entry >> 11) << 3) as u8;
             block.qh[i / 2] |= nibble << (i % 2 * 4);
         }
@@ -133,7 +132,7 @@ mod tests {
     #[test]
     fn known_block() {
         let mut block = IQ1_M::zeroed();
-        // 2.0 is 0x4000: its top nibble is in the last of the scales.
+        // 2.0 is 0x4000, whose top nibble is in the last of the scales.
         block.scales[3] = U16Le::from(0x4000);
         // Weights 88 to 95, group 5: the last entry of the table is 1 in all places.
         block.qs[11] = 255;
@@ -146,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ1_M>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ1_M>(0.47);
     }
 }

@@ -1,4 +1,4 @@
-//! IQ1_S: groups of 8 ternary weights from a table, shifted by an eighth.
+//! IQ1_S: groups of 8 ternary weights from a codebook, shifted by an eighth.
 //!
 //! `w = d · (2 · scale + 1) · (grid ± ⅛)`. An index has 8 bits in `qs` and 3 in `qh`.
 
@@ -6,12 +6,12 @@ use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::error_weights::error_weights;
 use super::fields::{F16Le, U16Le};
 use super::grids::IQ1_GRID;
-use super::levels::Levels;
 use super::q8_k::Q8_K;
-use super::ternary_search::{Grid, Search, Shift};
-use super::weighting::weights;
+use super::search::ternary::{Grid, Search, Shift};
+use super::unpacked::UnpackedBlock;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -22,7 +22,7 @@ pub struct IQ1_S {
     pub d: F16Le,
     /// Low bits of the table indices.
     pub qs: [u8; 32],
-    /// For 32 weights: four times 3 high bits of indices, a 3-bit scale, the sign of the shift.
+    /// Per 32 weights: 3 high bits of each of four indices, a 3-bit scale, the sign of the shift.
     pub qh: [U16Le; 8],
 }
 
@@ -30,33 +30,33 @@ assert_layout!(IQ1_S, 50);
 
 impl IQ1_S {
     #[inline(always)]
-    pub(super) fn unpacked(&self) -> Levels<8> {
-        Levels {
-            unit: self.d.to_f32() * 0.125,
-            multiples: self.multiples(),
+    pub(super) fn unpacked(&self) -> UnpackedBlock<8> {
+        UnpackedBlock {
+            d: self.d.to_f32() * 0.125,
+            sub_scales: self.sub_scales(),
             levels: self.levels(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn multiples(&self) -> [i32; 8] {
+    pub(super) fn sub_scales(&self) -> [i32; 8] {
         self.qh.map(|qh| 2 * i32::from(qh.get() >> 12 & 7) + 1)
     }
 
-    /// Whether the weights of a group are moved down, not up.
+    /// True if the weights of a group are shifted down, false if up.
     #[inline(always)]
     pub(super) fn is_down(&self, group: usize) -> bool {
         self.qh[group].get() & 0x8000 != 0
     }
 
-    /// Weights `8 i` to `8 i + 7` before they are moved: −1, 0 or 1.
+    /// Returns weights `8 i` to `8 i + 7` before the shift, a byte each: −1, 0 or 1.
     #[inline(always)]
     pub(super) fn ternary(&self, i: usize) -> u64 {
         let high = usize::from(self.qh[i / 4].get() >> (i % 4 * 3) & 7);
         IQ1_GRID[usize::from(self.qs[i]) | high << 8]
     }
 
-    /// The weights in units of an eighth of their group's scale: −9 to 9.
+    /// Returns the weights in units of an eighth of their group's scale: −9 to 9.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
@@ -67,7 +67,7 @@ impl IQ1_S {
     }
 }
 
-/// An entry of the table in eighths, moved by one of them.
+/// Returns an entry of the table in eighths, shifted by one eighth.
 #[inline(always)]
 pub(super) fn shifted(ternary: u64, is_down: bool) -> [i8; 8] {
     let delta = if is_down { -1 } else { 1 };
@@ -96,7 +96,7 @@ impl Dot for IQ1_S {
 impl Quantize for IQ1_S {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w = weights(src, importance);
+        let w = error_weights(src, importance);
         let mut x = [0.0; 256];
         x.copy_from_slice(src);
         let found = search(4, Shift::EachScale).run(&x, &w);
@@ -108,7 +108,7 @@ impl Quantize for IQ1_S {
                 let entry = found.entries[4 * i + j];
                 block.qs[4 * i + j] = entry as u8;
                 bits |= (entry >> 8 & 7) << (3 * j);
-                // Those that are moved down come after the table's 2048.
+                // Entries from 2048 on are the table's entries shifted down.
                 bits |= (entry >> 11) << 15;
             }
             *qh = bits.into();
@@ -117,7 +117,7 @@ impl Quantize for IQ1_S {
     }
 }
 
-/// The search of IQ1_S and IQ1_M.
+/// Returns the codebook search of IQ1_S and IQ1_M.
 #[inline(always)]
 pub(super) fn search(per_scale: usize, shift: Shift) -> Search<'static> {
     static GRID: LazyLock<Grid> = LazyLock::new(|| {
@@ -132,7 +132,7 @@ pub(super) fn search(per_scale: usize, shift: Shift) -> Search<'static> {
         per_scale,
         last: 7,
         unit: 1.0,
-        tops: [1.0, 1.15, 1.3, 1.5, 1.7, 1.9, 2.2, 2.6],
+        peaks: [1.0, 1.15, 1.3, 1.5, 1.7, 1.9, 2.2, 2.6],
         shift,
     }
 }
@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ1_S>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ1_S>(0.53);
     }
 }

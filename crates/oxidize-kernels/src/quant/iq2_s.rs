@@ -1,4 +1,4 @@
-//! IQ2_S: groups of 8 magnitudes from a table of 1024, with all their signs.
+//! IQ2_S: groups of 8 magnitudes from a codebook of 1024 entries, with a sign bit per weight.
 //!
 //! `w = d · (½ + scale) / 4 · ±grid`.
 
@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::error_weights::error_weights;
 use super::fields::F16Le;
-use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ2_S_GRID, signed};
-use super::iq2_xxs::{TOPS, grid};
-use super::levels::{Levels, odd_nibbles, pack_scales};
+use super::iq2_xxs::{PEAKS, grid};
 use super::q8_k::Q8_K;
-use super::weighting::weights;
+use super::search::grid::{Grid, Search, split_signs};
+use super::unpacked::{UnpackedBlock, odd_scales, pack_scales};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -23,11 +23,11 @@ pub struct IQ2_S {
     pub d: F16Le,
     /// Low bits of the table indices.
     pub qs: [u8; 32],
-    /// One sign a bit.
+    /// One sign bit per weight.
     pub signs: [u8; 32],
     /// High 2 bits of four indices.
     pub qh: [u8; 8],
-    /// Two 4-bit scales a byte.
+    /// Two 4-bit scales per byte.
     pub scales: [u8; 8],
 }
 
@@ -35,20 +35,20 @@ assert_layout!(IQ2_S, 82);
 
 impl IQ2_S {
     #[inline(always)]
-    pub(super) fn unpacked(&self) -> Levels<16> {
-        Levels {
-            unit: self.d.to_f32() * 0.125,
-            multiples: self.multiples(),
+    pub(super) fn unpacked(&self) -> UnpackedBlock<16> {
+        UnpackedBlock {
+            d: self.d.to_f32() * 0.125,
+            sub_scales: self.sub_scales(),
             levels: self.levels(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn multiples(&self) -> [i32; 16] {
-        odd_nibbles(&self.scales)
+    pub(super) fn sub_scales(&self) -> [i32; 16] {
+        odd_scales(&self.scales)
     }
 
-    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    /// Returns the magnitudes and the sign bits of weights `8 i` to `8 i + 7`.
     #[inline(always)]
     pub(super) fn vector(&self, i: usize) -> (u64, u8) {
         let high = usize::from(self.qh[i / 4] >> (i % 4 * 2) & 3);
@@ -56,7 +56,7 @@ impl IQ2_S {
         (magnitudes, self.signs[i])
     }
 
-    /// The weights in units of their group's scale.
+    /// Returns the weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         signed(|i| self.vector(i))
@@ -86,9 +86,9 @@ impl Quantize for IQ2_S {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_S_GRID));
-        let w = weights(src, importance);
+        let w = error_weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, false);
-        let search = Search::of_magnitudes(&GRID, 2, 0.125, TOPS);
+        let search = Search::of_magnitudes(&GRID, 2, 0.125, PEAKS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ2_S::zeroed();
         (block.d, block.signs) = (found.d, signs);
@@ -123,12 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ2_S>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ2_S>(0.26);
     }
 }

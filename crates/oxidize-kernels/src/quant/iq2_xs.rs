@@ -1,19 +1,19 @@
-//! IQ2_XS: groups of 8 magnitudes from a table of 512, a scale for 16 weights.
+//! IQ2_XS: groups of 8 magnitudes from a codebook of 512 entries, with a scale per 16 weights.
 //!
-//! `w = d · (½ + scale) / 4 · ±grid`. The eighth sign of a group makes the number of minuses
-//! even.
+//! `w = d · (½ + scale) / 4 · ±grid`. The eighth sign of a group is implied: the number
+//! of negative weights is even.
 
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::error_weights::error_weights;
 use super::fields::{F16Le, U16Le};
-use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ2_XS_GRID, even_signs, signed};
-use super::iq2_xxs::{TOPS, grid};
-use super::levels::{Levels, odd_nibbles, pack_scales};
+use super::iq2_xxs::{PEAKS, grid};
 use super::q8_k::Q8_K;
-use super::weighting::weights;
+use super::search::grid::{Grid, Search, split_signs};
+use super::unpacked::{UnpackedBlock, odd_scales, pack_scales};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -22,9 +22,9 @@ use super::{Block, Dot, Quantize, TensorType};
 pub struct IQ2_XS {
     /// Scale of the scales.
     pub d: F16Le,
-    /// A 9-bit table index and 7 sign bits for 8 weights.
+    /// A 9-bit table index and 7 sign bits per 8 weights.
     pub qs: [U16Le; 32],
-    /// Two 4-bit scales a byte.
+    /// Two 4-bit scales per byte.
     pub scales: [u8; 8],
 }
 
@@ -32,20 +32,20 @@ assert_layout!(IQ2_XS, 74);
 
 impl IQ2_XS {
     #[inline(always)]
-    pub(super) fn unpacked(&self) -> Levels<16> {
-        Levels {
-            unit: self.d.to_f32() * 0.125,
-            multiples: self.multiples(),
+    pub(super) fn unpacked(&self) -> UnpackedBlock<16> {
+        UnpackedBlock {
+            d: self.d.to_f32() * 0.125,
+            sub_scales: self.sub_scales(),
             levels: self.levels(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn multiples(&self) -> [i32; 16] {
-        odd_nibbles(&self.scales)
+    pub(super) fn sub_scales(&self) -> [i32; 16] {
+        odd_scales(&self.scales)
     }
 
-    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    /// Returns the magnitudes and the sign bits of weights `8 i` to `8 i + 7`.
     #[inline(always)]
     pub(super) fn vector(&self, i: usize) -> (u64, u8) {
         let q = self.qs[i].get();
@@ -55,7 +55,7 @@ impl IQ2_XS {
         )
     }
 
-    /// The weights in units of their group's scale.
+    /// Returns the weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         signed(|i| self.vector(i))
@@ -85,9 +85,9 @@ impl Quantize for IQ2_XS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_XS_GRID));
-        let w = weights(src, importance);
+        let w = error_weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, true);
-        let search = Search::of_magnitudes(&GRID, 2, 0.125, TOPS);
+        let search = Search::of_magnitudes(&GRID, 2, 0.125, PEAKS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ2_XS::zeroed();
         (block.d, block.scales) = (found.d, pack_scales(&found.scales));
@@ -118,12 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ2_XS>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ2_XS>(0.31);
     }
 }

@@ -1,18 +1,18 @@
-//! IQ2_XXS: groups of 8 magnitudes from a table of 256, with packed signs.
+//! IQ2_XXS: groups of 8 magnitudes from a codebook of 256 entries, with packed signs.
 //!
-//! `w = d · (½ + scale) / 4 · ±grid`. The eighth sign of a group makes the number of minuses
-//! even.
+//! `w = d · (½ + scale) / 4 · ±grid`. The eighth sign of a group is implied: the number
+//! of negative weights is even.
 
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::error_weights::error_weights;
 use super::fields::F16Le;
-use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ2_XXS_GRID, even_signs, signed};
-use super::levels::{Levels, odd, pack_signs};
 use super::q8_k::Q8_K;
-use super::weighting::weights;
+use super::search::grid::{Grid, Search, split_signs};
+use super::unpacked::{UnpackedBlock, odd_scale, pack_signs};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -21,7 +21,7 @@ use super::{Block, Dot, Quantize, TensorType};
 pub struct IQ2_XXS {
     /// Scale of the scales.
     pub d: F16Le,
-    /// For 32 weights: four table indices, then four times 7 sign bits and a 4-bit scale.
+    /// Per 32 weights: four table indices, then four times 7 sign bits and a 4-bit scale.
     pub qs: [[u8; 8]; 8],
 }
 
@@ -29,20 +29,20 @@ assert_layout!(IQ2_XXS, 66);
 
 impl IQ2_XXS {
     #[inline(always)]
-    pub(super) fn unpacked(&self) -> Levels<8> {
-        Levels {
-            unit: self.d.to_f32() * 0.125,
-            multiples: self.multiples(),
+    pub(super) fn unpacked(&self) -> UnpackedBlock<8> {
+        UnpackedBlock {
+            d: self.d.to_f32() * 0.125,
+            sub_scales: self.sub_scales(),
             levels: self.levels(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn multiples(&self) -> [i32; 8] {
-        self.qs.map(|qs| odd(signs_and_scale(&qs) >> 28))
+    pub(super) fn sub_scales(&self) -> [i32; 8] {
+        self.qs.map(|qs| odd_scale(signs_and_scale(&qs) >> 28))
     }
 
-    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    /// Returns the magnitudes and the sign bits of weights `8 i` to `8 i + 7`.
     #[inline(always)]
     pub(super) fn vector(&self, i: usize) -> (u64, u8) {
         let qs = &self.qs[i / 4];
@@ -50,7 +50,7 @@ impl IQ2_XXS {
         (IQ2_XXS_GRID[usize::from(qs[i % 4])], signs)
     }
 
-    /// The weights in units of their group's scale.
+    /// Returns the weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         signed(|i| self.vector(i))
@@ -85,9 +85,9 @@ impl Quantize for IQ2_XXS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         static GRID: LazyLock<Grid<8>> = LazyLock::new(|| grid(&IQ2_XXS_GRID));
-        let w = weights(src, importance);
+        let w = error_weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, true);
-        let search = Search::of_magnitudes(&GRID, 4, 0.125, TOPS);
+        let search = Search::of_magnitudes(&GRID, 4, 0.125, PEAKS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ2_XXS::zeroed();
         block.d = found.d;
@@ -103,7 +103,7 @@ impl Quantize for IQ2_XXS {
     }
 }
 
-/// A table of eight magnitudes an entry.
+/// Builds the search table of a codebook with eight magnitudes per entry.
 pub(super) fn grid(table: &[u64]) -> Grid<8> {
     Grid::new(
         table
@@ -112,8 +112,8 @@ pub(super) fn grid(table: &[u64]) -> Grid<8> {
     )
 }
 
-/// Where the largest element may lie: magnitudes are 8, 25 and 43.
-pub(super) const TOPS: [f32; 8] = [26.0, 30.0, 34.0, 38.0, 42.0, 46.0, 51.0, 57.0];
+/// Magnitudes tried for the largest element. The codebook has 8, 25 and 43.
+pub(super) const PEAKS: [f32; 8] = [26.0, 30.0, 34.0, 38.0, 42.0, 46.0, 51.0, 57.0];
 
 #[cfg(test)]
 mod tests {
@@ -124,7 +124,7 @@ mod tests {
     fn known_block() {
         let mut block = IQ2_XXS::zeroed();
         block.d = F16Le::from_f32(8.0);
-        // Group 3: entry 1 of the table is a 0x2b in the first place; signs 0b10 add the eighth.
+        // Group 3: entry 1 of the table starts with 0x2b; signs 0b10 imply that the eighth is negative.
         let signs_and_scale: u32 = 2 << 28 | 0b10 << 7;
         block.qs[3][1] = 1;
         block.qs[3][4..].copy_from_slice(&signs_and_scale.to_le_bytes());
@@ -136,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ2_XXS>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ2_XXS>(0.37);
     }
 }

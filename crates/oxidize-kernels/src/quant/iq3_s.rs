@@ -1,4 +1,4 @@
-//! IQ3_S: groups of 4 magnitudes from a table of 512, with all their signs.
+//! IQ3_S: groups of 4 magnitudes from a codebook of 512 entries, with a sign bit per weight.
 //!
 //! `w = d · (1 + 2 · scale) · ±grid`.
 
@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::error_weights::error_weights;
 use super::fields::F16Le;
-use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ3_S_GRID, signed};
 use super::iq3_xxs::grid;
-use super::levels::{Levels, odd_nibbles, pack_scales};
 use super::q8_k::Q8_K;
-use super::weighting::weights;
+use super::search::grid::{Grid, Search, split_signs};
+use super::unpacked::{UnpackedBlock, odd_scales, pack_scales};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -25,9 +25,9 @@ pub struct IQ3_S {
     pub qs: [u8; 64],
     /// High bits of eight indices.
     pub qh: [u8; 8],
-    /// One sign a bit.
+    /// One sign bit per weight.
     pub signs: [u8; 32],
-    /// Two 4-bit scales a byte, for 32 weights each.
+    /// Two 4-bit scales per byte, for 32 weights each.
     pub scales: [u8; 4],
 }
 
@@ -35,20 +35,20 @@ assert_layout!(IQ3_S, 110);
 
 impl IQ3_S {
     #[inline(always)]
-    pub(super) fn unpacked(&self) -> Levels<8> {
-        Levels {
-            unit: self.d.to_f32(),
-            multiples: self.multiples(),
+    pub(super) fn unpacked(&self) -> UnpackedBlock<8> {
+        UnpackedBlock {
+            d: self.d.to_f32(),
+            sub_scales: self.sub_scales(),
             levels: self.levels(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn multiples(&self) -> [i32; 8] {
-        odd_nibbles(&self.scales)
+    pub(super) fn sub_scales(&self) -> [i32; 8] {
+        odd_scales(&self.scales)
     }
 
-    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    /// Returns the magnitudes and the sign bits of weights `8 i` to `8 i + 7`.
     #[inline(always)]
     pub(super) fn vector(&self, i: usize) -> (u64, u8) {
         let [low, high] = [2 * i, 2 * i + 1].map(|q| {
@@ -58,7 +58,7 @@ impl IQ3_S {
         (u64::from(low) | u64::from(high) << 32, self.signs[i])
     }
 
-    /// The weights in units of their group's scale.
+    /// Returns the weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         signed(|i| self.vector(i))
@@ -87,11 +87,11 @@ impl Dot for IQ3_S {
 impl Quantize for IQ3_S {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        const TOPS: [f32; 8] = [9.5, 10.9, 12.2, 13.4, 14.6, 15.8, 17.2, 19.0];
+        const PEAKS: [f32; 8] = [9.5, 10.9, 12.2, 13.4, 14.6, 15.8, 17.2, 19.0];
         static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_S_GRID));
-        let w = weights(src, importance);
+        let w = error_weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, false);
-        let search = Search::of_magnitudes(&GRID, 8, 1.0, TOPS);
+        let search = Search::of_magnitudes(&GRID, 8, 1.0, PEAKS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ3_S::zeroed();
         (block.d, block.signs) = (found.d, signs);
@@ -125,12 +125,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ3_S>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ3_S>(0.146);
     }
 }

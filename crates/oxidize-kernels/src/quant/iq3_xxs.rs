@@ -1,18 +1,18 @@
-//! IQ3_XXS: groups of 4 magnitudes from a table of 256, with packed signs.
+//! IQ3_XXS: groups of 4 magnitudes from a codebook of 256 entries, with packed signs.
 //!
-//! `w = d · (½ + scale) / 2 · ±grid`. The eighth sign of 8 weights makes the number of minuses
-//! even.
+//! `w = d · (½ + scale) / 2 · ±grid`. The eighth sign of 8 weights is implied: the number
+//! of negative weights is even.
 
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::error_weights::error_weights;
 use super::fields::{F16Le, U32Le};
-use super::grid_search::{Grid, Search, split_signs};
 use super::grids::{IQ3_XXS_GRID, even_signs, signed};
-use super::levels::{Levels, odd, pack_signs};
 use super::q8_k::Q8_K;
-use super::weighting::weights;
+use super::search::grid::{Grid, Search, split_signs};
+use super::unpacked::{UnpackedBlock, odd_scale, pack_signs};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 weights.
@@ -23,7 +23,7 @@ pub struct IQ3_XXS {
     pub d: F16Le,
     /// Table indices.
     pub qs: [u8; 64],
-    /// For 32 weights: four times 7 sign bits and a 4-bit scale.
+    /// Per 32 weights: four times 7 sign bits and a 4-bit scale.
     pub scales: [U32Le; 8],
 }
 
@@ -31,20 +31,20 @@ assert_layout!(IQ3_XXS, 98);
 
 impl IQ3_XXS {
     #[inline(always)]
-    pub(super) fn unpacked(&self) -> Levels<8> {
-        Levels {
-            unit: self.d.to_f32() * 0.25,
-            multiples: self.multiples(),
+    pub(super) fn unpacked(&self) -> UnpackedBlock<8> {
+        UnpackedBlock {
+            d: self.d.to_f32() * 0.25,
+            sub_scales: self.sub_scales(),
             levels: self.levels(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn multiples(&self) -> [i32; 8] {
-        self.scales.map(|s| odd(s.get() >> 28))
+    pub(super) fn sub_scales(&self) -> [i32; 8] {
+        self.scales.map(|s| odd_scale(s.get() >> 28))
     }
 
-    /// The magnitudes and the signs of weights `8 i` to `8 i + 7`.
+    /// Returns the magnitudes and the sign bits of weights `8 i` to `8 i + 7`.
     #[inline(always)]
     pub(super) fn vector(&self, i: usize) -> (u64, u8) {
         let signs = even_signs((self.scales[i / 4].get() >> (i % 4 * 7)) as u8);
@@ -52,7 +52,7 @@ impl IQ3_XXS {
         (u64::from(low) | u64::from(high) << 32, signs)
     }
 
-    /// The weights in units of their group's scale.
+    /// Returns the weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         signed(|i| self.vector(i))
@@ -81,11 +81,11 @@ impl Dot for IQ3_XXS {
 impl Quantize for IQ3_XXS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        const TOPS: [f32; 8] = [36.0, 41.0, 46.0, 50.0, 54.0, 58.0, 63.0, 70.0];
+        const PEAKS: [f32; 8] = [36.0, 41.0, 46.0, 50.0, 54.0, 58.0, 63.0, 70.0];
         static GRID: LazyLock<Grid<4>> = LazyLock::new(|| grid(&IQ3_XXS_GRID));
-        let w = weights(src, importance);
+        let w = error_weights(src, importance);
         let (signs, magnitudes) = split_signs(src, &w, true);
-        let search = Search::of_magnitudes(&GRID, 8, 0.25, TOPS);
+        let search = Search::of_magnitudes(&GRID, 8, 0.25, PEAKS);
         let found = search.run(&magnitudes, &w);
         let mut block = IQ3_XXS::zeroed();
         block.d = found.d;
@@ -97,7 +97,7 @@ impl Quantize for IQ3_XXS {
     }
 }
 
-/// A table of four magnitudes an entry.
+/// Builds the search table of a codebook with four magnitudes per entry.
 pub(super) fn grid(table: &[u32]) -> Grid<4> {
     Grid::new(
         table
@@ -115,7 +115,7 @@ mod tests {
     fn known_block() {
         let mut block = IQ3_XXS::zeroed();
         block.d = F16Le::from_f32(4.0);
-        // Weights 108 to 111, group 3: entry 1 of the table is a 0x14 in the first place.
+        // Weights 108 to 111, group 3: entry 1 of the table starts with 0x14.
         block.qs[27] = 1;
         block.scales[3] = U32Le::from(2 << 28 | 0b101_0000 << 7);
         let out = floats(&block);
@@ -126,12 +126,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ3_XXS>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ3_XXS>(0.2);
     }
 }

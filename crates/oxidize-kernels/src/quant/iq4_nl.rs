@@ -1,15 +1,15 @@
-//! IQ4_NL: 32 weights of 4 bits that choose among 16 uneven levels.
+//! IQ4_NL: 32 weights of 4 bits with 16 non-uniform levels.
 //!
-//! `w = d · level[q]`. Nibbles lie as in Q4_0.
+//! `w = d · level[q]`. Nibbles are packed as in Q4_0.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::scale_search::inverse_or_zero;
-use super::side_by_side::{Blocks, SIDE, one_of_many};
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::inverse_or_zero;
+use super::search::scale_x16::{Blocks, LANES, quantize_single};
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -17,22 +17,22 @@ use super::{Block, Dot, Levelled, Quantize, TensorType};
 pub struct IQ4_NL {
     /// Scale.
     pub d: F16Le,
-    /// Two weights a byte.
+    /// Two weights per byte.
     pub qs: [u8; 16],
 }
 
 assert_layout!(IQ4_NL, 18);
 
-/// The levels that a nibble of IQ4_NL or IQ4_XS chooses among.
+/// Levels of IQ4_NL and IQ4_XS, indexed by a nibble.
 pub const LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// The first and the last level.
+/// Lowest and highest level.
 pub(super) const ENDS: [f32; 2] = [LEVELS[0] as f32, LEVELS[15] as f32];
 
 impl IQ4_NL {
-    /// The weights in units of `d`.
+    /// Returns the weights in units of `d`.
     #[inline(always)]
     fn levels(&self) -> [i8; 32] {
         nibbles(&self.qs).map(|q| LEVELS[usize::from(q & 15)])
@@ -62,13 +62,17 @@ impl Dot for IQ4_NL {
 impl Quantize for IQ4_NL {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        one_of_many(src, importance)
+        quantize_single(src, importance)
     }
 
     #[inline(always)]
     fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
-        for (n, (out, src)) in out.chunks_mut(SIDE).zip(src.chunks(32 * SIDE)).enumerate() {
-            let blocks = Blocks::weighted(src, importance, n * SIDE);
+        for (n, (out, src)) in out
+            .chunks_mut(LANES)
+            .zip(src.chunks(32 * LANES))
+            .enumerate()
+        {
+            let blocks = Blocks::weighted(src, importance, n * LANES);
             let scales = blocks.best_scales(&ENDS, nearest);
             for ((block, src), d) in out.iter_mut().zip(src.chunks_exact(32)).zip(scales) {
                 let d = F16Le::from_f32(d);
@@ -81,10 +85,10 @@ impl Quantize for IQ4_NL {
     }
 }
 
-impl Levelled for IQ4_NL {
+impl ScalarQuantized for IQ4_NL {
     const GROUP: usize = 32;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), 0.0)
     }
 
@@ -102,12 +106,12 @@ impl Levelled for IQ4_NL {
     }
 }
 
-/// 32 levels as nibbles.
+/// Packs 32 levels as nibbles.
 pub(super) fn pack_levels(levels: &[i8]) -> [u8; 16] {
     pack_nibbles(&std::array::from_fn(|i| index(f32::from(levels[i]))))
 }
 
-/// The levels nearest to 32 weights at this scale.
+/// Returns the indices of the levels nearest to 32 weights at the scale `d`.
 #[inline(always)]
 pub(super) fn indices(src: &[f32], d: f32) -> [u8; 32] {
     let inverse = inverse_or_zero(d);
@@ -118,17 +122,17 @@ pub(super) fn indices(src: &[f32], d: f32) -> [u8; 32] {
     q
 }
 
-/// The index of the level nearest to `x`.
+/// Returns the index of the level nearest to `x`.
 #[inline(always)]
 fn index(x: f32) -> u8 {
-    // The index is the number of midpoints between neighbours that lie below x.
+    // The index is the number of midpoints between adjacent levels that are below x.
     LEVELS
         .windows(2)
         .map(|w| u8::from(2.0 * x > f32::from(w[0]) + f32::from(w[1])))
         .sum()
 }
 
-/// The level nearest to `x`.
+/// Returns the level nearest to `x`.
 #[inline(always)]
 pub(super) fn nearest(x: f32) -> f32 {
     let mut level = f32::from(LEVELS[0]);
@@ -160,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn every_level_is_its_own_nearest() {
+    fn levels_are_fixed_points_of_rounding() {
         for (i, level) in LEVELS.iter().enumerate() {
             assert_eq!(usize::from(index(f32::from(*level))), i);
             assert_eq!(nearest(f32::from(*level)), f32::from(*level));
@@ -169,12 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ4_NL>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ4_NL>(0.08);
     }
 }

@@ -4,14 +4,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block_search::group_scales;
+use super::error_weights::error_weights;
 use super::fields::{F16Le, U16Le};
 use super::iq4_nl::{ENDS, LEVELS, indices, nearest, pack_levels};
-use super::levels::Levels;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_k::Q8_K;
-use super::weighting::weights;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::block::group_scales;
+use super::unpacked::UnpackedBlock;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -21,9 +21,9 @@ pub struct IQ4_XS {
     pub d: F16Le,
     /// High 2 bits of the scales.
     pub scales_h: U16Le,
-    /// Low 4 bits of the scales, two a byte.
+    /// Low 4 bits of the scales, two per byte.
     pub scales_l: [u8; 4],
-    /// Two weights a byte, 16 bytes a group.
+    /// Two weights per byte, 16 bytes per group.
     pub qs: [u8; 128],
 }
 
@@ -31,15 +31,15 @@ assert_layout!(IQ4_XS, 136);
 
 impl IQ4_XS {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<8> {
-        Levels {
-            unit: self.d.to_f32(),
-            multiples: self.group_scales().map(i32::from),
+    fn unpacked(&self) -> UnpackedBlock<8> {
+        UnpackedBlock {
+            d: self.d.to_f32(),
+            sub_scales: self.group_scales().map(i32::from),
             levels: self.levels(),
         }
     }
 
-    /// The weights in units of their group's scale.
+    /// Returns the weights in units of their group's scale.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
@@ -52,7 +52,7 @@ impl IQ4_XS {
         levels
     }
 
-    /// The scales of the groups in units of `d`: −32 to 31.
+    /// Returns the scales of the groups in units of `d`: −32 to 31.
     #[inline(always)]
     pub(crate) fn group_scales(&self) -> [i8; 8] {
         let high = self.scales_h.get();
@@ -86,7 +86,7 @@ impl Dot for IQ4_XS {
 impl Quantize for IQ4_XS {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let w: [f32; 256] = weights(src, importance);
+        let w: [f32; 256] = error_weights(src, importance);
         let (d, scales) = group_scales::<8, 32>(src, &w, &ENDS, (-32, 31), nearest);
         let mut block = IQ4_XS::zeroed();
         block.d = d;
@@ -107,10 +107,10 @@ impl Quantize for IQ4_XS {
     }
 }
 
-impl Levelled for IQ4_XS {
+impl ScalarQuantized for IQ4_XS {
     const GROUP: usize = 32;
 
-    fn line(&self, group: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
         (self.unpacked().scale(group), 0.0)
     }
 
@@ -152,12 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<IQ4_XS>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<IQ4_XS>(0.08);
     }
 }

@@ -1,24 +1,22 @@
-//! Every format a weight may be stored in: its layout, how it becomes floats and how floats become it.
+//! Tensor formats: block layouts, dequantization and quantization.
 //!
-//! One file a format, each with a [`Block`] that can [`Dot`] and, mostly, [`Quantize`]; one line in
-//! `types.rs` puts it into the registry, and the functions here find it there by its [`TensorType`].
-//! All of it is scalar and safe: the oracle that the SIMD kernels are tested against.
+//! Each format has a file with a [`Block`] that implements [`Dot`] and, in most cases, [`Quantize`].
+//! A line in `types.rs` adds it to the registry, where the functions here look it up by [`TensorType`].
+//! The code is scalar and safe; the SIMD kernels are tested against it. `search/` chooses the scales
+//! and levels of a block when quantizing.
 
 #![deny(unsafe_code)]
-#![allow(non_camel_case_types, reason = "the formats' own spelling")]
+#![allow(non_camel_case_types, reason = "the names of the formats")]
 
-/// Checks when compiling that a block has the size the format says and may lie at any address.
+/// Checks at compile time that a block has the format's size and no alignment.
 macro_rules! assert_layout {
     ($block:ty, $bytes:literal) => {
         const _: () = assert!(size_of::<$block>() == $bytes && align_of::<$block>() == 1);
     };
 }
 
-mod block_search;
-mod correlation;
-mod customary;
+mod error_weights;
 pub mod fields;
-mod grid_search;
 pub mod grids;
 pub mod int8;
 pub mod iq1_m;
@@ -30,7 +28,6 @@ pub mod iq3_s;
 pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
-mod levels;
 pub mod mxfp4;
 pub mod nvfp4;
 mod packing;
@@ -47,10 +44,8 @@ pub mod q6_k;
 pub mod q8_0;
 pub mod q8_1;
 pub mod q8_k;
-mod scale_search;
-mod side_by_side;
-pub mod spelled;
-mod ternary_search;
+pub mod repacked;
+mod search;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -58,129 +53,128 @@ mod tests;
 pub mod tq1_0;
 pub mod tq2_0;
 mod types;
-mod weighting;
+mod unpacked;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-pub use correlation::{Correlation, DIRECTIONS};
-pub use spelled::spelled_type;
-pub(crate) use spelled::{check_spelling, spell_out};
+pub use repacked::repacked_type;
+pub(crate) use repacked::{check_repack, repack};
+pub use search::second_moment::{RANK, SecondMoment};
 pub use types::TensorType;
-pub(crate) use types::{encode, settle};
+pub(crate) use types::{quantize_weights, refine_codes};
 
-/// The smallest piece of a tensor that can be read alone, exactly as it lies in a file.
+/// The smallest part of a tensor that can be decoded alone, laid out as in a file.
 ///
-/// Any bit pattern is a block: one with strange scales has strange floats, and nothing worse.
+/// Any bit pattern is a valid block. Unusual scales decode to unusual floats, never to undefined behavior.
 pub trait Block: bytemuck::Pod {
-    /// The format.
+    /// Format of the block.
     const TYPE: TensorType;
-    /// Elements in a block.
+    /// Elements per block.
     const LEN: usize;
 
-    /// Writes the elements; `out` has [`LEN`](Self::LEN) of them.
+    /// Writes the [`LEN`](Self::LEN) elements of the block to `out`.
     fn dequantize(&self, out: &mut [f32]);
 }
 
-/// A block that can be multiplied with activations without becoming floats first.
+/// A block that can be multiplied with quantized activations directly.
 pub trait Dot: Block {
-    /// The format the activations are quantised to for this.
+    /// Format that the activations are quantized to.
     type Activation: Block;
 
-    /// The dot product with as many blocks of activations as cover this one.
+    /// Returns the dot product with the blocks of activations that cover this block.
     fn dot(&self, activations: &[Self::Activation]) -> f32;
 }
 
-/// A block that can be made from floats.
+/// A block that can be quantized independently of the others in its row.
 pub trait Quantize: Block {
-    /// The block nearest to `src`, which has [`LEN`](Block::LEN) elements.
+    /// Returns the block nearest to `src`, which has [`LEN`](Block::LEN) elements.
     ///
-    /// Never panics; floats that are not finite make a block of no particular value.
+    /// Never panics. If `src` has elements that are not finite, the contents of the block are unspecified.
     fn quantize(src: &[f32]) -> Self {
         Self::quantize_weighted(src, None)
     }
 
-    /// The same, where errors of some elements matter more: `importance` has one number an element,
-    /// none negative. Formats whose nearest block does not depend on it ignore it.
+    /// Returns the block with the least error weighted by `importance`, which has one non-negative
+    /// number per element. Formats without a search for scales ignore it.
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self;
 
-    /// Makes the blocks of rows, one after the other; `importance` is that of one row.
+    /// Quantizes consecutive rows; `importance` is that of a single row.
     #[inline(always)]
     fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
         for (i, (block, src)) in out.iter_mut().zip(src.chunks_exact(Self::LEN)).enumerate() {
-            *block = Self::quantize_weighted(src, importance_of(importance, i, Self::LEN));
+            *block = Self::quantize_weighted(src, block_importance(importance, i, Self::LEN));
         }
     }
 }
 
-/// The part of a row's importance that a block of rows, one after the other, has.
+/// Returns the part of a row's importance that belongs to block number `block` of consecutive rows.
 #[inline(always)]
-fn importance_of(importance: Option<&[f32]>, block: usize, len: usize) -> Option<&[f32]> {
+fn block_importance(importance: Option<&[f32]>, block: usize, len: usize) -> Option<&[f32]> {
     let importance = importance?;
     let first = block * len % importance.len();
     Some(&importance[first..first + len])
 }
 
-/// A block that can only be made together with the others of its row.
+/// A block that can only be quantized together with the others of its row.
 pub trait QuantizeRow: Block {
-    /// Makes the blocks of a row; `src` has [`LEN`](Block::LEN) elements for each.
+    /// Quantizes a row; `src` has [`LEN`](Block::LEN) elements for each block.
     fn quantize_row(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]);
 }
 
-/// A block each of whose weights chooses its level by itself: once the scales are chosen, a weight is
-/// `scale · level + offset`, whatever the others are.
-pub trait Levelled: Block {
-    /// Weights that share a scale and an offset.
+/// A block whose weights are quantized one by one: for given scales, a weight is `scale · level + offset`,
+/// independently of the other levels. Codebook formats do not have this property.
+pub trait ScalarQuantized: Block {
+    /// Number of weights that share a scale and an offset.
     const GROUP: usize;
-    /// How often the levels of a row are chosen again where errors are to cancel. With many levels the
-    /// first time does nearly all.
+    /// Sweeps of `refine_codes` over a row. Formats with many levels gain nearly everything from the first.
     const SWEEPS: usize = 3;
 
-    /// The scale and the offset of a group.
-    fn line(&self, group: usize) -> (f32, f32);
+    /// Returns the scale and the offset of a group.
+    fn scale_and_offset(&self, group: usize) -> (f32, f32);
 
-    /// Writes the level of each weight; `out` has [`LEN`](Block::LEN) of them.
+    /// Writes the [`LEN`](Block::LEN) levels of the block to `out`.
     fn read_levels(&self, out: &mut [i8]);
 
-    /// Gives the weights other levels, which the format has.
+    /// Replaces the levels; each must be a level of the format.
     fn write_levels(&mut self, levels: &[i8]);
 
-    /// The level nearest to `x`.
+    /// Returns the level nearest to `x`.
     fn nearest_level(x: f32) -> f32;
 }
 
-/// Why a conversion was refused.
+/// Error of a conversion between floats and blocks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
-    /// The two sides of a conversion are not the same number of elements, or not whole blocks.
-    #[error("{elements} elements of {ty} do not take {bytes} bytes")]
+    /// The bytes do not hold exactly these elements, or the elements are not a whole number of blocks.
+    #[error("{bytes} bytes do not hold {elements} elements of {ty}")]
     Length {
-        /// The format of the bytes.
+        /// Format of the bytes.
         ty: TensorType,
-        /// How many bytes there are.
+        /// Number of bytes.
         bytes: usize,
-        /// How many elements they should hold.
+        /// Number of elements they should hold.
         elements: usize,
     },
-    /// The format can be read but not made.
-    #[error("there is no quantiser for {ty}")]
+    /// The format can be dequantized but not quantized.
+    #[error("there is no quantizer for {ty}")]
     Unsupported {
-        /// The format that was asked for.
+        /// Requested format.
         ty: TensorType,
     },
 }
 
-/// Turns whole blocks into floats.
+/// Dequantizes whole blocks.
 pub fn dequantize(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     check_length(ty, bytes.len(), out.len())?;
     (ty.format().dequantize)(bytes, out);
     Ok(())
 }
 
-/// Turns whole blocks into half-precision floats, rounded to the nearest.
+/// Dequantizes whole blocks to half precision, rounded to the nearest.
 pub fn dequantize_f16(ty: TensorType, bytes: &[u8], out: &mut [f16]) -> Result<(), QuantError> {
-    /// Elements converted at a time: a multiple of every block, small enough for the first cache.
+    /// Elements converted at a time: a multiple of every block length that fits the L1 cache.
     const CHUNK: usize = 1024;
     check_length(ty, bytes.len(), out.len())?;
     let mut floats = [0.0; CHUNK];
@@ -193,7 +187,7 @@ pub fn dequantize_f16(ty: TensorType, bytes: &[u8], out: &mut [f16]) -> Result<(
     Ok(())
 }
 
-/// Turns floats into whole blocks. For [`TensorType::INT8`] they are one row.
+/// Quantizes floats to whole blocks. For [`TensorType::INT8`], `src` is one row.
 pub fn quantize(ty: TensorType, src: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
     let quantize = ty.format().quantize.ok_or(QuantError::Unsupported { ty })?;
     check_length(ty, out.len(), src.len())?;
@@ -201,22 +195,22 @@ pub fn quantize(ty: TensorType, src: &[f32], out: &mut [u8]) -> Result<(), Quant
     Ok(())
 }
 
-/// Whether [`quantize`] can make this format.
+/// Returns true if [`quantize`] supports this format.
 pub fn can_quantize(ty: TensorType) -> bool {
     ty.format().quantize.is_some()
 }
 
-/// Whether the blocks of a format are [`Levelled`].
-pub(crate) fn is_levelled(ty: TensorType) -> bool {
-    ty.format().levelled
+/// Returns true if the blocks of the format are [`ScalarQuantized`].
+pub(crate) fn is_scalar_quantized(ty: TensorType) -> bool {
+    ty.format().scalar_quantized
 }
 
-/// The format that [`dot`] wants the activations in.
+/// Returns the format that [`dot`] expects the activations in.
 pub fn activation_type(ty: TensorType) -> TensorType {
     ty.format().activation
 }
 
-/// The dot product of a row of weights with activations of [`activation_type`].
+/// Returns the dot product of a row of weights with activations of [`activation_type`].
 pub fn dot(ty: TensorType, weights: &[u8], activations: &[u8]) -> Result<f32, QuantError> {
     let elements = (weights.len() / ty.block_bytes()).saturating_mul(ty.block_len());
     check_length(ty, weights.len(), elements)?;

@@ -1,14 +1,14 @@
-//! MXFP4: 32 weights of 4-bit float (E2M1) with a power of two as their scale.
+//! MXFP4: 32 weights as 4-bit floats (E2M1) with a power-of-two scale.
 //!
 //! `w = 2^(e − 127) · E2M1`, from the OCP Microscaling Formats specification, version 1.0.
-//! Nibbles lie as in Q4_0.
+//! Nibbles are packed as in Q4_0.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::scale_search::magnitude;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::max_abs;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -16,27 +16,27 @@ use super::{Block, Dot, Levelled, Quantize, TensorType};
 pub struct MXFP4 {
     /// Exponent of the scale (E8M0).
     pub e: u8,
-    /// Two weights a byte.
+    /// Two weights per byte.
     pub qs: [u8; 16],
 }
 
 assert_layout!(MXFP4, 17);
 
-/// The values of E2M1, doubled so that they are integers.
+/// Values of E2M1, doubled to make them integers.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl MXFP4 {
-    /// The weights in units of [`half_scale`](Self::half_scale).
+    /// Returns the weights in units of [`half_scale`](Self::half_scale).
     #[inline(always)]
     fn levels(&self) -> [i8; 32] {
         nibbles(&self.qs).map(|q| E2M1_DOUBLED[usize::from(q & 15)])
     }
 
-    /// Half of the scale, which goes with the doubled levels: `2^(e − 128)`.
+    /// Returns `2^(e − 128)`, half of the scale, to go with the doubled levels.
     #[inline(always)]
     pub fn half_scale(&self) -> f32 {
         match self.e {
-            // Below the normal floats: 2^-128 and 2^-127.
+            // Subnormal floats: 2^-128 and 2^-127.
             e @ 0..2 => f32::from_bits(0x0020_0000 << e),
             e => f32::from_bits(u32::from(e - 1) << 23),
         }
@@ -66,8 +66,8 @@ impl Dot for MXFP4 {
 impl Quantize for MXFP4 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
-        let largest = magnitude(src);
-        // The exponent of the largest weight becomes that of the largest E2M1 power of two, 4.
+        let largest = max_abs(src);
+        // The largest weight gets the exponent of 4, the largest power of two in E2M1.
         let exponent = (largest.to_bits() >> 23) as u8;
         let mut block = MXFP4 {
             e: exponent.saturating_sub(2),
@@ -82,10 +82,10 @@ impl Quantize for MXFP4 {
     }
 }
 
-impl Levelled for MXFP4 {
+impl ScalarQuantized for MXFP4 {
     const GROUP: usize = 32;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.half_scale(), 0.0)
     }
 
@@ -103,7 +103,7 @@ impl Levelled for MXFP4 {
     }
 }
 
-/// The doubled E2M1 value nearest to `x`.
+/// Returns the doubled E2M1 value nearest to `x`.
 #[inline(always)]
 pub(super) fn nearest_doubled(x: f32) -> f32 {
     let magnitude = x.abs();
@@ -119,13 +119,13 @@ pub(super) fn nearest_doubled(x: f32) -> f32 {
     level.copysign(x)
 }
 
-/// The code of a doubled E2M1 value.
+/// Returns the code of a doubled E2M1 value.
 pub(super) fn e2m1(level: i8) -> u8 {
     let code = E2M1_DOUBLED.iter().position(|value| *value == level);
     code.unwrap_or(0) as u8
 }
 
-/// The E2M1 value nearest to `x` in units of `half_scale`; of two, the one of the lower index.
+/// Returns the code of the E2M1 value nearest to `x` at `half_scale`; ties go to the lower code.
 pub(super) fn nearest_e2m1(x: f32, half_scale: f32) -> u8 {
     let (mut best, mut best_error) = (0, f32::INFINITY);
     for (i, level) in E2M1_DOUBLED.iter().enumerate() {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_reach_both_ends() {
+    fn half_scale_covers_all_exponents() {
         for (e, expected) in [(0, -128), (1, -127), (2, -126), (127, -1), (255, 127)] {
             let half_scale = f64::from(MXFP4 { e, qs: [0; 16] }.half_scale());
             assert_eq!(half_scale, power_of_two(expected), "{e}");
@@ -162,18 +162,18 @@ mod tests {
     }
 
     #[test]
-    fn exact_values_are_kept() {
+    fn representable_values_round_trip() {
         let src: [f32; 32] = std::array::from_fn(|i| f32::from(E2M1_DOUBLED[i % 16]) * 8.0);
         assert_eq!(floats(&MXFP4::quantize(&src)), src);
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<MXFP4>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<MXFP4>(0.14);
     }
 }

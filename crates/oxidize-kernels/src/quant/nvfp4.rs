@@ -1,14 +1,14 @@
-//! NVFP4: 4 groups of 16 weights of 4-bit float (E2M1), with an E4M3 scale each.
+//! NVFP4: 4 groups of 16 weights as 4-bit floats (E2M1), with an E4M3 scale per group.
 //!
-//! `w = d · E2M1`. In each 8 bytes, low nibbles are the first 8 weights of the group.
+//! `w = d · E2M1`. The low nibbles of a group's 8 bytes are its first 8 weights.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::mxfp4::{E2M1_DOUBLED, e2m1, nearest_doubled, nearest_e2m1};
 use super::packing::scale_into;
 use super::q8_0::Q8_0;
-use super::scale_search::magnitude;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::max_abs;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 64 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -16,14 +16,14 @@ use super::{Block, Dot, Levelled, Quantize, TensorType};
 pub struct NVFP4 {
     /// Scales, as unsigned E4M3.
     pub d: [u8; 4],
-    /// Two weights a byte, 8 bytes a group.
+    /// Two weights per byte, 8 bytes per group.
     pub qs: [u8; 32],
 }
 
 assert_layout!(NVFP4, 36);
 
 impl NVFP4 {
-    /// The weights in units of their group's half scale.
+    /// Returns the weights in units of their group's half scale.
     #[inline(always)]
     pub(crate) fn levels(&self) -> [i8; 64] {
         let mut levels = [0; 64];
@@ -78,7 +78,7 @@ impl Quantize for NVFP4 {
         let groups = src.chunks_exact(16).zip(block.qs.chunks_exact_mut(8));
         for ((src, qs), d) in groups.zip(&mut block.d) {
             // 6 is the largest E2M1 value.
-            *d = nearest_e4m3(magnitude(src) / 6.0);
+            *d = nearest_e4m3(max_abs(src) / 6.0);
             let half_scale = half_scale(*d);
             for (i, q) in qs.iter_mut().enumerate() {
                 *q = nearest_e2m1(src[i], half_scale) | nearest_e2m1(src[i + 8], half_scale) << 4;
@@ -88,10 +88,10 @@ impl Quantize for NVFP4 {
     }
 }
 
-impl Levelled for NVFP4 {
+impl ScalarQuantized for NVFP4 {
     const GROUP: usize = 16;
 
-    fn line(&self, group: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
         (half_scale(self.d[group]), 0.0)
     }
 
@@ -114,9 +114,9 @@ impl Levelled for NVFP4 {
     }
 }
 
-/// Half of an unsigned E4M3 scale, which goes with the doubled levels; NaN (`0x7f`) is 0.
+/// Returns half of an unsigned E4M3 scale, to go with the doubled levels; NaN (`0x7f`) becomes 0.
 ///
-/// The eighth bit is ignored, but makes `0xff` a number: so the format's reference has it.
+/// The top bit is ignored, so `0xff` is a number and not NaN, as in the reference code of the format.
 #[inline(always)]
 pub fn half_scale(e4m3: u8) -> f32 {
     let (exponent, mantissa) = (e4m3 >> 3 & 15, f32::from(e4m3 & 7));
@@ -128,7 +128,7 @@ pub fn half_scale(e4m3: u8) -> f32 {
     }
 }
 
-/// The unsigned E4M3 nearest to `x`, ties away from zero, at most 448.
+/// Returns the unsigned E4M3 nearest to `x`, ties away from zero, at most 448.
 fn nearest_e4m3(x: f32) -> u8 {
     const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
     let x = x.clamp(0.0, 448.0);
@@ -136,10 +136,10 @@ fn nearest_e4m3(x: f32) -> u8 {
         return 0;
     }
     if x < SMALLEST_NORMAL {
-        // In units of the subnormals, 2^-9; 8 of them are the smallest normal number.
+        // In units of the smallest subnormal, 2^-9; 8 units are the smallest normal number.
         return (x * 512.0).round() as u8;
     }
-    // Rounding carries from the mantissa's three bits into the exponent by itself.
+    // A carry out of the three mantissa bits increments the exponent.
     let rounded = (x.to_bits() + (1 << 19)) >> 20;
     (rounded - ((127 - 7) << 3)) as u8
 }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_scale_is_its_own_nearest() {
+    fn e4m3_scales_round_trip() {
         for e4m3 in 0..0x7f {
             assert_eq!(nearest_e4m3(2.0 * half_scale(e4m3)), e4m3);
         }
@@ -174,12 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<NVFP4>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<NVFP4>(0.1);
     }
 }

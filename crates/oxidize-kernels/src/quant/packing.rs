@@ -1,8 +1,8 @@
-//! The bit arrangements that several formats share, unpacked to a byte a weight and packed again.
+//! Packing of 1-, 2- and 4-bit weights as several formats lay them out, and unpacking to bytes.
 //!
-//! Plain loops over arrays of known length, so that the compiler vectorises them.
+//! These are plain loops over arrays of known length, which the compiler vectorizes.
 
-/// 32 weights of 4 bits: byte `i` holds weights `i` and `i + 16`.
+/// Unpacks 32 weights of 4 bits: byte `i` holds weights `i` and `i + 16`.
 #[inline(always)]
 pub(super) fn nibbles(packed: &[u8; 16]) -> [u8; 32] {
     let mut out = [0; 32];
@@ -13,12 +13,13 @@ pub(super) fn nibbles(packed: &[u8; 16]) -> [u8; 32] {
     out
 }
 
-/// Undoes [`nibbles`]; only the low 4 bits of each weight count.
+/// Inverse of [`nibbles`]; only the low 4 bits of each weight are used.
 pub(super) fn pack_nibbles(q: &[u8; 32]) -> [u8; 16] {
     std::array::from_fn(|i| q[i] & 15 | q[i + 16] << 4)
 }
 
-/// 256 weights of 4 bits: in each 32 bytes, 32 low nibbles and then 32 high ones.
+/// Unpacks 256 weights of 4 bits: each 32 bytes hold 32 weights in their low nibbles, then 32 in the high
+/// ones.
 #[inline(always)]
 pub(super) fn nibbles_256(packed: &[u8; 128]) -> [u8; 256] {
     let mut out = [0; 256];
@@ -32,7 +33,7 @@ pub(super) fn nibbles_256(packed: &[u8; 128]) -> [u8; 256] {
     out
 }
 
-/// Undoes [`nibbles_256`]; only the low 4 bits of each weight count.
+/// Inverse of [`nibbles_256`]; only the low 4 bits of each weight are used.
 pub(super) fn pack_nibbles_256(q: &[u8; 256]) -> [u8; 128] {
     std::array::from_fn(|i| {
         let low = i / 32 * 64 + i % 32;
@@ -40,9 +41,9 @@ pub(super) fn pack_nibbles_256(q: &[u8; 256]) -> [u8; 128] {
     })
 }
 
-/// 256 weights of 2 bits: in each 32 bytes, the lowest bits of all, then the next, four times.
+/// Unpacks 256 weights of 2 bits: each 32 bytes hold 4 times 32 weights, the first in the lowest 2 bits.
 #[inline(always)]
-pub(super) fn crumbs(packed: &[u8; 64]) -> [u8; 256] {
+pub(super) fn two_bits(packed: &[u8; 64]) -> [u8; 256] {
     let mut out = [0; 256];
     for (i, out) in out.chunks_exact_mut(32).enumerate() {
         let packed = &packed[i / 4 * 32..][..32];
@@ -53,8 +54,8 @@ pub(super) fn crumbs(packed: &[u8; 64]) -> [u8; 256] {
     out
 }
 
-/// Undoes [`crumbs`]; only the low 2 bits of each weight count.
-pub(super) fn pack_crumbs(q: &[u8; 256]) -> [u8; 64] {
+/// Inverse of [`two_bits`]; only the low 2 bits of each weight are used.
+pub(super) fn pack_two_bits(q: &[u8; 256]) -> [u8; 64] {
     std::array::from_fn(|i| {
         let first = i / 32 * 128 + i % 32;
         (0..4).fold(0, |byte, plane| {
@@ -63,7 +64,7 @@ pub(super) fn pack_crumbs(q: &[u8; 256]) -> [u8; 64] {
     })
 }
 
-/// One bit for each of 256 weights: bit `j` of byte `i` belongs to weight `32 j + i`.
+/// Unpacks one bit for each of 256 weights: bit `j` of byte `i` belongs to weight `32 j + i`.
 #[inline(always)]
 pub(super) fn bits(packed: &[u8; 32]) -> [u8; 256] {
     let mut out = [0; 256];
@@ -75,12 +76,12 @@ pub(super) fn bits(packed: &[u8; 32]) -> [u8; 256] {
     out
 }
 
-/// Undoes [`bits`]; only the lowest bit of each weight counts.
+/// Inverse of [`bits`]; only the lowest bit of each weight is used.
 pub(super) fn pack_bits(q: &[u8; 256]) -> [u8; 32] {
     std::array::from_fn(|i| (0..8).fold(0, |byte, j| byte | (q[32 * j + i] & 1) << j))
 }
 
-/// `out = scale · levels`, as far as the shorter of the two goes.
+/// Computes `out = scale · levels` over the shorter length of the two.
 #[inline(always)]
 pub(super) fn scale_into(out: &mut [f32], scale: f32, levels: &[i8]) {
     for (out, level) in out.iter_mut().zip(levels) {
@@ -88,7 +89,7 @@ pub(super) fn scale_into(out: &mut [f32], scale: f32, levels: &[i8]) {
     }
 }
 
-/// The integer dot product.
+/// Returns the integer dot product.
 #[inline(always)]
 pub(super) fn dot_i8(a: &[i8], b: &[i8]) -> i32 {
     a.iter()
@@ -103,21 +104,24 @@ mod tests {
     use crate::quant::testing::Random;
 
     #[test]
-    fn packing_undoes_unpacking() {
+    fn packing_inverts_unpacking() {
         let mut random = Random::new(1);
         let bytes: [u8; 128] = std::array::from_fn(|_| random.next() as u8);
         let [first16, first32, first64] = [16, 32, 64].map(|n| &bytes[..n]);
         assert_eq!(pack_nibbles(&nibbles(first16.try_into().unwrap())), first16);
         assert_eq!(pack_bits(&bits(first32.try_into().unwrap())), first32);
-        assert_eq!(pack_crumbs(&crumbs(first64.try_into().unwrap())), first64);
+        assert_eq!(
+            pack_two_bits(&two_bits(first64.try_into().unwrap())),
+            first64
+        );
         assert_eq!(pack_nibbles_256(&nibbles_256(&bytes)), bytes);
     }
 
     #[test]
-    fn weights_lie_where_the_formats_say() {
+    fn unpacking_matches_format_layout() {
         let mut packed = [0; 64];
         packed[33] = 0b11_00_01_00;
-        let unpacked = crumbs(&packed);
+        let unpacked = two_bits(&packed);
         assert_eq!((unpacked[128 + 32 + 1], unpacked[128 + 96 + 1]), (1, 3));
         assert_eq!(unpacked.iter().filter(|q| **q != 0).count(), 2);
         let mut packed = [0; 32];

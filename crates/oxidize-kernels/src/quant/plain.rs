@@ -1,6 +1,6 @@
-//! The types without blocks: floats, integers and booleans, each a block of one element.
+//! Plain types: floats, integers and booleans, each a block of one element.
 //!
-//! Their activations are plain `f32`. Only the floats can be made from floats.
+//! Their activations are `f32`. Only the float types can be quantized to.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -41,10 +41,10 @@ macro_rules! plain {
 }
 
 plain! {
-    F64, 8, "A double.", b -> f64::from_le_bytes(b) as f32;
-    F32, 4, "A float.", b -> f32::from_le_bytes(b);
-    F16, 2, "A half.", b -> F16Le(b).to_f32();
-    BF16, 2, "The upper half of a float.", b -> f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
+    F64, 8, "A 64-bit float.", b -> f64::from_le_bytes(b) as f32;
+    F32, 4, "A 32-bit float.", b -> f32::from_le_bytes(b);
+    F16, 2, "A 16-bit float (IEEE 754 half precision).", b -> F16Le(b).to_f32();
+    BF16, 2, "A bfloat16.", b -> f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
     I8, 1, "A signed byte.", b -> i8::from_le_bytes(b) as f32;
     I16, 2, "A signed 16-bit integer.", b -> i16::from_le_bytes(b) as f32;
     I32, 4, "A signed 32-bit integer.", b -> i32::from_le_bytes(b) as f32;
@@ -53,9 +53,9 @@ plain! {
     U16, 2, "A 16-bit integer.", b -> u16::from_le_bytes(b) as f32;
     U32, 4, "A 32-bit integer.", b -> u32::from_le_bytes(b) as f32;
     U64, 8, "A 64-bit integer.", b -> u64::from_le_bytes(b) as f32;
-    Bool, 1, "A truth value: 0.0, or 1.0 for any byte but zero.", b -> if b[0] == 0 { 0.0 } else { 1.0 };
-    F8E4M3, 1, "An 8-bit float with 3 bits of mantissa, without infinities.", b -> e4m3_to_f32(b[0]);
-    F8E5M2, 1, "An 8-bit float with 2 bits of mantissa: the upper half of a half.", b -> F16Le([0, b[0]]).to_f32();
+    Bool, 1, "A boolean: 0.0, or 1.0 for any nonzero byte.", b -> if b[0] == 0 { 0.0 } else { 1.0 };
+    F8E4M3, 1, "An OCP 8-bit float with 3 bits of mantissa, without infinities.", b -> e4m3_to_f32(b[0]);
+    F8E5M2, 1, "An OCP 8-bit float with 2 bits of mantissa.", b -> F16Le([0, b[0]]).to_f32();
 }
 
 macro_rules! from_f32 {
@@ -77,11 +77,11 @@ from_f32! {
     BF16, x -> half::bf16::from_f32(x);
 }
 
-/// The value of an OCP 8-bit float E4M3: bias 7, and NaN where all exponent and mantissa bits are set.
+/// Returns the value of an OCP E4M3 float: bias 7, NaN if all exponent and mantissa bits are set.
 #[inline(always)]
 pub fn e4m3_to_f32(byte: u8) -> f32 {
-    // The bits are those of an f32 whose exponent is biased by 7 instead of 127; the product moves
-    // the bias and normalises subnormals, exactly.
+    // The bits are those of an f32 with a bias of 7 instead of 127. The product corrects the bias and
+    // normalizes subnormals, both exactly.
     let magnitude =
         f32::from_bits(u32::from(byte & 0x7f) << 20) * f32::from_bits((127 + 120) << 23);
     let magnitude = if byte & 0x7f == 0x7f {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_bit_floats_follow_their_definition() {
+    fn eight_bit_floats_match_ocp_definition() {
         for byte in 0..=255u8 {
             let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
             let define = |mantissa_bits: i32, bias: i32| {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_rounded_to_the_nearest() {
+    fn quantize_rounds_to_nearest() {
         assert_eq!(
             F16::quantize(&[1.0 + power_of_two(-11) as f32]),
             F16([0x00, 0x3c])

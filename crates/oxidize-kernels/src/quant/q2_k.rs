@@ -1,29 +1,29 @@
 //! Q2_K: 16 groups of 16 weights of 2 bits, with a 4-bit scale and minimum each.
 //!
-//! `w = d · scale · q − dmin · min`. Each 32 bytes of `qs` hold 128 weights, 2 bits at a time.
+//! `w = d · scale · q − dmin · min`. Each 32 bytes of `qs` hold 128 weights in four 2-bit planes.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block_search::Lines;
-use super::customary::LineSearch;
+use super::error_weights::error_weights;
 use super::fields::F16Le;
-use super::packing::{crumbs, pack_crumbs};
+use super::packing::{pack_two_bits, two_bits};
 use super::q8_k::Q8_K;
-use super::scale_search::whole;
-use super::weighting::weights;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::block::AffineScales;
+use super::search::ggml_compat::AffineSearch;
+use super::search::scale::round_clamp;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Q2_K {
-    /// A scale in the low nibble, a minimum in the high one.
+    /// Scale in the low nibble, minimum in the high nibble.
     pub scales: [u8; 16],
-    /// Four weights a byte.
+    /// Four weights per byte.
     pub qs: [u8; 64],
     /// Scale of the scales.
     pub d: F16Le,
-    /// Scale of the minima.
+    /// Scale of the minimums.
     pub dmin: F16Le,
 }
 
@@ -36,7 +36,7 @@ impl Block for Q2_K {
     #[inline]
     fn dequantize(&self, out: &mut [f32]) {
         let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
-        let q = crumbs(&self.qs);
+        let q = two_bits(&self.qs);
         let groups = out.chunks_exact_mut(16).zip(q.chunks_exact(16));
         for ((out, q), scale) in groups.zip(self.scales) {
             let scaled = d * f32::from(scale & 15);
@@ -56,7 +56,7 @@ impl Dot for Q2_K {
         let a = &activations[0];
         let scales = self.scales.map(|s| i32::from(s & 15));
         let mins = self.scales.map(|s| s >> 4);
-        let sum = a.dot_levels(&crumbs(&self.qs).map(|q| q as i8), &scales);
+        let sum = a.dot_levels(&two_bits(&self.qs).map(|q| q as i8), &scales);
         let scaled = self.d.to_f32() * sum as f32;
         a.d.get() * (scaled - self.dmin.to_f32() * a.dot_mins(&mins) as f32)
     }
@@ -65,32 +65,32 @@ impl Dot for Q2_K {
 impl Quantize for Q2_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        let lines = match importance {
+        let affine = match importance {
             Some(_) => {
-                let w: [f32; 256] = weights(src, importance);
-                Lines::<16>::new::<16>(src, &w, 3.0, 15.0)
+                let w: [f32; 256] = error_weights(src, importance);
+                AffineScales::<16>::new::<16>(src, &w, 3.0, 15.0)
             }
-            None => Lines::<16>::customary::<16>(src, &magnitudes(src), CUSTOM),
+            None => AffineScales::<16>::ggml_compat::<16>(src, &magnitudes(src), GGML_SEARCH),
         };
         Q2_K {
-            scales: std::array::from_fn(|i| lines.scales[i] | lines.mins[i] << 4),
-            qs: pack_crumbs(&lines.levels(src, 3)),
-            d: lines.d,
-            dmin: lines.dmin,
+            scales: std::array::from_fn(|i| affine.scales[i] | affine.mins[i] << 4),
+            qs: pack_two_bits(&affine.levels(src, 3)),
+            d: affine.d,
+            dmin: affine.dmin,
         }
     }
 }
 
-/// How the groups' lines are looked for where no importance is known.
-const CUSTOM: LineSearch = LineSearch {
-    last: 3.0,
-    last_scale: 15.0,
+/// Parameters of ggml's search for scales and minimums, used without importance.
+const GGML_SEARCH: AffineSearch = AffineSearch {
+    max_level: 3.0,
+    max_scale: 15.0,
     first: -0.5,
     steps: 15,
     absolute: true,
 };
 
-/// What errors count then.
+/// Error weights of ggml without importance: the magnitudes of the weights.
 #[inline(always)]
 fn magnitudes(x: &[f32]) -> [f32; 256] {
     let mut w = [0.0; 256];
@@ -100,26 +100,26 @@ fn magnitudes(x: &[f32]) -> [f32; 256] {
     w
 }
 
-impl Levelled for Q2_K {
+impl ScalarQuantized for Q2_K {
     const GROUP: usize = 16;
 
-    fn line(&self, group: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
         let scale = self.scales[group];
         let min = self.dmin.to_f32() * f32::from(scale >> 4);
         (self.d.to_f32() * f32::from(scale & 15), -min)
     }
 
     fn read_levels(&self, out: &mut [i8]) {
-        out.copy_from_slice(&crumbs(&self.qs).map(|q| q as i8));
+        out.copy_from_slice(&two_bits(&self.qs).map(|q| q as i8));
     }
 
     fn write_levels(&mut self, levels: &[i8]) {
-        self.qs = pack_crumbs(&std::array::from_fn(|i| levels[i] as u8));
+        self.qs = pack_two_bits(&std::array::from_fn(|i| levels[i] as u8));
     }
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, 0.0, 3.0)
+        round_clamp(x, 0.0, 3.0)
     }
 }
 
@@ -140,12 +140,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q2_K>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q2_K>(0.3);
     }
 }

@@ -1,18 +1,18 @@
 //! Q3_K: 16 groups of 16 weights of 3 bits, with a signed 6-bit scale each.
 //!
-//! `w = d · (scale − 32) · (q − 4)`. The low 2 bits lie as in Q2_K, the third bits in `hmask`.
+//! `w = d · (scale − 32) · (q − 4)`. The low 2 bits are packed as in Q2_K, the third bits in `hmask`.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block_search::group_scales;
-use super::customary::refined_scales;
+use super::error_weights::error_weights;
 use super::fields::F16Le;
-use super::levels::Levels;
-use super::packing::{bits, crumbs, pack_bits, pack_crumbs};
+use super::packing::{bits, pack_bits, pack_two_bits, two_bits};
 use super::q8_k::Q8_K;
-use super::scale_search::{level_at, whole};
-use super::weighting::weights;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::block::group_scales;
+use super::search::ggml_compat::refined_scales;
+use super::search::scale::{level_div, round_clamp};
+use super::unpacked::UnpackedBlock;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,7 +20,7 @@ use super::{Block, Dot, Levelled, Quantize, TensorType};
 pub struct Q3_K {
     /// Third bits: bit `j` of byte `i` belongs to weight `32 j + i`.
     pub hmask: [u8; 32],
-    /// Low bits, four weights a byte.
+    /// Low 2 bits, four weights per byte.
     pub qs: [u8; 64],
     /// Sixteen packed 6-bit scales.
     pub scales: [u8; 12],
@@ -32,26 +32,26 @@ assert_layout!(Q3_K, 110);
 
 impl Q3_K {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<16> {
-        Levels {
-            unit: self.d.to_f32(),
-            multiples: self.group_scales().map(i32::from),
+    fn unpacked(&self) -> UnpackedBlock<16> {
+        UnpackedBlock {
+            d: self.d.to_f32(),
+            sub_scales: self.group_scales().map(i32::from),
             levels: self.levels(),
         }
     }
 
-    /// The weights in units of their group's scale: −4 to 3.
+    /// Returns the weights in units of their group's scale: −4 to 3.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
-        let (low, high) = (crumbs(&self.qs), bits(&self.hmask));
+        let (low, high) = (two_bits(&self.qs), bits(&self.hmask));
         for ((level, low), high) in levels.iter_mut().zip(low).zip(high) {
             *level = (low | high << 2) as i8 - 4;
         }
         levels
     }
 
-    /// The scales of the groups in units of `d`: −32 to 31.
+    /// Returns the scales of the groups in units of `d`: −32 to 31.
     #[inline(always)]
     pub(crate) fn group_scales(&self) -> [i8; 16] {
         let (low, high) = self.scales.split_at(8);
@@ -87,8 +87,8 @@ impl Quantize for Q3_K {
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         let (d, scales) = match importance {
             Some(_) => {
-                let w: [f32; 256] = weights(src, importance);
-                let nearest = |x: f32| whole(x, -4.0, 3.0);
+                let w: [f32; 256] = error_weights(src, importance);
+                let nearest = |x: f32| round_clamp(x, -4.0, 3.0);
                 group_scales::<16, 16>(src, &w, &[-4.0], (-32, 31), nearest)
             }
             None => refined_scales(src, -4.0, -32.0),
@@ -100,23 +100,23 @@ impl Quantize for Q3_K {
             packed_scales[8 + i % 4] |= (stored >> 4) << (i / 4 * 2);
             let scale = d.to_f32() * scales[i] as f32;
             for (q, x) in q.iter_mut().zip(src) {
-                *q = (level_at(*x, scale, -4, 3) + 4) as u8;
+                *q = (level_div(*x, scale, -4, 3) + 4) as u8;
             }
         }
         let hmask = pack_bits(&q.map(|q| q >> 2));
         Q3_K {
             hmask,
-            qs: pack_crumbs(&q),
+            qs: pack_two_bits(&q),
             scales: packed_scales,
             d,
         }
     }
 }
 
-impl Levelled for Q3_K {
+impl ScalarQuantized for Q3_K {
     const GROUP: usize = 16;
 
-    fn line(&self, group: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
         (self.unpacked().scale(group), 0.0)
     }
 
@@ -126,13 +126,13 @@ impl Levelled for Q3_K {
 
     fn write_levels(&mut self, levels: &[i8]) {
         let q = std::array::from_fn(|i| (levels[i] + 4) as u8);
-        self.qs = pack_crumbs(&q);
+        self.qs = pack_two_bits(&q);
         self.hmask = pack_bits(&q.map(|q| q >> 2));
     }
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, -4.0, 3.0)
+        round_clamp(x, -4.0, 3.0)
     }
 }
 
@@ -159,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q3_K>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q3_K>(0.18);
     }
 }

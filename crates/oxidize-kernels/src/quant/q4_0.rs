@@ -1,16 +1,15 @@
-//! Q4_0: 32 weights of 4 bits around zero, one scale.
+//! Q4_0: 32 weights of 4 bits, symmetric, with one scale.
 //!
-//! `w = d · (q − 8)`. Byte `i` holds weight `i` in its low nibble and weight `i + 16` in its
-//! high one.
+//! `w = d · (q − 8)`. Byte `i` holds weight `i` in its low nibble and weight `i + 16` in its high nibble.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles, scale_into};
 use super::q8_0::Q8_0;
-use super::scale_search::{inverse_or_zero, largest, level, whole};
-use super::side_by_side::{Blocks, SIDE, one_of_many};
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::{inverse_or_zero, level, max_abs_signed, round_clamp};
+use super::search::scale_x16::{Blocks, LANES, quantize_single};
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -18,14 +17,14 @@ use super::{Block, Dot, Levelled, Quantize, TensorType};
 pub struct Q4_0 {
     /// Scale.
     pub d: F16Le,
-    /// Two weights a byte.
+    /// Two weights per byte.
     pub qs: [u8; 16],
 }
 
 assert_layout!(Q4_0, 18);
 
 impl Q4_0 {
-    /// The weights in units of `d`: −8 to 7.
+    /// Returns the weights in units of `d`: −8 to 7.
     #[inline(always)]
     fn levels(&self) -> [i8; 32] {
         nibbles(&self.qs).map(|q| q as i8 - 8)
@@ -55,22 +54,22 @@ impl Dot for Q4_0 {
 impl Quantize for Q4_0 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        one_of_many(src, importance)
+        quantize_single(src, importance)
     }
 
     #[inline(always)]
     fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
-        around_zero(src, importance, 8, out, |d, q| Q4_0 {
+        quantize_symmetric(src, importance, 8, out, |d, q| Q4_0 {
             d,
             qs: pack_nibbles(q),
         });
     }
 }
 
-impl Levelled for Q4_0 {
+impl ScalarQuantized for Q4_0 {
     const GROUP: usize = 32;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), 0.0)
     }
 
@@ -85,13 +84,14 @@ impl Levelled for Q4_0 {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, -8.0, 7.0)
+        round_clamp(x, -8.0, 7.0)
     }
 }
 
-/// Blocks of Q4_0 and Q5_0, whose levels are `−half` to `half − 1`; `make` puts together scale and stored weights.
+/// Quantizes blocks of Q4_0 and Q5_0, with levels `−half` to `half − 1`. `make` builds a block from its scale
+/// and codes.
 #[inline(always)]
-pub(super) fn around_zero<B>(
+pub(super) fn quantize_symmetric<B>(
     src: &[f32],
     importance: Option<&[f32]>,
     half: i32,
@@ -101,9 +101,9 @@ pub(super) fn around_zero<B>(
     let (low, high) = (-half as f32, (half - 1) as f32);
     let mut q = [0; 32];
     if importance.is_none() {
-        // The largest element gets the lowest level: what other engines write, bit for bit.
+        // The largest element gets the lowest level: bit-identical with ggml.
         for (block, src) in out.iter_mut().zip(src.chunks_exact(32)) {
-            let d = largest(src) / low;
+            let d = max_abs_signed(src) / low;
             let inverse = inverse_or_zero(d);
             for (q, x) in q.iter_mut().zip(src) {
                 *q = ((x * inverse + (half as f32 + 0.5)) as u8).min(2 * half as u8 - 1);
@@ -112,9 +112,13 @@ pub(super) fn around_zero<B>(
         }
         return;
     }
-    for (n, (out, src)) in out.chunks_mut(SIDE).zip(src.chunks(32 * SIDE)).enumerate() {
-        let blocks = Blocks::weighted(src, importance, n * SIDE);
-        let scales = blocks.best_scales(&[low, high], |x| whole(x, low, high));
+    for (n, (out, src)) in out
+        .chunks_mut(LANES)
+        .zip(src.chunks(32 * LANES))
+        .enumerate()
+    {
+        let blocks = Blocks::weighted(src, importance, n * LANES);
+        let scales = blocks.best_scales(&[low, high], |x| round_clamp(x, low, high));
         for ((block, src), d) in out.iter_mut().zip(src.chunks_exact(32)).zip(scales) {
             let d = F16Le::from_f32(d);
             let inverse = inverse_or_zero(d.to_f32());
@@ -147,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_element_gets_the_lowest_level() {
+    fn largest_element_gets_lowest_level() {
         let mut src = [0.0; 32];
         src[3] = 4.0;
         src[20] = -3.0;
@@ -157,12 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q4_0>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q4_0>(0.09);
     }
 }

@@ -1,16 +1,15 @@
-//! Q4_1: 32 weights of 4 bits above a minimum.
+//! Q4_1: 32 weights of 4 bits, with a scale and a minimum.
 //!
-//! `w = d · q + m`. Byte `i` holds weight `i` in its low nibble and weight `i + 16` in its high
-//! one.
+//! `w = d · q + m`. Byte `i` holds weight `i` in its low nibble and weight `i + 16` in its high nibble.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::{nibbles, pack_nibbles};
 use super::q8_1::Q8_1;
-use super::scale_search::{inverse_or_zero, level, whole};
-use super::side_by_side::{Blocks, SIDE, one_of_many};
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::{inverse_or_zero, level, round_clamp};
+use super::search::scale_x16::{Blocks, LANES, quantize_single};
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,7 +19,7 @@ pub struct Q4_1 {
     pub d: F16Le,
     /// Minimum.
     pub m: F16Le,
-    /// Two weights a byte.
+    /// Two weights per byte.
     pub qs: [u8; 16],
 }
 
@@ -53,12 +52,12 @@ impl Dot for Q4_1 {
 impl Quantize for Q4_1 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        one_of_many(src, importance)
+        quantize_single(src, importance)
     }
 
     #[inline(always)]
     fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
-        above_minimum(src, importance, 15, out, |d, m, q| Q4_1 {
+        quantize_affine(src, importance, 15, out, |d, m, q| Q4_1 {
             d,
             m,
             qs: pack_nibbles(q),
@@ -66,10 +65,10 @@ impl Quantize for Q4_1 {
     }
 }
 
-impl Levelled for Q4_1 {
+impl ScalarQuantized for Q4_1 {
     const GROUP: usize = 32;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), self.m.to_f32())
     }
 
@@ -84,13 +83,14 @@ impl Levelled for Q4_1 {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, 0.0, 15.0)
+        round_clamp(x, 0.0, 15.0)
     }
 }
 
-/// Blocks of Q4_1 and Q5_1, whose levels are 0 to `last`; `make` puts together scale, minimum and stored weights.
+/// Quantizes blocks of Q4_1 and Q5_1, with levels 0 to `last`. `make` builds a block from its scale, minimum
+/// and codes.
 #[inline(always)]
-pub(super) fn above_minimum<B>(
+pub(super) fn quantize_affine<B>(
     src: &[f32],
     importance: Option<&[f32]>,
     last: u8,
@@ -99,7 +99,7 @@ pub(super) fn above_minimum<B>(
 ) {
     let mut q = [0; 32];
     if importance.is_none() {
-        // What other engines write, bit for bit.
+        // Bit-identical with ggml.
         for (block, src) in out.iter_mut().zip(src.chunks_exact(32)) {
             let (min, max) = min_max(src);
             let d = (max - min) / f32::from(last);
@@ -111,11 +111,15 @@ pub(super) fn above_minimum<B>(
         }
         return;
     }
-    for (n, (out, src)) in out.chunks_mut(SIDE).zip(src.chunks(32 * SIDE)).enumerate() {
-        let blocks = Blocks::weighted(src, importance, n * SIDE);
-        let lines = blocks.best_lines(f32::from(last));
-        for ((block, src), line) in out.iter_mut().zip(src.chunks_exact(32)).zip(lines) {
-            let (d, m) = (F16Le::from_f32(line.scale), F16Le::from_f32(line.min));
+    for (n, (out, src)) in out
+        .chunks_mut(LANES)
+        .zip(src.chunks(32 * LANES))
+        .enumerate()
+    {
+        let blocks = Blocks::weighted(src, importance, n * LANES);
+        let fits = blocks.best_affine(f32::from(last));
+        for ((block, src), fit) in out.iter_mut().zip(src.chunks_exact(32)).zip(fits) {
+            let (d, m) = (F16Le::from_f32(fit.scale), F16Le::from_f32(fit.min));
             let (inverse, min) = (inverse_or_zero(d.to_f32()), m.to_f32());
             for (q, x) in q.iter_mut().zip(src) {
                 *q = level(x - min, inverse, 0, i32::from(last)) as u8;
@@ -125,11 +129,11 @@ pub(super) fn above_minimum<B>(
     }
 }
 
-/// The least and the greatest element, as Q4_1 and Q5_1 see it.
+/// Returns the least and the greatest element, ignoring NaN.
 fn min_max(src: &[f32]) -> (f32, f32) {
     let (mut min, mut max) = (f32::MAX, f32::MIN);
     for x in src {
-        // Not `f32::min`, which may return either zero of 0 and -0.
+        // Not `f32::min`, which may return either of 0 and -0.
         min = if *x < min { *x } else { min };
         max = if *x > max { *x } else { max };
     }
@@ -154,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_range_is_split_evenly() {
+    fn representable_values_round_trip() {
         let src: [f32; 32] = std::array::from_fn(|i| (i / 2) as f32 - 3.0);
         let block = Q4_1::quantize(&src);
         assert_eq!((block.d.to_f32(), block.m.to_f32()), (1.0, -3.0));
@@ -162,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q4_1>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q4_1>(0.09);
     }
 }

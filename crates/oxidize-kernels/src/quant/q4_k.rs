@@ -1,17 +1,17 @@
 //! Q4_K: 8 groups of 32 weights of 4 bits, with a 6-bit scale and minimum each.
 //!
-//! `w = d · scale · q − dmin · min`. Each 32 bytes of `qs` hold 64 weights, low nibbles first.
+//! `w = d · scale · q − dmin · min`. Each 32 bytes of `qs` hold 64 weights, the first 32 in the low nibbles.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block_search::Lines;
-use super::customary::LineSearch;
+use super::error_weights::error_weights;
 use super::fields::F16Le;
 use super::packing::{nibbles_256, pack_nibbles_256};
 use super::q8_k::Q8_K;
-use super::scale_search::whole;
-use super::weighting::weights;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::block::AffineScales;
+use super::search::ggml_compat::AffineSearch;
+use super::search::scale::round_clamp;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -19,11 +19,11 @@ use super::{Block, Dot, Levelled, Quantize, TensorType};
 pub struct Q4_K {
     /// Scale of the scales.
     pub d: F16Le,
-    /// Scale of the minima.
+    /// Scale of the minimums.
     pub dmin: F16Le,
-    /// Eight packed pairs of 6-bit scale and minimum.
+    /// Eight packed pairs of a 6-bit scale and a 6-bit minimum.
     pub scales: [u8; 12],
-    /// Two weights a byte.
+    /// Two weights per byte.
     pub qs: [u8; 128],
 }
 
@@ -75,10 +75,10 @@ impl Quantize for Q4_K {
     }
 }
 
-impl Levelled for Q4_K {
+impl ScalarQuantized for Q4_K {
     const GROUP: usize = 32;
 
-    fn line(&self, group: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
         let (scales, mins) = scales_and_mins(&self.scales);
         let min = self.dmin.to_f32() * f32::from(mins[group]);
         (self.d.to_f32() * f32::from(scales[group]), -min)
@@ -95,13 +95,13 @@ impl Levelled for Q4_K {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, 0.0, 15.0)
+        round_clamp(x, 0.0, 15.0)
     }
 }
 
-/// The eight scales and the eight minima of a Q4_K or Q5_K block, 6 bits each.
+/// Unpacks the eight 6-bit scales and the eight 6-bit minimums of a Q4_K or Q5_K block.
 ///
-/// The first four of both have a byte each, whose spare bits are the top of the last four.
+/// The first four of each have a byte of their own, whose top 2 bits are the top bits of the last four.
 #[inline(always)]
 pub fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let (mut scales, mut mins) = ([0; 8], [0; 8]);
@@ -115,7 +115,7 @@ pub fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     (scales, mins)
 }
 
-/// Undoes [`scales_and_mins`].
+/// Inverse of [`scales_and_mins`].
 fn pack_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
     let mut packed = [0; 12];
     for i in 0..4 {
@@ -126,37 +126,37 @@ fn pack_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
     packed
 }
 
-/// The scales, the packed scales of the groups and the weights, `0..=last`, of Q4_K and Q5_K.
+/// Quantizes a block of Q4_K or Q5_K with levels `0..=last`. Returns `d`, `dmin`, the packed scales and
+/// minimums, and the levels.
 #[inline(always)]
 pub(super) fn quantize_groups(
     src: &[f32],
     importance: Option<&[f32]>,
     last: u8,
 ) -> (F16Le, F16Le, [u8; 12], [u8; 256]) {
-    let lines = match importance {
+    let affine = match importance {
         Some(_) => {
-            let w: [f32; 256] = weights(src, importance);
-            Lines::<8>::new::<32>(src, &w, f32::from(last), 63.0)
+            let w: [f32; 256] = error_weights(src, importance);
+            AffineScales::<8>::new::<32>(src, &w, f32::from(last), 63.0)
         }
         None => {
-            // Five bits need less of a search.
+            // ggml's parameters; Q5_K searches a smaller range.
             let (first, steps) = if last > 15 { (-0.5, 15) } else { (-1.0, 20) };
-            let search = LineSearch {
-                last: f32::from(last),
-                last_scale: 63.0,
+            let search = AffineSearch {
+                max_level: f32::from(last),
+                max_scale: 63.0,
                 first,
                 steps,
                 absolute: false,
             };
-            Lines::<8>::customary::<32>(src, &group_weights(src), search)
+            AffineScales::<8>::ggml_compat::<32>(src, &group_weights(src), search)
         }
     };
-    let scales = pack_scales_and_mins(&lines.scales, &lines.mins);
-    (lines.d, lines.dmin, scales, lines.levels(src, last))
+    let scales = pack_scales_and_mins(&affine.scales, &affine.mins);
+    (affine.d, affine.dmin, scales, affine.levels(src, last))
 }
 
-/// What errors count where no importance is known: the root mean square of the group, and as much as
-/// the element itself.
+/// Error weights of ggml without importance: `√(mean(x²)) + |x|`, with the mean over the group.
 #[inline(always)]
 fn group_weights(x: &[f32]) -> [f32; 256] {
     let mut w = [0.0; 256];
@@ -193,19 +193,19 @@ mod tests {
     }
 
     #[test]
-    fn packing_scales_undoes_unpacking() {
+    fn packing_scales_inverts_unpacking() {
         let packed = std::array::from_fn(|i| (i * 37 + 11) as u8);
         let (scales, mins) = scales_and_mins(&packed);
         assert_eq!(pack_scales_and_mins(&scales, &mins), packed);
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q4_K>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q4_K>(0.073);
     }
 }

@@ -1,16 +1,16 @@
-//! Q5_0: 32 weights of 5 bits around zero, one scale.
+//! Q5_0: 32 weights of 5 bits, symmetric, with one scale.
 //!
-//! `w = d · (q − 16)`. Nibbles as in Q4_0; bit `i` of `qh` is the fifth bit of weight `i`.
+//! `w = d · (q − 16)`. Nibbles are packed as in Q4_0; bit `i` of `qh` is the fifth bit of weight `i`.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
 use super::packing::{nibbles, pack_nibbles, scale_into};
-use super::q4_0::around_zero;
+use super::q4_0::quantize_symmetric;
 use super::q8_0::Q8_0;
-use super::scale_search::whole;
-use super::side_by_side::one_of_many;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::round_clamp;
+use super::search::scale_x16::quantize_single;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,14 +20,14 @@ pub struct Q5_0 {
     pub d: F16Le,
     /// Fifth bits.
     pub qh: U32Le,
-    /// Low nibbles, two weights a byte.
+    /// Low nibbles, two weights per byte.
     pub qs: [u8; 16],
 }
 
 assert_layout!(Q5_0, 22);
 
 impl Q5_0 {
-    /// The weights in units of `d`: −16 to 15.
+    /// Returns the weights in units of `d`: −16 to 15.
     #[inline(always)]
     fn levels(&self) -> [i8; 32] {
         five_bits(&self.qs, self.qh).map(|q| q as i8 - 16)
@@ -57,12 +57,12 @@ impl Dot for Q5_0 {
 impl Quantize for Q5_0 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        one_of_many(src, importance)
+        quantize_single(src, importance)
     }
 
     #[inline(always)]
     fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
-        around_zero(src, importance, 16, out, |d, q| Q5_0 {
+        quantize_symmetric(src, importance, 16, out, |d, q| Q5_0 {
             d,
             qh: fifth_bits(q),
             qs: pack_nibbles(q),
@@ -70,10 +70,10 @@ impl Quantize for Q5_0 {
     }
 }
 
-impl Levelled for Q5_0 {
+impl ScalarQuantized for Q5_0 {
     const GROUP: usize = 32;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), 0.0)
     }
 
@@ -89,11 +89,11 @@ impl Levelled for Q5_0 {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, -16.0, 15.0)
+        round_clamp(x, -16.0, 15.0)
     }
 }
 
-/// The 32 five-bit weights of a Q5_0 or Q5_1 block.
+/// Unpacks the 32 five-bit weights of a Q5_0 or Q5_1 block.
 #[inline(always)]
 pub(super) fn five_bits(qs: &[u8; 16], qh: U32Le) -> [u8; 32] {
     let mut q = nibbles(qs);
@@ -104,7 +104,7 @@ pub(super) fn five_bits(qs: &[u8; 16], qh: U32Le) -> [u8; 32] {
     q
 }
 
-/// The `qh` of a Q5_0 or Q5_1 block.
+/// Packs the fifth bits of 32 weights as the `qh` of a Q5_0 or Q5_1 block.
 pub(super) fn fifth_bits(q: &[u8; 32]) -> U32Le {
     q.iter()
         .enumerate()
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_levels_are_kept() {
+    fn representable_values_round_trip() {
         let src: [f32; 32] = std::array::from_fn(|i| i as f32 - 16.0);
         let block = Q5_0::quantize(&src);
         assert_eq!(block.d.to_f32(), 1.0);
@@ -142,12 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q5_0>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q5_0>(0.045);
     }
 }

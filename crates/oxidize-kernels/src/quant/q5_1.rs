@@ -1,17 +1,17 @@
-//! Q5_1: 32 weights of 5 bits above a minimum.
+//! Q5_1: 32 weights of 5 bits, with a scale and a minimum.
 //!
-//! `w = d · q + m`. Nibbles as in Q4_0; bit `i` of `qh` is the fifth bit of weight `i`.
+//! `w = d · q + m`. Nibbles are packed as in Q4_0; bit `i` of `qh` is the fifth bit of weight `i`.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F16Le, U32Le};
 use super::packing::pack_nibbles;
-use super::q4_1::above_minimum;
+use super::q4_1::quantize_affine;
 use super::q5_0::{fifth_bits, five_bits};
 use super::q8_1::Q8_1;
-use super::scale_search::whole;
-use super::side_by_side::one_of_many;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::round_clamp;
+use super::search::scale_x16::quantize_single;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -23,7 +23,7 @@ pub struct Q5_1 {
     pub m: F16Le,
     /// Fifth bits.
     pub qh: U32Le,
-    /// Low nibbles, two weights a byte.
+    /// Low nibbles, two weights per byte.
     pub qs: [u8; 16],
 }
 
@@ -56,12 +56,12 @@ impl Dot for Q5_1 {
 impl Quantize for Q5_1 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
-        one_of_many(src, importance)
+        quantize_single(src, importance)
     }
 
     #[inline(always)]
     fn quantize_blocks(src: &[f32], importance: Option<&[f32]>, out: &mut [Self]) {
-        above_minimum(src, importance, 31, out, |d, m, q| Q5_1 {
+        quantize_affine(src, importance, 31, out, |d, m, q| Q5_1 {
             d,
             m,
             qh: fifth_bits(q),
@@ -70,10 +70,10 @@ impl Quantize for Q5_1 {
     }
 }
 
-impl Levelled for Q5_1 {
+impl ScalarQuantized for Q5_1 {
     const GROUP: usize = 32;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), self.m.to_f32())
     }
 
@@ -89,7 +89,7 @@ impl Levelled for Q5_1 {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, 0.0, 31.0)
+        round_clamp(x, 0.0, 31.0)
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_range_is_split_evenly() {
+    fn representable_values_round_trip() {
         let src: [f32; 32] = std::array::from_fn(|i| i as f32 + 5.0);
         let block = Q5_1::quantize(&src);
         assert_eq!((block.d.to_f32(), block.m.to_f32()), (1.0, 5.0));
@@ -121,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q5_1>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q5_1>(0.045);
     }
 }

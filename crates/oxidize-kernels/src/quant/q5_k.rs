@@ -1,6 +1,6 @@
 //! Q5_K: 8 groups of 32 weights of 5 bits, with a 6-bit scale and minimum each.
 //!
-//! `w = d · scale · q − dmin · min`. Nibbles and scales lie as in Q4_K, the fifth bits in `qh`.
+//! `w = d · scale · q − dmin · min`. Nibbles and scales are packed as in Q4_K, the fifth bits in `qh`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,8 +8,8 @@ use super::fields::F16Le;
 use super::packing::{bits, nibbles_256, pack_bits, pack_nibbles_256};
 use super::q4_k::{quantize_groups, scales_and_mins};
 use super::q8_k::Q8_K;
-use super::scale_search::whole;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::round_clamp;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -17,13 +17,13 @@ use super::{Block, Dot, Levelled, Quantize, TensorType};
 pub struct Q5_K {
     /// Scale of the scales.
     pub d: F16Le,
-    /// Scale of the minima.
+    /// Scale of the minimums.
     pub dmin: F16Le,
-    /// Eight packed pairs of 6-bit scale and minimum.
+    /// Eight packed pairs of a 6-bit scale and a 6-bit minimum.
     pub scales: [u8; 12],
     /// Fifth bits: bit `j` of byte `i` belongs to weight `32 j + i`.
     pub qh: [u8; 32],
-    /// Low nibbles, two weights a byte.
+    /// Low nibbles, two weights per byte.
     pub qs: [u8; 128],
 }
 
@@ -88,10 +88,10 @@ impl Quantize for Q5_K {
     }
 }
 
-impl Levelled for Q5_K {
+impl ScalarQuantized for Q5_K {
     const GROUP: usize = 32;
 
-    fn line(&self, group: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
         let (scales, mins) = scales_and_mins(&self.scales);
         let min = self.dmin.to_f32() * f32::from(mins[group]);
         (self.d.to_f32() * f32::from(scales[group]), -min)
@@ -109,7 +109,7 @@ impl Levelled for Q5_K {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, 0.0, 31.0)
+        round_clamp(x, 0.0, 31.0)
     }
 }
 
@@ -132,12 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q5_K>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q5_K>(0.036);
     }
 }

@@ -5,24 +5,24 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block_search::group_scales;
-use super::customary::stepped_scales;
+use super::error_weights::error_weights;
 use super::fields::F16Le;
-use super::levels::Levels;
 use super::q8_k::Q8_K;
-use super::scale_search::{level_at, whole};
-use super::weighting::weights;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::block::group_scales;
+use super::search::ggml_compat::stepped_scales;
+use super::search::scale::{level_div, round_clamp};
+use super::unpacked::UnpackedBlock;
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Q6_K {
-    /// Low nibbles, two weights a byte.
+    /// Low nibbles, two weights per byte.
     pub ql: [u8; 128],
-    /// High two bits, four weights a byte.
+    /// High 2 bits, four weights per byte.
     pub qh: [u8; 64],
-    /// One scale a group.
+    /// One scale per group.
     pub scales: [i8; 16],
     /// Scale of the scales.
     pub d: F16Le,
@@ -32,15 +32,15 @@ assert_layout!(Q6_K, 210);
 
 impl Q6_K {
     #[inline(always)]
-    fn unpacked(&self) -> Levels<16> {
-        Levels {
-            unit: self.d.to_f32(),
-            multiples: self.scales.map(i32::from),
+    fn unpacked(&self) -> UnpackedBlock<16> {
+        UnpackedBlock {
+            d: self.d.to_f32(),
+            sub_scales: self.scales.map(i32::from),
             levels: self.levels(),
         }
     }
 
-    /// The weights in units of their group's scale: −32 to 31.
+    /// Returns the weights in units of their group's scale: −32 to 31.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
@@ -55,8 +55,8 @@ impl Q6_K {
     }
 }
 
-/// Where 32 weights lie, the `i`-th of 8: their first byte in `ql` and their shift there, their
-/// first byte in `qh` and their shift there.
+/// Returns the position of the `i`-th 32 weights of 8: first byte in `ql` and bit shift there, first byte in
+/// `qh` and bit shift there.
 #[inline(always)]
 fn position(i: usize) -> (usize, usize, usize, usize) {
     let (half, quarter) = (i / 4, i % 4);
@@ -92,8 +92,8 @@ impl Quantize for Q6_K {
     fn quantize_weighted(src: &[f32], importance: Option<&[f32]>) -> Self {
         let (d, scales) = match importance {
             Some(_) => {
-                let w: [f32; 256] = weights(src, importance);
-                let nearest = |x: f32| whole(x, -32.0, 31.0);
+                let w: [f32; 256] = error_weights(src, importance);
+                let nearest = |x: f32| round_clamp(x, -32.0, 31.0);
                 group_scales::<16, 16>(src, &w, &[-32.0], (-128, 127), nearest)
             }
             None => stepped_scales(src, -32.0, -128.0),
@@ -106,7 +106,7 @@ impl Quantize for Q6_K {
         for ((levels, src), scale) in groups.zip(scales) {
             let scale = d.to_f32() * scale as f32;
             for (q, x) in levels.iter_mut().zip(src) {
-                *q = level_at(*x, scale, -32, 31) as i8;
+                *q = level_div(*x, scale, -32, 31) as i8;
             }
         }
         block.write_levels(&levels);
@@ -114,11 +114,11 @@ impl Quantize for Q6_K {
     }
 }
 
-impl Levelled for Q6_K {
+impl ScalarQuantized for Q6_K {
     const GROUP: usize = 16;
     const SWEEPS: usize = 2;
 
-    fn line(&self, group: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, group: usize) -> (f32, f32) {
         (self.unpacked().scale(group), 0.0)
     }
 
@@ -140,7 +140,7 @@ impl Levelled for Q6_K {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, -32.0, 31.0)
+        round_clamp(x, -32.0, 31.0)
     }
 }
 
@@ -162,12 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q6_K>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q6_K>(0.02);
     }
 }

@@ -1,13 +1,13 @@
-//! Q8_0: 32 weights of 8 bits, one scale.
+//! Q8_0: 32 weights of 8 bits with one scale.
 //!
-//! `w = d · q`. Also the activations of the 32-weight formats that have no minimum.
+//! `w = d · q`. Also the activation format of the 32-weight formats without a minimum.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::{dot_i8, scale_into};
-use super::scale_search::{integer, inverse_or_zero, magnitude, whole};
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::{clamp_to_i32, inverse_or_zero, max_abs, round_clamp};
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 32 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -22,7 +22,7 @@ pub struct Q8_0 {
 assert_layout!(Q8_0, 34);
 
 impl Q8_0 {
-    /// The integer dot product with the levels of a block of weights.
+    /// Returns the integer dot product with the levels of a block of weights.
     #[inline(always)]
     pub(super) fn dot_levels(&self, levels: &[i8; 32]) -> i32 {
         dot_i8(levels, &self.qs)
@@ -52,7 +52,7 @@ impl Dot for Q8_0 {
 impl Quantize for Q8_0 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
-        let (d, qs) = eight_bits(src);
+        let (d, qs) = quantize_i8(src);
         Q8_0 {
             d: F16Le::from_f32(d),
             qs,
@@ -60,11 +60,11 @@ impl Quantize for Q8_0 {
     }
 }
 
-impl Levelled for Q8_0 {
+impl ScalarQuantized for Q8_0 {
     const GROUP: usize = 32;
     const SWEEPS: usize = 1;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), 0.0)
     }
 
@@ -78,20 +78,20 @@ impl Levelled for Q8_0 {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, -127.0, 127.0)
+        round_clamp(x, -127.0, 127.0)
     }
 }
 
-/// The scale that takes the largest of 32 floats to ±127, and the floats at that scale.
+/// Quantizes 32 floats with the scale that maps the largest magnitude to 127.
 ///
-/// Ties round away from zero, as in the reference of the format.
+/// Ties round away from zero, as in ggml.
 #[inline(always)]
-pub(super) fn eight_bits(src: &[f32]) -> (f32, [i8; 32]) {
-    let d = magnitude(src) / 127.0;
+pub(super) fn quantize_i8(src: &[f32]) -> (f32, [i8; 32]) {
+    let d = max_abs(src) / 127.0;
     let inverse = inverse_or_zero(d);
     let mut qs = [0; 32];
     for (q, x) in qs.iter_mut().zip(src) {
-        *q = integer((x * inverse).round(), -128, 127) as i8;
+        *q = clamp_to_i32((x * inverse).round(), -128, 127) as i8;
     }
     (d, qs)
 }
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q8_0>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q8_0>(0.0055);
     }
 }

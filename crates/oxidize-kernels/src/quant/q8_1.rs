@@ -1,12 +1,12 @@
-//! Q8_1: Q8_0 with the sum of its values, the activations of formats that have a minimum.
+//! Q8_1: Q8_0 with the sum of its values, the activation format of formats with a minimum.
 //!
-//! `w = d · q`. `s` spares a dot product with `q + m` the sum over the activations.
+//! `w = d · q`. With `s`, a dot product with `d · q + m` need not sum the activations.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::{dot_i8, scale_into};
-use super::q8_0::eight_bits;
+use super::q8_0::quantize_i8;
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 32 values.
@@ -24,7 +24,7 @@ pub struct Q8_1 {
 assert_layout!(Q8_1, 36);
 
 impl Q8_1 {
-    /// The integer dot product with the levels of a block of weights.
+    /// Returns the integer dot product with the levels of a block of weights.
     #[inline(always)]
     pub(super) fn dot_levels(&self, levels: &[i8; 32]) -> i32 {
         dot_i8(levels, &self.qs)
@@ -54,9 +54,9 @@ impl Dot for Q8_1 {
 impl Quantize for Q8_1 {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
-        let (d, qs) = eight_bits(src);
+        let (d, qs) = quantize_i8(src);
         let sum: i32 = qs.iter().map(|q| i32::from(*q)).sum();
-        // The sum takes the scale as it was before it was rounded to a half.
+        // As in ggml, the sum uses the scale before it is rounded to half precision.
         Q8_1 {
             d: F16Le::from_f32(d),
             s: F16Le::from_f32(sum as f32 * d),
@@ -71,7 +71,7 @@ mod tests {
     use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
-    fn the_sum_is_of_the_rounded_values() {
+    fn sum_is_of_quantized_values() {
         let mut src = [0.0; 32];
         (src[0], src[1], src[2]) = (-127.0, 2.5, 0.25);
         let block = Q8_1::quantize(&src);
@@ -80,12 +80,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q8_1>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q8_1>(0.0055);
     }
 }

@@ -1,12 +1,12 @@
-//! Q8_K: 256 values of 8 bits, the activations of every 256-weight format.
+//! Q8_K: 256 values of 8 bits, the activation format of every 256-weight format.
 //!
-//! `w = d · q`. `bsums` spares dot products with minima the sums over the activations.
+//! `w = d · q`. With `bsums`, dot products with minimums need not sum the activations.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::{F32Le, I16Le};
 use super::packing::{dot_i8, scale_into};
-use super::scale_search::{largest, level};
+use super::search::scale::{level, max_abs_signed};
 use super::{Block, Dot, Quantize, TensorType};
 
 /// A block of 256 values.
@@ -17,15 +17,15 @@ pub struct Q8_K {
     pub d: F32Le,
     /// Values.
     pub qs: [i8; 256],
-    /// Sums of `qs` by groups of 16.
+    /// Sums of `qs` over groups of 16.
     pub bsums: [I16Le; 16],
 }
 
 assert_layout!(Q8_K, 292);
 
 impl Q8_K {
-    /// The integer dot product with the levels of a block of weights, where the weights are `G`
-    /// groups with a scale each. Fits for levels and scales of 8 bits.
+    /// Returns the integer dot product with a block of weights: `G` groups of levels with a scale each.
+    /// Does not overflow for levels and scales of 8 bits.
     #[inline(always)]
     pub(super) fn dot_levels<const G: usize>(&self, levels: &[i8; 256], scales: &[i32; G]) -> i32 {
         let groups = levels
@@ -37,7 +37,7 @@ impl Q8_K {
             .sum()
     }
 
-    /// The integer dot product with `G` minima, each of a group of weights.
+    /// Returns the integer dot product with `G` minimums, one per group of weights.
     #[inline(always)]
     pub(super) fn dot_mins<const G: usize>(&self, mins: &[u8; G]) -> i32 {
         let groups = self.bsums.chunks_exact(16 / G).zip(mins);
@@ -73,7 +73,7 @@ impl Quantize for Q8_K {
     #[inline(always)]
     fn quantize_weighted(src: &[f32], _: Option<&[f32]>) -> Self {
         let mut block = Q8_K::zeroed();
-        let extreme = largest(src);
+        let extreme = max_abs_signed(src);
         if extreme == 0.0 {
             return block;
         }
@@ -96,7 +96,7 @@ mod tests {
     use crate::quant::testing::{check_dot, check_quantize, floats};
 
     #[test]
-    fn sums_go_with_the_values() {
+    fn bsums_match_values() {
         let mut src = [0.0; 256];
         (src[0], src[15], src[16], src[255]) = (127.0, 2.5, -3.5, 40.0);
         let block = Q8_K::quantize(&src);
@@ -110,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<Q8_K>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<Q8_K>(0.0075);
     }
 }

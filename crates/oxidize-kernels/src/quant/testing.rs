@@ -1,11 +1,11 @@
-//! What the tests of all formats share: random blocks, and the promises that every format keeps.
+//! Test helpers for all formats: random data and the checks that every format passes.
 
 use super::{Block, Dot, Quantize};
 
-/// Repetitions of a check on random blocks. Miri is slow, and looks for another kind of mistake.
+/// Repetitions of a check on random blocks. One under Miri, which is slow and checks for undefined behavior.
 pub(super) const ROUNDS: usize = if cfg!(miri) { 1 } else { 100 };
 
-/// SplitMix64: small, seeded, the same everywhere.
+/// SplitMix64 generator: the same numbers on every machine.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -20,7 +20,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Normally distributed, nearly: the sum of twelve uniform numbers.
+    /// Returns an approximately normal number: the sum of twelve uniform ones (Irwin–Hall).
     pub(super) fn normal(&mut self) -> f32 {
         (0..12)
             .map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32)
@@ -32,7 +32,7 @@ impl Random {
         (0..n).map(|_| self.normal()).collect()
     }
 
-    /// As importance may be; in odd rounds some are zero, very large or very small.
+    /// Returns a random importance; in odd rounds some are zero, very large or very small.
     pub(super) fn weight(&mut self, round: usize) -> f32 {
         match self.next() % 8 {
             0 if round % 2 == 1 => 0.0,
@@ -42,8 +42,9 @@ impl Random {
         }
     }
 
-    /// With some floats that no one expects, in some rounds many; now and then of one kind only.
-    pub(super) fn odd_floats(&mut self, round: usize) -> [f32; 256] {
+    /// Returns normal numbers mixed with infinities, NaN and extreme values. The number of the latter depends
+    /// on `round`; every tenth round has only one value.
+    pub(super) fn extreme_floats(&mut self, round: usize) -> [f32; 256] {
         let kinds = [
             f32::NAN,
             f32::INFINITY,
@@ -72,25 +73,25 @@ impl Random {
     }
 }
 
-/// The entries of a table of magnitudes.
-pub(super) fn eights(table: &[u64]) -> Vec<[i8; 8]> {
+/// Unpacks the entries of a table of 8 magnitudes each.
+pub(super) fn entries_of_8(table: &[u64]) -> Vec<[i8; 8]> {
     let entries = table.iter().map(|entry| entry.to_le_bytes());
     entries.map(|entry| entry.map(|m| m as i8)).collect()
 }
 
-/// `2^exponent`, exactly; Miri's `powi` errs on purpose.
+/// Returns exactly `2^exponent`; Miri's `powi` is deliberately inexact.
 pub(super) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 
-/// The elements of a block.
+/// Returns the dequantized elements of a block.
 pub(super) fn floats<B: Block>(block: &B) -> Vec<f32> {
     let mut out = vec![f32::NAN; B::LEN];
     block.dequantize(&mut out);
     out
 }
 
-/// The dot product equals that of the dequantised sides, up to rounding.
+/// Checks that the dot product equals that of the dequantized operands, up to rounding.
 pub(super) fn check_dot<B: Dot>()
 where
     B::Activation: Quantize,
@@ -116,7 +117,7 @@ where
         let expected: f64 = products.sum();
         let largest = weights.iter().fold(0.0f32, |m, w| m.max(w.abs()));
         let bound = f64::from(largest) * factors.iter().map(|a| f64::from(a.abs())).sum::<f64>();
-        // Half precision holds the sums of Q8_1; all else is exact integers and f32.
+        // Q8_1 stores its sums in half precision; everything else is exact integers and f32.
         let tolerance = if B::Activation::TYPE == super::TensorType::Q8_1 {
             2e-3
         } else {
@@ -125,20 +126,20 @@ where
         let got = f64::from(block.dot(&activations));
         assert!(
             (got - expected).abs() <= tolerance * bound + 1e-40,
-            "{}: {got} instead of {expected}, terms up to {bound}",
+            "{}: {got} instead of {expected}, bound {bound}",
             B::TYPE,
         );
         checked += 1;
     }
 }
 
-/// Normal numbers survive a round trip with at most this error, relative to their deviation; zeros
-/// stay zeros; and no float, however odd, makes the quantiser panic.
+/// Checks that normal numbers have at most this root-mean-square error after a round trip, relative to
+/// their standard deviation, that zeros stay zeros, and that extreme floats do not panic.
 pub(super) fn check_quantize<B: Quantize>(max_error: f64) {
     if !cfg!(miri) {
         check_error::<B>(max_error);
     }
-    check_zeros_and_odd_floats::<B>();
+    check_zeros_and_extremes::<B>();
 }
 
 fn check_error<B: Quantize>(max_error: f64) {
@@ -160,7 +161,7 @@ fn check_error<B: Quantize>(max_error: f64) {
     );
 }
 
-fn check_zeros_and_odd_floats<B: Quantize>() {
+fn check_zeros_and_extremes<B: Quantize>() {
     assert!(
         floats(&B::quantize(&vec![0.0; B::LEN]))
             .iter()
@@ -169,7 +170,7 @@ fn check_zeros_and_odd_floats<B: Quantize>() {
         B::TYPE
     );
 
-    let odd = [
+    let extremes = [
         f32::NAN,
         f32::INFINITY,
         f32::NEG_INFINITY,
@@ -183,10 +184,14 @@ fn check_zeros_and_odd_floats<B: Quantize>() {
         1.0,
         1e30,
     ];
-    let odd = if cfg!(miri) { &odd[..1] } else { &odd[..] };
-    for a in odd {
+    let extremes = if cfg!(miri) {
+        &extremes[..1]
+    } else {
+        &extremes[..]
+    };
+    for a in extremes {
         B::quantize(&vec![*a; B::LEN]);
-        for b in odd {
+        for b in extremes {
             let source: Vec<f32> = (0..B::LEN)
                 .map(|i| *if i % 3 == 0 { a } else { b })
                 .collect();

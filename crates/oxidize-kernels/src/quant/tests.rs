@@ -1,11 +1,11 @@
-//! What holds for every format in the registry.
+//! Tests of every format in the registry.
 
 use half::f16;
 
 use super::testing::{ROUNDS, Random};
 use super::*;
 
-/// Some blocks of random bits, and how many elements they are.
+/// Returns blocks of random bits and the number of their elements.
 fn random_blocks(ty: TensorType, random: &mut Random) -> (Vec<u8>, usize) {
     let blocks = if cfg!(miri) {
         2
@@ -19,7 +19,7 @@ fn random_blocks(ty: TensorType, random: &mut Random) -> (Vec<u8>, usize) {
 }
 
 #[test]
-fn any_bits_are_floats() {
+fn any_bit_pattern_dequantizes() {
     let mut random = Random::new(3);
     for ty in TensorType::all() {
         for fill in [0x00, 0x7f, 0x80, 0xff] {
@@ -37,7 +37,7 @@ fn any_bits_are_floats() {
 }
 
 #[test]
-fn blocks_may_lie_at_any_address() {
+fn blocks_may_be_unaligned() {
     let mut random = Random::new(4);
     for ty in TensorType::all() {
         let (bytes, n) = random_blocks(ty, &mut random);
@@ -58,7 +58,7 @@ fn blocks_may_lie_at_any_address() {
 }
 
 #[test]
-fn halves_are_the_rounded_floats() {
+fn dequantize_f16_rounds_dequantize() {
     let mut random = Random::new(5);
     for ty in TensorType::all() {
         let (bytes, n) = random_blocks(ty, &mut random);
@@ -69,7 +69,7 @@ fn halves_are_the_rounded_floats() {
             let expected = f16::from_f32(*x);
             assert!(
                 *h == expected || h.is_nan() && expected.is_nan(),
-                "{ty}: {x} became {h}"
+                "{ty}: {x} rounded to {h}"
             );
         }
     }
@@ -115,19 +115,19 @@ fn wrong_lengths_are_errors() {
 }
 
 #[test]
-fn errors_name_the_type() {
+fn error_messages_name_the_type() {
     let error = quantize(TensorType::I8, &[], &mut []).unwrap_err();
-    assert_eq!(error.to_string(), "there is no quantiser for I8");
+    assert_eq!(error.to_string(), "there is no quantizer for I8");
     let error = dequantize(TensorType::Q4_K, &[0; 10], &mut [0.0; 256]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "256 elements of Q4_K do not take 10 bytes"
+        "10 bytes do not hold 256 elements of Q4_K"
     );
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "too slow; each format's own tests cover its code")]
-fn a_dot_of_rows_is_the_sum_over_blocks() {
+fn dot_sums_over_blocks() {
     const N: usize = 4096;
     let mut random = Random::new(6);
     let source = random.normals(N);
@@ -139,9 +139,9 @@ fn a_dot_of_rows_is_the_sum_over_blocks() {
         quantize(activation, &source, &mut activations).unwrap();
         let norm: f32 = source.iter().map(|x| x * x).sum();
         let error = (dot(ty, &weights, &activations).unwrap() / norm - 1.0).abs();
-        // The nearest block is a little shorter than its source, the more so the fewer its bits.
+        // The norm of the nearest block is a little smaller than that of its source, more so with fewer bits.
         let bound = match ty {
-            // Made for weights that are ternary already.
+            // These formats expect weights that are already ternary.
             TensorType::TQ1_0 | TensorType::TQ2_0 => 0.7,
             TensorType::IQ1_S | TensorType::IQ1_M => 0.15,
             _ => 0.1,

@@ -1,24 +1,24 @@
-//! TQ1_0: 256 ternary weights, five to a byte.
+//! TQ1_0: 256 ternary weights, five per byte.
 //!
-//! `w = d · (q − 1)`. A byte is a fraction of 256 whose base-3 digits are the weights: times 3,
-//! the carry is the next.
+//! `w = d · (q − 1)`. A byte divided by 256 is a base-3 fraction whose digits are the weights. Multiplying it
+//! by 3 yields the next digit as the carry.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
 use super::packing::scale_into;
 use super::q8_k::Q8_K;
-use super::scale_search::whole;
+use super::search::scale::round_clamp;
 use super::tq2_0::ternary;
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct TQ1_0 {
-    /// Five weights a byte: 32 bytes for the first 160, 16 bytes for the next 80.
+    /// Five weights per byte: 32 bytes for the first 160 weights, 16 bytes for the next 80.
     pub qs: [u8; 48],
-    /// Four weights a byte.
+    /// Four weights per byte, for the last 16.
     pub qh: [u8; 4],
     /// Scale.
     pub d: F16Le,
@@ -27,7 +27,7 @@ pub struct TQ1_0 {
 assert_layout!(TQ1_0, 54);
 
 impl TQ1_0 {
-    /// The weights in units of `d`: −1, 0 or 1.
+    /// Returns the weights in units of `d`: −1, 0 or 1.
     #[inline(always)]
     pub(crate) fn levels(&self) -> [i8; 256] {
         let mut levels = [0; 256];
@@ -75,10 +75,10 @@ impl Quantize for TQ1_0 {
     }
 }
 
-impl Levelled for TQ1_0 {
+impl ScalarQuantized for TQ1_0 {
     const GROUP: usize = 256;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), 0.0)
     }
 
@@ -96,17 +96,17 @@ impl Levelled for TQ1_0 {
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, -1.0, 1.0)
+        round_clamp(x, -1.0, 1.0)
     }
 }
 
-/// The digits of each byte: the first of all bytes, then the second, as far as `levels` goes.
+/// Unpacks digits to levels: the first digits of all bytes, then the second ones, until `levels` is full.
 #[inline(always)]
 fn unpack(packed: &[u8], levels: &mut [i8]) {
     let mut power = 1u8;
     for levels in levels.chunks_exact_mut(packed.len()) {
         for (level, byte) in levels.iter_mut().zip(packed) {
-            // What is left of the fraction after the digits before, modulo 1.
+            // The fraction that remains after the previous digits.
             let fraction = u16::from(byte.wrapping_mul(power));
             *level = ((fraction * 3) >> 8) as i8 - 1;
         }
@@ -114,7 +114,7 @@ fn unpack(packed: &[u8], levels: &mut [i8]) {
     }
 }
 
-/// Undoes [`unpack`] for weights of 0, 1 or 2.
+/// Inverse of [`unpack`] for weights of 0, 1 or 2.
 fn pack(q: &[u8], packed: &mut [u8]) {
     let n = packed.len();
     for (i, byte) in packed.iter_mut().enumerate() {
@@ -122,7 +122,7 @@ fn pack(q: &[u8], packed: &mut [u8]) {
         let number = (0..5).fold(0, |number, _| {
             number * 3 + u16::from(*digits.next().unwrap_or(&0))
         });
-        // Rounded up, so that the digits come back out of the truncated fraction.
+        // Rounded up, so that the truncated fraction still has the same digits.
         *byte = (number * 256).div_ceil(243) as u8;
     }
 }
@@ -148,18 +148,18 @@ mod tests {
     }
 
     #[test]
-    fn ternary_weights_are_kept() {
+    fn ternary_weights_round_trip() {
         let src: [f32; 256] = std::array::from_fn(|i| ((i * i + i / 7) % 3) as f32 * 0.5 - 0.5);
         assert_eq!(floats(&TQ1_0::quantize(&src)), src);
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<TQ1_0>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<TQ1_0>(0.9);
     }
 }

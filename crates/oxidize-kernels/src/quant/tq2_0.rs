@@ -1,20 +1,20 @@
-//! TQ2_0: 256 ternary weights, four to a byte.
+//! TQ2_0: 256 ternary weights, four per byte.
 //!
-//! `w = d · (q − 1)`. Each 32 bytes of `qs` hold 128 weights, 2 bits at a time.
+//! `w = d · (q − 1)`. Each 32 bytes of `qs` hold 128 weights in four 2-bit planes.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::fields::F16Le;
-use super::packing::{crumbs, pack_crumbs, scale_into};
+use super::packing::{pack_two_bits, scale_into, two_bits};
 use super::q8_k::Q8_K;
-use super::scale_search::{integer, inverse_or_zero, magnitude, whole};
-use super::{Block, Dot, Levelled, Quantize, TensorType};
+use super::search::scale::{clamp_to_i32, inverse_or_zero, max_abs, round_clamp};
+use super::{Block, Dot, Quantize, ScalarQuantized, TensorType};
 
 /// A block of 256 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct TQ2_0 {
-    /// Four weights a byte.
+    /// Four weights per byte.
     pub qs: [u8; 64],
     /// Scale.
     pub d: F16Le,
@@ -23,10 +23,10 @@ pub struct TQ2_0 {
 assert_layout!(TQ2_0, 66);
 
 impl TQ2_0 {
-    /// The weights in units of `d`: −1, 0 or 1, and 2 for the pattern that quantisers leave out.
+    /// Returns the weights in units of `d`: −1, 0 or 1, and 2 for the code that quantizers do not use.
     #[inline(always)]
     fn levels(&self) -> [i8; 256] {
-        crumbs(&self.qs).map(|q| q as i8 - 1)
+        two_bits(&self.qs).map(|q| q as i8 - 1)
     }
 }
 
@@ -60,10 +60,10 @@ impl Quantize for TQ2_0 {
     }
 }
 
-impl Levelled for TQ2_0 {
+impl ScalarQuantized for TQ2_0 {
     const GROUP: usize = 256;
 
-    fn line(&self, _: usize) -> (f32, f32) {
+    fn scale_and_offset(&self, _: usize) -> (f32, f32) {
         (self.d.to_f32(), 0.0)
     }
 
@@ -72,23 +72,23 @@ impl Levelled for TQ2_0 {
     }
 
     fn write_levels(&mut self, levels: &[i8]) {
-        self.qs = pack_crumbs(&std::array::from_fn(|i| (levels[i] + 1) as u8));
+        self.qs = pack_two_bits(&std::array::from_fn(|i| (levels[i] + 1) as u8));
     }
 
     #[inline(always)]
     fn nearest_level(x: f32) -> f32 {
-        whole(x, -1.0, 1.0)
+        round_clamp(x, -1.0, 1.0)
     }
 }
 
-/// The scale of 256 weights that are ternary already, and the weights as -1, 0 or 1.
+/// Returns the scale of 256 weights that are already ternary, and the weights as −1, 0 or 1.
 #[inline(always)]
 pub(super) fn ternary(src: &[f32]) -> (F16Le, [i8; 256]) {
-    let d = magnitude(src);
+    let d = max_abs(src);
     let inverse = inverse_or_zero(d);
     let mut q = [0; 256];
     for (q, x) in q.iter_mut().zip(src) {
-        *q = integer((x * inverse).round(), -1, 1) as i8;
+        *q = clamp_to_i32((x * inverse).round(), -1, 1) as i8;
     }
     (F16Le::from_f32(d), q)
 }
@@ -113,18 +113,18 @@ mod tests {
     }
 
     #[test]
-    fn ternary_weights_are_kept() {
+    fn ternary_weights_round_trip() {
         let src: [f32; 256] = std::array::from_fn(|i| ((i * i + i / 7) % 3) as f32 * 0.5 - 0.5);
         assert_eq!(floats(&TQ2_0::quantize(&src)), src);
     }
 
     #[test]
-    fn dot_is_that_of_the_floats() {
+    fn dot_matches_dequantized() {
         check_dot::<TQ2_0>();
     }
 
     #[test]
-    fn floats_survive() {
+    fn quantization_error_is_bounded() {
         check_quantize::<TQ2_0>(0.9);
     }
 }

@@ -1,8 +1,8 @@
-//! Seeded random numbers and weights, for tests and benches.
+//! Seeded random numbers and weights, for tests and benchmarks.
 
 use oxidize_kernels::quant::{self, TensorType};
 
-/// SplitMix64.
+/// The generator SplitMix64 (Steele et al. 2014).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -26,9 +26,9 @@ impl Random {
         (0..n).map(|_| self.uniform()).collect()
     }
 
-    /// Blocks of `n` elements: any bits whose floats are of moderate size.
+    /// Blocks of `n` elements in all, of random bits that represent floats of moderate magnitude.
     pub(crate) fn weights(&mut self, ty: TensorType, n: usize) -> Vec<u8> {
-        // A few dozen blocks, repeated out of order: finding one takes several attempts.
+        // Some distinct blocks, repeated in random order, because finding one takes several attempts.
         const DISTINCT: usize = 48;
         let (len, bytes) = (ty.block_len(), ty.block_bytes());
         let mut floats = vec![0.0; len];
@@ -42,7 +42,7 @@ impl Random {
             }
         }
         if ty == TensorType::INT8 {
-            // Their blocks have the scale of the first, which is their first two bytes.
+            // All blocks of a row have the same scale, which is their first two bytes.
             let scale = [blocks[0][0], blocks[0][1]];
             blocks
                 .iter_mut()

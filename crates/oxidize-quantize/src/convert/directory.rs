@@ -1,8 +1,8 @@
-//! [`to_directory`]: the way back, from a GGUF file to a Hugging Face directory.
+//! [`to_directory`]: converts a GGUF file to a Hugging Face directory.
 //!
-//! Core says what the tensors are and are called ([`huggingface_model`]); here they are written, in
-//! shards, with the files that belong beside them. `config.json` comes last: without it the
-//! directory is no model.
+//! [`huggingface_model`] of the core crate names and permutes the tensors. This module writes them in shards,
+//! with the tokenizer and configuration files. `config.json` is written last, since a directory without it is
+//! not a model.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,28 +17,28 @@ use oxidize_kernels::quant::TensorType;
 use serde_json::{Map, Value, json};
 
 use super::{as_tensor, sentence};
-use crate::encode::Workers;
 use crate::error::{Error, Result};
-use crate::output::name_file;
+use crate::output::with_path;
 use crate::tensor::Tensor;
+use crate::workers::Workers;
 
-/// How a directory is written.
+/// Options of writing a directory.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectoryOptions<'w> {
-    /// What weights are stored as: F32, F16 or BF16.
+    /// Type of the weights: F32, F16 or BF16.
     pub ty: TensorType,
-    /// Shards of at most this many bytes.
+    /// Maximum bytes per shard.
     pub shard_bytes: u64,
-    /// Threads, and what stops them.
+    /// Threads and their stop flag.
     pub workers: Workers<'w>,
 }
 
-/// What `transformers` makes of a shard by default.
+/// Default maximum shard size of `transformers`.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Writes the GGUF model in `file` as a Hugging Face directory, which must not exist or be empty.
-/// `progress` is told the bytes written, those of all, and the tensor that is next. Gives the files
-/// that were written, and what could not be.
+/// Writes the GGUF model in `file` as a Hugging Face directory, which must be new or empty. `progress`
+/// receives the bytes written, the total bytes and the next tensor. Returns the written files and the parts
+/// that could not be written.
 pub fn to_directory(
     file: &ModelFile,
     dir: &Path,
@@ -50,10 +50,13 @@ pub fn to_directory(
         problem,
     };
     if !matches!(file.format(), Format::Gguf { .. }) {
-        return Err(unfit("it is no GGUF file".into()));
+        return Err(unfit("not a GGUF file".into()));
     }
     let Some(dtype) = torch_name(options.ty) else {
-        let problem = format!("a directory holds F32, F16 or BF16, not {}", options.ty);
+        let problem = format!(
+            "directories support the types F32, F16 and BF16, not {}",
+            options.ty
+        );
         return Err(unfit(problem));
     };
     let spec = VocabSpec::of_file(file);
@@ -63,10 +66,10 @@ pub fn to_directory(
         .into_iter()
         .map(|tensor: ExportedTensor<'_>| as_tensor(file, tensor))
         .collect();
-    let mut folder = Folder::create(dir)?;
+    let mut output_dir = OutputDir::create(dir)?;
     let (projections, tensors): (Vec<_>, Vec<_>) = tensors
         .into_iter()
-        .partition(|tensor| sentence::folder_of(tensor).is_some());
+        .partition(|tensor| sentence::module_directory(tensor).is_some());
     let names = shards(&tensors, options);
     let total = tensors.iter().map(|tensor| bytes_of(tensor, options)).sum();
     let mut done = 0;
@@ -105,12 +108,12 @@ pub fn to_directory(
     }
     let mut dense = Vec::new();
     for mut tensor in projections {
-        let Some(name) = sentence::folder_of(&tensor).map(str::to_owned) else {
+        let Some(name) = sentence::module_directory(&tensor).map(str::to_owned) else {
             continue;
         };
         let config = sentence::projection(&tensor);
         small.push((format!("{name}/config.json"), pretty(&config)));
-        folder.subfolder(&name)?;
+        output_dir.subdirectory(&name)?;
         tensor.name = "linear.weight".into();
         let path = dir.join(&name).join("model.safetensors");
         let saved = write_shard(&path, &[tensor], options, |_| {})?;
@@ -125,8 +128,8 @@ pub fn to_directory(
     sentence::labels(file, arch, &mut config);
     small.push(("config.json".into(), pretty(&config)));
     for (name, bytes) in small {
-        if let Some((subfolder, _)) = name.split_once('/') {
-            folder.subfolder(subfolder)?;
+        if let Some((subdirectory, _)) = name.split_once('/') {
+            output_dir.subdirectory(subdirectory)?;
         }
         let path = dir.join(name);
         let mut saved = PendingFile::create(&path)?;
@@ -140,11 +143,11 @@ pub fn to_directory(
         saved.publish()?;
         files.push(path);
     }
-    folder.keep();
+    output_dir.keep();
     Ok((files, missing))
 }
 
-/// Writes tensors as a safetensors file. `each` hears of every tensor before it is written.
+/// Writes tensors as a safetensors file. `each` is called before each tensor.
 fn write_shard(
     path: &Path,
     tensors: &[Tensor<'_>],
@@ -158,33 +161,33 @@ fn write_shard(
         each(tensor);
         let written = options
             .workers
-            .encode(tensor, options.ty, None, &mut saved.out);
-        written.map_err(|error| name_file(error, path))?;
+            .quantize(tensor, options.ty, None, &mut saved.out);
+        written.map_err(|error| with_path(error, path))?;
     }
     Ok(saved.finish()?)
 }
 
-/// A directory that is new or empty. Dropped before it is kept, what was made of it is gone again.
-struct Folder<'a> {
+/// A new or empty output directory. Directories created for it are removed on drop unless it is kept.
+struct OutputDir<'a> {
     path: &'a Path,
-    /// What was made, outermost first.
-    made: Vec<PathBuf>,
+    /// Created directories, outermost first.
+    created: Vec<PathBuf>,
 }
 
-impl<'a> Folder<'a> {
-    /// Makes the directory and those it is in, or makes sure that nothing is in it.
-    fn create(path: &'a Path) -> Result<Folder<'a>> {
+impl<'a> OutputDir<'a> {
+    /// Creates the directory and its parents, or checks that it is empty.
+    fn create(path: &'a Path) -> Result<OutputDir<'a>> {
         let io = |error| Error::from(oxidize_core::Error::io(path)(error));
-        // The last ancestor of a relative path has no name.
+        // The last ancestor of a relative path is empty.
         let ancestors = path.ancestors().filter(|path| *path != Path::new(""));
         let new = ancestors.take_while(|path| !path.exists());
-        let mut made: Vec<PathBuf> = new.map(Path::to_path_buf).collect();
-        made.reverse();
-        let folder = Folder { path, made };
+        let mut created: Vec<PathBuf> = new.map(Path::to_path_buf).collect();
+        created.reverse();
+        let output_dir = OutputDir { path, created };
         std::fs::create_dir_all(path).map_err(io)?;
         let mut entries = std::fs::read_dir(path).map_err(io)?;
         match entries.next() {
-            None => Ok(folder),
+            None => Ok(output_dir),
             Some(_) => Err(Error::Unfit {
                 file: path.to_path_buf(),
                 problem: "the directory is not empty".into(),
@@ -192,31 +195,31 @@ impl<'a> Folder<'a> {
         }
     }
 
-    /// Makes a directory in it, unless there is one.
-    fn subfolder(&mut self, name: &str) -> Result<()> {
+    /// Creates a subdirectory if it does not exist.
+    fn subdirectory(&mut self, name: &str) -> Result<()> {
         let path = self.path.join(name);
         if !path.exists() {
             std::fs::create_dir(&path).map_err(oxidize_core::Error::io(&path))?;
-            self.made.push(path);
+            self.created.push(path);
         }
         Ok(())
     }
 
     fn keep(mut self) {
-        self.made.clear();
+        self.created.clear();
     }
 }
 
-impl Drop for Folder<'_> {
+impl Drop for OutputDir<'_> {
     fn drop(&mut self) {
-        for path in self.made.iter().rev() {
-            // Only what is empty is removed.
+        for path in self.created.iter().rev() {
+            // Fails if the directory is not empty, which keeps it.
             let _ = std::fs::remove_dir(path);
         }
     }
 }
 
-/// What the configuration says that the graph does not.
+/// Facts of the configuration that the graph does not contain.
 fn facts(file: &ModelFile, spec: Option<&VocabSpec>, dtype: &'static str) -> Result<ConfigFacts> {
     let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?;
     let key = |name: &str| format!("{}.{name}", arch.name);
@@ -251,7 +254,7 @@ fn facts(file: &ModelFile, spec: Option<&VocabSpec>, dtype: &'static str) -> Res
         tied: file.tensor("output.weight").is_none(),
         attention_bias: file.tensor("blk.0.attn_q.bias").is_some()
             || file.tensor("blk.0.attn_qkv.bias").is_some(),
-        // The converter of DeepSeek's family writes a tenth of it.
+        // For DeepSeek models, GGUF stores a tenth of the value.
         mscale_all_dim: weight
             .filter(|_| arch.mixer == Mixer::Mla)
             .map(|w| 10.0 * w),
@@ -276,7 +279,7 @@ fn bytes_of(tensor: &Tensor<'_>, options: &DirectoryOptions<'_>) -> u64 {
     options.ty.bytes_for(tensor.elements()).unwrap_or(0)
 }
 
-/// Names of shards, and which tensors are in each.
+/// Names and tensor ranges of the shards.
 fn shards(
     tensors: &[Tensor<'_>],
     options: &DirectoryOptions<'_>,
@@ -301,7 +304,7 @@ fn shards(
     numbered.map(|(i, range)| (name(i), range)).collect()
 }
 
-/// The head of a shard: its length, and JSON that is filled up with spaces to a multiple of eight.
+/// The safetensors header: its length, and JSON padded with spaces to a multiple of 8 bytes.
 fn header(tensors: &[Tensor<'_>], options: &DirectoryOptions<'_>) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({ "format": "pt" }));
@@ -334,7 +337,7 @@ fn index(names: &[(String, std::ops::Range<usize>)], tensors: &[Tensor<'_>], tot
     json!({ "metadata": { "total_size": total }, "weight_map": map })
 }
 
-/// How the authors would have tokens chosen, where the file says so.
+/// The recommended sampling parameters, if the file has them.
 fn sampling(file: &ModelFile) -> Option<Value> {
     let mut map = Map::new();
     for (key, field) in super::metadata::SAMPLING {

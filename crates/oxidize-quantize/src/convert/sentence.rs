@@ -1,5 +1,4 @@
-//! What sentence-transformers keep around a model that makes embeddings or scores: how tokens are
-//! pooled, projections of the result, and the labels of a classifier.
+//! Files of sentence-transformers for embedding and classifier models: pooling, projections and labels.
 
 use oxidize_core::embedding::Pooling;
 use oxidize_core::file::ModelFile;
@@ -7,10 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::tensor::Tensor;
 
-/// The folder that a tensor belongs to if it is a projection of embeddings: `2_Dense`.
-pub(super) fn folder_of<'t>(tensor: &'t Tensor<'_>) -> Option<&'t str> {
-    let (folder, _) = tensor.name.split_once('.')?;
-    folder.ends_with("_Dense").then_some(folder)
+/// The directory of a projection's tensor, such as `2_Dense`.
+pub(super) fn module_directory<'t>(tensor: &'t Tensor<'_>) -> Option<&'t str> {
+    let (directory, _) = tensor.name.split_once('.')?;
+    directory.ends_with("_Dense").then_some(directory)
 }
 
 /// The `config.json` of a projection.
@@ -23,7 +22,7 @@ pub(super) fn projection(tensor: &Tensor<'_>) -> Value {
     })
 }
 
-/// How tokens become an embedding, and the list of what follows that: files and what is in them.
+/// The pooling configuration and the list of modules, as file names and contents.
 pub(super) fn modules(
     file: &ModelFile,
     arch: &str,
@@ -53,7 +52,7 @@ pub(super) fn modules(
     ]
 }
 
-/// Adds the names of what a classifier tells apart to a configuration.
+/// Adds the labels of a classifier to a configuration.
 pub(super) fn labels(file: &ModelFile, arch: &str, config: &mut Value) {
     let key = format!("{arch}.classifier.output_labels");
     let Some(labels) = file.metadata().get(&key).and_then(|list| list.as_array()) else {

@@ -1,4 +1,4 @@
-//! Adapters: merged into a base, and written as GGUF.
+//! LoRA adapters: merging into a base model, and conversion to GGUF.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use oxidize_core::gguf::{Value, Writer};
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::Model;
 use oxidize_kernels::quant::TensorType;
-use oxidize_quantize::encode::Workers;
 use oxidize_quantize::lora::{convert_adapter, merge_adapter};
 use oxidize_quantize::quantize::Options;
+use oxidize_quantize::workers::Workers;
 
-use super::{open, quantized, tiny, wishes};
+use super::{open, params, quantized, tiny};
 
 const RANK: usize = 4;
 
-/// Numbers that are different and not large.
+/// Distinct small numbers.
 fn number(i: usize) -> f32 {
     ((i * 2_654_435_761) % 1000) as f32 / 5000.0 - 0.1
 }
 
-/// A GGUF adapter of two matrices of the checked-in model.
+/// Writes a GGUF adapter of two matrices of the tiny model.
 fn adapter(path: &Path) {
     let mut writer = Writer::new();
     for (key, value) in [
@@ -66,11 +66,11 @@ fn floats(path: &Path, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn a_merged_adapter_is_in_the_weights() {
+fn merge_adds_the_adapter_to_the_weights() {
     let dir = tempfile::tempdir().unwrap();
     let [base, lora, merged] =
         ["base.gguf", "lora.gguf", "merged.gguf"].map(|n| dir.path().join(n));
-    quantized(&tiny(), &base, &wishes("F32"), &Options::default()).unwrap();
+    quantized(&tiny(), &base, &params("F32"), &Options::default()).unwrap();
     adapter(&lora);
     let file = open(&base);
     let n = merge_adapter(&file, &lora, 0.5, &merged, &Workers::default(), |_| {}).unwrap();
@@ -95,13 +95,13 @@ fn a_merged_adapter_is_in_the_weights() {
     }
     let untouched = "blk.1.attn_q.weight";
     assert_eq!(floats(&base, untouched), floats(&merged, untouched));
-    Model::load(&merged, &OpenOptions::default()).unwrap();
+    Model::load_with(&merged, &OpenOptions::default()).unwrap();
     let same = merge_adapter(&file, &lora, 1.0, &base, &Workers::default(), |_| {});
     assert!(same.is_err());
 }
 
 #[test]
-fn an_adapter_is_written_as_gguf() {
+fn adapter_is_converted_to_gguf() {
     let dir = tempfile::tempdir().unwrap();
     let [lora, copy] = ["lora.gguf", "copy.gguf"].map(|name| dir.path().join(name));
     adapter(&lora);
@@ -110,7 +110,7 @@ fn an_adapter_is_written_as_gguf() {
         convert_adapter(&file, &lora, &copy, TensorType::F32).unwrap(),
         2
     );
-    let model = Model::load(tiny(), &OpenOptions::default()).unwrap();
+    let model = Model::load_with(tiny(), &OpenOptions::default()).unwrap();
     let deltas = |path: &Path| {
         let adapter = Adapter::open(path, &OpenOptions::default()).unwrap();
         adapter.deltas(&model).unwrap()

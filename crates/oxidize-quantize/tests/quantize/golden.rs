@@ -1,21 +1,21 @@
-//! Converting the golden directories gives the golden GGUF files: the same tensors, the same keys.
+//! Converting the golden directories gives the tensors and keys of the golden GGUF files.
 
 use std::path::{Path, PathBuf};
 
 use oxidize_core::arch::Arch;
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::Value;
-use oxidize_core::mix::Mix;
+use oxidize_core::recipe::QuantRecipe;
 use oxidize_quantize::convert::convert;
-use oxidize_quantize::encode::Workers;
 use oxidize_quantize::importance::{Entry, Importance};
 use oxidize_quantize::in_memory::quantized;
-use oxidize_quantize::plan::Wishes;
+use oxidize_quantize::plan::QuantizeParams;
 use oxidize_quantize::quantize::Options;
+use oxidize_quantize::workers::Workers;
 
 use super::run::{Entries, distance, run};
 
-/// Where the golden models are, if they are here.
+/// Directory of the golden models, if it exists.
 fn shared() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
     let set = std::env::var_os("OXIDIZE_SHARED").map(PathBuf::from);
@@ -27,48 +27,47 @@ fn shared() -> Option<PathBuf> {
     None
 }
 
-/// Models that GGUF readers take for something else than what was trained, because the format has no
-/// word for it: the same tensors, other logits.
-pub(crate) const MEAN_OTHERWISE: &[&str] = &[
-    // A ReLU.
+/// Models with a property that GGUF cannot represent: the tensors are equal, the logits are not.
+pub(crate) const NOT_REPRESENTABLE: &[&str] = &[
+    // Squared ReLU.
     "bitnet-relu2",
-    // What a group of experts counts for.
+    // The score of an expert group.
     "deepseek-v2-grouped",
     // The threshold of sparse activations.
     "gemma3n",
     "gemma3n-lcsem",
-    // YaRN's ramp between whole pairs.
+    // YaRN without truncation of the correction range.
     "gpt-oss-notrunc",
-    // A base that grows past the trained context.
+    // RoPE base that grows beyond the trained context.
     "llama-dynamic-ntk",
-    // How fast attention sharpens.
+    // The parameters of attention temperature tuning.
     "llama4-chunked",
-    // Groups that are normalised together.
+    // The groups of the normalization.
     "mamba2-groups",
-    // Norms and router.
+    // Norms and routing.
     "phimoe",
     "phimoe-lcsem",
 ];
 
-/// What a golden file has otherwise, and why: model, tensor or key, or their beginning.
+/// Expected differences from a golden file: model, and tensor or key.
 const DIFFERENT: &[(&str, &str)] = &[
-    // The pooler, without which the classifier's scores are not those that were trained.
+    // The pooler, which the golden file lacks although the trained scores need it.
     ("bert-cls", "cls.weight"),
     ("bert-cls", "cls.bias"),
-    // The width of a head that is nowhere used.
+    // A head size that is not used.
     ("kimi-linear", "kimi-linear.attention.value_length"),
-    // Layers that guess further tokens, of which it has no tensors.
+    // Multi-token prediction layers, whose tensors the file does not have.
     ("mimo-v2-flash", "mimo2.block_count"),
     ("mimo-v2-flash", "mimo2.attention.head_count_kv"),
-    // Not in the directory: the converter knows the released models.
+    // Not in the directory: llama.cpp's converter knows the released models.
     ("nemotron-h", "tokenizer.ggml.add_bos_token"),
-    // Without the mask, and every token after it one too early.
+    // The golden file lacks the mask token, which shifts all later tokens.
     ("xlm-roberta", "tokenizer.ggml.tokens"),
     ("xlm-roberta", "tokenizer.ggml.token_type"),
     ("xlm-roberta", "tokenizer.ggml.scores"),
 ];
 
-/// Keys that describe the making of a file, or that stand for their default.
+/// Keys that describe the provenance of a file, or that equal their default.
 const UNIMPORTANT: &[&str] = &[
     "general.name",
     "general.basename",
@@ -79,7 +78,7 @@ const UNIMPORTANT: &[&str] = &[
     "tokenizer.ggml.add_space_prefix",
     "tokenizer.ggml.eot_token_id",
     "tokenizer.ggml.seperator_token_id",
-    // What goes between two texts.
+    // The separator between two texts.
     "tokenizer.ggml.add_sep_token",
     "rope.scaling.type",
     "rope.scaling.factor",
@@ -94,28 +93,32 @@ const UNIMPORTANT: &[&str] = &[
 ];
 
 #[test]
-fn golden_directories_become_golden_files() {
+fn golden_directories_convert_to_golden_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
-    let wishes = Wishes::new(Mix::named("F32").unwrap());
+    let params = QuantizeParams::new(QuantRecipe::named("F32").unwrap());
     let (mut checked, mut problems) = (0, Vec::new());
-    for folder in folders() {
-        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
-        if !folder.join("model.safetensors").exists() {
+    for directory in directories() {
+        let name = directory
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .into_owned();
+        if !directory.join("model.safetensors").exists() {
             continue;
         }
         let options = OpenOptions::default();
-        let file = ModelFile::open(folder.join("model.safetensors"), &options).unwrap();
+        let file = ModelFile::open(directory.join("model.safetensors"), &options).unwrap();
         if Arch::detect(&file).is_err() {
             continue;
         }
-        if let Err(error) = convert(&file, &path, &wishes, &Options::default(), |_| {}) {
+        if let Err(error) = convert(&file, &path, &params, &Options::default(), |_| {}) {
             problems.push(format!("{name}: {error}"));
             continue;
         }
-        let tokens = input(&folder);
-        let theirs = run(&folder, &tokens);
-        if let (Some(theirs), false) = (theirs, MEAN_OTHERWISE.contains(&name.as_str())) {
+        let tokens = input(&directory);
+        let theirs = run(&directory, &tokens);
+        if let (Some(theirs), false) = (theirs, NOT_REPRESENTABLE.contains(&name.as_str())) {
             let ours = run(&path, &tokens).unwrap();
             let distance = distance(&theirs.0, &ours.0);
             if distance.is_nan() || distance > 1e-4 {
@@ -123,82 +126,84 @@ fn golden_directories_become_golden_files() {
             }
             let problem = other_inputs(&theirs.1, &ours.1);
             problems.extend(problem.map(|problem| format!("{name}: {problem}")));
-            // What was seen can be made use of, whatever the matrices are.
+            // The importance matrix can be used for quantization, whatever the matrices are.
             let importance = Importance {
                 entries: theirs.1,
                 ..Importance::default()
             };
-            let mix = Mix::named("Q4_0").unwrap();
+            let recipe = QuantRecipe::named("Q4_0").unwrap();
             let workers = Workers::default();
-            if let Err(error) = quantized(&file, mix, Some(&importance), &workers, |_| {}) {
+            if let Err(error) = quantized(&file, recipe, Some(&importance), &workers, |_| {}) {
                 problems.push(format!("{name}: {error}"));
             }
         }
         checked += 1;
-        if let Ok(expected) = ModelFile::open(folder.join("model.gguf"), &options) {
+        if let Ok(expected) = ModelFile::open(directory.join("model.gguf"), &options) {
             let made = ModelFile::open(&path, &options).unwrap();
             let problem = differences(&name, &expected, &made);
             problems.extend(problem.map(|problem| format!("{name}: {problem}")));
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
-    assert!(checked >= 100 || folders().is_empty(), "{checked} models");
+    assert!(
+        checked >= 100 || directories().is_empty(),
+        "{checked} models"
+    );
 }
 
-/// The first matrix whose importance differs, where one was collected from a directory and the other from the
-/// file that was made of it.
+/// The first matrix whose importance differs between a directory and the GGUF file converted from it.
 fn other_inputs(theirs: &Entries, ours: &Entries) -> Option<String> {
     for (name, entry) in ours {
         let Some(other) = theirs.get(name) else {
-            return Some(format!("of {name} nothing is known"));
+            return Some(format!("{name} has no entry"));
         };
-        // Parts of a matrix may be shown one by one. Factors of all inputs, which files may have in their
-        // weights, make nothing more important either.
-        let is_seen = |entry: &Entry| entry.counts.iter().map(|n| *n > 0.0).collect::<Vec<_>>();
-        if is_seen(other) != is_seen(entry) {
-            return Some(format!("{name} has other inputs"));
+        // Counts may differ, since parts of a matrix may be observed one by one. Sums are compared relative
+        // to their maximum, since factors of all inputs may be folded into the weights.
+        let has_inputs = |entry: &Entry| entry.counts.iter().map(|n| *n > 0.0).collect::<Vec<_>>();
+        if has_inputs(other) != has_inputs(entry) {
+            return Some(format!("{name} has different inputs"));
         }
-        let shares = |entry: &Entry| -> Vec<f32> {
+        let relative = |entry: &Entry| -> Vec<f32> {
             let most = entry
                 .sums
                 .iter()
                 .fold(f32::MIN_POSITIVE, |most, x| most.max(*x));
             entry.sums.iter().map(|sum| sum / most).collect()
         };
-        let (theirs, ours) = (shares(other), shares(entry));
+        let (theirs, ours) = (relative(other), relative(entry));
         let far = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-3;
         if theirs.len() != ours.len() || theirs.iter().zip(&ours).any(far) {
-            return Some(format!("{name} has other importance"));
+            return Some(format!("{name} has different importance"));
         }
     }
     None
 }
 
-/// The golden models.
-pub(crate) fn folders() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = Vec::new();
+/// Directories of the golden models.
+pub(crate) fn directories() -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = Vec::new();
     let Some(shared) = shared() else {
-        return folders;
+        return paths;
     };
     for set in ["golden", "golden-extra"] {
         let Ok(entries) = std::fs::read_dir(shared.join(set)) else {
             continue;
         };
-        folders.extend(entries.map(|entry| entry.unwrap().path()));
+        paths.extend(entries.map(|entry| entry.unwrap().path()));
     }
-    folders.sort();
-    folders
+    paths.sort();
+    paths
 }
 
-/// The first input that a golden model was given.
-pub(crate) fn input(folder: &Path) -> Vec<u32> {
-    let file = ModelFile::open(folder.join("ref.safetensors"), &OpenOptions::default()).unwrap();
+/// The first reference input of a golden model.
+pub(crate) fn input(directory: &Path) -> Vec<u32> {
+    let file = ModelFile::open(directory.join("ref.safetensors"), &OpenOptions::default()).unwrap();
     let data = file.data(file.tensor("tokens_0").unwrap()).unwrap();
-    let words = data.as_chunks::<4>().0.iter();
-    words.map(|word| u32::from_le_bytes(*word)).collect()
+    let ids = data.as_chunks::<4>().0.iter();
+    ids.map(|id| u32::from_le_bytes(*id)).collect()
 }
 
-/// The first thing that differs.
+/// The first difference between an expected file and a converted one.
 fn differences(name: &str, expected: &ModelFile, made: &ModelFile) -> Option<String> {
     let differs = |what: &str| DIFFERENT.contains(&(name, what));
     for tensor in expected.tensors() {
@@ -216,7 +221,7 @@ fn differences(name: &str, expected: &ModelFile, made: &ModelFile) -> Option<Str
         let (a, b) = (floats(expected, &tensor.name), floats(made, &tensor.name));
         let far = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-6 + 1e-5 * a.abs();
         if a.iter().zip(&b).any(far) {
-            return Some(format!("{}: other elements", tensor.name));
+            return Some(format!("{}: different elements", tensor.name));
         }
     }
     if let Some(extra) = made
@@ -249,7 +254,7 @@ fn same(a: Value<'_>, b: Value<'_>) -> bool {
             (Some(a), Some(b)) => {
                 a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| same(a, b))
             }
-            // A number for all layers, or the same for each.
+            // One number for all layers equals an array of that number.
             (Some(list), None) | (None, Some(list)) => {
                 let one = if a.as_array().is_some() { b } else { a };
                 !list.is_empty() && list.iter().all(|value| same(value, one))

@@ -1,33 +1,30 @@
-//! Files in, files out: what the quantiser makes, that it is what llama.cpp makes where that is
-//! promised, and what becomes of bad input.
+//! Tests of conversion, quantization and evaluation on files, against llama.cpp's results where they are
+//! equal.
 
 mod adapters;
-mod back;
 mod bad_input;
-mod calibrating;
 mod converting;
+mod gguf_to_hf;
 mod golden;
 mod measure;
-mod mixes;
+mod recipes;
 mod run;
-#[cfg(unix)]
-mod stopped;
 
 use std::path::{Path, PathBuf};
 
 use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_core::mix::Mix;
+use oxidize_core::recipe::QuantRecipe;
 use oxidize_core::synth::{Shape, Synthesis};
 use oxidize_quantize::importance::Importance;
-use oxidize_quantize::plan::{Plan, Wishes, traits_of};
-use oxidize_quantize::quantize::{Options, quantize, recipe, tensors_of};
+use oxidize_quantize::plan::{Plan, QuantizeParams, model_info};
+use oxidize_quantize::quantize::{Options, QuantJob, quantize, tensors_of};
 
-/// The checked-in model.
+/// The tiny model of the repository.
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf")
 }
 
-/// Opened as the program does it.
+/// Opens a file without mapping it, as `oxidize quantize` does.
 fn open(path: &Path) -> ModelFile {
     let options = OpenOptions {
         mmap: false,
@@ -36,46 +33,46 @@ fn open(path: &Path) -> ModelFile {
     ModelFile::open(path, &options).unwrap()
 }
 
-/// A made-up model whose rows fill every block.
-fn synthetic(path: &Path, mix: &str, layers: usize) {
+/// Writes a model with random weights whose rows are multiples of every block size.
+fn synthetic(path: &Path, recipe: &str, layers: usize) {
     let shape = Shape {
         n_layers: layers,
         n_vocab: 512,
         ..Shape::named("tiny").unwrap()
     };
-    let mix = Mix::named(mix).unwrap();
+    let recipe = QuantRecipe::named(recipe).unwrap();
     let synthesis = Synthesis {
         shape,
-        mix,
+        recipe,
         seed: 1,
     };
     synthesis.save(path, |_, _| {}).unwrap();
 }
 
-/// Quantises `input` to `output`.
+/// Quantizes `input` to `output`.
 fn quantized(
     input: &Path,
     output: &Path,
-    wishes: &Wishes,
+    params: &QuantizeParams,
     options: &Options<'_>,
 ) -> oxidize_quantize::Result<Vec<PathBuf>> {
     let file = open(input);
     let tensors = tensors_of(&file);
     let plan = Plan::new(
         &tensors,
-        wishes,
-        &traits_of(&file, options.importance.is_some()),
+        params,
+        &model_info(&file, options.importance.is_some()),
     );
-    let mix = (wishes.mix.name, wishes.mix.file_type);
-    let recipe = recipe(&file, tensors, plan, mix, options.importance);
-    quantize(&file, recipe, output, options, |_| {}).map(|(_, files)| files)
+    let recipe = (params.recipe.name, params.recipe.file_type);
+    let job = QuantJob::of_gguf(&file, tensors, plan, recipe, options.importance);
+    quantize(&file, job, output, options, |_| {}).map(|(_, files)| files)
 }
 
-fn wishes(mix: &str) -> Wishes {
-    Wishes::new(Mix::named(mix).unwrap())
+fn params(recipe: &str) -> QuantizeParams {
+    QuantizeParams::new(QuantRecipe::named(recipe).unwrap())
 }
 
-/// An importance matrix with the same numbers for every matrix of a model.
+/// An importance matrix with the same sums for every matrix of a model.
 fn importance(path: &Path, of_column: impl Fn(usize) -> f32) -> Importance {
     let mut importance = Importance::default();
     for tensor in tensors_of(&open(path)) {
@@ -93,7 +90,7 @@ fn importance(path: &Path, of_column: impl Fn(usize) -> f32) -> Importance {
     importance
 }
 
-/// FNV-1a over the bytes of all tensors, in order of their names.
+/// FNV-1a hash of all tensors, in order of their names.
 fn fingerprint(path: &Path) -> u64 {
     let file = open(path);
     let mut tensors: Vec<_> = file.tensors().iter().collect();

@@ -1,4 +1,4 @@
-//! What is measured: importance from a text, comparisons, reports, and what a target size buys.
+//! Importance matrices, comparisons, reports and target sizes.
 
 use std::sync::Mutex;
 
@@ -8,17 +8,19 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use oxidize_quantize::compare::{self, compare};
-use oxidize_quantize::encode::Workers;
 use oxidize_quantize::imatrix::{self, collect};
 use oxidize_quantize::output::Parts;
-use oxidize_quantize::plan::{Plan, Wishes, traits_of};
-use oxidize_quantize::quantize::{Options, Progress, ReportOptions, quantize, recipe, tensors_of};
+use oxidize_quantize::plan::{Plan, QuantizeParams, model_info};
+use oxidize_quantize::quantize::{
+    Options, Progress, QuantJob, ReportOptions, quantize, tensors_of,
+};
 use oxidize_quantize::report::Report;
 use oxidize_quantize::split::rewrite;
 use oxidize_quantize::target::plan_for_size;
 use oxidize_quantize::text::Text;
+use oxidize_quantize::workers::Workers;
 
-use super::{fingerprint, importance, open, quantized, synthetic, tiny, wishes};
+use super::{fingerprint, importance, open, params, quantized, synthetic, tiny};
 
 fn text() -> Text {
     Text {
@@ -27,22 +29,22 @@ fn text() -> Text {
     }
 }
 
-/// The best plan for so many bits a weight.
+/// The plan for an average of `bits` per weight.
 fn fitted(
     file: &ModelFile,
     bits: f64,
-    wishes: &Wishes,
+    params: &QuantizeParams,
     progress: impl Fn(Progress<'_>) + Sync,
 ) -> oxidize_quantize::Result<Plan> {
-    let (tensors, traits) = (tensors_of(file), traits_of(file, false));
+    let (tensors, info) = (tensors_of(file), model_info(file, false));
     let elements: u64 = tensors.iter().map(|tensor| tensor.elements()).sum();
     let bytes = (bits * elements as f64 / 8.0) as u64;
-    let wanted = (wishes, &traits);
+    let wanted = (params, &info);
     plan_for_size(&tensors, bytes, None, wanted, &Workers::default(), progress)
 }
 
 fn load(path: &std::path::Path) -> Model {
-    Model::load(path, &OpenOptions::default()).unwrap()
+    Model::load_with(path, &OpenOptions::default()).unwrap()
 }
 
 fn options(n_ctx: usize) -> compare::Options {
@@ -54,7 +56,7 @@ fn options(n_ctx: usize) -> compare::Options {
 }
 
 #[test]
-fn a_model_does_not_differ_from_itself() {
+fn comparison_with_itself_is_zero() {
     let model = load(&tiny());
     let same = compare(&model, &model, &text(), &options(64), |_, _, _| Ok(())).unwrap();
     assert_eq!((same.mean_kl, same.top1_agreement), (0.0, 1.0));
@@ -62,9 +64,9 @@ fn a_model_does_not_differ_from_itself() {
     assert_eq!(same.tokens, 3 * 31);
 }
 
-/// What leaves nothing to measure is no perfect result, and the text is named, not the model.
+/// Requests that score no token are errors that name the flag or the text.
 #[test]
-fn measuring_nothing_is_refused() {
+fn requests_without_scored_tokens_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let model = load(&tiny());
@@ -77,11 +79,11 @@ fn measuring_nothing_is_refused() {
         ..options(64)
     };
     for (text, compare_options, expected) in [
-        (&text(), none, "--chunks 0: the least is 1"),
-        (&text(), options(1), "-c 1: the least is 3"),
-        (&text(), options(2), "-c 2: the least is 3"),
-        (&short, options(64), "text.txt: the text is"),
-        (&short, options(0), "text.txt: the text is"),
+        (&text(), none, "--chunks 0: at least 1 is required"),
+        (&text(), options(1), "-c 1: at least 3 is required"),
+        (&text(), options(2), "-c 2: at least 3 is required"),
+        (&short, options(64), "text.txt: the text has"),
+        (&short, options(0), "text.txt: the text has"),
     ] {
         let error = compare(&model, &model, text, &compare_options, |_, _, _| Ok(()));
         let error = error.unwrap_err().to_string();
@@ -95,7 +97,7 @@ fn measuring_nothing_is_refused() {
             report: Some(report),
             ..Options::default()
         };
-        let error = quantized(&tiny(), &path, &wishes("Q4_0"), &options).unwrap_err();
+        let error = quantized(&tiny(), &path, &params("Q4_0"), &options).unwrap_err();
         assert!(error.to_string().starts_with(expected), "{error}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
@@ -109,13 +111,13 @@ fn measuring_nothing_is_refused() {
 }
 
 #[test]
-fn fewer_bits_differ_more() {
+fn kl_divergence_grows_with_fewer_bits() {
     let dir = tempfile::tempdir().unwrap();
     let model = load(&tiny());
     let mut before = 0.0;
-    for mix in ["Q8_0", "INT8", "Q5_0", "Q4_0"] {
+    for recipe in ["Q8_0", "INT8", "Q5_0", "Q4_0"] {
         let path = dir.path().join("out.gguf");
-        quantized(&tiny(), &path, &wishes(mix), &Options::default()).unwrap();
+        quantized(&tiny(), &path, &params(recipe), &Options::default()).unwrap();
         let result = compare(
             &model,
             &load(&path),
@@ -126,7 +128,7 @@ fn fewer_bits_differ_more() {
         .unwrap();
         assert!(
             result.mean_kl > before,
-            "{mix}: {} after {before}",
+            "{recipe}: {} after {before}",
             result.mean_kl
         );
         assert!(result.max_kl >= result.kl_99 && result.kl_99 >= result.median_kl);
@@ -134,10 +136,9 @@ fn fewer_bits_differ_more() {
     }
 }
 
-/// The sums are those of the inputs that the matrices really get: for the first layer, the norm of
-/// the embeddings.
+/// The sums are those of the matrices' inputs: in the first layer, of the normalized embeddings.
 #[test]
-fn importance_is_the_mean_square_of_the_inputs() {
+fn importance_sums_squared_inputs() {
     let model = load(&tiny());
     let collect_options = imatrix::Options {
         n_ctx: 64,
@@ -151,14 +152,14 @@ fn importance_is_the_mean_square_of_the_inputs() {
     assert_eq!((all.chunks, all.chunk_size), (2, 64));
     let q = &all.entries["blk.0.attn_q.weight"];
     assert_eq!((q.sums.len(), q.counts.as_slice()), (64, &[128.0][..]));
-    // The same inputs, of which one of the matrices has the sketch.
+    // Matrices with the same inputs have equal sums, and one of them has the sketch.
     let k = &all.entries["blk.0.attn_k.weight"];
     assert_eq!((&q.sums, &q.counts), (&k.sums, &k.counts));
     assert!(q.sketch.is_some() && k.sketch.is_none());
     assert_eq!(all.entries["blk.1.ffn_down.weight"].sums.len(), 96);
     assert!(!all.entries.contains_key("token_embd.weight"));
 
-    // x / √mean(x²) · weight, by hand.
+    // Reference: x / √mean(x²) · weight.
     let file = open(&tiny());
     let floats = |name: &str| {
         let mut floats = Vec::new();
@@ -193,7 +194,7 @@ fn importance_is_the_mean_square_of_the_inputs() {
         );
     }
 
-    // In two parts it is the same.
+    // Two partial runs add up to the same sums.
     let first = imatrix::Options {
         chunks: Some(1),
         ..collect_options.clone()
@@ -213,21 +214,21 @@ fn importance_is_the_mean_square_of_the_inputs() {
     assert_eq!(parts.chunks, 2);
 }
 
-/// Importance moves the error to where it does not matter.
+/// Columns with higher importance have smaller errors.
 #[test]
-fn important_columns_lose_less() {
+fn important_columns_have_smaller_errors() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F32", 1);
     let importance = importance(&input, |column| if column % 4 == 0 { 1000.0 } else { 1.0 });
-    let error = |mix: &str, importance| {
+    let error = |recipe: &str, importance| {
         let options = Options {
             importance,
             ..Options::default()
         };
-        let asked = oxidize_quantize::plan::Wishes {
+        let asked = oxidize_quantize::plan::QuantizeParams {
             pure: true,
-            ..wishes(mix)
+            ..params(recipe)
         };
         quantized(&input, &output, &asked, &options).unwrap();
         let (from, to) = (open(&input), open(&output));
@@ -245,17 +246,17 @@ fn important_columns_lose_less() {
         let errors = from.iter().zip(&to).step_by(4);
         errors.map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>()
     };
-    for mix in [
+    for recipe in [
         "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M",
         "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
     ] {
-        let (plain, weighted) = (error(mix, None), error(mix, Some(&importance)));
-        assert!(weighted < plain, "{mix}: {weighted} and {plain}");
+        let (plain, weighted) = (error(recipe, None), error(recipe, Some(&importance)));
+        assert!(weighted < plain, "{recipe}: {weighted} and {plain}");
     }
 }
 
 #[test]
-fn a_report_is_kept_in_the_file() {
+fn report_is_stored_in_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let text = text();
@@ -267,11 +268,11 @@ fn a_report_is_kept_in_the_file() {
         }),
         ..Options::default()
     };
-    quantized(&tiny(), &path, &wishes("Q4_0"), &options).unwrap();
+    quantized(&tiny(), &path, &params("Q4_0"), &options).unwrap();
     let file = open(&path);
     let report = Report::of(&file).unwrap();
     assert_eq!(
-        (report.mix.as_str(), report.source.as_str()),
+        (report.recipe.as_str(), report.source.as_str()),
         ("Q4_0", "model.gguf")
     );
     assert_eq!(report.command, "oxidize quantize \"in\" out Q4_0");
@@ -286,28 +287,28 @@ fn a_report_is_kept_in_the_file() {
         assert!(tensor.error.is_none_or(|error| (0.0..0.2).contains(&error)));
     }
     assert!(report.comparison.as_ref().unwrap().mean_kl > 0.0);
-    // Written after the tensors, in the place that was kept for it: they are as without it.
+    // The report is written into reserved space and does not change the tensors.
     let plain = dir.path().join("plain.gguf");
-    quantized(&tiny(), &plain, &wishes("Q4_0"), &Options::default()).unwrap();
+    quantized(&tiny(), &plain, &params("Q4_0"), &Options::default()).unwrap();
     assert_eq!(fingerprint(&path), fingerprint(&plain));
     assert!(oxidize_quantize::html::page(&report).contains("Error by tensor"));
 }
 
 #[test]
-fn rows_of_one_scale_are_marked() {
+fn int8_files_have_the_key() {
     use oxidize_core::file::TensorType;
     use oxidize_core::gguf::INT8_KEY;
 
     let dir = tempfile::tempdir().unwrap();
     let [int8, copied, plain] = ["int8", "copied", "plain"].map(|name| dir.path().join(name));
-    quantized(&tiny(), &int8, &wishes("INT8"), &Options::default()).unwrap();
+    quantized(&tiny(), &int8, &params("INT8"), &Options::default()).unwrap();
     let types = |path: &std::path::Path, ty| {
         let file = open(path);
         file.tensors().iter().filter(|t| t.ty == ty).count()
     };
     let matrices = types(&int8, TensorType::INT8);
     assert!(matrices > 0 && types(&int8, TensorType::Q8_0) == 0);
-    // For other programs it is a Q8_0 like any other.
+    // Other programs read the tensors as Q8_0.
     let bytes = std::fs::read(&int8).unwrap();
     let length = bytes.len() as u64;
     let bytes = oxidize_core::io::SharedBytes::from(bytes);
@@ -315,7 +316,7 @@ fn rows_of_one_scale_are_marked() {
     let stored = header.unwrap().tensors;
     let q8_0 = stored.iter().filter(|t| t.ty == TensorType::Q8_0).count();
     assert_eq!(q8_0, matrices);
-    // The mark goes where the rows go, and nowhere else.
+    // The key is copied with INT8 tensors and dropped when they are requantized.
     rewrite(
         &open(&int8),
         &copied,
@@ -329,24 +330,24 @@ fn rows_of_one_scale_are_marked() {
         allow_requantize: true,
         ..Options::default()
     };
-    quantized(&int8, &plain, &wishes("Q8_0"), &requantize).unwrap();
+    quantized(&int8, &plain, &params("Q8_0"), &requantize).unwrap();
     assert_eq!(open(&plain).metadata().bool(INT8_KEY), None);
 }
 
-/// Trying types, writing and comparing all say how far they are, up to the end.
+/// Measuring types, writing and comparing report their progress up to the end.
 #[test]
-fn nothing_long_is_silent() {
+fn long_steps_report_progress() {
     let dir = tempfile::tempdir().unwrap();
     let (file, text) = (open(&tiny()), text());
     let tensors = tensors_of(&file);
-    let tried = Mutex::new(Vec::new());
-    let plan = fitted(&file, 6.0, &wishes("Q4_K_M"), |at| match at {
-        Progress::Trying { done, total } => tried.lock().unwrap().push((done, total)),
+    let measured = Mutex::new(Vec::new());
+    let plan = fitted(&file, 6.0, &params("Q4_K_M"), |at| match at {
+        Progress::Measuring { done, total } => measured.lock().unwrap().push((done, total)),
         other => panic!("{other:?}"),
     });
     let count = tensors.len() as u64;
     let expected: Vec<(u64, u64)> = (1..=count).map(|done| (done, count)).collect();
-    assert_eq!(tried.into_inner().unwrap(), expected);
+    assert_eq!(measured.into_inner().unwrap(), expected);
 
     let report = ReportOptions {
         command: String::new(),
@@ -357,20 +358,20 @@ fn nothing_long_is_silent() {
         report: Some(report),
         ..Options::default()
     };
-    let recipe = recipe(&file, tensors, plan.unwrap(), ("Q4_K_M", 15), None);
+    let job = QuantJob::of_gguf(&file, tensors, plan.unwrap(), ("Q4_K_M", 15), None);
     let (mut written, mut compared) = (Vec::new(), Vec::new());
     let path = dir.path().join("out.gguf");
-    quantize(&file, recipe, &path, &options, |at| match at {
+    quantize(&file, job, &path, &options, |at| match at {
         Progress::Writing { done, total, .. } => written.push((done, total)),
         Progress::Comparing {
-            divergence,
+            mean_kl,
             done,
             total,
         } => {
-            assert!(divergence > 0.0);
+            assert!(mean_kl > 0.0);
             compared.push((done, total));
         }
-        other @ Progress::Trying { .. } => panic!("{other:?}"),
+        other @ Progress::Measuring { .. } => panic!("{other:?}"),
     })
     .unwrap();
     assert_eq!(written.len() as u64, count);
@@ -378,9 +379,9 @@ fn nothing_long_is_silent() {
     assert_eq!(compared, [(1, 3), (2, 3), (3, 3)]);
 }
 
-/// What a report says is of the file it is in.
+/// A requantized file does not keep the report and imatrix keys of its source.
 #[test]
-fn a_report_is_not_inherited() {
+fn report_is_not_copied() {
     let dir = tempfile::tempdir().unwrap();
     let (first, second) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"));
     let known = importance(&tiny(), |_| 1.0);
@@ -393,13 +394,13 @@ fn a_report_is_not_inherited() {
         }),
         ..Options::default()
     };
-    quantized(&tiny(), &first, &wishes("Q8_0"), &reported).unwrap();
+    quantized(&tiny(), &first, &params("Q8_0"), &reported).unwrap();
     assert!(Report::of(&open(&first)).is_some());
     let again = Options {
         allow_requantize: true,
         ..Options::default()
     };
-    quantized(&first, &second, &wishes("Q4_0"), &again).unwrap();
+    quantized(&first, &second, &params("Q4_0"), &again).unwrap();
     let made = open(&second);
     assert!(Report::of(&made).is_none());
     let keys = made.metadata().iter().map(|(key, _)| key.to_owned());
@@ -407,9 +408,9 @@ fn a_report_is_not_inherited() {
     assert!(stale.is_empty(), "{stale:?}");
 }
 
-/// A report is measured over parts, too, and letters that JSON writes out do not break the file.
+/// Reports work with split output and with characters that JSON escapes.
 #[test]
-fn reports_fit_parts_and_odd_names() {
+fn reports_support_parts_and_escaped_names() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     let text = text();
@@ -423,7 +424,7 @@ fn reports_fit_parts_and_odd_names() {
         report: Some(report(Some(&text))),
         ..Options::default()
     };
-    let files = quantized(&tiny(), &output, &wishes("Q8_0"), &parts).unwrap();
+    let files = quantized(&tiny(), &output, &params("Q8_0"), &parts).unwrap();
     let made = Report::of(&open(&files[0])).unwrap();
     assert!(made.comparison.unwrap().mean_kl > 0.0);
 
@@ -447,33 +448,33 @@ fn reports_fit_parts_and_odd_names() {
         report: Some(report(None)),
         ..Options::default()
     };
-    quantized(&input, &output, &wishes("Q8_0"), &options).unwrap();
+    quantized(&input, &output, &params("Q8_0"), &options).unwrap();
     let made = open(&output);
     assert_eq!(Report::of(&made).unwrap().tensors.len(), 40);
 }
 
-/// Single tensors get what is asked for them, and what there is room for stays as it is.
+/// Overrides apply, and with enough room every tensor keeps its type.
 #[test]
-fn a_target_size_heeds_wishes() {
+fn target_size_respects_overrides() {
     let dir = tempfile::tempdir().unwrap();
     let input = dir.path().join("in.gguf");
     synthetic(&input, "F32", 4);
     let file = open(&input);
     let tensors = tensors_of(&file);
-    let mut wished = wishes("Q4_K_M");
-    wished.pattern("ffn_down=Q5_1").unwrap();
-    let types = fitted(&file, 5.0, &wished, |_| ()).unwrap().types;
+    let mut overridden = params("Q4_K_M");
+    overridden.pattern("ffn_down=Q5_1").unwrap();
+    let types = fitted(&file, 5.0, &overridden, |_| ()).unwrap().types;
     let downs = tensors.iter().zip(&types);
     let mut downs = downs.filter(|(tensor, _)| tensor.name.contains("ffn_down"));
     assert!(downs.all(|(_, ty)| ty.name() == "Q5_1"));
-    let types = fitted(&file, 32.0, &wishes("Q4_K_M"), |_| ())
+    let types = fitted(&file, 32.0, &params("Q4_K_M"), |_| ())
         .unwrap()
         .types;
     assert!(types.iter().all(|ty| ty.name() == "F32"), "{types:?}");
 }
 
 #[test]
-fn a_target_size_is_met_and_spent() {
+fn target_size_is_used_up() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F32", 4);
@@ -483,7 +484,7 @@ fn a_target_size_is_met_and_spent() {
     for bits in [3.5, 4.5, 6.0, 8.6] {
         let bytes = (bits * elements as f64 / 8.0) as u64;
         let tensors = tensors_of(&file);
-        let plan = fitted(&file, bits, &wishes("Q4_K_M"), |_| ()).unwrap();
+        let plan = fitted(&file, bits, &params("Q4_K_M"), |_| ()).unwrap();
         let size = plan.bytes(&tensors);
         assert!(
             size <= bytes && size as f64 > 0.97 * bytes as f64,
@@ -491,8 +492,8 @@ fn a_target_size_is_met_and_spent() {
         );
         assert!(size > before);
         before = size;
-        let recipe = recipe(&file, tensors, plan, ("Q4_K_M", 15), None);
-        quantize(&file, recipe, &output, &Options::default(), |_| {}).unwrap();
+        let job = QuantJob::of_gguf(&file, tensors, plan, ("Q4_K_M", 15), None);
+        quantize(&file, job, &output, &Options::default(), |_| {}).unwrap();
         let made: u64 = open(&output)
             .tensors()
             .iter()
@@ -503,7 +504,7 @@ fn a_target_size_is_met_and_spent() {
 }
 
 #[test]
-fn parts_come_together_again() {
+fn split_and_merge_round_trip() {
     let dir = tempfile::tempdir().unwrap();
     let (input, joined) = (dir.path().join("in.gguf"), dir.path().join("joined.gguf"));
     synthetic(&input, "Q4_K_M", 3);
@@ -519,7 +520,7 @@ fn parts_come_together_again() {
             std::fs::read(&joined).unwrap(),
             std::fs::read(&input).unwrap()
         );
-        // Quantising in parts keeps them.
+        // Quantizing keeps the division into parts.
         let options = Options {
             allow_requantize: true,
             parts: oxidize_quantize::quantize::parts_of(&split),
@@ -528,7 +529,7 @@ fn parts_come_together_again() {
         let smaller = quantized(
             &made[0],
             &dir.path().join("q.gguf"),
-            &wishes("Q2_K"),
+            &params("Q2_K"),
             &options,
         );
         assert_eq!(smaller.unwrap().len(), made.len());
@@ -538,20 +539,20 @@ fn parts_come_together_again() {
     }
 }
 
-/// A model that is quantised on the way in computes what the file would.
+/// Quantization at load gives the same logits as the quantized file.
 #[test]
-fn in_memory_is_as_in_a_file() {
+fn quantization_in_memory_matches_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
-    let mix = oxidize_core::mix::Mix::named("Q8_0").unwrap();
+    let recipe = oxidize_core::recipe::QuantRecipe::named("Q8_0").unwrap();
     let made = oxidize_quantize::in_memory::quantized(
         &open(&tiny()),
-        mix,
+        recipe,
         None,
         &Workers::default(),
         |_| (),
     );
-    quantized(&tiny(), &path, &wishes("Q8_0"), &Options::default()).unwrap();
+    quantized(&tiny(), &path, &params("Q8_0"), &Options::default()).unwrap();
     let logits = |model: &Model| {
         let config = SessionConfig::for_context(8);
         let mut session = model.session(&Cpu::default(), &config).unwrap();
@@ -572,4 +573,34 @@ fn in_memory_is_as_in_a_file() {
     };
     let (a, b) = (Model::from_file(made.unwrap()).unwrap(), load(&path));
     assert_eq!(logits(&a), logits(&b));
+}
+
+/// Releasing weights after use does not change the sums, and an excerpt is one chunk.
+#[test]
+fn released_weights_give_the_same_importance() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    synthetic(&model, "F16", 2);
+    let text = text();
+    let collected = |release_weights: bool, excerpt: bool| {
+        let options = OpenOptions {
+            huge_pages: false,
+            ..OpenOptions::default()
+        };
+        let model = Model::load_with(&model, &options).unwrap();
+        let options = imatrix::Options {
+            n_ctx: 40,
+            chunks: (!excerpt).then_some(3),
+            excerpt,
+            release_weights,
+            ..imatrix::Options::default()
+        };
+        collect(&model, &text, &options, |_, _, _| Ok(())).unwrap()
+    };
+    assert_eq!(collected(true, false), collected(false, false));
+    let excerpt = collected(true, true);
+    assert_eq!((excerpt.chunks, excerpt.chunk_size), (1, 40));
+    for (name, entry) in &excerpt.entries {
+        assert_eq!(entry.counts, [40.0], "{name}");
+    }
 }

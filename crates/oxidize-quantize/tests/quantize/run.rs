@@ -1,4 +1,4 @@
-//! Runs a small model on one input, so that two forms of it can be compared.
+//! Runs a small model on one input, to compare two forms of it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,24 +6,24 @@ use std::path::Path;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Batch, KvType, SeqSlice, SessionConfig};
 use oxidize_core::file::OpenOptions;
-use oxidize_core::graph::Gives;
+use oxidize_core::graph::OutputKind;
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use oxidize_quantize::imatrix::Collector;
 use oxidize_quantize::importance::Entry;
 
-/// Of each matrix, what it has seen.
+/// Input statistics of each matrix.
 pub(crate) type Entries = BTreeMap<String, Entry>;
 
-/// The logits at every position of an input, or the hidden states of a model that has none. `None`
-/// for a model that reads its prompt with another stack than it writes with.
+/// Logits at every position of an input, or the hidden states of an embedding model; `None` for an
+/// encoder-decoder model.
 pub(crate) fn outputs(path: &Path, tokens: &[u32]) -> Option<Vec<f32>> {
     run(path, tokens).map(|(outputs, _)| outputs)
 }
 
-/// The same, and what its matrices have seen.
+/// The outputs and the input statistics of the matrices.
 pub(crate) fn run(path: &Path, tokens: &[u32]) -> Option<(Vec<f32>, Entries)> {
-    let model = Model::load(path, &OpenOptions::default()).unwrap();
+    let model = Model::load_with(path, &OpenOptions::default()).unwrap();
     assert!(
         model.unused_tensors().is_empty(),
         "{}: unused {:?}",
@@ -46,8 +46,8 @@ pub(crate) fn run(path: &Path, tokens: &[u32]) -> Option<(Vec<f32>, Entries)> {
         ..SessionConfig::for_context(tokens.len())
     };
     let backend = Cpu::default();
-    let mut session = match model.plan().gives {
-        Gives::Logits => model.session(&backend, &config).unwrap(),
+    let mut session = match model.plan().output {
+        OutputKind::Logits => model.session(&backend, &config).unwrap(),
         _ => model.embedding_session(&backend, &config).unwrap(),
     };
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
@@ -69,7 +69,7 @@ pub(crate) fn run(path: &Path, tokens: &[u32]) -> Option<(Vec<f32>, Entries)> {
     Some((outputs, collector.entries()))
 }
 
-/// The largest difference, beside the largest number.
+/// Maximum absolute difference relative to the maximum absolute value.
 pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let largest = a.iter().fold(0f32, |most, x| most.max(x.abs()));

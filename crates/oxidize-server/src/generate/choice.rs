@@ -1,4 +1,4 @@
-//! [`Choice`]: one answer, read from the engine's tokens as text, reasoning and calls.
+//! [`Choice`]: one answer, parsed from the engine's tokens into reasoning, content and tool calls.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -7,122 +7,121 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use oxidize_core::chat::{AnswerDelta, CallPiece};
-use oxidize_core::engine::{Event, FinishReason, Finished, Token, TokenStream};
+use oxidize_core::chat::{AnswerDelta, CallDelta};
+use oxidize_core::engine::{Finished, Token, TokenStream};
 
-use super::{End, Part, Piece, Reading, StopReason, TokenInfo};
+use super::{Delta, End, ResponseParser, Update};
+use crate::answer::{FinishReason, TokenLogprob};
 use crate::error::{ApiError, ApiResult};
-use crate::models::Progress;
+use crate::models::{Loaded, Progress};
 
-/// One answer.
+/// One answer of a generation.
 pub(super) struct Choice {
-    telling: Telling,
+    state: StreamState,
     stream: TokenStream,
-    tokens: Vec<TokenInfo>,
-    pieces: VecDeque<Piece>,
+    logprobs: Vec<TokenLogprob>,
+    updates: VecDeque<Update>,
     n_calls: usize,
     ended: bool,
     pub(super) progress: Arc<Progress>,
 }
 
-/// How an answer is told.
-pub(super) struct Telling {
-    /// Its place among the answers.
+/// Settings of an answer that the parsing of its stream depends on.
+pub(super) struct StreamState {
+    /// The model that generates the answer.
+    pub(super) model: Arc<Loaded>,
+    /// Index of the answer.
     pub(super) index: usize,
-    /// How its text is understood.
-    pub(super) reading: Reading,
-    /// What may have ended it.
+    /// Parser of the answer's text.
+    pub(super) parser: ResponseParser,
+    /// Stop strings of the request.
     pub(super) stops: Vec<String>,
-    /// Whether tokens are passed on beside the text.
-    pub(super) wants_tokens: bool,
-    /// What the ids of calls begin with, where the model gives them none.
+    /// Reports tokens and log probabilities beside the text.
+    pub(super) logprobs: bool,
+    /// Prefix of the ids of tool calls for which the model generates none.
     pub(super) call_prefix: String,
 }
 
 impl Choice {
-    /// The answer that comes from `stream`.
-    pub(super) fn new(stream: TokenStream, progress: Arc<Progress>, telling: Telling) -> Choice {
+    /// The answer that `stream` generates.
+    pub(super) fn new(stream: TokenStream, progress: Arc<Progress>, state: StreamState) -> Choice {
         Choice {
-            telling,
+            state,
             stream,
-            tokens: Vec::new(),
-            pieces: VecDeque::new(),
+            logprobs: Vec::new(),
+            updates: VecDeque::new(),
             n_calls: 0,
             ended: false,
             progress,
         }
     }
 
-    /// Whether all of it has been told.
+    /// True if the answer has ended and every update was returned.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// The next piece.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ApiResult<Piece>> {
+    /// Polls for the next update.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ApiResult<Update>> {
         loop {
-            if let Some(piece) = self.pieces.pop_front() {
-                self.ended = matches!(piece, Piece::End(_));
-                return Poll::Ready(Ok(piece));
+            if let Some(update) = self.updates.pop_front() {
+                self.ended = matches!(update, Update::End(_));
+                return Poll::Ready(Ok(update));
             }
             match Pin::new(&mut self.stream).poll_next(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(Event::Token(token)))) => self.token(token),
-                Poll::Ready(Some(Ok(Event::Finished(finished)))) => self.finish(finished),
+                Poll::Ready(Some(Ok(token))) => self.token(token),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
-                Poll::Ready(None) => {
-                    return Poll::Ready(Err(ApiError::unavailable("the engine has stopped")));
-                }
+                Poll::Ready(None) => match self.stream.finished().cloned() {
+                    Some(finished) => self.finish(finished),
+                    None => {
+                        return Poll::Ready(Err(ApiError::unavailable("the engine has stopped")));
+                    }
+                },
             }
         }
     }
 
     fn token(&mut self, token: Token) {
         self.progress.generated.fetch_add(1, Ordering::Relaxed);
-        if self.telling.wants_tokens {
-            self.tokens.push(TokenInfo {
-                id: token.id,
-                logprob: token.logprob,
-                top: token.top,
-            });
+        if self.state.logprobs
+            && let Ok(tokenizer) = self.state.model.tokenizer()
+        {
+            self.logprobs.push(TokenLogprob::new(tokenizer, &token));
         }
-        self.read(&token.text);
+        self.parse(&token.text);
     }
 
-    fn read(&mut self, text: &str) {
+    fn parse(&mut self, text: &str) {
         if text.is_empty() {
             return;
         }
-        match &mut self.telling.reading {
-            Reading::Text => self.part(Part::Content(text.to_owned())),
-            Reading::Answer(parser) => {
+        match &mut self.state.parser {
+            ResponseParser::Text => self.push(Delta::Content(text.to_owned())),
+            ResponseParser::Answer(parser) => {
                 let deltas = parser.push(text);
-                self.deltas(deltas);
+                self.push_all(deltas);
             }
-            Reading::Calls(reader) => {
+            ResponseParser::Calls(reader) => {
                 for piece in reader.push(text) {
                     match piece {
-                        CallPiece::Start { id, name } => self.start_call(id, name),
-                        CallPiece::Arguments(text) => self.arguments(text),
+                        CallDelta::Start { id, name } => self.start_call(id, name),
+                        CallDelta::Arguments(text) => self.arguments(text),
                     }
                 }
             }
         }
     }
 
-    fn deltas(&mut self, deltas: Vec<AnswerDelta>) {
+    fn push_all(&mut self, deltas: Vec<AnswerDelta>) {
         for delta in deltas {
             match delta {
-                AnswerDelta::Reasoning(text) => self.part(Part::Reasoning(text)),
-                AnswerDelta::Content(text) => self.part(Part::Content(text)),
+                AnswerDelta::Reasoning(text) => self.push(Delta::Reasoning(text)),
+                AnswerDelta::Content(text) => self.push(Delta::Content(text)),
                 AnswerDelta::ToolCall(call) => {
-                    let text = match &call.function.arguments {
-                        serde_json::Value::String(text) => text.clone(),
-                        serde_json::Value::Null => "{}".to_owned(),
-                        arguments => arguments.to_string(),
-                    };
+                    let arguments = call.function.arguments_as_text();
                     self.start_call(call.id, call.function.name);
-                    self.arguments(text);
+                    self.arguments(arguments);
                 }
                 AnswerDelta::CallStart { id, name } => self.start_call(id, name),
                 AnswerDelta::CallArguments(text) => self.arguments(text),
@@ -133,45 +132,33 @@ impl Choice {
     fn start_call(&mut self, id: Option<String>, name: String) {
         let index = self.n_calls;
         self.n_calls += 1;
-        let id = id.unwrap_or_else(|| format!("{}_{index}", self.telling.call_prefix));
-        self.part(Part::CallStart { index, id, name });
+        let id = id.unwrap_or_else(|| format!("{}_{index}", self.state.call_prefix));
+        self.push(Delta::CallStart { index, id, name });
     }
 
     fn arguments(&mut self, text: String) {
         let index = self.n_calls.saturating_sub(1);
-        self.part(Part::CallArguments { index, text });
+        self.push(Delta::CallArguments { index, text });
     }
 
-    fn part(&mut self, part: Part) {
-        self.pieces.push_back(Piece::Part {
-            choice: self.telling.index,
-            part,
-            tokens: std::mem::take(&mut self.tokens),
+    fn push(&mut self, delta: Delta) {
+        self.updates.push_back(Update::Delta {
+            choice: self.state.index,
+            delta,
+            logprobs: std::mem::take(&mut self.logprobs),
         });
     }
 
     fn finish(&mut self, finished: Finished) {
-        self.read(&finished.text);
-        if let Reading::Answer(parser) = &mut self.telling.reading {
+        if let ResponseParser::Answer(parser) = &mut self.state.parser {
             let rest = parser.finish();
-            self.deltas(rest);
+            self.push_all(rest);
         }
-        let (mut reason, stop) = match finished.reason {
-            FinishReason::StopString(index) => (
-                StopReason::StopString,
-                self.telling.stops.get(index).cloned(),
-            ),
-            FinishReason::Length => (StopReason::Length, None),
-            _ => (StopReason::Stop, None),
-        };
-        if self.n_calls > 0 && reason == StopReason::Stop {
-            reason = StopReason::ToolCalls;
-        }
-        self.pieces.push_back(Piece::End(Box::new(End {
-            choice: self.telling.index,
+        let reason = FinishReason::new(finished.reason, &self.state.stops, self.n_calls > 0);
+        self.updates.push_back(Update::End(Box::new(End {
+            choice: self.state.index,
             reason,
-            stop,
-            tokens: std::mem::take(&mut self.tokens),
+            logprobs: std::mem::take(&mut self.logprobs),
             finished,
         })));
     }

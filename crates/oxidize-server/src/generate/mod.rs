@@ -1,8 +1,10 @@
-//! The one path from any API's request to tokens: a [`Job`] is submitted to a model's engine, and a [`Generation`]
-//! streams what comes back as [`Piece`]s, which each API puts into its own words.
+//! The one path from the request of any API to tokens: a [`GenerationRequest`] is submitted to a model's
+//! engine, and a [`Generation`] streams the answers as [`Update`]s, which each API serializes in its own
+//! format.
 
 mod choice;
-mod whole;
+mod completion;
+mod request;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -13,170 +15,94 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
-use oxidize_core::chat::{AnswerParser, CallReader};
 use oxidize_core::engine::{Finished, Request};
-use oxidize_core::grammar::Grammar;
-use oxidize_core::sampling::SamplingParams;
 
+use crate::answer::{FinishReason, TokenLogprob};
 use crate::auth::Client;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Ticket;
 use crate::models::{Loaded, Progress};
-use crate::sampling::{AdapterScale, SamplingFields};
 use crate::state::AppState;
-use choice::{Choice, Telling};
-pub use whole::{Call, Whole, collect, collect_one};
+use choice::{Choice, StreamState};
+pub use completion::{Call, Completion, collect, collect_one};
+pub use request::{Chat, GenerationRequest, Input, Prepared, ResponseParser};
 
-/// Most answers that one request may ask for.
-pub const MAX_CHOICES: usize = 128;
-/// The strongest an adapter may count.
-const MAX_SCALE: f32 = 100.0;
-/// How long an error may take to become the status of a streamed response; later ones are events.
-const EARLY: Duration = Duration::from_secs(1);
+/// Maximum number of answers of a request.
+pub const MAX_ANSWERS: usize = 128;
+/// Time in which an error still becomes the HTTP status of a streamed response; a later one becomes an event.
+const FIRST_UPDATE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Message of a request that a panic ended. The panic hook has written the details to the log.
+pub(crate) const PANICKED: &str =
+    "internal error: the server panicked while it handled this request";
 
-/// What is to be generated.
-#[derive(Clone, Debug, Default)]
-pub struct Job {
-    /// The prompts, as tokens.
-    pub prompts: Vec<Vec<u32>>,
-    /// Answers for each.
-    pub n: usize,
-    /// How tokens are chosen.
-    pub sampling: SamplingParams,
-    /// The form of the answers.
-    pub grammar: Option<Grammar>,
-    /// Most tokens of an answer.
-    pub max_tokens: Option<usize>,
-    /// Goes on past the end of text.
-    pub ignore_eos: bool,
-    /// What the client asked for.
-    pub priority: Option<i32>,
-    /// How strongly adapters count, where the request says.
-    pub adapters: Vec<AdapterScale>,
-    /// How answers are read.
-    pub reading: Reading,
-}
-
-impl Job {
-    /// A job of one answer with what a request says about its tokens, and no prompt yet.
-    pub fn new(model: &Loaded, fields: &SamplingFields) -> ApiResult<Job> {
-        Ok(Job {
-            n: 1,
-            sampling: fields.params(&model.defaults, model.tokenizer()?)?,
-            ignore_eos: fields.ignore_eos.unwrap_or(false),
-            priority: fields.priority,
-            adapters: fields.lora.clone().unwrap_or_default(),
-            ..Job::default()
-        })
-    }
-}
-
-/// How the text of an answer is understood.
-#[derive(Clone, Debug, Default)]
-pub enum Reading {
-    /// As text.
-    #[default]
-    Text,
-    /// As reasoning, content and tool calls.
-    Answer(Box<AnswerParser>),
-    /// As tool calls and nothing else.
-    Calls(CallReader),
-}
-
-/// Something that happened to one of the answers.
+/// A step of one of the answers.
 #[derive(Clone, Debug)]
-pub enum Piece {
+pub enum Update {
     /// More of an answer.
-    Part {
-        /// Which answer.
+    Delta {
+        /// Index of the answer.
         choice: usize,
-        /// What came.
-        part: Part,
-        /// The tokens that it came with, if log probabilities or ids were asked for.
-        tokens: Vec<TokenInfo>,
+        /// The new part.
+        delta: Delta,
+        /// Tokens of the part with their log probabilities, if requested.
+        logprobs: Vec<TokenLogprob>,
     },
-    /// An answer is complete.
+    /// The end of an answer.
     End(Box<End>),
 }
 
-/// A part of an answer.
+/// A streamed part of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
-    /// Thoughts before the answer.
+pub enum Delta {
+    /// Reasoning before the answer.
     Reasoning(String),
     /// The answer itself.
     Content(String),
-    /// A tool call begins.
+    /// The start of a tool call.
     CallStart {
-        /// Its place among the answer's calls.
+        /// Index among the calls of the answer.
         index: usize,
-        /// Names the call.
+        /// Identifier of the call.
         id: String,
-        /// What is called.
+        /// Name of the function.
         name: String,
     },
-    /// More of a call's arguments.
+    /// More of the arguments of a tool call.
     CallArguments {
-        /// The call's place.
+        /// Index among the calls of the answer.
         index: usize,
         /// JSON text.
         text: String,
     },
 }
 
-/// A token and how likely it was.
-#[derive(Clone, Debug)]
-pub struct TokenInfo {
-    /// Its id.
-    pub id: u32,
-    /// Its log probability, if asked for.
-    pub logprob: Option<f32>,
-    /// The most likely tokens.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// How an answer ended.
+/// The end of an answer.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// Which answer.
+    /// Index of the answer.
     pub choice: usize,
-    /// Why, for clients.
-    pub reason: StopReason,
-    /// The stop string that came up.
-    pub stop: Option<String>,
-    /// Tokens that no part came with.
-    pub tokens: Vec<TokenInfo>,
-    /// Counts and times.
+    /// Reason for the end.
+    pub reason: FinishReason,
+    /// Tokens that came with no delta.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Token counts and timings.
     pub finished: Finished,
 }
 
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopReason {
-    /// The model was done.
-    Stop,
-    /// A stop string came up.
-    StopString,
-    /// No more tokens were allowed.
-    Length,
-    /// The model called tools.
-    ToolCalls,
-}
-
-/// Answers in the making. Dropping it cancels them.
+/// The running answers of a request. Dropping it cancels them.
 pub struct Generation {
     choices: Vec<Choice>,
-    /// Who is asked first, so that no answer waits behind another.
+    /// The choice polled first, in turn, so that no answer starves another.
     next: usize,
-    /// The first piece, if it has been waited for.
-    first: Option<ApiResult<Piece>>,
+    /// The first update, if [`Generation::peek_first`] received it.
+    first: Option<ApiResult<Update>>,
     deadline: Pin<Box<tokio::time::Sleep>>,
     timeout: u64,
     over: bool,
     meter: Meter,
 }
 
-/// Keeps count of a generation, however it ends.
+/// Accounts for a generation when it is dropped, however it ends.
 struct Meter {
     state: AppState,
     client: Client,
@@ -188,90 +114,85 @@ struct Meter {
 }
 
 impl Generation {
-    /// Submits a job for `count` answers to the model of this name. `prepare` makes the job on a thread that may
-    /// take its time; a fault in it ends this request alone.
+    /// Loads the model, waits for admission and submits a request. Prompts are rendered and encoded on a
+    /// blocking thread; a panic there ends this request alone.
     pub async fn begin(
         state: &AppState,
         client: &Client,
-        name: Option<&str>,
-        count: usize,
-        prepare: impl FnOnce(&Loaded) -> ApiResult<Job> + Send + 'static,
+        request: GenerationRequest,
     ) -> ApiResult<Generation> {
-        if count == 0 || count > MAX_CHOICES {
-            let message = format!(
-                "{count} answers were asked for; at least 1 and at most {MAX_CHOICES} can be"
-            );
+        let n_answers = request.n_answers();
+        if n_answers == 0 || n_answers > MAX_ANSWERS {
+            let message =
+                format!("{n_answers} answers were requested; 1 to {MAX_ANSWERS} are supported");
             return Err(ApiError::bad_request(message));
         }
         if state.is_draining() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
         client.enter()?;
-        let model = state.models().get(name).await?;
-        let ticket = model.admission.enter(count)?;
-        let (owner, from) = (state.clone(), client.clone());
-        let work = move || Generation::submit(owner, from, model, ticket, prepare);
-        blocking(work).await?
-    }
-
-    fn submit(
-        state: AppState,
-        client: Client,
-        model: Arc<Loaded>,
-        ticket: Ticket,
-        prepare: impl FnOnce(&Loaded) -> ApiResult<Job>,
-    ) -> ApiResult<Generation> {
-        let job = prepare(&model)?;
-        let engine = model.engine()?;
-        let mut meter = Meter {
-            state,
-            client,
-            model: model.clone(),
+        let model = state.models().get(request.model.as_deref()).await?;
+        let ticket = model.admission.enter(n_answers)?;
+        let meter = Meter {
+            state: state.clone(),
+            client: client.clone(),
+            model,
             progress: Vec::new(),
             n_finished: 0,
             failed: false,
             _ticket: ticket,
         };
+        blocking(move || Generation::submit(meter, request)).await?
+    }
+
+    fn submit(mut meter: Meter, request: GenerationRequest) -> ApiResult<Generation> {
+        let model = meter.model.clone();
+        let n = request.n;
+        let Prepared {
+            prompts,
+            request,
+            parser,
+        } = request.prepare(&model, &meter.client)?;
+        let engine = model.engine()?;
         let mut choices = Vec::new();
-        let adapters = adapter_scales(model.adapter_scales(), &job.adapters)?;
-        for tokens in &job.prompts {
+        for tokens in prompts {
             check_length(tokens.len(), engine.n_ctx())?;
             if meter.state.args().log.prompts {
-                let prompt = model.tokenizer()?.decode(tokens);
+                let prompt = model.tokenizer()?.decode(&tokens);
                 tracing::info!(client = meter.client.name(), prompt, "prompt");
             }
-            for _ in 0..job.n {
+            let n_tokens = tokens.len();
+            let request = Request {
+                prompt: tokens.into(),
+                ..request.clone()
+            };
+            for _ in 0..n {
                 let index = choices.len();
-                let mut sampling = job.sampling.clone();
-                sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
-                let telling = Telling {
+                let mut request = request.clone();
+                let mut state = StreamState {
+                    model: model.clone(),
                     index,
-                    reading: job.reading.clone(),
-                    stops: sampling.stop.clone(),
-                    wants_tokens: sampling.n_probs.is_some(),
+                    parser: parser.clone(),
+                    stops: Vec::new(),
+                    logprobs: false,
                     call_prefix: meter.state.new_id("call_"),
                 };
-                let stream = engine.submit(Request {
-                    tokens: tokens.clone(),
-                    sampling,
-                    grammar: job.grammar.clone(),
-                    max_tokens: job.max_tokens,
-                    ignore_eos: job.ignore_eos,
-                    adapters: Some(adapters.clone()),
-                    max_draft: None,
-                    render_special: matches!(job.reading, Reading::Answer(_)),
-                    priority: meter.client.priority(job.priority),
-                    salt: meter.client.salt(),
-                })?;
+                if let Some(sampling) = &mut request.sampling {
+                    // Answers of one request differ, and are the same each time.
+                    sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
+                    state.stops = sampling.stop.clone();
+                    state.logprobs = sampling.n_probs.is_some();
+                }
+                let stream = engine.submit(request)?;
                 let progress = Arc::new(Progress {
                     id: meter.state.next_number(),
-                    prompt_tokens: tokens.len(),
+                    prompt_tokens: n_tokens,
                     generated: AtomicUsize::new(0),
                     since: Instant::now(),
                 });
                 model.running.insert(progress.clone());
                 meter.progress.push(progress.clone());
-                choices.push(Choice::new(stream, progress, telling));
+                choices.push(Choice::new(stream, progress, state));
             }
         }
         let timeout = meter.state.args().limits.timeout;
@@ -286,28 +207,28 @@ impl Generation {
         })
     }
 
-    /// Waits a moment for the first piece, so that what goes wrong at once is told by the status of the response
-    /// and not by an event in it.
-    pub async fn settle(mut self) -> ApiResult<Generation> {
-        if let Ok(Some(first)) = tokio::time::timeout(EARLY, self.next()).await {
+    /// Waits a moment for the first update, so that an immediate error becomes the status of the response
+    /// instead of an event in it.
+    pub async fn peek_first(mut self) -> ApiResult<Generation> {
+        if let Ok(Some(first)) = tokio::time::timeout(FIRST_UPDATE_TIMEOUT, self.next()).await {
             self.first = Some(Ok(first?));
         }
         Ok(self)
     }
 
-    /// The model that answers.
+    /// The model that generates the answers.
     pub fn model(&self) -> &Arc<Loaded> {
         &self.meter.model
     }
 
-    /// Tokens of the prompts.
+    /// Number of tokens of the first prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.choices
             .first()
             .map_or(0, |choice| choice.progress.prompt_tokens)
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<ApiResult<Piece>>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<ApiResult<Update>>> {
         if self.deadline.as_mut().poll(context).is_ready() {
             return Poll::Ready(Some(Err(ApiError::timed_out(self.timeout))));
         }
@@ -321,9 +242,9 @@ impl Generation {
             else {
                 continue;
             };
-            if let Poll::Ready(piece) = choice.poll(context) {
+            if let Poll::Ready(update) = choice.poll(context) {
                 self.next = (at + 1) % n;
-                return Poll::Ready(Some(piece));
+                return Poll::Ready(Some(update));
             }
         }
         if self.choices.iter().all(Choice::has_ended) {
@@ -334,23 +255,7 @@ impl Generation {
     }
 }
 
-/// How strongly each adapter counts: `scales`, but for those that were asked for.
-pub fn adapter_scales(mut scales: Vec<f32>, asked: &[AdapterScale]) -> ApiResult<Vec<f32>> {
-    for AdapterScale { id, scale } in asked {
-        let n = scales.len();
-        let known = usize::try_from(*id).ok().and_then(|id| scales.get_mut(id));
-        let Some(known) = known.filter(|_| scale.is_finite() && scale.abs() <= MAX_SCALE) else {
-            let message = format!(
-                "there are {n} adapters, whose scales are up to {MAX_SCALE}; asked for {id} at {scale}"
-            );
-            return Err(ApiError::bad_request(message));
-        };
-        *known = *scale;
-    }
-    Ok(scales)
-}
-
-/// Refuses a prompt that leaves no room for an answer, with both numbers.
+/// Refuses a prompt that leaves no room for an answer.
 fn check_length(n_tokens: usize, n_ctx: usize) -> ApiResult<()> {
     if n_tokens < n_ctx {
         return Ok(());
@@ -358,28 +263,27 @@ fn check_length(n_tokens: usize, n_ctx: usize) -> ApiResult<()> {
     Err(ApiError {
         code: Some("context_length_exceeded"),
         ..ApiError::bad_request(format!(
-            "the prompt has {n_tokens} tokens and needs room for an answer, the context holds {n_ctx}"
+            "the prompt has {n_tokens} tokens; with room for an answer, at most {} fit the context of {n_ctx}",
+            n_ctx.saturating_sub(1)
         ))
     })
 }
 
-/// Runs something that takes a while on a thread of its own; a panic there is an error here.
+/// Runs blocking work on a thread of its own; a panic there is an error here.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> ApiResult<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| {
-        // The panic hook has written what it was to the log.
-        ApiError::internal("a fault inside the server ended this request")
-    })
+    let result = tokio::task::spawn_blocking(work).await;
+    result.map_err(|_| ApiError::internal(PANICKED))
 }
 
 impl Stream for Generation {
-    type Item = ApiResult<Piece>;
+    type Item = ApiResult<Update>;
 
     fn poll_next(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<ApiResult<Piece>>> {
+    ) -> Poll<Option<ApiResult<Update>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first));
         }
@@ -387,17 +291,15 @@ impl Stream for Generation {
             return Poll::Ready(None);
         }
         let polled = catch_unwind(AssertUnwindSafe(|| self.poll(context)));
-        let polled = polled.unwrap_or_else(|_| {
-            let error = ApiError::internal("a fault inside the server ended this request");
-            Poll::Ready(Some(Err(error)))
-        });
+        let polled =
+            polled.unwrap_or_else(|_| Poll::Ready(Some(Err(ApiError::internal(PANICKED)))));
         match &polled {
-            Poll::Ready(Some(Ok(Piece::End(end)))) => {
+            Poll::Ready(Some(Ok(Update::End(end)))) => {
                 self.meter.n_finished += 1;
                 self.meter.state.metrics().finished(&end.finished);
             }
             Poll::Ready(Some(Err(error))) => {
-                tracing::warn!(model = self.meter.model.name, %error, "an answer ended early");
+                tracing::warn!(model = self.meter.model.name, %error, "generation failed");
                 self.over = true;
                 self.meter.failed = true;
                 self.choices.clear();
@@ -422,7 +324,7 @@ impl Drop for Meter {
             tracing::info!(
                 client = self.client.name(),
                 model = self.model.name,
-                "the client went away"
+                "client disconnected, request cancelled"
             );
         }
     }

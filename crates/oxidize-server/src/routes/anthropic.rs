@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use oxidize_core::chat::{FunctionCall, Message, ToolCall};
+use oxidize_core::chat::{Conversation, FunctionCall, Message, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -13,70 +13,71 @@ use utoipa::ToSchema;
 use super::token_count;
 use crate::auth::Client;
 use crate::body::Body;
-use crate::conversation::Conversation;
 use crate::error::{AnthropicErrors, ApiError, ApiResult};
-use crate::generate::{self, End, Generation, Part, Piece, StopReason, Whole, blocking};
+use crate::generate::{
+    self, Chat, Completion, Delta, End, Generation, GenerationRequest, Update, blocking,
+};
 use crate::models::Loaded;
 use crate::sampling::{OneOrMany, SamplingFields};
 use crate::state::AppState;
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 use crate::tools::{ToolChoice, Tools};
 
-/// A conversation to continue, in Anthropic's shape.
+/// Request of a message.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct MessagesRequest {
-    /// Which model.
+    /// Name of the model.
     pub model: Option<String>,
-    /// The turns, oldest first.
+    /// Messages of the conversation, oldest first. A last message of the assistant is continued.
     #[schema(min_items = 1)]
     pub messages: Vec<Turn>,
-    /// What the model is told before the conversation.
+    /// System prompt.
     pub system: Option<Blocks>,
-    /// Most tokens of the answer.
+    /// Maximum number of tokens to generate.
     #[schema(required = true, nullable = false, minimum = 1, maximum = 2147483647)]
     pub max_tokens: Option<u32>,
-    /// The answer ends before any of these.
+    /// Strings that end the answer; they are not part of it.
     pub stop_sequences: Option<Vec<String>>,
-    /// Whether the answer comes as server-sent events.
+    /// Stream the answer as server-sent events.
     pub stream: Option<bool>,
-    /// Temperature.
+    /// Sampling temperature; 0 takes the most likely token.
     #[schema(minimum = 0, maximum = 100)]
     pub temperature: Option<f32>,
-    /// Keep the most likely tokens that hold this share of the probability.
+    /// Top-p (nucleus) sampling: keep the most likely tokens with this total probability.
     #[schema(minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
-    /// Keep the k most likely tokens.
+    /// Top-k sampling: keep the k most likely tokens.
     pub top_k: Option<u32>,
-    /// What the model may call.
+    /// Tools that the model may call.
     pub tools: Option<Vec<ToolIn>>,
-    /// Whether it calls.
+    /// Controls whether the model calls tools, and which.
     pub tool_choice: Option<ChoiceIn>,
-    /// Whether a model that can think should.
+    /// Turns reasoning on or off, for models that support it.
     #[schema(value_type = Option<Object>)]
     pub thinking: Option<Value>,
 }
 
-/// A turn of a conversation.
+/// A message of a conversation.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct Turn {
     /// `user` or `assistant`.
     #[schema(pattern = "^(user|assistant)$")]
     pub role: String,
-    /// What is said.
+    /// Text or content blocks.
     pub content: Blocks,
 }
 
-/// Text, or blocks of it and other things.
+/// Text or content blocks.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Blocks {
     /// Text.
     Text(String),
-    /// Blocks.
+    /// Content blocks.
     List(Vec<Block>),
 }
 
-/// A block of a turn.
+/// A content block.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct Block {
     /// `text`, `thinking`, `tool_use`, `tool_result`.
@@ -85,79 +86,79 @@ pub struct Block {
     pub kind: String,
     /// The text of a text block.
     pub text: Option<String>,
-    /// The thoughts of a thinking block.
+    /// The reasoning of a thinking block.
     pub thinking: Option<String>,
-    /// Names a call.
+    /// Identifier of a call, for `tool_use`.
     pub id: Option<String>,
-    /// What is called.
+    /// Name of the tool, for `tool_use`.
     pub name: Option<String>,
-    /// The arguments of a call.
+    /// Arguments of the call, for `tool_use`.
     #[schema(value_type = Option<Object>)]
     pub input: Option<Value>,
-    /// The call that a result is of.
+    /// Identifier of the call that this is the result of, for `tool_result`.
     pub tool_use_id: Option<String>,
-    /// The result of a call.
+    /// Result of the call, for `tool_result`.
     #[schema(no_recursion)]
     pub content: Option<Box<Blocks>>,
 }
 
-/// A tool in Anthropic's shape.
+/// A tool that the model may call.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ToolIn {
-    /// Its name.
+    /// Name of the tool.
     pub name: String,
-    /// What it does.
+    /// Description of the tool.
     pub description: Option<String>,
-    /// The schema of its arguments.
+    /// JSON schema of the arguments.
     #[schema(value_type = Option<Object>)]
     pub input_schema: Option<Value>,
 }
 
-/// Whether tools are called.
+/// Control of tool calls: none, any, or a specific tool.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ChoiceIn {
     /// `auto`, `any`, `tool` or `none`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Which, with `tool`.
+    /// Name of the tool, with `tool`.
     pub name: Option<String>,
-    /// One call at most.
+    /// Allow at most one call in an answer.
     pub disable_parallel_tool_use: Option<bool>,
 }
 
-/// The answer to a conversation.
+/// A message of the assistant.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MessageOut {
-    /// Names it.
+    /// Identifier of the message.
     pub id: String,
-    /// `message`
+    /// Always `message`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// `assistant`
+    /// Always `assistant`.
     pub role: &'static str,
-    /// Who answered.
+    /// Name of the model.
     pub model: String,
-    /// Blocks of text, thoughts and calls.
+    /// Content blocks of type `text`, `thinking` and `tool_use`.
     #[schema(value_type = Vec<Object>)]
     pub content: Vec<Value>,
     /// `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
     pub stop_reason: Option<&'static str>,
-    /// The stop sequence that came up.
+    /// The stop sequence that ended the answer.
     pub stop_sequence: Option<String>,
-    /// How many tokens.
+    /// Token counts.
     pub usage: UsageOut,
 }
 
-/// Tokens as Anthropic counts them.
+/// Token counts.
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
 pub struct UsageOut {
-    /// Tokens of the prompt that were computed.
+    /// Prompt tokens computed.
     pub input_tokens: usize,
-    /// Tokens of the prompt that were found in the cache.
+    /// Prompt tokens found in the prefix cache.
     pub cache_read_input_tokens: usize,
-    /// Always 0: what is computed is kept, at no price.
+    /// Always 0: every computed token is cached.
     pub cache_creation_input_tokens: usize,
-    /// Tokens of the answer.
+    /// Tokens generated.
     pub output_tokens: usize,
 }
 
@@ -175,12 +176,12 @@ impl UsageOut {
     }
 }
 
-/// Continue a conversation
+/// Create a message
 #[utoipa::path(
     post, path = "/v1/messages", tag = "Anthropic",
     request_body = MessagesRequest,
     responses(
-        (status = 200, description = "The answer; with `stream`, server-sent events of its pieces", content(
+        (status = 200, description = "The message; with `stream`, server-sent events with its parts", content(
             (MessageOut = "application/json"), (StreamEvent = "text/event-stream"),
         )),
         AnthropicErrors,
@@ -193,14 +194,11 @@ pub async fn create(
 ) -> ApiResult<Response> {
     if request.max_tokens.is_none_or(|n| n == 0) {
         return Err(ApiError::bad_request(
-            "max_tokens is needed, and at least 1",
+            "max_tokens is required and must be at least 1",
         ));
     }
     let streamed = request.stream.unwrap_or(false);
-    let name = request.model.clone();
-    let conversation = request.conversation()?;
-    let prepare = move |model: &Loaded| conversation.job(model);
-    let generation = Generation::begin(&state, &client, name.as_deref(), 1, prepare).await?;
+    let generation = Generation::begin(&state, &client, request.into_generation()?).await?;
     let id = state.new_id("msg_");
     let model = generation.model().clone();
     if streamed {
@@ -217,10 +215,10 @@ pub async fn create(
     Ok(Json(message(id, &model, answer)).into_response())
 }
 
-/// How many tokens.
+/// Number of tokens of a prompt.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TokenCount {
-    /// Tokens of the prompt.
+    /// Tokens in the prompt.
     pub input_tokens: usize,
 }
 
@@ -229,27 +227,28 @@ pub struct TokenCount {
     post, path = "/v1/messages/count_tokens", tag = "Anthropic",
     request_body = MessagesRequest,
     responses(
-        (status = 200, description = "How many", body = TokenCount),
+        (status = 200, description = "The number of tokens", body = TokenCount),
         AnthropicErrors,
     ),
 )]
 pub async fn count_tokens(
     State(state): State<AppState>,
+    Extension(client): Extension<Client>,
     Body(request): Body<MessagesRequest>,
 ) -> ApiResult<Json<TokenCount>> {
     let model = state.models().get(request.model.as_deref()).await?;
-    let conversation = request.conversation()?;
-    // What would be refused there is refused here.
-    let job = blocking(move || conversation.job(&model)).await??;
+    let request = request.into_generation()?;
+    // Prepares the whole request, so that errors are the same as those of `/v1/messages`.
+    let prepared = blocking(move || request.prepare(&model, &client)).await??;
     Ok(Json(TokenCount {
-        input_tokens: job.prompts.iter().map(Vec::len).sum(),
+        input_tokens: prepared.prompts.iter().map(Vec::len).sum(),
     }))
 }
 
 impl MessagesRequest {
-    fn conversation(self) -> ApiResult<Conversation> {
+    fn into_generation(self) -> ApiResult<GenerationRequest> {
         if self.messages.is_empty() {
-            return Err(ApiError::bad_request("messages is empty"));
+            return Err(ApiError::bad_request("messages must not be empty"));
         }
         let mut messages = Vec::new();
         if let Some(system) = self.system {
@@ -257,7 +256,7 @@ impl MessagesRequest {
         }
         for turn in self.messages {
             if !matches!(turn.role.as_str(), "user" | "assistant" | "system") {
-                return Err(ApiError::bad_request("a role is user or assistant"));
+                return Err(ApiError::bad_request("role must be user or assistant"));
             }
             add_turn(turn, &mut messages)?;
         }
@@ -270,12 +269,12 @@ impl MessagesRequest {
                 ("tool", Some(name)) => ToolChoice::Named(name.clone()),
                 _ => {
                     return Err(ApiError::bad_request(
-                        "tool_choice must be auto, any, none, or tool with a name",
+                        "tool_choice must be of type auto, any, none, or tool with a name",
                     ));
                 }
             },
         };
-        let parallel = self
+        let disable_parallel = self
             .tool_choice
             .and_then(|choice| choice.disable_parallel_tool_use);
         let tools = self.tools.unwrap_or_default().into_iter().map(|tool| {
@@ -296,10 +295,18 @@ impl MessagesRequest {
         {
             template_args.insert("enable_thinking".into(), (thinking != "disabled").into());
         }
-        Ok(Conversation {
-            messages,
-            tools: Tools::new(tools.collect(), choice, !parallel.unwrap_or(false))?,
-            template_args,
+        let chat = Chat {
+            conversation: Conversation {
+                messages,
+                template_args,
+                ..Conversation::default()
+            },
+            tools: Tools::new(tools.collect(), choice, !disable_parallel.unwrap_or(false))?,
+            stream_calls: self.stream.unwrap_or(false),
+            ..Chat::default()
+        };
+        Ok(GenerationRequest {
+            model: self.model,
             sampling: SamplingFields {
                 temperature: self.temperature,
                 top_p: self.top_p,
@@ -308,14 +315,12 @@ impl MessagesRequest {
                 ..SamplingFields::default()
             },
             max_tokens: token_count("max_tokens", self.max_tokens)?,
-            stream_calls: self.stream.unwrap_or(false),
-            n: 1,
-            ..Conversation::default()
+            ..GenerationRequest::new(chat)
         })
     }
 }
 
-/// The text of blocks that may be nothing else.
+/// The text of blocks that must all be text.
 fn text_of(blocks: Blocks) -> ApiResult<String> {
     let list = match blocks {
         Blocks::Text(text) => return Ok(text),
@@ -330,12 +335,10 @@ fn text_of(blocks: Blocks) -> ApiResult<String> {
 
 fn unsupported(kind: &str) -> ApiError {
     let kind: String = kind.chars().take(32).collect();
-    ApiError::not_supported(format!(
-        "content of type {kind:?} is not supported by this model"
-    ))
+    ApiError::not_supported(format!("content of type {kind:?} is not supported"))
 }
 
-/// A turn as messages: results of calls are messages of their own, before the text that came with them.
+/// Adds a turn to `messages`. Tool results become messages of their own, before the text of the same turn.
 fn add_turn(turn: Turn, messages: &mut Vec<Message>) -> ApiResult<()> {
     let blocks = match turn.content {
         Blocks::Text(text) => {
@@ -345,12 +348,12 @@ fn add_turn(turn: Turn, messages: &mut Vec<Message>) -> ApiResult<()> {
         Blocks::List(blocks) => blocks,
     };
     let mut texts = Vec::new();
-    let mut thoughts = String::new();
+    let mut reasoning = String::new();
     let mut calls = Vec::new();
     for block in blocks {
         match block.kind.as_str() {
             "text" => texts.push(block.text.unwrap_or_default()),
-            "thinking" => thoughts.push_str(&block.thinking.unwrap_or_default()),
+            "thinking" => reasoning.push_str(&block.thinking.unwrap_or_default()),
             "redacted_thinking" => {}
             "tool_use" => calls.push(ToolCall {
                 id: block.id,
@@ -358,7 +361,7 @@ fn add_turn(turn: Turn, messages: &mut Vec<Message>) -> ApiResult<()> {
                 function: FunctionCall {
                     name: block
                         .name
-                        .ok_or_else(|| ApiError::bad_request("a tool_use has a name"))?,
+                        .ok_or_else(|| ApiError::bad_request("a tool_use block needs a name"))?,
                     arguments: block.input.unwrap_or_else(|| json!({})),
                 },
             }),
@@ -371,26 +374,17 @@ fn add_turn(turn: Turn, messages: &mut Vec<Message>) -> ApiResult<()> {
             other => return Err(unsupported(other)),
         }
     }
-    if texts.is_empty() && calls.is_empty() && thoughts.is_empty() {
+    if texts.is_empty() && calls.is_empty() && reasoning.is_empty() {
         return Ok(());
     }
     let mut message = Message::new(turn.role, texts.join("\n"));
     message.tool_calls = Some(calls).filter(|calls| !calls.is_empty());
-    message.reasoning_content = Some(thoughts).filter(|text| !text.is_empty());
+    message.reasoning_content = Some(reasoning).filter(|text| !text.is_empty());
     messages.push(message);
     Ok(())
 }
 
-fn stop_reason(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::Stop => "end_turn",
-        StopReason::StopString => "stop_sequence",
-        StopReason::Length => "max_tokens",
-        StopReason::ToolCalls => "tool_use",
-    }
-}
-
-fn message(id: String, model: &Loaded, answer: Whole) -> MessageOut {
+fn message(id: String, model: &Loaded, answer: Completion) -> MessageOut {
     let mut content = Vec::new();
     if !answer.reasoning.is_empty() {
         content.push(json!({ "type": "thinking", "thinking": answer.reasoning, "signature": "" }));
@@ -399,7 +393,7 @@ fn message(id: String, model: &Loaded, answer: Whole) -> MessageOut {
         content.push(json!({ "type": "text", "text": answer.content }));
     }
     for call in &answer.calls {
-        // Arguments that were cut short are no object any more; what there is of them is not lost.
+        // Truncated arguments are not valid JSON; they are returned as text.
         let input = serde_json::from_str(&call.arguments)
             .ok()
             .filter(Value::is_object)
@@ -413,13 +407,13 @@ fn message(id: String, model: &Loaded, answer: Whole) -> MessageOut {
         role: "assistant",
         model: model.name.clone(),
         content,
-        stop_reason: Some(stop_reason(answer.end.reason)),
-        stop_sequence: answer.end.stop.clone(),
+        stop_reason: Some(answer.end.reason.anthropic()),
+        stop_sequence: answer.end.reason.stop_string().map(str::to_owned),
         usage: UsageOut::of(&answer.end),
     }
 }
 
-/// What kind of block is being written.
+/// The content block that is still generated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Open {
     Thinking,
@@ -484,10 +478,10 @@ impl Writer for MessageWriter {
         self.send("message_start", json!({ "message": message }), out);
     }
 
-    fn piece(&mut self, piece: Piece, out: &mut Frames) {
-        match piece {
-            Piece::Part { part, .. } => match part {
-                Part::Reasoning(text) => {
+    fn update(&mut self, update: Update, out: &mut Frames) {
+        match update {
+            Update::Delta { delta, .. } => match delta {
+                Delta::Reasoning(text) => {
                     self.open(
                         Open::Thinking,
                         json!({"type": "thinking", "thinking": "", "signature": ""}),
@@ -495,28 +489,29 @@ impl Writer for MessageWriter {
                     );
                     self.delta(json!({ "type": "thinking_delta", "thinking": text }), out);
                 }
-                Part::Content(text) => {
+                Delta::Content(text) => {
                     self.open(Open::Text, json!({ "type": "text", "text": "" }), out);
                     self.delta(json!({ "type": "text_delta", "text": text }), out);
                 }
-                Part::CallStart { index, id, name } => {
+                Delta::CallStart { index, id, name } => {
                     let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
                     self.open(Open::Call(index), block, out);
                 }
-                Part::CallArguments { text, .. } => {
+                Delta::CallArguments { text, .. } => {
                     self.delta(
                         json!({ "type": "input_json_delta", "partial_json": text }),
                         out,
                     );
                 }
             },
-            Piece::End(end) => {
+            Update::End(end) => {
                 if self.n_blocks == 0 && self.open.is_none() {
                     self.open(Open::Text, json!({ "type": "text", "text": "" }), out);
                 }
                 self.close(out);
-                let delta =
-                    json!({ "stop_reason": stop_reason(end.reason), "stop_sequence": end.stop });
+                let delta = json!({
+                    "stop_reason": end.reason.anthropic(), "stop_sequence": end.reason.stop_string(),
+                });
                 self.send(
                     "message_delta",
                     json!({ "delta": delta, "usage": UsageOut::of(&end) }),
@@ -543,6 +538,7 @@ impl Writer for MessageWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generate::Input;
 
     #[test]
     fn turns_become_messages() {
@@ -564,7 +560,10 @@ mod tests {
             "tool_choice": {"type": "tool", "name": "weather"},
         }))
         .unwrap();
-        let conversation = request.conversation().unwrap();
+        let Input::Chat(chat) = request.into_generation().unwrap().input else {
+            panic!("not a chat")
+        };
+        let conversation = &chat.conversation;
         let roles: Vec<&str> = conversation
             .messages
             .iter()
@@ -576,18 +575,18 @@ mod tests {
             Some("hm")
         );
         assert_eq!(conversation.messages[3].text(), "rain");
-        assert!(conversation.tools.forced().is_some());
+        assert!(chat.tools.forced().is_some());
     }
 
     #[test]
-    fn pictures_and_strange_roles_are_refused() {
+    fn images_and_unknown_roles_are_refused() {
         for turn in [
             json!({"role": "user", "content": [{"type": "image", "source": {}}]}),
             json!({"role": "tool", "content": "x"}),
         ] {
             let request: MessagesRequest =
                 serde_json::from_value(json!({"messages": [turn]})).unwrap();
-            assert!(request.conversation().is_err());
+            assert!(request.into_generation().is_err());
         }
     }
 }

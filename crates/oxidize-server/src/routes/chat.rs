@@ -1,179 +1,196 @@
-//! `POST /v1/chat/completions`.
+//! OpenAI's `POST /v1/chat/completions`.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use oxidize_core::chat::Message;
+use oxidize_core::chat::{Conversation, Message};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
 use super::{bounded, token_count};
-use crate::answer::{ChatLogprobs, Timings, Usage, chat_logprobs, finish_reason};
+use crate::answer::{FinishReason, Timings, TokenLogprob, Usage};
 use crate::auth::Client;
 use crate::body::Body;
-use crate::conversation::Conversation;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
-use crate::generate::{self, Generation, Part, Piece, Whole};
+use crate::generate::{self, Chat, Completion, Delta, Generation, GenerationRequest, Update};
 use crate::models::Loaded;
 use crate::sampling::{ResponseFormat, SamplingFields, one_grammar};
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 use crate::tools::{ToolChoice, Tools};
 
-/// A conversation to continue.
+/// Request of a chat completion.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChatRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// The turns, oldest first.
+    /// Messages of the conversation, oldest first. A last message of the assistant is continued.
     #[schema(value_type = Vec<MessageSchema>, min_items = 1)]
     pub messages: Vec<Message>,
-    /// Whether the answer comes as server-sent events.
+    /// Stream the answer as server-sent events.
     pub stream: Option<bool>,
-    /// What a stream ends with.
+    /// Options of a streamed response.
     pub stream_options: Option<StreamOptions>,
-    /// Most tokens of the answer.
+    /// Maximum number of tokens to generate.
     #[schema(maximum = 2147483647)]
     pub max_tokens: Option<u32>,
-    /// The same, by its newer name.
+    /// Maximum number of tokens to generate; takes precedence over `max_tokens`.
     #[schema(maximum = 2147483647)]
     pub max_completion_tokens: Option<u32>,
-    /// How many answers.
+    /// Number of answers.
     #[schema(minimum = 1, maximum = 128)]
     pub n: Option<u32>,
-    /// Whether log probabilities come with the answer.
+    /// Return the log probability of each token.
     pub logprobs: Option<bool>,
-    /// How many of the most likely tokens come with each token.
+    /// Number of most likely tokens to return at each position; needs `logprobs`.
     #[schema(maximum = 20)]
     pub top_logprobs: Option<u32>,
-    /// The form of the answer.
+    /// Format of the answer.
     pub response_format: Option<ResponseFormat>,
-    /// A grammar in GBNF that the answer follows.
+    /// GBNF grammar that constrains the answer.
     pub grammar: Option<String>,
-    /// A JSON schema that the answer fits.
+    /// JSON schema that constrains the answer.
     #[schema(value_type = Option<Object>)]
     pub json_schema: Option<Value>,
-    /// What the model may call.
+    /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Vec<Value>>,
-    /// `auto`, `none`, `required`, or a function's name in OpenAI's shape.
+    /// `auto`, `none`, `required`, or an object that names a function.
     #[schema(value_type = Option<Object>)]
     pub tool_choice: Option<Value>,
-    /// Whether the model may call several at once.
+    /// Allow several tool calls in one answer.
     pub parallel_tool_calls: Option<bool>,
-    /// More variables for the chat template.
+    /// Variables for the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// How much a model that thinks should think.
+    /// Reasoning effort, passed to the chat template: `low`, `medium`, `high`.
     pub reasoning_effort: Option<String>,
-    /// `none` leaves thoughts in the content.
+    /// `none` leaves reasoning in the content instead of `reasoning_content`.
     pub reasoning_format: Option<String>,
     #[serde(flatten)]
-    #[allow(missing_docs, reason = "its fields have their own")]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
 }
 
-/// A turn of a conversation, for the OpenAPI document; other fields reach the chat template.
+/// A message of a conversation. Other fields are passed to the chat template.
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only its schema is used")]
 pub struct MessageSchema {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`.
+    /// Role of the author: `system`, `developer`, `user`, `assistant` or `tool`.
     role: String,
-    /// What is said: text, or parts of type `text`.
+    /// Text, or a list of parts of type `text`.
     #[schema(value_type = Option<String>)]
     content: Option<String>,
 }
 
-/// What a stream ends with.
+/// Options of a streamed response.
 #[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 pub struct StreamOptions {
-    /// Whether the last event says how many tokens there were.
+    /// Send a last event with the token counts.
     #[serde(default)]
     pub include_usage: Option<bool>,
 }
 
-/// The answer to a conversation.
+/// A chat completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ChatCompletion {
-    /// Names it.
+    /// Identifier of the completion.
     pub id: String,
-    /// `chat.completion`
+    /// Always `chat.completion`.
     pub object: &'static str,
-    /// When, in seconds since 1970.
+    /// Unix time of creation, in seconds.
     pub created: u64,
-    /// Who answered.
+    /// Name of the model.
     pub model: String,
-    /// The server and its version.
+    /// Name and version of the server.
     pub system_fingerprint: &'static str,
-    /// The answers.
+    /// Answers.
     pub choices: Vec<ChatChoice>,
-    /// How many tokens.
+    /// Token counts.
     pub usage: Usage,
-    /// How long the first answer took.
+    /// Timings of the first answer.
     pub timings: Option<Timings>,
 }
 
-/// One answer.
+/// An answer.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ChatChoice {
-    /// Its place.
+    /// Index of the answer.
     pub index: usize,
-    /// What was said.
+    /// Message of the assistant.
     pub message: AnswerMessage,
-    /// Log probabilities, if asked for.
+    /// Log probabilities, if requested.
     pub logprobs: Option<ChatLogprobs>,
     /// `stop`, `length` or `tool_calls`.
     pub finish_reason: &'static str,
 }
 
-/// What the model said.
+/// Message of the assistant.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AnswerMessage {
-    /// `assistant`
+    /// Always `assistant`.
     pub role: &'static str,
-    /// The answer; null where there are only calls.
+    /// Text of the answer; null if the answer consists of tool calls.
     pub content: Option<String>,
     /// Always null.
     pub refusal: Option<String>,
-    /// Thoughts before the answer.
+    /// Reasoning before the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// Calls.
+    /// Tool calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallOut>,
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ToolCallOut {
-    /// Names the call.
+    /// Identifier of the call.
     pub id: String,
-    /// `function`
+    /// Always `function`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// What is called.
+    /// Function and arguments.
     pub function: FunctionOut,
 }
 
 /// A function and its arguments.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FunctionOut {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// JSON text.
+    /// Arguments as JSON text.
     pub arguments: String,
+}
+
+/// Log probabilities of an answer's tokens.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChatLogprobs {
+    /// One entry per token.
+    pub content: Vec<TokenLogprob>,
+    /// Always null.
+    pub refusal: Option<String>,
+}
+
+impl From<Vec<TokenLogprob>> for ChatLogprobs {
+    fn from(content: Vec<TokenLogprob>) -> ChatLogprobs {
+        ChatLogprobs {
+            content,
+            refusal: None,
+        }
+    }
 }
 
 pub(crate) const FINGERPRINT: &str = concat!("oxidize-", env!("CARGO_PKG_VERSION"));
 
-/// Continue a conversation
+/// Create a chat completion
 #[utoipa::path(
     post, path = "/v1/chat/completions", tag = "OpenAI",
     request_body = ChatRequest,
     responses(
-        (status = 200, description = "The answer; with `stream`, server-sent events of its pieces", content(
+        (status = 200, description = "The completion; with `stream`, server-sent events with its parts", content(
             (ChatCompletion = "application/json"), (StreamEvent = "text/event-stream"),
         )),
         OpenAiErrors,
@@ -189,11 +206,9 @@ pub async fn create(
         .stream_options
         .and_then(|o| o.include_usage)
         .unwrap_or(false);
-    let name = request.model.clone();
-    let conversation = request.conversation()?;
-    let (n, logprobs) = (conversation.n, conversation.n_probs.is_some());
-    let prepare = move |model: &Loaded| conversation.job(model);
-    let generation = Generation::begin(&state, &client, name.as_deref(), n, prepare).await?;
+    let request = request.into_generation()?;
+    let (n, logprobs) = (request.n, request.n_probs.is_some());
+    let generation = Generation::begin(&state, &client, request).await?;
     let model = generation.model().clone();
     let id = state.new_id("chatcmpl-");
     if streamed {
@@ -216,14 +231,14 @@ pub async fn create(
         .map(|answer| Timings::of(&answer.end.finished));
     let choices = answers
         .into_iter()
-        .map(|answer| choice(&model, answer, logprobs));
+        .map(|answer| ChatChoice::new(answer, logprobs));
     let completion = ChatCompletion {
         id,
         object: "chat.completion",
         created: unix_time(),
         model: model.name.clone(),
         system_fingerprint: FINGERPRINT,
-        choices: choices.collect::<ApiResult<_>>()?,
+        choices: choices.collect(),
         usage,
         timings,
     };
@@ -231,16 +246,18 @@ pub async fn create(
 }
 
 impl ChatRequest {
-    /// Checks the request and takes it apart.
-    pub fn conversation(self) -> ApiResult<Conversation> {
+    /// Checks the request and converts it to the form that all APIs share.
+    pub fn into_generation(self) -> ApiResult<GenerationRequest> {
         if self.messages.is_empty() {
-            return Err(ApiError::bad_request("messages is empty"));
+            return Err(ApiError::bad_request("messages must not be empty"));
         }
         let n_probs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => Some(bounded("top_logprobs", top.unwrap_or(0), 0, 20)?),
             (false, None | Some(0)) => None,
             (false, Some(_)) => {
-                return Err(ApiError::bad_request("top_logprobs needs logprobs: true"));
+                return Err(ApiError::bad_request(
+                    "top_logprobs needs logprobs to be true",
+                ));
             }
         };
         let limit = self.max_completion_tokens.or(self.max_tokens);
@@ -251,56 +268,64 @@ impl ChatRequest {
                 .entry("reasoning_effort")
                 .or_insert(effort.into());
         }
-        Ok(Conversation {
+        let chat = Chat {
+            conversation: Conversation {
+                messages: self.messages,
+                template_args,
+                ..Conversation::default()
+            },
             tools: Tools::new(
                 self.tools.unwrap_or_default(),
                 choice,
                 self.parallel_tool_calls.unwrap_or(true),
             )?,
+            inline_reasoning: self.reasoning_format.as_deref() == Some("none"),
+            stream_calls: self.stream.unwrap_or(false),
+        };
+        Ok(GenerationRequest {
+            model: self.model,
+            input: chat.into(),
+            n: bounded("n", self.n.unwrap_or(1), 1, generate::MAX_ANSWERS as u32)? as usize,
+            sampling: self.sampling,
+            n_probs,
             grammar: one_grammar(
                 self.response_format.as_ref(),
                 self.grammar.as_deref(),
                 self.json_schema.as_ref(),
             )?,
-            messages: self.messages,
-            template_args,
-            inline_reasoning: self.reasoning_format.as_deref() == Some("none"),
             max_tokens: token_count("max_tokens", limit)?,
-            stream_calls: self.stream.unwrap_or(false),
-            n: bounded("n", self.n.unwrap_or(1), 1, generate::MAX_CHOICES as u32)? as usize,
-            n_probs,
-            sampling: self.sampling,
         })
     }
 }
 
-fn choice(model: &Loaded, answer: Whole, logprobs: bool) -> ApiResult<ChatChoice> {
-    let tokenizer = model.tokenizer()?;
-    let calls = answer.calls.into_iter().map(|call| ToolCallOut {
-        id: call.id,
-        kind: "function",
-        function: FunctionOut {
-            name: call.name,
-            arguments: call.arguments,
-        },
-    });
-    let tool_calls: Vec<ToolCallOut> = calls.collect();
-    let silent = answer.content.is_empty() && !tool_calls.is_empty();
-    Ok(ChatChoice {
-        index: answer.end.choice,
-        message: AnswerMessage {
-            role: "assistant",
-            content: (!silent).then_some(answer.content),
-            refusal: None,
-            reasoning_content: Some(answer.reasoning).filter(|text| !text.is_empty()),
-            tool_calls,
-        },
-        logprobs: logprobs.then(|| chat_logprobs(tokenizer, &answer.tokens)),
-        finish_reason: finish_reason(answer.end.reason),
-    })
+impl ChatChoice {
+    fn new(answer: Completion, logprobs: bool) -> ChatChoice {
+        let calls = answer.calls.into_iter().map(|call| ToolCallOut {
+            id: call.id,
+            kind: "function",
+            function: FunctionOut {
+                name: call.name,
+                arguments: call.arguments,
+            },
+        });
+        let tool_calls: Vec<ToolCallOut> = calls.collect();
+        let only_calls = answer.content.is_empty() && !tool_calls.is_empty();
+        ChatChoice {
+            index: answer.end.choice,
+            message: AnswerMessage {
+                role: "assistant",
+                content: (!only_calls).then_some(answer.content),
+                refusal: None,
+                reasoning_content: Some(answer.reasoning).filter(|text| !text.is_empty()),
+                tool_calls,
+            },
+            logprobs: logprobs.then(|| answer.logprobs.into()),
+            finish_reason: answer.end.reason.openai(),
+        }
+    }
 }
 
-/// A piece of an answer, as OpenAI streams it.
+/// A chunk of a streamed chat completion.
 #[derive(Serialize)]
 struct ChatChunk<'a> {
     id: &'a str,
@@ -376,13 +401,20 @@ impl ChatWriter {
         }
     }
 
-    fn logprobs(&self, tokens: &[generate::TokenInfo]) -> Option<ChatLogprobs> {
-        let tokenizer = self
-            .model
-            .tokenizer()
-            .ok()
-            .filter(|_| self.logprobs && !tokens.is_empty())?;
-        Some(chat_logprobs(tokenizer, tokens))
+    /// The chunk of one choice.
+    fn choice(
+        &self,
+        index: usize,
+        delta: ChunkDelta,
+        logprobs: Vec<TokenLogprob>,
+        reason: Option<&FinishReason>,
+    ) -> ChatChunk<'_> {
+        self.chunk(vec![ChunkChoice {
+            index,
+            delta,
+            logprobs: (self.logprobs && !logprobs.is_empty()).then(|| logprobs.into()),
+            finish_reason: reason.map(FinishReason::openai),
+        }])
     }
 }
 
@@ -394,28 +426,23 @@ impl Writer for ChatWriter {
                 content: Some(String::new()),
                 ..ChunkDelta::default()
             };
-            out.json(&self.chunk(vec![ChunkChoice {
-                index,
-                delta,
-                logprobs: None,
-                finish_reason: None,
-            }]));
+            out.json(&self.choice(index, delta, Vec::new(), None));
         }
     }
 
-    fn piece(&mut self, piece: Piece, out: &mut Frames) {
-        match piece {
-            Piece::Part {
+    fn update(&mut self, update: Update, out: &mut Frames) {
+        match update {
+            Update::Delta {
                 choice,
-                part,
-                tokens,
+                delta,
+                logprobs,
             } => {
-                let mut delta = ChunkDelta::default();
-                match part {
-                    Part::Reasoning(text) => delta.reasoning_content = Some(text),
-                    Part::Content(text) => delta.content = Some(text),
-                    Part::CallStart { index, id, name } => {
-                        delta.tool_calls = Some([CallDelta {
+                let mut chunk = ChunkDelta::default();
+                match delta {
+                    Delta::Reasoning(text) => chunk.reasoning_content = Some(text),
+                    Delta::Content(text) => chunk.content = Some(text),
+                    Delta::CallStart { index, id, name } => {
+                        chunk.tool_calls = Some([CallDelta {
                             index,
                             id: Some(id),
                             kind: Some("function"),
@@ -425,8 +452,8 @@ impl Writer for ChatWriter {
                             },
                         }]);
                     }
-                    Part::CallArguments { index, text } => {
-                        delta.tool_calls = Some([CallDelta {
+                    Delta::CallArguments { index, text } => {
+                        chunk.tool_calls = Some([CallDelta {
                             index,
                             id: None,
                             kind: None,
@@ -437,21 +464,12 @@ impl Writer for ChatWriter {
                         }]);
                     }
                 }
-                out.json(&self.chunk(vec![ChunkChoice {
-                    index: choice,
-                    delta,
-                    logprobs: self.logprobs(&tokens),
-                    finish_reason: None,
-                }]));
+                out.json(&self.choice(choice, chunk, logprobs, None));
             }
-            Piece::End(end) => {
+            Update::End(end) => {
                 self.usage.add(&end, self.n);
-                let mut chunk = self.chunk(vec![ChunkChoice {
-                    index: end.choice,
-                    delta: ChunkDelta::default(),
-                    logprobs: self.logprobs(&end.tokens),
-                    finish_reason: Some(finish_reason(end.reason)),
-                }]);
+                let delta = ChunkDelta::default();
+                let mut chunk = self.choice(end.choice, delta, end.logprobs, Some(&end.reason));
                 chunk.timings = Some(Timings::of(&end.finished));
                 out.json(&chunk);
             }

@@ -1,166 +1,122 @@
-//! `POST /v1/completions`: text that goes on.
+//! OpenAI's `POST /v1/completions`: the continuation of a text.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use oxidize_core::tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::chat::{FINGERPRINT, StreamOptions};
 use super::{bounded, token_count};
-use crate::answer::{Timings, Usage, finish_reason, finite, text_of};
+use crate::answer::{FinishReason, Timings, TokenLogprob, Usage};
 use crate::auth::Client;
 use crate::body::Body;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
-use crate::generate::{self, End, Generation, Job, Part, Piece, TokenInfo};
+use crate::generate::{self, Delta, End, Generation, GenerationRequest, Update};
 use crate::models::Loaded;
+use crate::prompt::{Infill, Prompt};
 use crate::sampling::{ResponseFormat, SamplingFields, one_grammar};
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 
-/// Most tokens of an answer where nobody says: OpenAI's number.
+/// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// A text to continue.
+/// Request of a completion.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompletionRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// Text, tokens, or several of either.
+    /// Prompt: a text, token ids, or a list of either.
     pub prompt: Prompt,
-    /// What comes after the gap, for models that fill gaps.
+    /// Text after the completion, for models trained to fill gaps.
     pub suffix: Option<String>,
-    /// Whether the answer comes as server-sent events.
+    /// Stream the answer as server-sent events.
     pub stream: Option<bool>,
-    /// What a stream ends with.
+    /// Options of a streamed response.
     pub stream_options: Option<StreamOptions>,
-    /// Most tokens of the answer.
+    /// Maximum number of tokens to generate.
     #[schema(maximum = 2147483647)]
     pub max_tokens: Option<u32>,
-    /// How many answers to each prompt.
+    /// Number of answers to each prompt.
     #[schema(minimum = 1, maximum = 128)]
     pub n: Option<u32>,
-    /// How many of the most likely tokens come with each token.
+    /// Number of most likely tokens to return at each position.
     #[schema(maximum = 20)]
     pub logprobs: Option<u32>,
-    /// Whether the answer begins with the prompt.
+    /// Return the prompt before the answer.
     pub echo: Option<bool>,
-    /// The form of the answer.
+    /// Format of the answer.
     pub response_format: Option<ResponseFormat>,
-    /// A grammar in GBNF that the answer follows.
+    /// GBNF grammar that constrains the answer.
     pub grammar: Option<String>,
-    /// A JSON schema that the answer fits.
+    /// JSON schema that constrains the answer.
     #[schema(value_type = Option<Object>)]
     pub json_schema: Option<Value>,
     #[serde(flatten)]
-    #[allow(missing_docs, reason = "its fields have their own")]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
 }
 
-/// Text or tokens, once or several times.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
-pub enum Prompt {
-    /// A text.
-    Text(String),
-    /// Tokens.
-    Tokens(Vec<u32>),
-    /// Several texts.
-    Texts(Vec<String>),
-    /// Tokens, several times.
-    TokenLists(Vec<Vec<u32>>),
-}
-
-impl Prompt {
-    /// How many prompts there are.
-    pub fn count(&self) -> usize {
-        match self {
-            Prompt::Text(_) => 1,
-            Prompt::Tokens(tokens) => usize::from(!tokens.is_empty()),
-            Prompt::Texts(list) => list.len(),
-            Prompt::TokenLists(list) => list.len(),
-        }
-    }
-
-    /// Each as tokens.
-    pub fn tokens(self, model: &Loaded) -> ApiResult<Vec<Vec<u32>>> {
-        let tokenizer = model.tokenizer()?;
-        let encode = |text: String| tokenizer.encode(&text, EncodeOptions::default());
-        let lists = match self {
-            Prompt::Text(text) => vec![encode(text)],
-            Prompt::Tokens(tokens) => vec![tokens],
-            Prompt::Texts(texts) => texts.into_iter().map(encode).collect(),
-            Prompt::TokenLists(lists) => lists,
-        };
-        // A text of nothing is where every text begins, if the model has a token for that.
-        let or_start = |tokens: Vec<u32>| match tokens.is_empty() {
-            true => tokenizer.bos().into_iter().collect(),
-            false => tokens,
-        };
-        Ok(lists.into_iter().map(or_start).collect())
-    }
-}
-
-/// Texts that went on.
+/// A completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Completion {
-    /// Names it.
+    /// Identifier of the completion.
     pub id: String,
-    /// `text_completion`
+    /// Always `text_completion`.
     pub object: &'static str,
-    /// When, in seconds since 1970.
+    /// Unix time of creation, in seconds.
     pub created: u64,
-    /// Who answered.
+    /// Name of the model.
     pub model: String,
-    /// The server and its version.
+    /// Name and version of the server.
     pub system_fingerprint: &'static str,
-    /// The answers.
+    /// Answers.
     pub choices: Vec<CompletionChoice>,
-    /// How many tokens.
+    /// Token counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// How long the first answer took.
+    /// Timings of the first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
 }
 
-/// One answer.
+/// An answer.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CompletionChoice {
-    /// What was written.
+    /// Generated text.
     pub text: String,
-    /// Its place.
+    /// Index of the answer.
     pub index: usize,
-    /// Log probabilities, if asked for.
+    /// Log probabilities, if requested.
     pub logprobs: Option<CompletionLogprobs>,
-    /// `stop` or `length`; null while it goes on.
+    /// `stop` or `length`; null until the answer ends.
     pub finish_reason: Option<&'static str>,
 }
 
-/// Log probabilities in OpenAI's older shape.
+/// Log probabilities in the format of OpenAI's completions.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
-    /// Each token's text.
+    /// Text of each token.
     pub tokens: Vec<String>,
-    /// Each token's log probability.
+    /// Log probability of each token.
     pub token_logprobs: Vec<f32>,
-    /// The most likely tokens in each place.
+    /// The most likely tokens at each position.
     #[schema(value_type = Vec<Object>)]
     pub top_logprobs: Vec<Map<String, Value>>,
-    /// Where in the text each token begins.
+    /// Offset of each token in the text, in characters.
     pub text_offset: Vec<usize>,
 }
 
-/// Continue a text
+/// Create a completion
 #[utoipa::path(
     post, path = "/v1/completions", tag = "OpenAI",
     request_body = CompletionRequest,
     responses(
-        (status = 200, description = "The text; with `stream`, server-sent events of its pieces", content(
+        (status = 200, description = "The completion; with `stream`, server-sent events with its parts", content(
             (Completion = "application/json"), (StreamEvent = "text/event-stream"),
         )),
         OpenAiErrors,
@@ -171,12 +127,6 @@ pub async fn create(
     Extension(client): Extension<Client>,
     Body(request): Body<CompletionRequest>,
 ) -> ApiResult<Response> {
-    let n = bounded("n", request.n.unwrap_or(1), 1, generate::MAX_CHOICES as u32)? as usize;
-    let count = request.prompt.count().saturating_mul(n);
-    let n_probs = request
-        .logprobs
-        .map(|top| bounded("logprobs", top, 0, 20))
-        .transpose()?;
     let streamed = request.stream.unwrap_or(false);
     let with_usage = request
         .stream_options
@@ -186,18 +136,22 @@ pub async fn create(
         .echo
         .unwrap_or(false)
         .then(|| request.prompt.clone());
-    let name = request.model.clone();
-    let prepare = move |model: &Loaded| request.job(model, n, n_probs);
-    let generation = Generation::begin(&state, &client, name.as_deref(), count, prepare).await?;
+    let request = request.into_generation()?;
+    let (n, count, logprobs) = (request.n, request.n_answers(), request.n_probs.is_some());
+    let generation = Generation::begin(&state, &client, request).await?;
     let model = generation.model().clone();
-    let writer = CompletionWriter {
+    let echo = match echo {
+        Some(prompt) => prompt.texts(model.tokenizer()?),
+        None => Vec::new(),
+    };
+    let mut writer = CompletionWriter {
         id: state.new_id("cmpl-"),
         created: unix_time(),
-        echo: echoes(&model, echo)?,
+        echo,
         offsets: vec![0; count],
         model,
         n,
-        logprobs: n_probs.is_some(),
+        logprobs,
         with_usage,
         usage: Usage::default(),
     };
@@ -205,19 +159,18 @@ pub async fn create(
         return stream::respond(generation, Framing::Sse, writer).await;
     }
     let answers = generate::collect(generation).await?;
-    let mut writer = writer;
     let timings = answers
         .first()
         .map(|answer| Timings::of(&answer.end.finished));
     let mut choices = Vec::new();
     for answer in answers {
         writer.usage.add(&answer.end, n);
-        let logprobs = writer.logprobs(answer.end.choice, &answer.tokens);
+        let logprobs = writer.logprobs(answer.end.choice, answer.logprobs);
         choices.push(CompletionChoice {
             text: writer.echo_of(answer.end.choice) + &answer.content,
             index: answer.end.choice,
             logprobs,
-            finish_reason: Some(finish_reason(answer.end.reason)),
+            finish_reason: Some(answer.end.reason.openai()),
         });
     }
     let mut completion = writer.completion(choices);
@@ -227,61 +180,51 @@ pub async fn create(
 }
 
 impl CompletionRequest {
-    fn job(self, model: &Loaded, n: usize, n_probs: Option<u32>) -> ApiResult<Job> {
-        let mut job = Job::new(model, &self.sampling)?;
-        job.sampling.n_probs = n_probs;
-        let grammar = one_grammar(
-            self.response_format.as_ref(),
-            self.grammar.as_deref(),
-            self.json_schema.as_ref(),
-        )?;
-        let prompts = match self.suffix.filter(|suffix| !suffix.is_empty()) {
-            None => self.prompt.tokens(model)?,
-            Some(suffix) => {
-                let Prompt::Text(prefix) = &self.prompt else {
-                    return Err(ApiError::bad_request(
-                        "a suffix goes with one prompt of text",
-                    ));
-                };
-                vec![crate::infill::tokens(
-                    model.tokenizer()?,
+    fn into_generation(self) -> ApiResult<GenerationRequest> {
+        let n = bounded("n", self.n.unwrap_or(1), 1, generate::MAX_ANSWERS as u32)? as usize;
+        let n_probs = self
+            .logprobs
+            .map(|top| bounded("logprobs", top, 0, 20))
+            .transpose()?;
+        let input = match (self.suffix.filter(|suffix| !suffix.is_empty()), self.prompt) {
+            (None, prompt) => prompt.into(),
+            (Some(suffix), Prompt::Text(prefix)) => {
+                let infill = Infill {
                     prefix,
-                    &suffix,
-                    &[],
-                )?]
+                    suffix,
+                    ..Infill::default()
+                };
+                infill.into()
+            }
+            (Some(_), _) => {
+                return Err(ApiError::bad_request(
+                    "suffix needs a single prompt of text",
+                ));
             }
         };
-        Ok(Job {
-            prompts,
+        Ok(GenerationRequest {
+            model: self.model,
+            input,
             n,
-            grammar,
+            sampling: self.sampling,
+            n_probs,
+            grammar: one_grammar(
+                self.response_format.as_ref(),
+                self.grammar.as_deref(),
+                self.json_schema.as_ref(),
+            )?,
             max_tokens: token_count("max_tokens", self.max_tokens)?.or(Some(DEFAULT_MAX_TOKENS)),
-            ..job
         })
     }
-}
-
-/// The text of each prompt, for answers that begin with it.
-fn echoes(model: &Loaded, prompt: Option<Prompt>) -> ApiResult<Vec<String>> {
-    let tokenizer = model.tokenizer()?;
-    Ok(match prompt {
-        None => Vec::new(),
-        Some(Prompt::Text(text)) => vec![text],
-        Some(Prompt::Texts(texts)) => texts,
-        Some(Prompt::Tokens(tokens)) => vec![tokenizer.decode(&tokens)],
-        Some(Prompt::TokenLists(lists)) => lists
-            .iter()
-            .map(|tokens| tokenizer.decode(tokens))
-            .collect(),
-    })
 }
 
 struct CompletionWriter {
     id: String,
     created: u64,
     model: Arc<Loaded>,
+    /// Text of each prompt, if answers begin with it.
     echo: Vec<String>,
-    /// Characters of each answer so far.
+    /// Length of each answer so far, in characters.
     offsets: Vec<usize>,
     n: usize,
     logprobs: bool,
@@ -310,39 +253,44 @@ impl CompletionWriter {
             .unwrap_or_default()
     }
 
-    fn logprobs(&mut self, choice: usize, tokens: &[TokenInfo]) -> Option<CompletionLogprobs> {
+    fn logprobs(&mut self, choice: usize, tokens: Vec<TokenLogprob>) -> Option<CompletionLogprobs> {
         if !self.logprobs {
             return None;
         }
-        let tokenizer = self.model.tokenizer().ok()?;
         let offset = self.offsets.get_mut(choice)?;
         let mut logprobs = CompletionLogprobs::default();
         for token in tokens {
-            let text = text_of(tokenizer, token.id);
             logprobs.text_offset.push(*offset);
-            *offset += text.chars().count();
-            logprobs.tokens.push(text);
-            logprobs
-                .token_logprobs
-                .push(finite(token.logprob.unwrap_or(f32::NEG_INFINITY)));
-            let top = token
-                .top
-                .iter()
-                .map(|&(id, logprob)| (text_of(tokenizer, id), finite(logprob).into()));
+            *offset += token.token.chars().count();
+            logprobs.tokens.push(token.token);
+            logprobs.token_logprobs.push(token.logprob);
+            let top = token.top_logprobs.into_iter();
+            let top = top.map(|top| (top.token, top.logprob.into()));
             logprobs.top_logprobs.push(top.collect());
         }
         Some(logprobs)
     }
 
-    fn last(&mut self, end: &End) -> Completion {
-        self.usage.add(end, self.n);
-        let logprobs = self.logprobs(end.choice, &end.tokens);
-        let mut chunk = self.completion(vec![CompletionChoice {
-            text: String::new(),
-            index: end.choice,
+    /// The part of one choice.
+    fn choice(
+        &mut self,
+        index: usize,
+        text: String,
+        tokens: Vec<TokenLogprob>,
+        reason: Option<&FinishReason>,
+    ) -> Completion {
+        let logprobs = self.logprobs(index, tokens);
+        self.completion(vec![CompletionChoice {
+            text,
+            index,
             logprobs,
-            finish_reason: Some(finish_reason(end.reason)),
-        }]);
+            finish_reason: reason.map(FinishReason::openai),
+        }])
+    }
+
+    fn last(&mut self, end: End) -> Completion {
+        self.usage.add(&end, self.n);
+        let mut chunk = self.choice(end.choice, String::new(), end.logprobs, Some(&end.reason));
         chunk.timings = Some(Timings::of(&end.finished));
         chunk
     }
@@ -361,26 +309,15 @@ impl Writer for CompletionWriter {
         }
     }
 
-    fn piece(&mut self, piece: Piece, out: &mut Frames) {
-        match piece {
-            Piece::Part {
+    fn update(&mut self, update: Update, out: &mut Frames) {
+        match update {
+            Update::Delta {
                 choice,
-                part: Part::Content(text),
-                tokens,
-            } => {
-                let logprobs = self.logprobs(choice, &tokens);
-                out.json(&self.completion(vec![CompletionChoice {
-                    text,
-                    index: choice,
-                    logprobs,
-                    finish_reason: None,
-                }]));
-            }
-            Piece::Part { .. } => {}
-            Piece::End(end) => {
-                let last = self.last(&end);
-                out.json(&last);
-            }
+                delta: Delta::Content(text),
+                logprobs,
+            } => out.json(&self.choice(choice, text, logprobs, None)),
+            Update::Delta { .. } => {}
+            Update::End(end) => out.json(&self.last(*end)),
         }
     }
 

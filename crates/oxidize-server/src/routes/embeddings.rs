@@ -1,4 +1,5 @@
-//! `POST /v1/embeddings` and `POST /v1/rerank`: texts as vectors, and documents by how well they answer a question.
+//! `POST /v1/embeddings`: embeddings of texts. `POST /v1/rerank`: documents sorted by their relevance to a
+//! query.
 
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -8,72 +9,72 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-use super::completions::Prompt;
 use crate::answer::Usage;
 use crate::auth::Client;
 use crate::body::Body;
-use crate::error::{ApiError, ApiResult, ErrorBody, OpenAiErrors};
+use crate::error::{ApiError, ApiResult, OpenAiErrors};
 use crate::generate::blocking;
 use crate::models::Loaded;
+use crate::prompt::Prompt;
 use crate::state::AppState;
 
-/// Most texts of a request.
+/// Maximum number of texts of a request.
 const MAX_TEXTS: usize = 2048;
 
-/// Texts to embed.
+/// Request of embeddings.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EmbeddingRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// Text, tokens, or several of either.
+    /// Input: a text, token ids, or a list of either.
     pub input: Prompt,
-    /// `float` or `base64`.
+    /// Format of the embeddings: `float` or `base64`.
     pub encoding_format: Option<String>,
-    /// How many of the first dimensions are wanted.
+    /// Number of dimensions to return. The embedding is truncated and normalized again.
     #[schema(minimum = 1)]
     pub dimensions: Option<u32>,
 }
 
-/// Vectors.
+/// Embeddings.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EmbeddingList {
-    /// `list`
+    /// Always `list`.
     pub object: &'static str,
-    /// One for each text.
+    /// Embedding of each text.
     pub data: Vec<Embedding>,
-    /// Who made them.
+    /// Name of the model.
     pub model: String,
-    /// How many tokens.
+    /// Token counts.
     pub usage: Usage,
 }
 
-/// The vector of a text.
+/// Embedding of a text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Embedding {
-    /// `embedding`
+    /// Always `embedding`.
     pub object: &'static str,
-    /// The text's place.
+    /// Index of the text in the request.
     pub index: usize,
-    /// The numbers, or with `base64` their bytes.
+    /// Vector of the text, normalized to length 1.
     pub embedding: Vector,
 }
 
-/// Numbers, or their bytes in base64.
+/// A vector.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Vector {
-    /// Numbers.
+    /// List of numbers.
     Floats(Vec<f32>),
-    /// Little-endian f32 in base64.
+    /// Little-endian 32-bit floats in base64.
     Base64(String),
 }
 
-/// Embed texts
+/// Create embeddings
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "OpenAI",
     request_body = EmbeddingRequest,
     responses(
-        (status = 200, description = "A vector of length one for each text", body = EmbeddingList),
+        (status = 200, description = "An embedding for each text", body = EmbeddingList),
         OpenAiErrors,
     ),
 )]
@@ -116,14 +117,14 @@ pub async fn create(
     }))
 }
 
-/// The vectors of texts, and whose they are.
+/// Vectors of texts, and the model that computed them.
 pub(crate) struct Embedded {
     pub(crate) model: Arc<Loaded>,
     pub(crate) vectors: Vec<Vec<f32>>,
     pub(crate) n_tokens: usize,
 }
 
-/// Embeds texts, at the cost of one place in the model's queue.
+/// Computes the embeddings of texts. Takes one place in the model's queue.
 pub(crate) async fn embed(
     state: &AppState,
     client: &Client,
@@ -137,7 +138,8 @@ pub(crate) async fn embed(
     .await
 }
 
-/// Has a model make vectors of `count` texts, at the cost of one place in its queue.
+/// Runs `work`, which computes vectors of `count` texts, on a blocking thread. Takes one place in the model's
+/// queue.
 async fn compute(
     state: &AppState,
     client: &Client,
@@ -146,8 +148,7 @@ async fn compute(
     work: impl FnOnce(&Loaded) -> ApiResult<(Vec<Vec<f32>>, usize)> + Send + 'static,
 ) -> ApiResult<Embedded> {
     if count == 0 || count > MAX_TEXTS {
-        let message =
-            format!("{count} texts; at least 1 and at most {MAX_TEXTS} can be embedded at once");
+        let message = format!("the request has {count} texts; 1 to {MAX_TEXTS} are supported");
         return Err(ApiError::bad_request(message));
     }
     if state.is_draining() {
@@ -157,12 +158,12 @@ async fn compute(
     let model = state.models().get(name).await?;
     let ticket = model.admission.enter(1)?;
     let client = client.clone();
-    let metrics = state.clone();
+    let state = state.clone();
     blocking(move || {
         let _ticket = ticket;
         let (vectors, n_tokens) = work(&model)?;
         client.spend(n_tokens as u64);
-        metrics.metrics().prompt_tokens.add(n_tokens as u64);
+        state.metrics().prompt_tokens.add(n_tokens as u64);
         Ok(Embedded {
             model,
             vectors,
@@ -172,29 +173,31 @@ async fn compute(
     .await?
 }
 
-/// The vector of each text, and how many tokens were read.
+/// The vector of each text, and the number of tokens.
 fn vectors(model: &Loaded, texts: Prompt) -> ApiResult<(Vec<Vec<f32>>, usize)> {
     if model.is_classifier() {
         return Err(ApiError::bad_request(
-            "the model is a classifier, which ranks texts and gives them no vectors",
+            "this model is a classifier and has no embeddings; use /v1/rerank",
         ));
     }
-    let tokens = texts.tokens(model)?;
+    let tokens = texts.tokens(model.tokenizer()?);
     if tokens.iter().any(Vec::is_empty) {
-        return Err(ApiError::bad_request("an empty text has no embedding"));
+        return Err(ApiError::bad_request(
+            "input has 0 tokens; at least 1 is required",
+        ));
     }
     let n_tokens = tokens.iter().map(Vec::len).sum();
     Ok((model.embed(&tokens)?, n_tokens))
 }
 
-/// The first dimensions of a vector, of length one again.
+/// Truncates a vector to its first `dimensions` and normalizes it again.
 pub(crate) fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> ApiResult<Vec<f32>> {
     let Some(n) = dimensions else {
         return Ok(vector);
     };
     if n == 0 || n > vector.len() {
         let message = format!(
-            "dimensions is {n}; the model's embeddings have {}",
+            "dimensions is {n}; it must be between 1 and {}, the size of the model's embeddings",
             vector.len()
         );
         return Err(ApiError::bad_request(message));
@@ -207,31 +210,31 @@ pub(crate) fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> ApiRes
     Ok(vector)
 }
 
-/// Documents to put in order.
+/// Request to rank documents.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct RerankRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// What is asked.
+    /// Query.
     pub query: String,
-    /// What may answer it.
+    /// Documents to rank.
     pub documents: Vec<Document>,
-    /// How many of the best are wanted.
+    /// Number of documents to return; all by default.
     #[schema(minimum = 1)]
     pub top_n: Option<u32>,
-    /// Whether the texts come back with their scores.
+    /// Return the texts of the documents.
     pub return_documents: Option<bool>,
 }
 
-/// A text, by itself or in an object.
+/// A document.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Document {
-    /// By itself.
+    /// A text.
     Text(String),
-    /// In an object.
+    /// An object with a text.
     Object {
-        /// The text.
+        /// Text of the document.
         text: String,
     },
 }
@@ -244,45 +247,43 @@ impl Document {
     }
 }
 
-/// Documents in order.
+/// Ranked documents.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RerankList {
-    /// Names it.
+    /// Identifier of the response.
     pub id: String,
-    /// `list`
+    /// Always `list`.
     pub object: &'static str,
-    /// Who judged.
+    /// Name of the model.
     pub model: String,
-    /// The best first.
+    /// Documents, most relevant first.
     pub results: Vec<Ranked>,
-    /// How many tokens.
+    /// Token counts.
     pub usage: Usage,
 }
 
-/// A document and how well it answers.
+/// A document and its score.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Ranked {
-    /// Its place in the request.
+    /// Index of the document in the request.
     pub index: usize,
-    /// Higher is better.
+    /// Relevance score; higher is more relevant.
     pub relevance_score: f32,
-    /// The document, if asked for.
+    /// The document, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<Document>,
 }
 
-/// Put documents in order
+/// Rank documents by their relevance to a query
 ///
-/// The score is what the model's classifier gives question and document together; of a model without
-/// one, the cosine between the embeddings of the two.
+/// A cross-encoder scores query and document together. For other models, the score is the cosine similarity
+/// of the two embeddings.
 #[utoipa::path(
     post, path = "/v1/rerank", tag = "OpenAI",
     request_body = RerankRequest,
     responses(
-        (status = 200, description = "The documents, best first", body = RerankList),
-        (status = 400, description = "The request is wrong", body = ErrorBody),
-        (status = "4XX", description = "The request cannot be served", body = ErrorBody),
-        (status = "5XX", description = "The server cannot serve it now", body = ErrorBody),
+        (status = 200, description = "The documents, most relevant first", body = RerankList),
+        OpenAiErrors,
     ),
 )]
 pub async fn rerank(
@@ -291,7 +292,7 @@ pub async fn rerank(
     Body(request): Body<RerankRequest>,
 ) -> ApiResult<Json<RerankList>> {
     if request.documents.is_empty() {
-        return Err(ApiError::bad_request("documents is empty"));
+        return Err(ApiError::bad_request("documents must not be empty"));
     }
     if request.top_n == Some(0) {
         return Err(ApiError::bad_request("top_n must be at least 1"));
@@ -331,21 +332,21 @@ pub async fn rerank(
     }))
 }
 
-/// A score for each text after the first, by how well it answers that, and how many tokens were read.
+/// Relevance of each text after the first to the first, and the number of tokens.
 fn rank(model: &Loaded, texts: &[String]) -> ApiResult<(Vec<Vec<f32>>, usize)> {
     let Some((query, documents)) = texts.split_first() else {
-        return Err(ApiError::internal("nothing to rank"));
+        return Err(ApiError::internal("rank: there is no query"));
     };
     let tokenizer = model.tokenizer()?;
     if model.is_classifier() {
         let pair = |document: &String| tokenizer.encode_pair(query, document, false);
         let pairs: Vec<TokenPair> = documents.iter().map(pair).collect();
         let n_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
-        return Ok((model.judge(&pairs)?, n_tokens));
+        return Ok((model.score(&pairs)?, n_tokens));
     }
     let (vectors, n_tokens) = vectors(model, Prompt::Texts(texts.to_vec()))?;
     let Some((query, documents)) = vectors.split_first() else {
-        return Err(ApiError::internal("no embeddings"));
+        return Err(ApiError::internal("rank: there are no embeddings"));
     };
     let cosine = |document: &Vec<f32>| query.iter().zip(document).map(|(a, b)| a * b).sum::<f32>();
     let scores = documents.iter().map(|document| vec![cosine(document)]);

@@ -1,4 +1,4 @@
-//! Whether the server is well, and what it counts: for probes and for those who watch.
+//! Health checks for probes, and metrics for Prometheus.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,19 +10,19 @@ use utoipa::ToSchema;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::state::AppState;
 
-/// How the server is.
+/// Status of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
-    /// `ok`
+    /// Always `ok`.
     pub status: &'static str,
 }
 
-/// Whether requests are welcome
+/// Check readiness
 #[utoipa::path(
     get, path = "/health", tag = "llama-server",
     responses(
-        (status = 200, description = "Requests are welcome", body = Health),
-        (status = 503, description = "The model loads, or the server shuts down", body = ErrorBody),
+        (status = 200, description = "The server accepts requests", body = Health),
+        (status = 503, description = "The model is loading, or the server is shutting down", body = ErrorBody),
     ),
 )]
 pub async fn ready(State(state): State<AppState>) -> ApiResult<Json<Health>> {
@@ -35,19 +35,19 @@ pub async fn ready(State(state): State<AppState>) -> ApiResult<Json<Health>> {
     Ok(Json(Health { status: "ok" }))
 }
 
-/// Whether the process is alive
+/// Check liveness
 #[utoipa::path(
     get, path = "/health/live", tag = "llama-server",
-    responses((status = 200, description = "It is", body = Health)),
+    responses((status = 200, description = "The process is alive", body = Health)),
 )]
 pub async fn live() -> Json<Health> {
     Json(Health { status: "ok" })
 }
 
-/// Counters for Prometheus
+/// Get metrics
 #[utoipa::path(
     get, path = "/metrics", tag = "llama-server",
-    responses((status = 200, description = "In Prometheus' text format", content_type = "text/plain", body = String)),
+    responses((status = 200, description = "Metrics in the text format of Prometheus", content_type = "text/plain", body = String)),
 )]
 pub async fn metrics(State(state): State<AppState>) -> Response {
     let text = state.metrics().render(&state.models().gauges());

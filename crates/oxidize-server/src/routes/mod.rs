@@ -1,5 +1,5 @@
-//! The endpoints. Each file is one API, or a part of one: typed request in, the shared path of
-//! [`generate`](crate::generate), the API's own words out.
+//! The endpoints. Each file holds one API or a part of one: typed requests, which become a
+//! [`GenerationRequest`](crate::generate::GenerationRequest), and typed responses.
 
 pub mod anthropic;
 pub mod chat;
@@ -13,9 +13,9 @@ pub mod responses;
 
 use crate::error::{ApiError, ApiResult};
 
-/// A number of tokens that a client asked for.
-pub(crate) fn token_count(name: &str, asked: Option<u32>) -> ApiResult<Option<usize>> {
-    match asked {
+/// Checks a number of tokens.
+pub(crate) fn token_count(name: &str, n: Option<u32>) -> ApiResult<Option<usize>> {
+    match n {
         Some(n) if n > i32::MAX as u32 => {
             let message = format!("{name} is {n}; it must be at most {}", i32::MAX);
             Err(ApiError::bad_request(message))
@@ -24,11 +24,11 @@ pub(crate) fn token_count(name: &str, asked: Option<u32>) -> ApiResult<Option<us
     }
 }
 
-/// A number that has to be within bounds.
-pub(crate) fn bounded(name: &str, asked: u32, low: u32, high: u32) -> ApiResult<u32> {
-    if (low..=high).contains(&asked) {
-        return Ok(asked);
+/// Checks that a number is within bounds.
+pub(crate) fn bounded(name: &str, n: u32, low: u32, high: u32) -> ApiResult<u32> {
+    if (low..=high).contains(&n) {
+        return Ok(n);
     }
-    let message = format!("{name} is {asked}; it must be between {low} and {high}");
+    let message = format!("{name} is {n}; it must be between {low} and {high}");
     Err(ApiError::bad_request(message))
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/models`: what is served.
+//! OpenAI's `GET /v1/models`: the models that the server offers.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -9,49 +9,49 @@ use crate::error::{ApiResult, OpenAiErrors};
 use crate::models::Entry;
 use crate::state::AppState;
 
-/// Everything that is served.
+/// A list of models.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelList {
-    /// `list`
+    /// Always `list`.
     pub object: &'static str,
-    /// The models; the first is the default.
+    /// Models; the first is the default.
     pub data: Vec<ModelCard>,
 }
 
-/// A model that is served.
+/// A model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelCard {
-    /// What requests call it.
+    /// Name of the model.
     pub id: String,
-    /// `model`
+    /// Always `model`.
     pub object: &'static str,
-    /// When the server began to serve it, in seconds since 1970.
+    /// Unix time at which the server started, in seconds.
     pub created: u64,
-    /// `oxidize`
+    /// Always `oxidize`.
     pub owned_by: &'static str,
-    /// Whether it is in memory.
+    /// True if the model is in memory.
     pub loaded: bool,
-    /// More, while it is in memory.
+    /// Properties, if the model is in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meta: Option<ModelMeta>,
 }
 
-/// What is known of a model that is in memory.
+/// Properties of a model in memory.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelMeta {
-    /// Its architecture.
+    /// Architecture.
     pub architecture: String,
-    /// Tokens of its vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: usize,
-    /// Most tokens of a request.
+    /// Context size: maximum number of tokens of a request, prompt and answer together.
     pub n_ctx: usize,
-    /// Most tokens that it was trained on.
+    /// Context size that the model was trained with.
     pub n_ctx_train: usize,
-    /// Width of its hidden states.
+    /// Embedding size: width of the hidden states.
     pub n_embd: usize,
-    /// Number of its weights.
+    /// Number of parameters.
     pub n_params: u64,
-    /// Bytes of its weights.
+    /// Size of the weights in bytes.
     pub size: u64,
 }
 
@@ -80,7 +80,7 @@ impl ModelCard {
     }
 }
 
-/// The number of a model's weights.
+/// Number of parameters of a model.
 pub(crate) fn n_params(model: &oxidize_core::model::Model) -> u64 {
     model
         .weights()
@@ -92,7 +92,7 @@ pub(crate) fn n_params(model: &oxidize_core::model::Model) -> u64 {
 /// List models
 #[utoipa::path(
     get, path = "/v1/models", tag = "OpenAI",
-    responses((status = 200, description = "What is served", body = ModelList)),
+    responses((status = 200, description = "The models that the server offers", body = ModelList)),
 )]
 pub async fn list(State(state): State<AppState>) -> Json<ModelList> {
     let data = state
@@ -107,10 +107,10 @@ pub async fn list(State(state): State<AppState>) -> Json<ModelList> {
     })
 }
 
-/// Describe a model
+/// Get a model
 #[utoipa::path(
     get, path = "/v1/models/{model}", tag = "OpenAI",
-    params(("model" = String, Path, description = "What requests call it")),
+    params(("model" = String, Path, description = "Name of the model")),
     responses(
         (status = 200, description = "The model", body = ModelCard),
         OpenAiErrors,

@@ -1,94 +1,94 @@
-//! OpenAI's `POST /v1/responses`. Nothing is stored: each request brings its whole conversation.
+//! OpenAI's `POST /v1/responses`, stateless: each request contains its whole conversation.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use oxidize_core::chat::{Content, ContentPart, FunctionCall, Message, ToolCall};
+use oxidize_core::chat::{Content, ContentPart, Conversation, FunctionCall, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::token_count;
+use crate::answer::FinishReason;
 use crate::auth::Client;
 use crate::body::Body;
-use crate::conversation::Conversation;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
-use crate::generate::{End, Generation, Part, Piece, StopReason};
+use crate::generate::{Chat, Delta, End, Generation, GenerationRequest, Update};
 use crate::models::Loaded;
 use crate::sampling::{ResponseFormat, SamplingFields};
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 use crate::tools::{ToolChoice, Tools};
 
-/// A conversation to continue, in the shape of OpenAI's newer API.
+/// Request of a response.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ResponseRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// Text, or the items of a conversation.
+    /// Text of the user, or the items of a conversation.
     pub input: Input,
-    /// What the model is told before the conversation.
+    /// System message before the conversation.
     pub instructions: Option<String>,
-    /// Most tokens of the answer.
+    /// Maximum number of tokens to generate.
     #[schema(minimum = 1, maximum = 2147483647)]
     pub max_output_tokens: Option<u32>,
-    /// Whether the answer comes as server-sent events.
+    /// Stream the answer as server-sent events.
     pub stream: Option<bool>,
-    /// What the model may call.
+    /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Vec<Value>>,
-    /// `auto`, `none`, `required`, or a function's name.
+    /// `auto`, `none`, `required`, or an object that names a function.
     #[schema(value_type = Option<Object>)]
     pub tool_choice: Option<Value>,
-    /// Whether the model may call several at once.
+    /// Allow several tool calls in one answer.
     pub parallel_tool_calls: Option<bool>,
-    /// The form of the answer.
+    /// Format of the answer.
     pub text: Option<TextOptions>,
-    /// How much a model that thinks should think.
+    /// Options for reasoning models.
     pub reasoning: Option<ReasoningOptions>,
-    /// Not supported: nothing is stored.
+    /// Not supported: responses are not stored.
     pub previous_response_id: Option<String>,
-    /// Comes back as it was.
+    /// Returned unchanged in the response.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
     #[serde(flatten)]
-    #[allow(missing_docs, reason = "its fields have their own")]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
 }
 
-/// Text, or the items of a conversation.
+/// Text of the user, or the items of a conversation.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Input {
-    /// What the user says.
+    /// Text of the user.
     Text(String),
-    /// Messages, calls and their results.
+    /// Messages, function calls and their outputs.
     #[schema(value_type = Vec<Object>)]
     Items(Vec<Value>),
 }
 
-/// The form of an answer.
+/// Options for the text of an answer.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct TextOptions {
-    /// `text`, `json_object` or `json_schema`.
+    /// Format of the answer: `text`, `json_object` or `json_schema`.
     pub format: Option<ResponseFormat>,
 }
 
-/// How much a model thinks.
+/// Options for reasoning models.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ReasoningOptions {
-    /// `low`, `medium`, `high`, or what the template knows.
+    /// Reasoning effort, passed to the chat template: `low`, `medium`, `high`.
     pub effort: Option<String>,
 }
 
-/// Continue a conversation
+/// Create a response
 #[utoipa::path(
     post, path = "/v1/responses", tag = "OpenAI",
     request_body = ResponseRequest,
     responses(
-        (status = 200, description = "The response; with `stream`, server-sent events of its making", content(
+        (status = 200, description = "The response; with `stream`, server-sent events with its parts", content(
             (Value = "application/json"), (StreamEvent = "text/event-stream"),
         )),
         OpenAiErrors,
@@ -101,20 +101,18 @@ pub async fn create(
 ) -> ApiResult<Response> {
     if request.previous_response_id.is_some() {
         return Err(ApiError::not_supported(
-            "nothing is stored: send the conversation instead of previous_response_id",
+            "previous_response_id is not supported, as responses are not stored; send the conversation as input",
         ));
     }
     let streamed = request.stream.unwrap_or(false);
-    let name = request.model.clone();
-    let shown = request.shown();
-    let conversation = request.conversation()?;
-    let prepare = move |model: &Loaded| conversation.job(model);
-    let generation = Generation::begin(&state, &client, name.as_deref(), 1, prepare).await?;
+    let echoed = request.echoed();
+    let request = request.into_generation()?;
+    let generation = Generation::begin(&state, &client, request).await?;
     let mut writer = ResponseWriter {
         id: state.new_id(""),
         created: unix_time(),
         model: generation.model().clone(),
-        shown,
+        echoed,
         output: Vec::new(),
         open: None,
         n_events: 0,
@@ -124,19 +122,19 @@ pub async fn create(
         return stream::respond(generation, Framing::Sse, writer).await;
     }
     let mut generation = generation;
-    let mut unheard = Frames::discard();
-    while let Some(piece) = futures_util::StreamExt::next(&mut generation).await {
-        writer.piece(piece?, &mut unheard);
+    let mut frames = Frames::discard();
+    while let Some(update) = futures_util::StreamExt::next(&mut generation).await {
+        writer.update(update?, &mut frames);
     }
     let status = writer.status();
     Ok(Json(writer.response(status)).into_response())
 }
 
 impl ResponseRequest {
-    /// What the response repeats of the request.
-    fn shown(&self) -> Map<String, Value> {
+    /// Fields of the request that the response repeats.
+    fn echoed(&self) -> Map<String, Value> {
         let format = self.text.as_ref().and_then(|text| text.format.as_ref());
-        let shown = json!({
+        let echoed = json!({
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
@@ -151,13 +149,13 @@ impl ResponseRequest {
             "truncation": "disabled",
             "metadata": self.metadata.clone().unwrap_or_default(),
         });
-        match shown {
+        match echoed {
             Value::Object(map) => map,
             _ => Map::new(),
         }
     }
 
-    fn conversation(self) -> ApiResult<Conversation> {
+    fn into_generation(self) -> ApiResult<GenerationRequest> {
         let mut messages = Vec::new();
         messages.extend(self.instructions.map(|text| Message::new("system", text)));
         match self.input {
@@ -169,9 +167,9 @@ impl ResponseRequest {
             }
         }
         if messages.is_empty() {
-            return Err(ApiError::bad_request("input is empty"));
+            return Err(ApiError::bad_request("input must not be empty"));
         }
-        // Here functions are not wrapped in a `function` of their own.
+        // This API has no `function` object around the fields of a function.
         let tools = self.tools.unwrap_or_default().into_iter().map(|tool| {
             match tool.get("type").and_then(Value::as_str) {
                 Some("function") if tool.get("function").is_none() => {
@@ -191,25 +189,32 @@ impl ResponseRequest {
         }
         let format = self.text.and_then(|text| text.format);
         let grammar = format.map(|format| format.grammar()).transpose()?.flatten();
-        Ok(Conversation {
-            messages,
+        let chat = Chat {
+            conversation: Conversation {
+                messages,
+                template_args,
+                ..Conversation::default()
+            },
             tools: Tools::new(tools, choice, self.parallel_tool_calls.unwrap_or(true))?,
-            template_args,
+            stream_calls: self.stream.unwrap_or(false),
+            ..Chat::default()
+        };
+        Ok(GenerationRequest {
+            model: self.model,
             sampling: self.sampling,
             grammar,
             max_tokens: token_count("max_output_tokens", self.max_output_tokens)?,
-            stream_calls: self.stream.unwrap_or(false),
-            n: 1,
-            ..Conversation::default()
+            ..GenerationRequest::new(chat)
         })
     }
 }
 
-/// An item of a conversation as a message; calls of one turn are one message.
+/// Adds an item of a conversation to `messages`. Function calls in a row become one message.
 fn add_item(item: Value, messages: &mut Vec<Message>) -> ApiResult<()> {
     let text = |name: &str| item.get(name).and_then(Value::as_str).map(str::to_owned);
     let needed = |name: &str| {
-        text(name).ok_or_else(|| ApiError::bad_request(format!("an input item has no {name}")))
+        text(name)
+            .ok_or_else(|| ApiError::bad_request(format!("an input item has no field {name:?}")))
     };
     match item
         .get("type")
@@ -220,7 +225,7 @@ fn add_item(item: Value, messages: &mut Vec<Message>) -> ApiResult<()> {
             let content = match item.get("content") {
                 Some(Value::String(text)) => Content::Text(text.clone()),
                 Some(Value::Array(parts)) => Content::Parts(parts.iter().map(part).collect()),
-                _ => return Err(ApiError::bad_request("a message has no content")),
+                _ => return Err(ApiError::bad_request("a message has no field \"content\"")),
             };
             messages.push(Message {
                 role: needed("role")?,
@@ -254,7 +259,7 @@ fn add_item(item: Value, messages: &mut Vec<Message>) -> ApiResult<()> {
                 Some(other) => other.to_string(),
                 None => {
                     return Err(ApiError::bad_request(
-                        "a function_call_output has no output",
+                        "a function_call_output has no field \"output\"",
                     ));
                 }
             };
@@ -262,7 +267,7 @@ fn add_item(item: Value, messages: &mut Vec<Message>) -> ApiResult<()> {
             message.tool_call_id = text("call_id");
             messages.push(message);
         }
-        // Earlier thoughts are the model's own business.
+        // Templates take no reasoning of earlier answers.
         "reasoning" => {}
         other => {
             let other: String = other.chars().take(32).collect();
@@ -274,7 +279,7 @@ fn add_item(item: Value, messages: &mut Vec<Message>) -> ApiResult<()> {
     Ok(())
 }
 
-/// A part of a message, whose text goes by several names here.
+/// A part of a message's content. Texts have several types in this API, such as `input_text`.
 fn part(value: &Value) -> ContentPart {
     let kind = value.get("type").and_then(Value::as_str).unwrap_or("text");
     let text = value
@@ -288,7 +293,7 @@ fn part(value: &Value) -> ContentPart {
     }
 }
 
-/// An item that is being written.
+/// An output item that is still generated.
 enum Open {
     Reasoning(String),
     Message(String),
@@ -303,8 +308,9 @@ struct ResponseWriter {
     id: String,
     created: u64,
     model: Arc<Loaded>,
-    shown: Map<String, Value>,
-    /// Items that are complete.
+    /// Fields of the request that the response repeats.
+    echoed: Map<String, Value>,
+    /// Completed items.
     output: Vec<Value>,
     open: Option<Open>,
     n_events: usize,
@@ -324,13 +330,13 @@ impl ResponseWriter {
     fn status(&self) -> &'static str {
         match &self.end {
             None => "in_progress",
-            Some(end) if end.reason == StopReason::Length => "incomplete",
+            Some(end) if end.reason == FinishReason::Length => "incomplete",
             Some(_) => "completed",
         }
     }
 
     fn response(&self, status: &str) -> Value {
-        let mut map = self.shown.clone();
+        let mut map = self.echoed.clone();
         let usage = self.end.as_ref().map(|end| {
             let finished = &end.finished;
             json!({
@@ -367,7 +373,7 @@ impl ResponseWriter {
         format!("{kind}_{}_{}", self.id, self.output.len())
     }
 
-    /// The open item as it stands.
+    /// The open item with what was generated so far.
     fn item(&self, status: &str) -> Value {
         let id = self.item_id();
         match &self.open {
@@ -472,10 +478,10 @@ impl Writer for ResponseWriter {
         self.send("response.in_progress", response, out);
     }
 
-    fn piece(&mut self, piece: Piece, out: &mut Frames) {
-        match piece {
-            Piece::Part {
-                part: Part::Reasoning(text),
+    fn update(&mut self, update: Update, out: &mut Frames) {
+        match update {
+            Update::Delta {
+                delta: Delta::Reasoning(text),
                 ..
             } => {
                 if !matches!(self.open, Some(Open::Reasoning(_))) {
@@ -490,8 +496,8 @@ impl Writer for ResponseWriter {
                     out,
                 );
             }
-            Piece::Part {
-                part: Part::Content(text),
+            Update::Delta {
+                delta: Delta::Content(text),
                 ..
             } => {
                 if !matches!(self.open, Some(Open::Message(_))) {
@@ -503,8 +509,8 @@ impl Writer for ResponseWriter {
                 let delta = json!({ "content_index": 0, "delta": text, "logprobs": [] });
                 self.delta("response.output_text.delta", delta, out);
             }
-            Piece::Part {
-                part: Part::CallStart { id, name, .. },
+            Update::Delta {
+                delta: Delta::CallStart { id, name, .. },
                 ..
             } => {
                 let call = Open::Call {
@@ -514,8 +520,8 @@ impl Writer for ResponseWriter {
                 };
                 self.open(call, out);
             }
-            Piece::Part {
-                part: Part::CallArguments { text, .. },
+            Update::Delta {
+                delta: Delta::CallArguments { text, .. },
                 ..
             } => {
                 if let Some(Open::Call { arguments, .. }) = &mut self.open {
@@ -527,7 +533,7 @@ impl Writer for ResponseWriter {
                     out,
                 );
             }
-            Piece::End(end) => {
+            Update::End(end) => {
                 self.close(out);
                 self.end = Some(end);
             }
@@ -549,6 +555,14 @@ impl Writer for ResponseWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generate::Input;
+
+    fn chat(request: ResponseRequest) -> Chat {
+        match request.into_generation().unwrap().input {
+            Input::Chat(chat) => *chat,
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn items_become_messages() {
@@ -563,7 +577,8 @@ mod tests {
             "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}],
         }))
         .unwrap();
-        let conversation = request.conversation().unwrap();
+        let chat = chat(request);
+        let conversation = &chat.conversation;
         let roles: Vec<&str> = conversation
             .messages
             .iter()
@@ -575,18 +590,18 @@ mod tests {
             2
         );
         assert_eq!(conversation.messages[1].text(), "weather?");
-        assert!(conversation.tools.offered().is_some());
+        assert!(chat.tools.offered().is_some());
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused() {
+    fn unsupported_input_is_refused() {
         for wrong in [
             json!({"input": [{"type": "image_generation_call"}]}),
             json!({"input": "x", "tools": [{"type": "web_search"}]}),
             json!({"input": []}),
         ] {
             let request: ResponseRequest = serde_json::from_value(wrong).unwrap();
-            assert!(request.conversation().is_err());
+            assert!(request.into_generation().is_err());
         }
     }
 }

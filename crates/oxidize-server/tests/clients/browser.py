@@ -1,6 +1,6 @@
-"""The page in headless Chromium: browser.py URL [FOLDER FOR SCREENSHOTS]
+"""The chat page in headless Chromium: browser.py URL [DIRECTORY FOR SCREENSHOTS]
 
-Speaks the DevTools protocol over a pipe, so that nothing has to be installed but the browser.
+Uses the DevTools protocol over a pipe, so that only the browser has to be installed.
 """
 
 import base64
@@ -20,7 +20,7 @@ if BROWSER is None:
 
 
 class Page:
-    """A page of a browser that ends with the test."""
+    """A page of a browser process."""
 
     def __init__(self) -> None:
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -28,7 +28,7 @@ class Page:
         self.read, from_browser = os.pipe()
 
         def connect() -> None:
-            # The browser reads from 3 and writes to 4, whatever the numbers were.
+            # The browser reads from file descriptor 3 and writes to 4.
             reading, writing = os.dup(to_browser), os.dup(from_browser)
             os.dup2(reading, 3)
             os.dup2(writing, 4)
@@ -40,7 +40,7 @@ class Page:
         self.buffer = b""
         self.next = 0
         self.session = None
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -63,14 +63,14 @@ class Page:
         while b"\0" not in self.buffer:
             piece = os.read(self.read, 1 << 20)
             if not piece:
-                raise AssertionError("the browser has ended")
+                raise AssertionError("the browser has exited")
             self.buffer += piece
         message, _, self.buffer = self.buffer.partition(b"\0")
         message = json.loads(message)
         if message.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(message["params"]["exceptionDetails"]["exception"].get("description", "?"))
+            self.errors.append(message["params"]["exceptionDetails"]["exception"].get("description", "?"))
         if message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
-            self.complaints.append(message["params"]["entry"]["text"])
+            self.errors.append(message["params"]["entry"]["text"])
         return message
 
     def run(self, script: str):
@@ -87,7 +87,7 @@ class Page:
             if value:
                 return value
             time.sleep(0.05)
-        raise AssertionError(f"not within {seconds} s: {script}; complaints: {self.complaints}")
+        raise AssertionError(f"not within {seconds} s: {script}; errors: {self.errors}")
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
@@ -95,10 +95,10 @@ class Page:
 
     def screenshot(self, name: str) -> None:
         if len(sys.argv) > 2:
-            folder = Path(sys.argv[2])
-            folder.mkdir(parents=True, exist_ok=True)
+            directory = Path(sys.argv[2])
+            directory.mkdir(parents=True, exist_ok=True)
             picture = self.call("Page.captureScreenshot", format="png")["data"]
-            (folder / f"{name}.png").write_bytes(base64.b64decode(picture))
+            (directory / f"{name}.png").write_bytes(base64.b64decode(picture))
 
     def close(self) -> None:
         self.process.kill()
@@ -136,7 +136,7 @@ def main() -> None:
         page.screenshot("settings")
         page.run("document.getElementById('close-settings').click()")
 
-        # An answer streams in.
+        # An answer is streamed.
         ask(page, "Write a haiku about rust.")
         page.wait("document.querySelector('.message.assistant .bubble.cursor') || document.querySelectorAll('.message.assistant .foot button').length")
         finished(page, 1)
@@ -144,7 +144,7 @@ def main() -> None:
         assert "tok/s" in page.run("document.querySelector('.message.assistant .foot').textContent")
         page.screenshot("answer")
 
-        # A long one is stopped, and the server hears of it.
+        # A long answer is stopped, and the server cancels it.
         page.run("(() => { const e = document.getElementById('set-max_tokens'); e.value = '1500'; e.dispatchEvent(new Event('input')); })()")
         ask(page, "Tell me a very long story.")
         page.wait("!document.getElementById('stop').hidden && document.querySelectorAll('.message.assistant')[1].textContent.length > 5")
@@ -154,14 +154,14 @@ def main() -> None:
         finished(page, 2)
         page.wait("Number(document.getElementById('live-running').textContent) === 0")
 
-        # Everything is there after a reload: the chat in the list, its messages when it is opened.
+        # Chats and their messages are kept across a reload.
         page.open(url)
         page.wait("document.querySelectorAll('#history .chat').length === 1")
         page.run("document.querySelector('#history .open').click()")
         page.wait("document.querySelectorAll('.message').length === 4")
         assert page.run("document.getElementById('set-temperature').value") == "0"
 
-        # Text of a model is shown and never run; markdown becomes elements.
+        # Markdown becomes elements; HTML and scripts in it are shown as text.
         page.run("""(async () => {
             const { render } = await import('/web/markdown.js');
             const box = document.createElement('div');
@@ -185,31 +185,31 @@ def main() -> None:
         page.run("document.getElementById('box').scrollIntoView()")
         page.screenshot("markdown")
 
-        # Dark, and it stays dark.
+        # The dark theme is kept across a reload.
         page.run("document.getElementById('toggle-theme').click()")
         page.screenshot("dark")
         page.open(url)
         assert page.run("document.documentElement.dataset.theme") == "dark"
 
-        # Deleting a chat deletes it.
+        # A chat is deleted.
         page.wait("document.querySelectorAll('#history .chat').length === 1")
         page.run("document.querySelector('#history .remove').click()")
         assert page.run("JSON.parse(localStorage.getItem('oxidize.chats')).length") == 0
 
-        # The API's own page.
+        # The API reference.
         page.open(f"{url}/docs")
         page.wait("document.querySelectorAll('.endpoint').length > 20")
         page.run("document.querySelector('.endpoint').open = true")
         page.screenshot("docs")
 
-        # On a telephone.
+        # On a phone.
         page.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
         page.open(url)
         page.wait("document.getElementById('model').value !== ''")
         assert page.run("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
-        assert page.run("document.getElementById('composer').getBoundingClientRect().width > 300"), "there is no room to write"
+        assert page.run("document.getElementById('composer').getBoundingClientRect().width > 300"), "the input is too narrow"
         page.screenshot("phone")
-        assert not page.complaints, page.complaints
+        assert not page.errors, page.errors
     finally:
         page.close()
 

@@ -1,9 +1,9 @@
-"""litellm against a running server, as OpenAI's and as Anthropic's: litellm_client.py URL"""
+"""litellm against a running server, through OpenAI's and Anthropic's APIs: litellm_client.py URL"""
 
 import os
 import sys
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no download
 try:
     import litellm
 except ImportError as missing:

@@ -16,7 +16,7 @@ ASKED = [{"role": "user", "content": "Hello"}]
 TIME = {"type": "function", "function": {"name": "time", "description": "The time.", "parameters": {
     "type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"], "additionalProperties": False}}}
 
-# A whole answer, and the same one streamed.
+# A whole answer and a streamed one.
 common = dict(model=MODEL, messages=ASKED, temperature=0, max_completion_tokens=12, extra_body={"ignore_eos": True})
 whole = client.chat.completions.create(**common)
 assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 12
@@ -27,7 +27,7 @@ assert pieces[-1].usage.completion_tokens == 12
 again = client.chat.completions.create(**common)
 assert again.usage.prompt_tokens_details.cached_tokens >= 0
 
-# The package's own accumulation of a stream.
+# The package's helper that accumulates a stream.
 with client.chat.completions.stream(model=MODEL, messages=ASKED, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}) as stream:
     for event in stream:
         pass
@@ -49,7 +49,7 @@ shaped = client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=
     "type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}})
 assert json.loads(shaped.choices[0].message.content)["answer"] in ("yes", "no")
 
-# Tools: required, then their result goes back.
+# A required tool call, whose result is sent back.
 called = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TIME], tool_choice="required",
                                         parallel_tool_calls=False, max_tokens=400)
 call = called.choices[0].message.tool_calls[0]
@@ -61,7 +61,7 @@ streamed = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TI
 arguments = "".join(c.function.arguments or "" for p in streamed for c in (p.choices[0].delta.tool_calls or []))
 assert json.loads(arguments) == {"zone": "UTC"}
 
-# The model's own choice. A grammar makes a model of random weights choose to call, twice; arguments come in pieces.
+# tool_choice auto: a grammar makes a model of random weights call twice. Arguments are streamed in several parts.
 CALLS = r"""root ::= "Well. " call "\n" call
 call ::= "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"zone\": \"" [A-Z]{12} "\"}}\n</tool_call>" """
 auto = dict(model=MODEL, messages=ASKED, tools=[TIME], tool_choice="auto", max_tokens=400, seed=1, extra_body={"grammar": CALLS})
@@ -85,7 +85,7 @@ for call, parts in zip(whole.message.tool_calls, calls.values(), strict=True):
 # Completions, embeddings.
 completion = client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=3, logprobs=1)
 assert len(completion.choices) == 2 and len(completion.choices[0].logprobs.tokens) == 3
-# The package asks for base64 and decodes it.
+# The package requests base64 and decodes it.
 vectors = client.embeddings.create(model=MODEL, input=["a", "b"]).data
 assert len(vectors) == 2 and abs(sum(x * x for x in vectors[0].embedding) - 1) < 1e-3
 
@@ -98,7 +98,7 @@ called = client.responses.create(model=MODEL, input="Hello", tool_choice="requir
                                  tools=[{"type": "function", **TIME["function"]}])
 assert called.output[0].type == "function_call" and json.loads(called.output[0].arguments) == {"zone": "UTC"}
 
-# Errors become the package's own.
+# Errors become exceptions of the package.
 for kind, act in [
     (openai.NotFoundError, lambda: client.chat.completions.create(model="none", messages=ASKED)),
     (openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=[])),

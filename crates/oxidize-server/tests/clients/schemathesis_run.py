@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document: schemathesis_run.py URL"""
+"""Requests generated from the OpenAPI document: schemathesis_run.py URL"""
 
 import importlib.util
 import subprocess
@@ -14,6 +14,6 @@ command = [
     "--max-examples", "10", "--max-time", "60", "--generation-deterministic", "--request-timeout", "120", "--phases", "examples,coverage,fuzzing",
     "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
 ]
-# What it remembers from run to run is nobody's business.
-with tempfile.TemporaryDirectory() as folder:
-    sys.exit(subprocess.run(command, cwd=folder).returncode)
+# schemathesis keeps state in the working directory; each run starts without.
+with tempfile.TemporaryDirectory() as directory:
+    sys.exit(subprocess.run(command, cwd=directory).returncode)

@@ -1,4 +1,4 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`.
+//! Anthropic's `/v1/messages` and `/v1/messages/count_tokens`.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn turns() -> Value {
 }
 
 #[test]
-fn a_message_is_the_same_whole_and_streamed() {
+fn streamed_and_whole_messages_agree() {
     let server = start(&[]);
     let asked = json!({"model": "tiny", "system": "Be kind.", "messages": turns(), "max_tokens": 8, "temperature": 0});
     let whole = server.post(MESSAGES, &asked).ok();
@@ -42,7 +42,7 @@ fn a_message_is_the_same_whole_and_streamed() {
 }
 
 #[test]
-fn tools_are_used() {
+fn required_tools_are_called() {
     let server = start(&[]);
     let asked = json!({
         "messages": turns(), "max_tokens": 400, "temperature": 0,
@@ -71,7 +71,7 @@ fn tools_are_used() {
 }
 
 #[test]
-fn errors_have_anthropics_shape() {
+fn errors_have_anthropics_format() {
     let server = start(&[]);
     let reply = server.post(MESSAGES, &json!({ "messages": turns() }));
     assert_eq!(reply.status, 400);

@@ -24,7 +24,7 @@ fn weather() -> Value {
 }
 
 #[test]
-fn an_answer_is_the_same_whole_and_streamed() {
+fn streamed_and_whole_answers_agree() {
     let server = start(&[]);
     let asked = question("Hello", 24);
     let whole = server.post(CHAT, &asked).ok();
@@ -50,14 +50,14 @@ fn an_answer_is_the_same_whole_and_streamed() {
     let finish = &events[events.len() - 2];
     assert_eq!(finish["choices"][0]["finish_reason"], "length");
     assert!(finish["timings"]["predicted_n"] == 24);
-    // And it ends as OpenAI's streams do.
+    // The stream ends with OpenAI's end marker.
     let mut body = asked;
     body["stream"] = true.into();
     assert!(server.post(CHAT, &body).body.ends_with("data: [DONE]\n\n"));
 }
 
 #[test]
-fn the_second_time_the_prompt_is_cached() {
+fn repeated_prompts_are_cached() {
     let server = start(&[]);
     let long = "All happy families are alike. ".repeat(20);
     let cached = |reply: &Value| {
@@ -76,7 +76,7 @@ fn the_second_time_the_prompt_is_cached() {
 }
 
 #[test]
-fn several_answers_and_seeds() {
+fn several_answers_differ_and_follow_the_seed() {
     let server = start(&[]);
     let mut asked = question("Hello", 12);
     asked["temperature"] = 1.into();
@@ -104,7 +104,7 @@ fn several_answers_and_seeds() {
 }
 
 #[test]
-fn stops_logprobs_and_biases() {
+fn stop_strings_logprobs_and_biases() {
     let server = start(&[]);
     let mut asked = question("Hello", 16);
     asked["logprobs"] = true.into();
@@ -118,7 +118,7 @@ fn stops_logprobs_and_biases() {
     for token in &tokens {
         let top = token["top_logprobs"].as_array().unwrap();
         assert_eq!(top.len(), 3);
-        // Greedy: the most likely one was taken.
+        // Greedy sampling takes the most likely token.
         assert_eq!(
             (&top[0]["id"], &top[0]["logprob"]),
             (&token["id"], &token["logprob"])
@@ -134,7 +134,7 @@ fn stops_logprobs_and_biases() {
         .collect();
     assert_eq!(streamed, tokens);
 
-    // Text that stands in the answer ends it, and is not part of it.
+    // A stop string ends the answer and is not part of it.
     let text = content(&whole, 0).to_owned();
     let stop: String = text.chars().skip(4).take(2).collect();
     let mut stopped = question("Hello", 16);
@@ -151,7 +151,7 @@ fn stops_logprobs_and_biases() {
 }
 
 #[test]
-fn answers_have_the_form_that_was_asked_for() {
+fn answers_follow_the_response_format() {
     let server = start(&[]);
     let schema = json!({
         "type": "object", "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}, "b": {"enum": ["x", "y"]}},
@@ -177,7 +177,7 @@ fn answers_have_the_form_that_was_asked_for() {
 }
 
 #[test]
-fn tools_are_called_when_they_must_be() {
+fn required_tools_are_called() {
     let server = start(&[]);
     let mut asked = question("Weather in Rome?", 800);
     asked["tools"] = weather();
@@ -196,7 +196,7 @@ fn tools_are_called_when_they_must_be() {
         "{arguments}"
     );
 
-    // Streamed, the arguments come in pieces that make up the same.
+    // Streamed arguments come in several parts.
     let events = server.events(CHAT, &asked);
     let deltas: Vec<&Value> = events
         .iter()
@@ -233,7 +233,7 @@ fn tools_are_called_when_they_must_be() {
 }
 
 #[test]
-fn a_turn_that_was_begun_is_continued() {
+fn a_last_message_of_the_assistant_is_continued() {
     let server = start(&[]);
     let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The answer is"}]);
     let prompt = server
@@ -252,7 +252,7 @@ fn a_turn_that_was_begun_is_continued() {
 }
 
 #[test]
-fn what_cannot_be_served_is_said() {
+fn errors_describe_the_problem() {
     let server = start(&["-c", "256"]);
     let error = server
         .post(CHAT, &question(&"word ".repeat(400), 5))
@@ -294,7 +294,7 @@ fn what_cannot_be_served_is_said() {
 }
 
 #[test]
-fn responses_stream_what_they_come_to() {
+fn streamed_and_whole_responses_agree() {
     let server = start(&[]);
     let asked = json!({"input": "Hello", "max_output_tokens": 8, "temperature": 0, "instructions": "Be kind.", "ignore_eos": true});
     let whole = server.post("/v1/responses", &asked).ok();

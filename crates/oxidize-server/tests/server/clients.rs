@@ -1,9 +1,9 @@
-//! The clients that people use, from Python: `openai`, `anthropic`, `ollama`, `litellm`; the page in Chromium; and schemathesis, which makes
-//! up requests from the OpenAPI document. `scripts/setup` installs them.
+//! Python clients (`openai`, `anthropic`, `ollama`, `litellm`), the chat page in Chromium, and schemathesis,
+//! which generates requests from the OpenAPI document. `scripts/setup` installs them.
 
 use super::*;
 
-/// Where `scripts/setup` puts things.
+/// The directory that `scripts/setup` installs into.
 fn cache() -> Result<PathBuf, String> {
     let set = |name| {
         let value = std::env::var_os(name).filter(|value| !value.is_empty());
@@ -13,13 +13,13 @@ fn cache() -> Result<PathBuf, String> {
     cache.ok_or_else(|| "no home directory".to_owned())
 }
 
-/// A file in the cache, or the reason why it is not to be had.
+/// A file in the cache, or the reason why it is missing.
 fn cached(name: &str) -> Result<PathBuf, String> {
     let path = cache()?.join(name);
     if path.exists() {
         Ok(path)
     } else {
-        Err(format!("{} is not there", path.display()))
+        Err(format!("{} not found", path.display()))
     }
 }
 
@@ -39,17 +39,17 @@ fn run(script: &str, server: &Running) {
         .arg(format!("http://{}", server.address))
         .output()
         .unwrap();
-    let said = format!(
+    let text = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    // Exit status 77 is what test suites use for "not here".
+    // Exit status 77 means "skipped" in test suites.
     if output.status.code() == Some(77) {
-        eprintln!("SKIPPED: {script}: {said}");
+        eprintln!("SKIPPED: {script}: {text}");
         return;
     }
-    assert!(output.status.success(), "{script}: {said}");
+    assert!(output.status.success(), "{script}: {text}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn litellm() {
 
 #[test]
 fn chromium() {
-    // A model of random weights may have nothing to say; this one has.
+    // A model of random weights may generate no text; this one generates some.
     match cached("models/SmolLM2-135M-Instruct.Q4_1.gguf") {
         Ok(model) => run(
             "browser.py",

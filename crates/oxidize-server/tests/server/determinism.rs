@@ -1,13 +1,13 @@
-//! The same prompt and seed give the same tokens, alone and in a full batch.
+//! With --deterministic, answers do not depend on the other requests in the batch.
 
 use super::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[test]
-fn a_crowd_changes_not_one_bit() {
+fn answers_are_batch_invariant() {
     let server = start(&["--deterministic", "-np", "8", "-b", "64"]);
-    // Long enough to be cut into pieces, and so that each piece meets others; never found in the cache.
+    // Prompts span several batches, which they share with others, and differ from the first token on.
     let asked = |n: usize, seed: u64| {
         let mut asked = question(
             &format!("{n}: {}", "Over hill, over dale. ".repeat(10 + 3 * n)),
@@ -23,7 +23,7 @@ fn a_crowd_changes_not_one_bit() {
         .map(|n| server.post(CHAT, &asked(n, 7)).ok()["choices"].clone())
         .collect();
     for round in 0..2 {
-        // The second time prompts come from the cache, at least in part.
+        // In the second round, prompts are at least partly cached.
         let address = server.address;
         let clients: Vec<_> = (0..8)
             .map(|n| {
@@ -44,8 +44,8 @@ fn a_crowd_changes_not_one_bit() {
 }
 
 #[test]
-fn preemption_changes_nothing() {
-    // Room for two long answers, and four that want it.
+fn preemption_does_not_change_answers() {
+    // The cache has room for two of the four long answers.
     let server = start(&[
         "--deterministic",
         "-np",

@@ -1,4 +1,4 @@
-//! The prefix cache on disk: it outlives the server, and nothing that happens to it gives a wrong answer.
+//! The prefix cache on disk: it survives restarts, and damage to it never changes an answer.
 
 use super::*;
 use sha2::{Digest, Sha256};
@@ -26,9 +26,9 @@ fn text(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap()
 }
 
-/// The files of all blocks below a folder.
-fn blocks(folder: &Path) -> Vec<PathBuf> {
-    let Ok(models) = fs::read_dir(folder) else {
+/// The files of all blocks below a directory.
+fn blocks(directory: &Path) -> Vec<PathBuf> {
+    let Ok(models) = fs::read_dir(directory) else {
         return Vec::new();
     };
     let files = models.flat_map(|model| fs::read_dir(model.unwrap().path()).unwrap());
@@ -36,18 +36,18 @@ fn blocks(folder: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_none()).collect()
 }
 
-fn is_whole(path: &Path) -> bool {
+fn is_intact(path: &Path) -> bool {
     let bytes = fs::read(path).unwrap();
     let (body, checksum) = bytes.split_at(bytes.len().saturating_sub(32));
     Sha256::digest(body).as_slice() == checksum
 }
 
 #[test]
-fn a_prefix_outlives_the_server() {
-    let folder = tempfile::tempdir().unwrap();
+fn cached_prefixes_survive_restarts() {
+    let directory = tempfile::tempdir().unwrap();
     let args = [
         "--cache-dir",
-        folder.path().to_str().unwrap(),
+        directory.path().to_str().unwrap(),
         "--api-key",
         "a",
         "--api-key",
@@ -69,7 +69,7 @@ fn a_prefix_outlives_the_server() {
     assert_eq!(cached(&first), 0);
     server.terminate();
     assert!(server.wait().success());
-    assert!(!blocks(folder.path()).is_empty());
+    assert!(!blocks(directory.path()).is_empty());
     let server = start(&args);
     assert_eq!(cached(&ask(&server, "Bearer b")), 0, "another tenant");
     let second = ask(&server, "Bearer a");
@@ -79,13 +79,13 @@ fn a_prefix_outlives_the_server() {
 
 #[test]
 fn damaged_blocks_are_not_used() {
-    let folder = tempfile::tempdir().unwrap();
-    let args = ["--cache-dir", folder.path().to_str().unwrap()];
+    let directory = tempfile::tempdir().unwrap();
+    let args = ["--cache-dir", directory.path().to_str().unwrap()];
     let mut server = start(&args);
     let first = server.post(CHAT, &story(1)).ok();
     server.terminate();
     server.wait();
-    for path in blocks(folder.path()) {
+    for path in blocks(directory.path()) {
         let mut bytes = fs::read(&path).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 0x40;
@@ -98,14 +98,19 @@ fn damaged_blocks_are_not_used() {
 }
 
 #[test]
-fn a_killed_server_leaves_no_torn_block() {
-    // OXIDIZE_KILLS makes it more; `make soak` does.
+fn a_killed_server_leaves_no_damaged_block() {
+    // OXIDIZE_KILLS sets the number of rounds; `make soak` raises it.
     let kills = std::env::var("OXIDIZE_KILLS")
         .ok()
         .and_then(|n| n.parse().ok())
         .unwrap_or(12);
-    let folder = tempfile::tempdir().unwrap();
-    let args = ["--cache-dir", folder.path().to_str().unwrap(), "-c", "512"];
+    let directory = tempfile::tempdir().unwrap();
+    let args = [
+        "--cache-dir",
+        directory.path().to_str().unwrap(),
+        "-c",
+        "512",
+    ];
     let mut wait = 3u64;
     for round in 0..kills {
         let mut server = start(&args);
@@ -120,10 +125,10 @@ fn a_killed_server_leaves_no_torn_block() {
                 )
             })
             .collect();
-        // Somewhere between the first and the last write, and somewhere else each time.
-        let before = blocks(folder.path()).len();
+        // Kills the server between the first and the last write, at another time in each round.
+        let before = blocks(directory.path()).len();
         let start = Instant::now();
-        while blocks(folder.path()).len() == before && start.elapsed() < Duration::from_secs(5) {
+        while blocks(directory.path()).len() == before && start.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(1));
         }
         wait = wait
@@ -133,11 +138,11 @@ fn a_killed_server_leaves_no_torn_block() {
         server.child.kill().unwrap();
         server.wait();
         drop(clients);
-        for path in blocks(folder.path()) {
-            assert!(is_whole(&path), "round {round}: {}", path.display());
+        for path in blocks(directory.path()) {
+            assert!(is_intact(&path), "round {round}: {}", path.display());
         }
     }
-    assert!(!blocks(folder.path()).is_empty());
+    assert!(!blocks(directory.path()).is_empty());
     let server = start(&args);
     server.post(CHAT, &story(0)).ok();
 }

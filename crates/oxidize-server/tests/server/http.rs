@@ -1,4 +1,4 @@
-//! A client that does what it is told, wrong things too.
+//! A minimal HTTP client that can also send malformed requests.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -24,16 +24,16 @@ impl Reply {
     }
 
     pub(crate) fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.body))
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("not JSON: {}", self.body))
     }
 
-    /// The JSON of a good answer.
+    /// The JSON of a response with status 200.
     pub(crate) fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.body);
         self.json()
     }
 
-    /// The message of an error in OpenAI's shape.
+    /// The message of an error in OpenAI's format.
     pub(crate) fn error(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", self.body);
         let message = self.json()["error"]["message"].as_str().map(str::to_owned);
@@ -41,7 +41,7 @@ impl Reply {
     }
 }
 
-/// Sends the head and the body of a request and leaves the rest to the caller.
+/// Sends a request and returns the connection, from which the caller reads the response.
 pub(crate) fn open(
     address: SocketAddr,
     method: &str,
@@ -62,7 +62,7 @@ pub(crate) fn open(
     }
     head += &format!("Content-Length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
-    // A server that refuses the head does not wait for the body.
+    // Fails if the server closes the connection after the headers.
     let _ = stream.write_all(body.as_bytes());
     stream
 }
@@ -80,7 +80,7 @@ pub(crate) fn request(
 /// Reads a response to the end of the connection.
 pub(crate) fn read(mut stream: TcpStream) -> Reply {
     let mut bytes = Vec::new();
-    // A reset after the response is as good as an end.
+    // The connection may be reset after the response.
     let _ = stream.read_to_end(&mut bytes);
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
     let end = end.unwrap_or_else(|| panic!("no response: {}", String::from_utf8_lossy(&bytes)));
@@ -120,7 +120,7 @@ fn unchunk(mut bytes: &[u8]) -> Vec<u8> {
         let size = std::str::from_utf8(&bytes[..end]).unwrap();
         let size = usize::from_str_radix(size, 16).unwrap();
         let start = end + 2;
-        // The last one may have been cut off.
+        // The last chunk may be truncated.
         let stop = (start + size).min(bytes.len());
         body.extend_from_slice(&bytes[start..stop]);
         bytes = &bytes[(stop + 2).min(bytes.len())..];

@@ -1,4 +1,4 @@
-//! The server as clients meet it: the real binary on a free port of this machine, with a tiny model.
+//! Tests of the server binary over HTTP, on a free port, with a tiny model.
 
 #![cfg(unix)]
 
@@ -8,14 +8,14 @@ mod clients;
 mod determinism;
 mod disk;
 mod faults;
+#[path = "../../../oxidize-core/tests/faulty_backend/mod.rs"]
+#[allow(dead_code, reason = "the engine's own tests use the rest")]
+mod faulty_backend;
 mod http;
 mod numbers;
 mod ollama;
 mod operations;
 mod page;
-#[path = "../../../oxidize-core/tests/tampered/mod.rs"]
-#[allow(dead_code, reason = "the engine's own tests use the rest")]
-mod tampered;
 mod tenants;
 mod text;
 
@@ -27,16 +27,16 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use http::Reply;
-use oxidize_core::synth::{Mix, Shape, Synthesis};
+use oxidize_core::synth::{QuantRecipe, Shape, Synthesis};
 use serde_json::{Value, json};
 
-/// A server that ends with the test.
+/// A server process that is killed when it is dropped.
 struct Running {
     child: Child,
     address: SocketAddr,
 }
 
-/// The program with these arguments, in an environment where nothing is set.
+/// The server binary with these arguments and without OXIDIZE_* variables.
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oxidize-server"));
     for (name, _) in std::env::vars_os() {
@@ -65,8 +65,8 @@ fn start_with(args: &[&str]) -> Running {
     let address = line.trim().rsplit("//").next().unwrap();
     let address = address
         .parse()
-        .unwrap_or_else(|_| panic!("{line:?} names no address"));
-    // Nobody reads the rest, but the pipe must stay open.
+        .unwrap_or_else(|_| panic!("no address in {line:?}"));
+    // The pipe has to stay open, so the rest is read and dropped.
     std::thread::spawn(move || stdout.read_to_end(&mut Vec::new()));
     let server = Running { child, address };
     wait_until("the model is loaded", || {
@@ -84,7 +84,7 @@ impl Running {
         http::request(self.address, "POST", path, &[], &body.to_string())
     }
 
-    /// The events of a streamed answer: their JSON, in order.
+    /// The JSON of the events of a streamed answer, in order.
     fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let mut body = body.clone();
         body["stream"] = true.into();
@@ -142,7 +142,7 @@ impl Running {
             }
             assert!(
                 start.elapsed() < Duration::from_secs(30),
-                "the server does not end"
+                "the server does not exit"
             );
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -156,14 +156,14 @@ impl Drop for Running {
     }
 }
 
-/// A model of random weights with room for 2048 tokens, made once.
+/// A model of random weights with a context of 2048 tokens, created once.
 fn tiny() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tiny.gguf");
         let synthesis = Synthesis {
             shape: Shape::named("tiny").unwrap(),
-            mix: Mix::named("Q8_0").unwrap(),
+            recipe: QuantRecipe::named("Q8_0").unwrap(),
             seed: 1,
         };
         synthesis.save(&path, |_, _| {}).unwrap();
@@ -191,7 +191,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// A conversation of one question, answered the same way each time.
+/// A chat request of one user message, sampled greedily.
 fn question(text: &str, max_tokens: usize) -> Value {
     json!({
         "messages": [{ "role": "user", "content": text }],

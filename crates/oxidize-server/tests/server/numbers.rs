@@ -1,32 +1,32 @@
-//! Every number in a request is bounded: what is far off is a 400, and never anything worse. Which numbers there are,
-//! and what they may be, is in the OpenAPI document.
+//! Numbers out of range are refused with status 400. The numbers and their ranges come from the OpenAPI
+//! document.
 
 use super::*;
 
-/// A number that a request may have.
+/// A numeric field of a request.
 #[derive(Debug)]
 struct Number {
-    /// Where it stands: the names of fields, and 0 for an item of a list.
-    place: Vec<String>,
+    /// Path to the field: names of fields, and 0 for an item of a list.
+    path: Vec<String>,
     minimum: Option<f64>,
     maximum: Option<f64>,
 }
 
-/// Adds the numbers of a schema.
-fn find(document: &Value, schema: &Value, place: &[String], numbers: &mut Vec<Number>) {
-    if place.len() > 5 {
+/// Adds the numeric fields of a schema.
+fn find(document: &Value, schema: &Value, path: &[String], numbers: &mut Vec<Number>) {
+    if path.len() > 5 {
         return;
     }
     if let Some(reference) = schema["$ref"].as_str() {
         let pointed = document.pointer(reference.trim_start_matches('#')).unwrap();
-        return find(document, pointed, place, numbers);
+        return find(document, pointed, path, numbers);
     }
     for part in ["allOf", "oneOf", "anyOf"] {
         for schema in schema[part].as_array().into_iter().flatten() {
-            find(document, schema, place, numbers);
+            find(document, schema, path, numbers);
         }
     }
-    let inner = |name: &str| [place, &[name.to_owned()]].concat();
+    let inner = |name: &str| [path, &[name.to_owned()]].concat();
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         find(document, schema, &inner(name), numbers);
     }
@@ -41,10 +41,10 @@ fn find(document: &Value, schema: &Value, place: &[String], numbers: &mut Vec<Nu
                 .is_some_and(|list| list.contains(&json!(kind)))
     };
     if is("integer") || is("number") {
-        // A number of 64 bits is a seed: all of them are good.
+        // The 64-bit number is the seed, for which every value is valid.
         let wide = (schema["format"] == "int64").then_some(i64::MAX as f64);
         numbers.push(Number {
-            place: place.to_vec(),
+            path: path.to_vec(),
             minimum: schema["minimum"].as_f64().or(wide.map(|high| -high)),
             maximum: schema["maximum"].as_f64().or(wide),
         });
@@ -52,29 +52,29 @@ fn find(document: &Value, schema: &Value, place: &[String], numbers: &mut Vec<Nu
 }
 
 impl Number {
-    /// Whether the document says that this value means something.
+    /// True if the document allows this value.
     fn allows(&self, value: f64) -> bool {
         self.minimum.is_some_and(|low| low <= value)
             && self.maximum.is_some_and(|high| value <= high)
     }
 
-    /// The body of a request with this value, which need not be JSON.
+    /// The body of a request with this value, which need not be valid JSON.
     fn body(&self, value: &str) -> String {
         let mut body = json!({
             "model": "tiny", "stream": false, "max_tokens": 1, "prompt": "x", "input": "x", "query": "x",
             "documents": ["y"], "content": "x", "tokens": [5],
             "messages": [{"role": "user", "content": "x"}],
         });
-        if self.place.iter().any(|name| name == "top_logprobs") {
+        if self.path.iter().any(|name| name == "top_logprobs") {
             body["logprobs"] = true.into();
         }
-        let mark = json!("@");
-        let nested = self.place.iter().skip(1).rev();
-        let nested = nested.fold(mark, |inner, name| match name.as_str() {
+        let placeholder = json!("@");
+        let nested = self.path.iter().skip(1).rev();
+        let nested = nested.fold(placeholder, |inner, name| match name.as_str() {
             "0" => json!([inner]),
             name => json!({ name: inner }),
         });
-        match self.place[0].as_str() {
+        match self.path[0].as_str() {
             "0" => body = json!([nested]),
             name => body[name] = nested,
         }
@@ -83,7 +83,7 @@ impl Number {
 }
 
 #[test]
-fn numbers_far_off_are_refused() {
+fn numbers_out_of_range_are_refused() {
     let server = start(&["-c", "256"]);
     let document = server.get("/openapi.json").ok();
     let (mut n_fields, mut wrong) = (0, Vec::new());
@@ -107,7 +107,7 @@ fn numbers_far_off_are_refused() {
                 let body = number.body(value);
                 let reply = http::request(server.address, "POST", path, &[], &body);
                 let parsed: f64 = value.parse().unwrap();
-                // More documents than there are is all of them.
+                // A large top_n returns all documents.
                 let all = path == "/v1/rerank" && value == "2147483648";
                 let good = match parsed.is_finite() && (number.allows(parsed) || all) {
                     true => reply.status < 500,
@@ -116,7 +116,7 @@ fn numbers_far_off_are_refused() {
                 if !good {
                     wrong.push(format!(
                         "{path} {:?} {value}: {}",
-                        number.place, reply.status
+                        number.path, reply.status
                     ));
                 }
             }

@@ -1,4 +1,4 @@
-//! Ollama's API, whose answers come in lines of JSON.
+//! Ollama's API, which streams lines of JSON.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn lines(reply: &Reply) -> Vec<Value> {
 }
 
 #[test]
-fn chats_come_in_lines_unless_told_otherwise() {
+fn chats_are_streamed_by_default() {
     let server = start(&[]);
     let mut asked = json!({
         "model": "tiny:latest", "messages": [{"role": "user", "content": "Hello"}],

@@ -1,4 +1,4 @@
-//! What operators count on: limits, overload, clients that leave or do not read, stopping.
+//! Operation: limits, overload, clients that disconnect or do not read, shutdown.
 
 use super::*;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A request that takes a while.
+/// A request with a long answer.
 fn long(stream: bool) -> String {
     let mut asked = question("Tell me everything", 1900);
     asked["stream"] = stream.into();
@@ -14,11 +14,11 @@ fn long(stream: bool) -> String {
 }
 
 #[test]
-fn a_full_queue_says_when_to_come_back() {
+fn a_full_queue_refuses_with_a_retry_time() {
     let server = start(&["-np", "1", "--queue", "1"]);
     let running = http::open(server.address, "POST", CHAT, &[], &long(true));
     let waiting = http::open(server.address, "POST", CHAT, &[], &long(true));
-    wait_until("both are in", || {
+    wait_until("both were admitted", || {
         let slots = server.get("/slots").ok();
         slots
             .as_array()
@@ -38,13 +38,13 @@ fn a_full_queue_says_when_to_come_back() {
         assert_eq!(server.get("/health").status, 200);
     }
     drop((running, waiting));
-    wait_until("both are gone", || server.is_idle());
+    wait_until("both were cancelled", || server.is_idle());
     server.post(CHAT, &question("Hello", 4)).ok();
     assert!(server.metric("oxidize_turned_away_total") >= 20.0);
 }
 
 #[test]
-fn work_ends_when_its_client_leaves() {
+fn requests_of_disconnected_clients_are_cancelled() {
     let server = start(&["-np", "4"]);
     for stream in [true, false] {
         let clients: Vec<TcpStream> = (0..4)
@@ -59,16 +59,16 @@ fn work_ends_when_its_client_leaves() {
 }
 
 #[test]
-fn those_who_stay_do_not_notice_those_who_leave() {
+fn disconnects_do_not_change_other_answers() {
     let server = start(&["-np", "8", "--deterministic"]);
     let mut asked = question("Hello", 200);
     asked["logprobs"] = true.into();
     asked["top_logprobs"] = 3.into();
-    // To the last bit of every log probability.
+    // All log probabilities must agree to the last bit.
     let answer = || server.post(CHAT, &asked).ok()["choices"].clone();
     let alone = answer();
     let address = server.address;
-    let leavers = std::thread::spawn(move || {
+    let disconnecting = std::thread::spawn(move || {
         for _ in 0..30 {
             let client = http::open(address, "POST", CHAT, &[], &long(true));
             std::thread::sleep(Duration::from_millis(7));
@@ -78,20 +78,20 @@ fn those_who_stay_do_not_notice_those_who_leave() {
     for _ in 0..3 {
         assert_eq!(answer(), alone);
     }
-    leavers.join().unwrap();
+    disconnecting.join().unwrap();
     wait_until("none run", || server.is_idle());
 }
 
 #[test]
-fn a_client_that_does_not_read_is_cut_off() {
+fn clients_that_do_not_read_are_disconnected() {
     let server = start(&["--io-timeout", "1", "-np", "16"]);
-    // Log probabilities make for long events; nobody reads any of them.
+    // Log probabilities make long events, which the client does not read.
     let asked = json!({
         "messages": [{"role": "user", "content": "Hello"}], "ignore_eos": true, "stream": true,
         "n": 16, "logprobs": true, "top_logprobs": 20, "max_tokens": 1900,
     });
     let mut client = http::open(server.address, "POST", CHAT, &[], &asked.to_string());
-    wait_until("it is cut off", || {
+    wait_until("it is disconnected", || {
         server.metric("oxidize_cut_off_total") == 1.0
     });
     wait_until("none run", || server.is_idle());
@@ -101,11 +101,11 @@ fn a_client_that_does_not_read_is_cut_off() {
 }
 
 #[test]
-fn heads_and_bodies_are_limited() {
+fn headers_and_bodies_are_limited() {
     let server = start(&["--io-timeout", "1", "--max-body", "100000"]);
     let big = question(&"x".repeat(200_000), 1);
     assert!(server.post(CHAT, &big).error(413).contains("100000"));
-    // A head that never ends.
+    // Headers that exceed the limit.
     let mut client = TcpStream::connect(server.address).unwrap();
     let _ =
         client.write_all(format!("GET /health HTTP/1.1\r\nX: {}", "y".repeat(100_000)).as_bytes());
@@ -116,7 +116,7 @@ fn heads_and_bodies_are_limited() {
         http::request(server.address, "GET", "/health", &many, "").status,
         431
     );
-    // A head and a body that do not come.
+    // Headers and a body that do not arrive.
     let mut client = TcpStream::connect(server.address).unwrap();
     client.write_all(b"GET /health HT").unwrap();
     let start = Instant::now();
@@ -174,7 +174,7 @@ fn malformed_requests_are_harmless() {
         let _ = client.shutdown(std::net::Shutdown::Write);
         let _ = client.read_to_end(&mut Vec::new());
     }
-    // Paths of files are no models.
+    // Paths of files are not names of models.
     for name in ["../../etc/passwd", "/etc/passwd", tiny().to_str().unwrap()] {
         let mut asked = question("x", 1);
         asked["model"] = name.into();
@@ -184,7 +184,7 @@ fn malformed_requests_are_harmless() {
 }
 
 #[test]
-fn sigterm_lets_answers_finish() {
+fn running_requests_finish_after_sigterm() {
     let mut server = start(&[]);
     let client = http::open(server.address, "POST", CHAT, &[], &long(true));
     wait_until("it runs", || server.metric("oxidize_running") == 1.0);
@@ -199,7 +199,7 @@ fn sigterm_lets_answers_finish() {
 }
 
 #[test]
-fn sigterm_does_not_wait_for_ever() {
+fn shutdown_after_sigterm_has_a_time_limit() {
     let mut server = start(&["--drain", "1", "-b", "8"]);
     let mut asked = question("Tell me everything", 1900);
     asked["n"] = 16.into();
@@ -212,13 +212,13 @@ fn sigterm_does_not_wait_for_ever() {
 }
 
 #[test]
-fn strangers_are_not_invited() {
+fn hosts_and_origins_are_checked() {
     for args in [&["--host", "0.0.0.0"][..], &["--host", "::"]] {
         let all = [&["--port", "0", tiny().to_str().unwrap()], args].concat();
         let output = command(&all).stderr(Stdio::piped()).output().unwrap();
         assert!(!output.status.success());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("--api-key"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.contains("--api-key"), "{stderr}");
     }
     let server = start(&[
         "--cors-origin",
@@ -250,7 +250,7 @@ fn strangers_are_not_invited() {
 }
 
 #[test]
-fn an_idle_model_is_let_go_of_and_comes_back() {
+fn idle_models_are_unloaded_and_loaded_again() {
     let server = start(&["--idle-unload", "1"]);
     let loaded = || {
         !server.get("/api/ps").ok()["models"]
@@ -266,7 +266,7 @@ fn an_idle_model_is_let_go_of_and_comes_back() {
 }
 
 #[test]
-fn a_model_that_is_asked_for_takes_the_place_of_an_idle_one() {
+fn idle_models_are_unloaded_to_make_room() {
     let (first, second) = (
         format!("a={}", tiny().display()),
         format!("b={}", tiny().display()),
@@ -291,7 +291,7 @@ fn a_model_that_is_asked_for_takes_the_place_of_an_idle_one() {
     ask(&server, "b").ok();
     assert_eq!(loaded(&server), ["a", "b"]);
     let megabytes = server.metric("oxidize_model_bytes") / 2e6;
-    // With room for one and a half.
+    // Room for one and a half models.
     let limit = format!("{}", (1.5 * megabytes).ceil());
     let server = start_with(&[&args[..], &["--memory-limit", &limit]].concat());
     assert_eq!(loaded(&server), ["a"]);
@@ -299,7 +299,7 @@ fn a_model_that_is_asked_for_takes_the_place_of_an_idle_one() {
     assert_eq!(loaded(&server), ["b"]);
     ask(&server, "a").ok();
     assert_eq!(loaded(&server), ["a"]);
-    // One that is busy stays.
+    // A busy model is not unloaded.
     let running = http::open(server.address, "POST", CHAT, &[], &long(true));
     wait_until("it runs", || server.metric("oxidize_running") == 1.0);
     let refused = ask(&server, "b");
@@ -310,7 +310,7 @@ fn a_model_that_is_asked_for_takes_the_place_of_an_idle_one() {
 }
 
 #[test]
-fn the_log_says_who_and_what_but_not_the_words() {
+fn the_log_has_no_prompts_and_no_keys() {
     let args = [
         "--port",
         "0",
@@ -353,14 +353,14 @@ fn the_log_says_who_and_what_but_not_the_words() {
 }
 
 #[test]
-fn weights_are_quantised_on_the_way_in() {
+fn weights_are_quantized_at_load() {
     let bytes = |args: &[&str]| {
         let server = start(args);
         let answer = server.post(CHAT, &question("Hello", 4)).ok();
         assert_eq!(answer["usage"]["completion_tokens"], 4);
         server.metric("oxidize_model_bytes")
     };
-    // 8.5 and 4.5 bits for each weight; the cache is the same.
+    // 8.5 and 4.5 bits per weight; the cache has the same size.
     let saved = bytes(&[]) - bytes(&["--quantize", "q4_0", "--threads", "1"]);
     let weights = std::fs::metadata(tiny()).unwrap().len() as f64;
     assert!((0.3..0.5).contains(&(saved / weights)), "{saved}");

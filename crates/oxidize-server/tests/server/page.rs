@@ -1,9 +1,9 @@
-//! The page, and the document that describes the API.
+//! The chat page and the OpenAPI document.
 
 use super::*;
 
 #[test]
-fn the_document_and_the_server_agree() {
+fn all_endpoints_of_the_openapi_document_exist() {
     let server = start(&[]);
     let document = server.get("/openapi.json").ok();
     let paths = document["paths"].as_object().unwrap();
@@ -29,7 +29,7 @@ fn the_document_and_the_server_agree() {
             assert_eq!(reply.status, wanted, "{method} {path}: {}", reply.body);
         }
     }
-    // Every reference leads somewhere.
+    // Every reference resolves.
     let text = document.to_string();
     for reference in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
         let name = reference.split('"').next().unwrap();
@@ -41,7 +41,7 @@ fn the_document_and_the_server_agree() {
 }
 
 #[test]
-fn the_page_is_whole_and_closed() {
+fn pages_are_self_contained() {
     let server = start(&[]);
     let page = server.get("/");
     assert_eq!(page.status, 200);
@@ -51,7 +51,7 @@ fn the_page_is_whole_and_closed() {
             .contains("default-src 'self'")
     );
     for text in [&page.body, &server.get("/docs").body] {
-        // Whatever a page asks for is here.
+        // The server has every file that a page refers to.
         for part in text
             .split(['"'])
             .filter(|part| part.starts_with('/') && part.len() > 1)

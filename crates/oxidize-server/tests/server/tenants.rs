@@ -1,4 +1,4 @@
-//! Keys: who gets in, how fast, and that nobody sees what others left in the cache.
+//! API keys: access, rate limits, priorities, and separate prefix caches.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn ask(server: &Running, key: &str, body: &Value) -> Reply {
 }
 
 #[test]
-fn keys_open_everything_but_the_public_parts() {
+fn all_but_the_public_endpoints_need_a_key() {
     let server = start(&["--api-key", "alpha", "--api-key", "beta"]);
     for path in ["/health", "/", "/docs", "/openapi.json"] {
         assert_eq!(server.get(path).status, 200, "{path}");
@@ -59,7 +59,7 @@ fn keys_open_everything_but_the_public_parts() {
 }
 
 #[test]
-fn the_cache_of_one_key_is_not_anothers() {
+fn keys_do_not_share_cached_prefixes() {
     let server = start(&["--api-key", "alpha", "--api-key", "beta"]);
     let secret = question(&"My password is hunter2. ".repeat(20), 2);
     let cached = |key: &str| {
@@ -75,24 +75,24 @@ fn the_cache_of_one_key_is_not_anothers() {
 }
 
 #[test]
-fn rates_are_kept() {
+fn rate_limits_are_enforced() {
     let server = start(&["--api-key", "slow rpm=2", "--api-key", "frugal tpm=30"]);
     let small = question("Hi", 1);
     assert_eq!(ask(&server, "slow", &small).status, 200);
     assert_eq!(ask(&server, "slow", &small).status, 200);
     let refused = ask(&server, "slow", &small);
-    assert!(refused.error(429).contains("requests a minute"));
+    assert!(refused.error(429).contains("requests per minute"));
     assert!(refused.header("retry-after").is_some());
     assert_eq!(ask(&server, "frugal", &question("Hi", 60)).status, 200);
     assert!(
         ask(&server, "frugal", &small)
             .error(429)
-            .contains("tokens a minute")
+            .contains("tokens per minute")
     );
 }
 
 #[test]
-fn higher_priority_goes_first() {
+fn higher_priority_runs_first() {
     let server = start(&[
         "-np",
         "1",
@@ -117,7 +117,7 @@ fn higher_priority_goes_first() {
             &body(tokens),
         )
     };
-    // One that runs, and one that waits behind it; then comes one that matters more.
+    // One request runs and one waits; then one with a higher priority arrives.
     let _running = open("low", 1500);
     let waiting = open("low", 200);
     std::thread::sleep(Duration::from_millis(50));

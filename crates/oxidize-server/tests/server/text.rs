@@ -1,4 +1,4 @@
-//! Completions, tokens, embeddings: everything that is about text and not about conversations.
+//! Completions, tokenization, embeddings, and lists of models.
 
 use super::*;
 use oxidize_core::backend::cpu::Cpu;
@@ -7,7 +7,7 @@ use oxidize_core::file::OpenOptions;
 use oxidize_core::model::Model;
 
 #[test]
-fn completions_go_on_from_text_and_tokens() {
+fn completions_continue_text_and_tokens() {
     let server = start(&[]);
     let tokens = server
         .post(
@@ -54,7 +54,7 @@ fn completions_go_on_from_text_and_tokens() {
 }
 
 #[test]
-fn the_native_completion_speaks_llama_servers_words() {
+fn native_completions_have_the_format_of_llama_server() {
     let server = start(&[]);
     let asked = json!({"prompt": "Hello", "n_predict": 6, "temperature": 0, "ignore_eos": true, "n_probs": 2, "return_tokens": true});
     let whole = server.post("/completion", &asked).ok();
@@ -75,18 +75,18 @@ fn the_native_completion_speaks_llama_servers_words() {
         .collect();
     assert_eq!(text, whole["content"].as_str().unwrap());
     assert_eq!(events.last().unwrap()["stop"], true);
-    // The tiny model was not trained to fill gaps, and says so.
+    // The tiny model has no fill-in-the-middle tokens.
     let error = server
         .post(
             "/infill",
             &json!({"input_prefix": "a", "input_suffix": "b"}),
         )
         .error(400);
-    assert!(error.contains("gaps"));
+    assert!(error.contains("fill-in-the-middle"));
 }
 
 #[test]
-fn text_survives_tokens() {
+fn tokenization_round_trips() {
     let server = start(&[]);
     for text in ["Hello, world!", "  two  spaces", "naïve café ☕ 漢字", ""] {
         let tokens = server.post("/tokenize", &json!({ "content": text })).ok();
@@ -111,7 +111,7 @@ fn text_survives_tokens() {
 }
 
 #[test]
-fn embeddings_and_ranks() {
+fn embeddings_and_reranking() {
     let server = start(&[]);
     let asked = json!({"input": ["a cat", "a dog", "a cat"]});
     let list = server.post("/v1/embeddings", &asked).ok();
@@ -157,9 +157,9 @@ fn embeddings_and_ranks() {
     assert_eq!(ranks["results"][0]["document"], "a cat");
 }
 
-/// A classifier judges question and document together, and gives no vectors and no text.
+/// A cross-encoder scores query and document together; it has neither embeddings nor text.
 #[test]
-fn cross_encoders_rank_by_their_scores() {
+fn cross_encoders_rerank_by_score() {
     let shared = std::env::var_os("OXIDIZE_SHARED")
         .map(PathBuf::from)
         .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
@@ -169,12 +169,12 @@ fn cross_encoders_rank_by_their_scores() {
         return;
     }
     let documents = ["a dog", "the quick brown fox", "rust", "a cat and a dog"];
-    let model = Model::load(&path, &OpenOptions::default()).unwrap();
+    let model = Model::load_with(&path, &OpenOptions::default()).unwrap();
     let tokenizer = model.tokenizer().unwrap();
     let pairs = documents.map(|document| tokenizer.encode_pair("a cat", document, false));
     let config = EmbedderConfig::default();
-    let mut embedder = Embedder::new(&model, &Cpu::default(), &config).unwrap();
-    let scores = embedder.embed_pairs(&pairs).unwrap();
+    let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &config).unwrap();
+    let scores = embedder.embed_token_pairs(&pairs).unwrap();
     let score = |index: usize| f64::from(scores[index][0][0]);
 
     let server = start_with(&["--port", "0", path.to_str().unwrap()]);
@@ -220,7 +220,7 @@ fn models_and_properties() {
         (&list["data"][0]["loaded"], &list["data"][1]["loaded"]),
         (&json!(true), &json!(false))
     );
-    // The second is loaded when it is first asked for.
+    // The second model is loaded on first use.
     let answer = server
         .post(
             "/v1/completions",
@@ -249,10 +249,10 @@ fn models_and_properties() {
     );
     assert_eq!(server.get("/lora-adapters").ok(), json!([]));
     assert_eq!(server.post("/lora-adapters", &json!([])).ok(), json!([]));
-    let strange = json!([{"id": 0, "scale": 0.5}]);
+    let unknown = json!([{"id": 0, "scale": 0.5}]);
     assert!(
         server
-            .post("/lora-adapters", &strange)
+            .post("/lora-adapters", &unknown)
             .error(400)
             .contains("0 adapters")
     );

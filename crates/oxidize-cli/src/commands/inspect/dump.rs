@@ -1,4 +1,4 @@
-//! `--dump`: one tensor as a NumPy file of f32.
+//! `--dump`: writes one tensor as an f32 NumPy file.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use oxidize_core::file::ModelFile;
 
 use crate::npy;
 
-/// Writes the tensor called `name` to `output`, a piece at a time.
+/// Writes the tensor `name` to `output` in pieces.
 pub(super) fn write_npy(model: &ModelFile, name: &str, output: &Path) -> anyhow::Result<()> {
     let missing = || Error::NoTensor {
         path: model.path().to_path_buf(),

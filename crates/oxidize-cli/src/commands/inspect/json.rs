@@ -1,4 +1,4 @@
-//! `--json`: everything about a model for programs.
+//! `--json`: the contents of a model file as JSON.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use oxidize_core::file::{Format, ModelFile, Summary, TensorInfo};
 use oxidize_core::gguf::{Array, Value};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, SerializeStruct, Serializer};
 
-/// Longer arrays are cut to this many entries.
+/// Maximum number of array elements; longer arrays are truncated.
 const HEAD: usize = 64;
 
 /// Writes the model as one JSON object.
@@ -82,7 +82,7 @@ impl Serialize for MetadataValue<'_> {
     }
 }
 
-/// JSON has no word for numbers that are not finite; a string says more than `null`.
+/// Writes NaN and infinity as strings, since JSON numbers are finite.
 fn float<S: Serializer>(value: f64, serializer: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() {
         serializer.serialize_f64(value)
@@ -91,7 +91,7 @@ fn float<S: Serializer>(value: f64, serializer: S) -> Result<S::Ok, S::Error> {
     }
 }
 
-/// The elements of an array, at most [`HEAD`] of them.
+/// The first [`HEAD`] elements of an array.
 struct Elements<'a>(Array<'a>);
 
 impl Serialize for Elements<'_> {

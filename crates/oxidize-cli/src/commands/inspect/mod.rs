@@ -1,4 +1,4 @@
-//! `oxidize inspect`: what is in a model file. Reads the header only, unless a tensor is dumped.
+//! `oxidize inspect`: shows the contents of a model file. Reads only the header unless a tensor is dumped.
 
 mod dump;
 mod json;
@@ -13,11 +13,11 @@ use oxidize_quantize::output::check_not_input;
 
 use crate::style;
 
-/// Show what is in a model: architecture, types, memory needs, tensors, metadata
+/// Show the contents of a model file: architecture, types, memory requirements, tensors, metadata
 #[derive(Args)]
 #[command(visible_alias = "show")]
 pub(crate) struct Inspect {
-    /// GGUF file (any part of a split one), safetensors file, or directory
+    /// GGUF file (any part of a split file), safetensors file or directory
     path: PathBuf,
     /// List all tensors
     #[arg(long)]
@@ -28,7 +28,7 @@ pub(crate) struct Inspect {
     /// Print everything as JSON
     #[arg(long, conflicts_with_all = ["tensors", "metadata"])]
     json: bool,
-    /// Write this tensor, dequantised to f32, to the file of --output
+    /// Write this tensor as f32 to the file of --output
     #[arg(
         long,
         value_name = "TENSOR",
@@ -36,7 +36,7 @@ pub(crate) struct Inspect {
         conflicts_with = "json"
     )]
     dump: Option<String>,
-    /// NumPy file for --dump
+    /// NumPy file to write with --dump
     #[arg(short, long, value_name = "FILE.npy", requires = "dump")]
     output: Option<PathBuf>,
     /// Read the file instead of mapping it into memory
@@ -60,7 +60,7 @@ impl Inspect {
             json::write(&model, &mut out)?;
         } else {
             let styles = style::for_stdout();
-            // A list is all that was asked for; the summary would be in its way.
+            // Without the summary if a list is requested.
             match (self.metadata, self.tensors) {
                 (false, false) => text::summary(&model, styles, &mut out)?,
                 (metadata, tensors) => {

@@ -1,4 +1,4 @@
-//! What a person reads: the summary, and the lists of tensors and metadata.
+//! Text output: the summary and the lists of tensors and metadata.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use oxidize_quantize::report::Report;
 
 use crate::style::Styles;
 
-/// The main facts, what types there are, and how much memory it takes to run.
+/// Prints the hyperparameters, types, and memory requirements.
 pub(super) fn summary(
     model: &ModelFile,
     styles: Styles,
@@ -69,7 +69,7 @@ pub(super) fn summary(
     memory(&summary, styles, out)
 }
 
-/// What making the file cost, where it says so.
+/// Prints the quantization report stored in the file, if any.
 fn report(model: &ModelFile, styles: Styles, out: &mut impl Write) -> anyhow::Result<()> {
     let Some(report) = Report::of(model) else {
         return Ok(());
@@ -80,11 +80,11 @@ fn report(model: &ModelFile, styles: Styles, out: &mut impl Write) -> anyhow::Re
         writeln!(out, "  {dim}{label:<15}{dim:#}{}", printable(&value))
     };
     fact(
-        "made from",
+        "source",
         format!("{} ({})", report.source, bytes(report.source_bytes)),
     )?;
-    fact("made by", report.command.clone())?;
-    fact("bits a weight", format!("{:.3}", report.bits_per_weight))?;
+    fact("command", report.command.clone())?;
+    fact("bits per weight", format!("{:.3}", report.bits_per_weight))?;
     let worst = report
         .tensors
         .iter()
@@ -107,7 +107,7 @@ fn report(model: &ModelFile, styles: Styles, out: &mut impl Write) -> anyhow::Re
     Ok(())
 }
 
-/// Of a safetensors model the directory has the telling name, of a GGUF file the file.
+/// The name of the directory of a safetensors model, or of a GGUF file.
 fn name_on_disk(model: &ModelFile) -> String {
     let path = std::path::absolute(model.path()).unwrap_or_else(|_| model.path().to_path_buf());
     let named = match model.format() {
@@ -123,9 +123,7 @@ fn name_on_disk(model: &ModelFile) -> String {
 fn heads(summary: &Summary) -> Option<String> {
     let heads = summary.heads?;
     match summary.kv_heads {
-        Some(kv_heads) if kv_heads != heads => {
-            Some(format!("{heads}, {kv_heads} for keys and values"))
-        }
+        Some(kv_heads) if kv_heads != heads => Some(format!("{heads}, {kv_heads} KV heads")),
         _ => Some(heads.to_string()),
     }
 }
@@ -138,11 +136,11 @@ fn types(summary: &Summary, styles: Styles, out: &mut impl Write) -> anyhow::Res
     writeln!(out, "\n{title}Tensors{title:#}")?;
     let total = summary.weight_bytes.max(1) as f64;
     for count in &summary.types {
-        let share = count.bytes as f64 / total * 100.0;
+        let percent = count.bytes as f64 / total * 100.0;
         let (ty, n, size) = (count.ty.name(), count.tensors, bytes(count.bytes));
         writeln!(
             out,
-            "  {dim}{ty:<10}{dim:#}{n:>6}  {size:>10}  {share:>5.1} %"
+            "  {dim}{ty:<10}{dim:#}{n:>6}  {size:>10}  {percent:>5.1} %"
         )?;
     }
     Ok(())
@@ -170,18 +168,18 @@ fn memory(summary: &Summary, styles: Styles, out: &mut impl Write) -> anyhow::Re
     Ok(())
 }
 
-/// A few lengths up to the model's own.
-fn context_lengths(most: Option<u64>) -> Vec<u64> {
-    const USUAL: [u64; 4] = [4096, 16_384, 65_536, 131_072];
-    let Some(most) = most.filter(|&most| most > 0) else {
-        return USUAL[..2].to_vec();
+/// Common context lengths up to the trained context.
+fn context_lengths(trained: Option<u64>) -> Vec<u64> {
+    const COMMON: [u64; 4] = [4096, 16_384, 65_536, 131_072];
+    let Some(trained) = trained.filter(|&n| n > 0) else {
+        return COMMON[..2].to_vec();
     };
-    let mut lengths: Vec<_> = USUAL.into_iter().filter(|&n| n < most).collect();
-    lengths.push(most);
+    let mut lengths: Vec<_> = COMMON.into_iter().filter(|&n| n < trained).collect();
+    lengths.push(trained);
     lengths
 }
 
-/// All tensors, one a line.
+/// Prints all tensors, one per line.
 pub(super) fn tensors(
     model: &ModelFile,
     styles: Styles,
@@ -215,7 +213,7 @@ pub(super) fn tensors(
     Ok(())
 }
 
-/// All keys, one a line; long values are cut.
+/// Prints all keys, one per line; long values are truncated.
 pub(super) fn metadata(
     model: &ModelFile,
     styles: Styles,
@@ -254,7 +252,7 @@ pub(super) fn metadata(
     Ok(())
 }
 
-/// A value on one line.
+/// Formats a value on one line.
 fn shown(value: &Value<'_>) -> String {
     const ENTRIES: usize = 8;
     match value {
@@ -283,7 +281,7 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", cut(text))
 }
 
-/// At most a line of text, with what would disturb a terminal escaped.
+/// Truncates text to one line and escapes control characters.
 fn cut(text: &str) -> String {
     const MAX_CHARS: usize = 160;
     let mut short: String = text.chars().take(MAX_CHARS).collect();
@@ -293,7 +291,7 @@ fn cut(text: &str) -> String {
     printable(&short)
 }
 
-/// Text out of a file, with control characters escaped: a name must not reprogram the terminal.
+/// Escapes control characters, since text from a file must not control the terminal.
 fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -306,12 +304,12 @@ fn printable(text: &str) -> String {
     safe
 }
 
-/// 134515008 → `134.5 M`.
+/// Formats 134515008 as `134.5 M`.
 fn count(n: u64) -> String {
     scaled(n, 1000.0, &["", " K", " M", " B", " T"])
 }
 
-/// 1536 → `1.5 KiB`.
+/// Formats 1536 as `1.5 KiB`.
 fn bytes(n: u64) -> String {
     scaled(n, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"])
 }
@@ -319,7 +317,7 @@ fn bytes(n: u64) -> String {
 fn scaled(n: u64, step: f64, units: &[impl Display]) -> String {
     let mut value = n as f64;
     let mut unit = 0;
-    // Half a digit less than the step, so that 999.96 becomes 1.0 of the next unit.
+    // The threshold accounts for rounding, so that 999.96 becomes 1.0 of the next unit.
     while value >= step - 0.05 && unit + 1 < units.len() {
         value /= step;
         unit += 1;
@@ -342,12 +340,12 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_do_not_reach_the_terminal() {
+    fn control_characters_are_escaped() {
         assert_eq!(printable("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
     }
 
     #[test]
-    fn lengths_end_with_the_models_own() {
+    fn context_lengths_end_with_the_trained_context() {
         assert_eq!(context_lengths(Some(8192)), [4096, 8192]);
         assert_eq!(context_lengths(Some(2048)), [2048]);
         assert_eq!(context_lengths(None), [4096, 16384]);

@@ -1,5 +1,5 @@
-//! Recurrent layers in a `config.json`: which layers they are, and their shape. Names are those of the
-//! family that most others took them from; where they differ, [`Arch::hf_keys`] has them.
+//! Recurrent layers in a `config.json`: their indices and shape. Field names are the most common
+//! ones; [`Arch::hf_keys`] contains those that differ.
 //!
 //! [`Arch::hf_keys`]: crate::arch::Arch::hf_keys
 
@@ -18,7 +18,7 @@ impl Config<'_> {
         match params.kind {
             RecurrentKind::ShortConv => {
                 self.set("conv_L_cache", count(params.kernel));
-                // What the width of feed-forward layers says is what it is.
+                // The width of the feed-forward layers is final.
                 self.set("block_auto_adjust_ff_dim", Value::from(false));
             }
             RecurrentKind::Mamba => {
@@ -66,7 +66,7 @@ impl Config<'_> {
         }
     }
 
-    /// What both Mambas have.
+    /// Sets the fields that Mamba and Mamba 2 have in common.
     fn mamba(&mut self, hp: &Hparams, params: &RecurrentParams) {
         self.set("mamba_d_state", Value::from(params.state_dim));
         self.set("mamba_d_conv", Value::from(params.kernel));
@@ -74,20 +74,20 @@ impl Config<'_> {
         self.set("mamba_expand", number(expand));
     }
 
-    /// Which layers attend, which keep a state, and which do neither.
+    /// Sets the kind of each layer: attention, recurrent or feed-forward only.
     fn layer_kinds(&mut self, hp: &Hparams, kind: RecurrentKind, facts: &ConfigFacts) {
         let Some(spec) = self.arch.recurrent else {
             return;
         };
         let attends: Vec<bool> = hp.layers.iter().map(|layer| layer.n_heads > 0).collect();
         let all_alike = hp.layers.iter().all(|layer| layer.recurrent);
-        if all_alike || spec.layers == RecurrentLayers::Beside {
+        if all_alike || spec.layers == RecurrentLayers::Parallel {
             return;
         }
-        let alone = spec.layers == RecurrentLayers::Alone;
+        let exclusive = spec.layers == RecurrentLayers::Exclusive;
         let (recurrent, attention) = match kind {
             RecurrentKind::ShortConv => ("conv", "full_attention"),
-            RecurrentKind::Mamba | RecurrentKind::Mamba2 if !alone => ("mamba", "attention"),
+            RecurrentKind::Mamba | RecurrentKind::Mamba2 if !exclusive => ("mamba", "attention"),
             _ => ("linear_attention", "full_attention"),
         };
         let has_experts = |i: usize| facts.expert_layers.get(i) == Some(&true);

@@ -1,5 +1,5 @@
-//! Rotary embeddings in a `config.json`: one for all layers under Llama's names, or one for full
-//! layers and one for windowed ones, where they differ in more than their base.
+//! Rotary embeddings in a `config.json`: one for all layers under Llama's names, or separate ones
+//! for full and windowed layers if they differ in more than their base.
 
 use super::{Config, ConfigFacts, number};
 use crate::arch::{Hparams, TemperatureRule};
@@ -23,10 +23,10 @@ impl Config<'_> {
         if let Some(windowed) = rest.first() {
             let head_windowed = head(true).unwrap_or(head_full);
             let own_share = share(windowed, head_windowed);
-            let apart = own_share != share(rope, head_full)
+            let separate = own_share != share(rope, head_full)
                 || matches!(rope.factors, RopeFactors::Fixed(_))
                 || matches!(rope.scaling, RopeScaling::Yarn(_));
-            if apart {
+            if separate {
                 let mut both = Map::new();
                 for (name, rope, head) in [
                     ("full_attention", rope, head_full),
@@ -51,7 +51,7 @@ impl Config<'_> {
         }
         self.set_own("position_embedding_type", Value::from("rope"));
         let mut map = scaling(rope, facts);
-        // How attention sharpens is said beside how positions are stretched.
+        // Parameters of the temperature are in the same object as those of position scaling.
         match (hp.temperature, self.arch.temperature) {
             (Some(temperature), TemperatureRule::IfGiven) => {
                 map.insert("llama_4_scaling_beta".into(), number(temperature.scale));
@@ -65,7 +65,7 @@ impl Config<'_> {
     }
 }
 
-/// The share of a head that turns, where that is not all of it.
+/// Fraction of a head that RoPE rotates, if it is not all of it.
 fn share(rope: &Rope, head: usize) -> Option<f64> {
     if let Some(pairs) = proportional(rope) {
         return Some(2.0 * pairs as f64 / head as f64);
@@ -73,20 +73,20 @@ fn share(rope: &Rope, head: usize) -> Option<f64> {
     (rope.dims != head).then(|| rope.dims as f64 / head as f64)
 }
 
-/// How many pairs turn where the others have no frequency.
+/// Number of rotated pairs, if the others have frequency zero.
 fn proportional(rope: &Rope) -> Option<usize> {
     let RopeFactors::Fixed(factors) = &rope.factors else {
         return None;
     };
-    let turning = factors.iter().take_while(|factor| **factor == 1.0).count();
-    let still = factors.get(turning..).unwrap_or_default();
-    still
+    let rotated = factors.iter().take_while(|factor| **factor == 1.0).count();
+    let unrotated = factors.get(rotated..).unwrap_or_default();
+    unrotated
         .iter()
         .all(|factor| factor.is_infinite())
-        .then_some(turning)
+        .then_some(rotated)
 }
 
-/// How positions are stretched.
+/// Parameters of position scaling.
 fn scaling(rope: &Rope, facts: &ConfigFacts) -> Map<String, Value> {
     let mut scaling = Map::new();
     let mut set = |name: &str, value: Value| scaling.insert(name.to_owned(), value);

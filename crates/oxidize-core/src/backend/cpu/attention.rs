@@ -1,63 +1,70 @@
-//! Attention over the paged cache: what a batch needs is worked out once, then each layer shares it
-//! out by heads and runs of tokens, or, when there is little but a long context, by keys.
+//! Attention over the paged KV cache. A batch is prepared once; then each layer distributes the work by heads
+//! and runs of tokens or, where there are few tokens and long contexts, by ranges of keys (as Flash-Decoding).
 
 use super::pool::Matrix;
-use super::run::CpuSession;
-use crate::backend::Batch;
-use crate::backend::slots::Encoded;
+use super::session::CpuSession;
+use crate::backend::{Batch, BatchValidator, SessionConfig};
 use crate::graph::{AttentionOp, ValueId};
 use oxidize_kernels::{Alibi, AttentionArgs, RelativeBias, TileMut, merge_attention};
 use std::ops::Range;
 
-/// Tokens of a sequence that are worked on together, so that they share the reading of keys.
-const TOKENS: usize = 64;
-/// Keys below which splitting the context is not worth a merge.
+/// Maximum number of tokens in a run: they share the reading of keys.
+const RUN_TOKENS: usize = 64;
+/// Minimum number of keys in a range, below which splitting does not pay for the merge.
 const MIN_KEYS: usize = 256;
 
-/// What attention needs to know of a batch.
+/// Work of attention in a batch. All buffers are reused.
 #[derive(Default)]
 pub(super) struct AttentionWork {
     /// The block tables of all sequences, one after the other.
     table: Vec<u32>,
-    /// Runs of tokens of one sequence each.
-    runs: Vec<Run>,
+    /// Runs of tokens, each of one sequence.
+    runs: Vec<TokenRun>,
     rows: Vec<Range<usize>>,
     /// The cache slot of each token.
     slots: Vec<usize>,
-    /// Whether each token is worked on as if it were alone.
-    each_alone: bool,
-    /// For each token, how many positions of its sequence are there, and how many of them the
-    /// encoder has read.
+    /// True if the results of a token must not depend on the other tokens.
+    batch_invariant: bool,
+    /// For each token, the number of positions of its sequence, and the number of them that the encoder has
+    /// read.
     extents: Vec<(usize, usize)>,
-    /// For each token, the positions it sees in the layer at hand.
+    /// For each token, the positions that it attends to in the current layer.
     visible: Vec<Range<u32>>,
-    pieces: Vec<Piece>,
+    key_ranges: Vec<KeyRange>,
     parts: Vec<f32>,
 }
 
-/// Some of the keys that the token of a run sees.
+/// Some of the keys that the token of a run attends to.
 #[derive(Clone)]
-struct Piece {
+struct KeyRange {
     run: usize,
     keys: Range<usize>,
 }
 
-struct Run {
+/// Neighboring tokens of a sequence, and its part of [`AttentionWork::table`].
+struct TokenRun {
     tokens: Range<usize>,
     table: Range<usize>,
 }
 
 impl AttentionWork {
-    /// Works out the runs and slots of a batch, before it has been checked.
+    pub(super) fn new(config: &SessionConfig) -> AttentionWork {
+        AttentionWork {
+            table: Vec::with_capacity(config.n_blocks),
+            ..AttentionWork::default()
+        }
+    }
+
+    /// Computes the runs and slots of a batch.
     pub(super) fn prepare(
         &mut self,
         batch: &Batch<'_>,
         block_size: usize,
-        encoded: &Encoded,
-        each_alone: bool,
+        validator: &BatchValidator,
+        batch_invariant: bool,
     ) {
-        self.each_alone = each_alone;
-        let longest = if each_alone { 1 } else { TOKENS };
+        self.batch_invariant = batch_invariant;
+        let longest = if batch_invariant { 1 } else { RUN_TOKENS };
         self.table.clear();
         self.runs.clear();
         self.rows.clear();
@@ -66,24 +73,23 @@ impl AttentionWork {
         let mut token = 0;
         for sequence in batch.sequences {
             let table = self.table.len()..self.table.len() + sequence.blocks.len();
-            self.table
-                .extend(sequence.blocks.iter().map(|block| block.0));
-            let end = (token + sequence.n_tokens).min(batch.positions.len());
-            for &position in &batch.positions[token..end] {
-                let block = sequence.blocks.get(position as usize / block_size);
-                let block = block.map_or(0, |block| block.0 as usize);
-                self.slots
-                    .push(block * block_size + position as usize % block_size);
-            }
-            let own = batch.positions[token..end].last();
-            let extent = own.map_or(0, |&last| last as usize + 1);
-            let extent = (extent, encoded.of(sequence.slot) as usize);
+            let blocks = sequence.blocks.iter().map(|block| block.0);
+            self.table.extend(blocks);
+            let end = token + sequence.n_tokens;
+            let positions = &batch.positions[token..end];
+            self.slots.extend(positions.iter().map(|&position| {
+                let position = position as usize;
+                let block = sequence.blocks[position / block_size].0 as usize;
+                block * block_size + position % block_size
+            }));
+            let extent = positions.last().map_or(0, |&last| last as usize + 1);
+            let extent = (extent, validator.encoded(sequence.slot));
             self.extents.resize(end, extent);
             while token < end {
                 let tokens = token..end.min(token + longest);
                 token = tokens.end;
                 self.rows.push(tokens.clone());
-                self.runs.push(Run {
+                self.runs.push(TokenRun {
                     tokens,
                     table: table.clone(),
                 });
@@ -91,39 +97,44 @@ impl AttentionWork {
         }
     }
 
-    /// Splits the keys of each token into pieces, those of a run one after the other; `false` where
-    /// that would gain nothing. It is worth it only where every run is one token, so that heads and
-    /// sequences alone would leave threads idle.
+    /// Splits the keys of each token into ranges, in the order of the runs; returns false if no token's are
+    /// split. Only batches in which every run is one token are split: otherwise heads and runs are enough
+    /// work for all threads.
     fn split_keys(&mut self, spec: &AttentionOp, n_threads: usize) -> bool {
-        self.pieces.clear();
+        self.key_ranges.clear();
         if self.runs.iter().any(|run| run.tokens.len() != 1) {
             return false;
         }
-        // How the keys of a token are split must not depend on others where it counts.
-        let n_runs = if self.each_alone { 1 } else { self.runs.len() };
+        // In a batch-invariant batch, the split must not depend on the other tokens.
+        let n_runs = if self.batch_invariant {
+            1
+        } else {
+            self.runs.len()
+        };
         let wanted = (4 * n_threads).div_ceil(n_runs * spec.n_kv_heads);
         let mut splits = false;
-        for (run, seen) in self.visible.iter().enumerate() {
-            let seen = seen.start as usize..seen.end as usize;
-            let n_parts = wanted.min(seen.len() / MIN_KEYS).max(1);
-            let size = seen.len().div_ceil(n_parts).max(1);
+        for (run, visible) in self.visible.iter().enumerate() {
+            let visible = visible.start as usize..visible.end as usize;
+            let n_parts = wanted.min(visible.len() / MIN_KEYS).max(1);
+            let size = visible.len().div_ceil(n_parts).max(1);
             splits |= n_parts > 1;
-            self.pieces.extend((0..n_parts).map(|nth| {
-                let start = (seen.start + nth * size).min(seen.end);
-                let keys = start..(start + size).min(seen.end);
-                Piece { run, keys }
+            self.key_ranges.extend((0..n_parts).map(|nth| {
+                let start = (visible.start + nth * size).min(visible.end);
+                let keys = start..(start + size).min(visible.end);
+                KeyRange { run, keys }
             }));
         }
         splits
     }
 
-    fn look(&mut self, positions: &[u32], spec: &AttentionOp) {
+    /// Computes the positions that each token attends to in a layer.
+    fn set_visible(&mut self, positions: &[u32], spec: &AttentionOp) {
         self.visible.clear();
         let tokens = positions.iter().zip(&self.extents);
         self.visible
             .extend(tokens.map(|(&position, &(end, encoded))| {
-                let seen = spec.visible(position as usize, end, encoded);
-                seen.start as u32..seen.end as u32
+                let visible = spec.visible(position as usize, end, encoded);
+                visible.start as u32..visible.end as u32
             }));
     }
 }
@@ -163,7 +174,7 @@ impl CpuSession {
         out: ValueId,
         batch: &Batch<'_>,
     ) {
-        self.attention.look(batch.positions, spec);
+        self.attention.set_visible(batch.positions, spec);
         let splits = self.attention.split_keys(spec, self.pool.n_threads());
         let mut parts = std::mem::take(&mut self.attention.parts);
         let mut taken = self.buffers.take(out);
@@ -176,7 +187,7 @@ impl CpuSession {
         let (q_stride, width) = (spec.n_heads * spec.key_dim, group * spec.value_dim);
         let sinks_of = |head: usize| sinks.map(|sinks| &sinks[head * group..(head + 1) * group]);
         let args = |run: usize, head: usize| {
-            let Run { tokens, table } = &work.runs[run];
+            let TokenRun { tokens, table } = &work.runs[run];
             let slopes = spec.slopes.as_deref();
             AttentionArgs {
                 q: &q[tokens.start * q_stride + head * group * spec.key_dim..],
@@ -217,27 +228,27 @@ impl CpuSession {
             );
         } else {
             let part_len = group * (spec.value_dim + 2);
-            let n_pieces = work.pieces.len();
-            let needed = spec.n_kv_heads * n_pieces * part_len;
+            let n_ranges = work.key_ranges.len();
+            let needed = spec.n_kv_heads * n_ranges * part_len;
             parts.resize(needed.max(parts.len()), 0.0);
             let used = &mut parts[..needed];
             self.pool.parts(
-                spec.n_kv_heads * n_pieces,
+                spec.n_kv_heads * n_ranges,
                 used,
                 &mut [(); 0],
                 &mut self.workers,
                 |index, part, _, worker| {
-                    let Piece { run, keys } = work.pieces[index % n_pieces].clone();
-                    let args = args(run, index / n_pieces);
+                    let KeyRange { run, keys } = work.key_ranges[index % n_ranges].clone();
+                    let args = args(run, index / n_ranges);
                     kernels.attention_part(&args, keys, part, &mut worker.scratch);
                 },
             );
             let mut out = TileMut::new(taken.rows(), cols);
-            for (head, mut parts) in used.chunks_exact(n_pieces * part_len).enumerate() {
-                for pieces in work.pieces.chunk_by(|a, b| a.run == b.run) {
-                    let (of_run, rest) = parts.split_at(pieces.len() * part_len);
+            for (head, mut parts) in used.chunks_exact(n_ranges * part_len).enumerate() {
+                for ranges in work.key_ranges.chunk_by(|a, b| a.run == b.run) {
+                    let (of_run, rest) = parts.split_at(ranges.len() * part_len);
                     parts = rest;
-                    let rows = work.rows[pieces[0].run].clone();
+                    let rows = work.rows[ranges[0].run].clone();
                     let tile = out.part(rows, head * width..(head + 1) * width);
                     merge_attention(of_run, sinks_of(head), spec.value_dim, tile);
                 }

@@ -1,4 +1,4 @@
-//! The bytes of the KV cache: which block holds what is the scheduler's knowledge, not ours.
+//! The bytes of the KV cache. Which sequence owns which block is decided by the scheduler.
 
 use crate::backend::{BackendError, KvType, SessionConfig};
 use crate::graph::CacheInfo;
@@ -7,7 +7,7 @@ use oxidize_kernels::PagedKv;
 /// Keys and values of one layer, head by head: `[head][block][position][element]`.
 pub(super) struct KvCache {
     pub(super) k: Plane,
-    /// None where values are the first elements of the keys.
+    /// `None` if values are the first elements of the keys (MLA).
     pub(super) v: Option<Plane>,
     value_dim: usize,
 }
@@ -26,8 +26,8 @@ impl KvCache {
     pub(super) fn new(info: &CacheInfo, config: &SessionConfig) -> Result<KvCache, BackendError> {
         let plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, config);
         if info.values_in_keys {
-            // The values must be whole blocks of the keys' type.
-            block_of(config.key_type, info.value_dim)?;
+            // Values must be whole blocks of the type of the keys.
+            row_bytes_of(config.key_type, info.value_dim)?;
         }
         Ok(KvCache {
             k: plane(info.key_dim, config.key_type)?,
@@ -38,7 +38,7 @@ impl KvCache {
         })
     }
 
-    /// Keys, then values, where they are kept apart.
+    /// Keys, then values if they are stored separately.
     pub(super) fn planes(&self) -> impl Iterator<Item = &Plane> {
         std::iter::once(&self.k).chain(&self.v)
     }
@@ -47,7 +47,7 @@ impl KvCache {
         std::iter::once(&mut self.k).chain(&mut self.v)
     }
 
-    /// The view of one head that attention reads.
+    /// One head, as attention reads it.
     pub(super) fn head<'a>(
         &'a self,
         head: usize,
@@ -79,7 +79,7 @@ impl Plane {
         ty: KvType,
         config: &SessionConfig,
     ) -> Result<Plane, BackendError> {
-        let row_bytes = block_of(ty, dim)?;
+        let row_bytes = row_bytes_of(ty, dim)?;
         let size = row_bytes
             .checked_mul(config.block_size)
             .and_then(|bytes| bytes.checked_mul(config.n_blocks))
@@ -94,7 +94,7 @@ impl Plane {
             });
         }
         drop(probe);
-        // Zeroed by the system page by page, when a block is first used.
+        // The system zeroes a page when it is first used.
         #[cfg_attr(target_arch = "wasm32", expect(unused_mut))]
         let mut data = vec![0; bytes];
         #[cfg(not(target_arch = "wasm32"))]
@@ -114,12 +114,12 @@ impl Plane {
         &self.data[head * bytes..(head + 1) * bytes]
     }
 
-    /// Where a slot (block · block_size + offset) lies inside a head.
+    /// Byte range of a slot (block · block_size + offset) within a head.
     pub(super) fn row(&self, slot: usize) -> std::ops::Range<usize> {
         slot * self.row_bytes..(slot + 1) * self.row_bytes
     }
 
-    /// Bytes of one block of all heads.
+    /// Bytes of one block, of all heads.
     pub(super) fn block_len(&self) -> usize {
         self.n_heads * self.block_bytes
     }
@@ -148,8 +148,8 @@ impl Plane {
     }
 }
 
-/// Bytes of `dim` elements, which must be whole blocks.
-fn block_of(ty: KvType, dim: usize) -> Result<usize, BackendError> {
+/// Bytes of `dim` elements, which must be whole blocks of the type.
+fn row_bytes_of(ty: KvType, dim: usize) -> Result<usize, BackendError> {
     ty.row_bytes(dim).ok_or(BackendError::KvType {
         dim,
         ty: ty.tensor_type(),

@@ -1,21 +1,21 @@
-//! From the ops of a plan to the steps of the CPU: what shares an input or a buffer is fused.
+//! Lowers the ops of a plan to the steps of the CPU backend, and fuses ops that share an input or a buffer.
 //!
-//! Projections of the same input become one step, a gated unit is computed with its two
-//! projections, and a residual is added by the projection that feeds it.
+//! Projections of the same input become one step, a gated linear unit is computed together with its two
+//! projections, and a residual is added by the projection before it.
 
 use crate::graph::{Activation, Op, Plan, RopeFrequencies, ValueId, WeightId};
 
-/// What the CPU does between two looks at the plan.
+/// One op, or several fused into one.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// An op that stands alone.
+    /// An op that is not fused. Never an [`Op::RopeTable`] or an [`Op::Linear`].
     Op(Op),
-    /// Cosines and sines, with the frequencies of the session's longest context.
+    /// Cosines and sines, with the frequencies for the maximum context of the session.
     RopeTable {
         frequencies: RopeFrequencies,
         out: ValueId,
     },
-    /// Several projections of one input, in one sharing-out of rows.
+    /// Several projections of one input, whose rows are distributed over threads together.
     Project { x: ValueId, parts: Vec<Projection> },
     /// `out = activation(gate · x) · (up · x)`.
     GatedProject {
@@ -38,7 +38,7 @@ pub(super) struct Linear {
 #[derive(Clone, Debug)]
 pub(super) struct Projection {
     pub(super) linear: Linear,
-    /// The product is added to this value, whose buffer becomes the output's.
+    /// A value that the product is added to. Its buffer becomes that of the output.
     pub(super) residual: Option<ValueId>,
     pub(super) out: ValueId,
 }
@@ -63,7 +63,7 @@ impl Step {
         }
     }
 
-    /// The input that the first output may be written over.
+    /// The input whose buffer the first output may take.
     pub(super) fn overwrites(&self) -> Option<ValueId> {
         match self {
             Step::Op(
@@ -90,9 +90,15 @@ impl Step {
     }
 }
 
-/// Lowers a plan for sequences of at most `max_context` tokens; also says how many of the steps are
-/// the encoder's, whose last op and the decoder's first are never one step.
-pub(super) fn lower(plan: &Plan, max_context: usize) -> (Vec<Step>, usize) {
+/// The steps of a plan.
+pub(super) struct Lowered {
+    pub(super) steps: Vec<Step>,
+    /// Number of steps, the first ones, that are the encoder's.
+    pub(super) n_encoder_steps: usize,
+}
+
+/// Lowers a plan for sequences of at most `max_context` tokens.
+pub(super) fn lower(plan: &Plan, max_context: usize) -> Lowered {
     let mut uses = vec![0usize; plan.values.len()];
     for value in plan.ops.iter().flat_map(Op::inputs).chain(plan.result) {
         uses[value.0 as usize] += 1;
@@ -101,6 +107,7 @@ pub(super) fn lower(plan: &Plan, max_context: usize) -> (Vec<Step>, usize) {
     let mut steps = Vec::with_capacity(plan.ops.len());
     let (mut at, mut n_encoder_steps) = (0, 0);
     while at < plan.ops.len() {
+        // Fusion does not cross the end of the encoder: its last op is no product.
         if at == plan.n_encoder_ops {
             n_encoder_steps = steps.len();
         }
@@ -125,10 +132,13 @@ pub(super) fn lower(plan: &Plan, max_context: usize) -> (Vec<Step>, usize) {
         };
         at += used;
     }
-    (steps, n_encoder_steps)
+    Lowered {
+        steps,
+        n_encoder_steps,
+    }
 }
 
-/// Two projections whose outputs only meet in a gated unit.
+/// Two projections whose outputs are used only by one gated linear unit.
 fn gated(ops: &[Op], uses: &[usize]) -> Option<(Step, usize)> {
     let [
         Op::Linear {
@@ -178,7 +188,7 @@ fn gated(ops: &[Op], uses: &[usize]) -> Option<(Step, usize)> {
     ))
 }
 
-/// A projection whose only use is to be added to a value that then is dead.
+/// A projection that is used only by an addition, to a value that is not used afterwards.
 fn residual(ops: &[Op], at: usize, uses: &[usize], last_uses: &[usize]) -> Option<(Step, usize)> {
     let [
         Op::Linear {
@@ -209,7 +219,7 @@ fn residual(ops: &[Op], at: usize, uses: &[usize], last_uses: &[usize]) -> Optio
     Some((Step::Project { x: *x, parts }, 2))
 }
 
-/// As many projections of the same input as follow one another.
+/// Projections of the same input that follow one another.
 fn project(ops: &[Op]) -> Option<(Step, usize)> {
     let Some(Op::Linear { x: shared, .. }) = ops.first() else {
         return None;

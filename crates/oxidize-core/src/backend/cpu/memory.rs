@@ -1,13 +1,13 @@
-//! The buffers that values live in: planned once, by the lives of the values.
+//! Buffers for the values of a plan, assigned once by the lifetimes of the values.
 
 use super::lower::Step;
 use crate::backend::SessionConfig;
 use crate::graph::{Plan, Rows, ValueId, ValueInfo};
 
-/// The values of a running plan. Each has a buffer; several share one where their lives allow.
+/// The buffers of a session. Values whose lifetimes do not overlap share one.
 pub(super) struct Buffers {
     data: Vec<Vec<f32>>,
-    /// The buffer of each value.
+    /// Index of the buffer of each value.
     slots: Vec<usize>,
     values: Vec<ValueInfo>,
     pub(super) n_tokens: usize,
@@ -15,7 +15,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Plans and allocates the buffers of `steps`.
+    /// Assigns and allocates the buffers of `steps`.
     pub(super) fn new(plan: &Plan, steps: &[Step], config: &SessionConfig) -> Buffers {
         let slots = assign(plan, steps);
         let mut sizes = vec![0; slots.iter().max().map_or(0, |&last| last + 1)];
@@ -40,7 +40,7 @@ impl Buffers {
         self.values[value.0 as usize].width
     }
 
-    /// What a row of the value is.
+    /// Kind of the rows of a value.
     pub(super) fn row_kind(&self, value: ValueId) -> Rows {
         self.values[value.0 as usize].rows
     }
@@ -56,17 +56,17 @@ impl Buffers {
         self.slots[value.0 as usize]
     }
 
-    /// The rows of a value that was written.
+    /// The rows of a value that has been computed.
     pub(super) fn get(&self, value: ValueId) -> &[f32] {
         &self.data[self.slot(value)][..self.rows(value) * self.width(value)]
     }
 
-    /// The rows of `x`, unless `out` is written over them.
+    /// The rows of `x`; `None` if `out` has the same buffer, so that they are in place already.
     pub(super) fn source(&self, x: ValueId, out: ValueId) -> Option<&[f32]> {
         (self.slot(x) != self.slot(out)).then(|| self.get(x))
     }
 
-    /// The buffer of a value that is about to be written; to be given back with [`Buffers::put`].
+    /// Takes the buffer of a value that is about to be written. [`Buffers::put`] returns it.
     pub(super) fn take(&mut self, value: ValueId) -> Taken {
         let slot = self.slot(value);
         let len = self.rows(value) * self.width(value);
@@ -82,7 +82,7 @@ impl Buffers {
     }
 }
 
-/// A buffer on loan from [`Buffers`].
+/// A buffer taken from [`Buffers`].
 pub(super) struct Taken {
     data: Vec<f32>,
     slot: usize,
@@ -90,14 +90,14 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// The rows of the value it was taken for.
+    /// The rows of the value that it was taken for.
     pub(super) fn rows(&mut self) -> &mut [f32] {
         &mut self.data[..self.len]
     }
 }
 
-/// Gives each value a buffer that no value alive at the same time has, except where a step writes
-/// over its own dying input.
+/// Assigns each value a buffer that no other live value has. A step may write its output over an input that is
+/// not used later.
 fn assign(plan: &Plan, steps: &[Step]) -> Vec<usize> {
     let mut last_use = vec![0; plan.values.len()];
     for (index, step) in steps.iter().enumerate() {
@@ -109,12 +109,12 @@ fn assign(plan: &Plan, steps: &[Step]) -> Vec<usize> {
         last_use[result.0 as usize] = usize::MAX;
     }
     let dies = |value: &ValueId, index: usize| last_use[value.0 as usize] == index;
-    // Values that fusion has removed keep buffer 0, which they never touch.
+    // Values that fusion has removed keep buffer 0, and are never written.
     let mut slots = vec![0; plan.values.len()];
     let mut n_slots = 0;
     let mut free: Vec<usize> = Vec::new();
     for (index, step) in steps.iter().enumerate() {
-        // An input that is read twice, as in x + x, is still needed while it would be written over.
+        // An input that is read twice, as in x + x, is still read while the output is written.
         let once = |input: &ValueId| step.inputs().iter().filter(|&i| i == input).count() == 1;
         let mut over = step
             .overwrites()
@@ -129,7 +129,7 @@ fn assign(plan: &Plan, steps: &[Step]) -> Vec<usize> {
             };
         }
         let slot = |value: &ValueId| slots[value.0 as usize];
-        // A buffer that an output took over from a dying input is not free.
+        // A buffer that an output has taken from an input is not free.
         let kept: Vec<usize> = step
             .outputs()
             .iter()

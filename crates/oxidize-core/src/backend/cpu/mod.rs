@@ -1,30 +1,34 @@
-//! The CPU backend: a plan lowered to fused steps, run by a thread pool on the kernels of the best
-//! instruction set that the machine has.
+//! The CPU backend: a plan is lowered to fused steps, which a thread pool runs with the kernels of the best
+//! instruction set of this machine.
 //!
-//! [`lower`] fuses, [`memory`] places values in buffers, [`run`] executes, [`pool`] shares out.
+//! [`lower`] fuses ops, [`repack`] prepares weights, [`memory`] assigns values to buffers, [`session`] runs the steps
+//! and [`pool`] distributes their work over threads.
 
 #![allow(
     clippy::indexing_slicing,
-    reason = "indexes come from the plan, which the compiler checked"
+    reason = "indexes come from the plan, which was checked when it was built, and from batches, which the \
+              validator has checked"
 )]
 
 mod attention;
 mod cache;
 mod experts;
 mod lower;
+mod matmul;
 mod memory;
 pub mod pool;
-mod products;
 mod recurrent;
-mod run;
-mod shares;
+mod repack;
+mod row_ops;
+mod session;
+mod work_stealing;
 
 use super::{Backend, BackendError, Device, Session, SessionConfig};
 use crate::graph::Plan;
-use crate::model::Weights;
+use crate::weights::Weights;
 use oxidize_kernels::Kernels;
 
-/// Runs plans on the processor.
+/// Runs plans on the CPU. All sessions share its one device.
 pub struct Cpu {
     kernels: &'static Kernels,
 }
@@ -38,7 +42,7 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// The backend on the kernels of a given instruction set, for comparing them.
+    /// The backend with the kernels of a given instruction set, for comparing instruction sets.
     pub fn with_kernels(kernels: &'static Kernels) -> Cpu {
         Cpu { kernels }
     }
@@ -53,8 +57,12 @@ impl Backend for Cpu {
         let name = format!("{} threads, {}", default_threads(), self.kernels.isa());
         vec![Device {
             name,
-            memory: crate::model::available_memory(),
+            memory: crate::io::available_memory(),
         }]
+    }
+
+    fn weight_growth(&self, plan: &Plan, weights: &Weights, config: &SessionConfig) -> u64 {
+        repack::growth(plan, weights, config.repack, self.kernels)
     }
 
     fn compile(
@@ -63,7 +71,8 @@ impl Backend for Cpu {
         weights: &Weights,
         config: &SessionConfig,
     ) -> Result<Box<dyn Session>, BackendError> {
-        Ok(Box::new(run::CpuSession::new(
+        config.check_device(self)?;
+        Ok(Box::new(session::CpuSession::new(
             self.kernels,
             plan,
             weights,
@@ -72,15 +81,22 @@ impl Backend for Cpu {
     }
 }
 
-/// The most threads of a session: more than machines have cores, and few enough for any system to start.
+/// Maximum number of threads of a session: more than machines have cores, and few enough that any system can
+/// start them.
 pub const MAX_THREADS: usize = 1024;
 
-/// One thread a core that this process may use.
+/// Number of cores that this process may use.
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The instruction set that the backend uses here.
+/// Checks that `OXIDIZE_ISA` is unset, empty or an instruction set of this machine. Programs call this when they start;
+/// afterwards the backend panics for any other value.
+pub fn check_isa() -> Result<(), oxidize_kernels::IsaError> {
+    oxidize_kernels::try_select().map(|_| ())
+}
+
+/// Name of the instruction set that the backend uses on this machine.
 pub fn isa_name() -> &'static str {
     oxidize_kernels::select().isa().name()
 }

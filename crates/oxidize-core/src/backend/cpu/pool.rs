@@ -1,13 +1,13 @@
 //! The thread pool of the CPU backend.
 //!
-//! Workers are started once; they spin briefly for the next job, then park. Work is handed out in
-//! small pieces ([`super::shares`]), and a job ends when its pieces are done: a worker that the
-//! system has taken off its core before it joined is not waited for, and others do its pieces. So a
-//! busy neighbour costs the share of the machine that it takes, not a time slice at every barrier.
+//! Workers are started once. They spin briefly for the next job, then park. Work is distributed in small pieces
+//! ([`super::work_stealing`]), and a job ends when its pieces are done: the pool does not wait for a worker that
+//! the system has descheduled before it joined, because other workers take its pieces. So another process on
+//! the machine costs the CPU time that it uses, and not a time slice at every barrier.
 
 #![allow(unsafe_code)]
 
-use super::shares::Shares;
+use super::work_stealing::WorkRanges;
 use oxidize_kernels::{Kernels, QuantizedRows, SharedMatrix, TileMut};
 use std::any::Any;
 use std::ops::Range;
@@ -17,17 +17,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker looks for the next job before it sleeps: longer than the serial work between
-/// two parallel ops, shorter than anyone would notice as load.
+/// Time that a worker spins for the next job before it sleeps: longer than the serial work between two
+/// parallel ops, and too short to count as load.
 const SPIN: Duration = Duration::from_micros(80);
 
 /// Threads that work together on one job at a time.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// The pieces of the job that runs.
-    shares: Shares,
-    /// Only one job runs at a time; whoever holds this may start one.
+    /// The pieces of the current job.
+    ranges: WorkRanges,
+    /// Held while a job runs: one job runs at a time.
     turn: Mutex<()>,
 }
 
@@ -41,20 +41,22 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Set while workers may still join the job of this epoch.
+/// Bit that is set while workers may still join the job of this epoch.
 const OPEN: u64 = 1 << 31;
+/// Mask of the number of workers inside the job.
 const INSIDE: u64 = OPEN - 1;
 
-/// A borrowed closure whose borrow is kept alive by [`Pool::run`].
+/// A pointer to the closure that [`Pool::run`] has borrowed.
 #[derive(Clone, Copy)]
 struct Job(*const (dyn Fn(usize) + Sync));
 
-// SAFETY: the closure is `Sync`, so it may be called from any thread; `Pool::run` does not return
-// before every thread that took the pointer is done with it.
+// SAFETY: the closure is `Sync`, so any thread may call it through a shared reference. The pointer is valid in
+// every thread that dereferences it: a thread does so only while it is counted as inside a job, and
+// `Pool::run`, which holds the borrow, does not return before `OPEN` is cleared and that count is zero.
 unsafe impl Send for Job {}
 
 impl Pool {
-    /// A pool of `n_threads` threads, the caller's included.
+    /// A pool of `n_threads` threads, including the one that calls.
     pub fn new(n_threads: usize) -> Pool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -71,30 +73,32 @@ impl Pool {
                 .name(name)
                 .spawn(move || shared.work(index))
         };
-        // A thread that the system refuses is a thread less, not a failure.
+        // If the system refuses a thread, the pool has fewer.
         let workers: Vec<_> = (1..n_threads.max(1))
             .map_while(|index| spawn(index).ok())
             .collect();
         Pool {
             shared,
-            shares: Shares::new(workers.len() + 1),
+            ranges: WorkRanges::new(workers.len() + 1),
             workers,
             turn: Mutex::new(()),
         }
     }
 
-    /// Threads that take part, the caller's included.
+    /// Number of threads, including the one that calls.
     pub fn n_threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Deals out `n_pieces`, then calls `job` once on the calling thread and at most once on each
-    /// worker, with its index.
+    /// Distributes `n_pieces`, then calls `job` once on the calling thread and at most once on each worker, with
+    /// the index of the thread. No two threads have the same index.
     fn run(&self, n_pieces: usize, job: &(dyn Fn(usize) + Sync)) {
         let _turn = self.turn.lock();
-        self.shares.deal(n_pieces);
-        // SAFETY: only the lifetime is changed; `Close` waits, even when `job` panics, until no
-        // worker is inside and none can join, so nobody calls it after this function returns.
+        self.ranges.distribute(n_pieces);
+        // SAFETY: the two types differ only in the lifetime of the closure. Workers dereference the pointer only
+        // between joining this epoch and leaving it. `Close` clears `OPEN`, so that none can join any more, and
+        // waits until the count of workers inside is zero; it is dropped before this function returns, also
+        // when `job` panics. So the pointer is not used after the borrow of `job` ends.
         let job_ptr = Job(unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(job)
         });
@@ -116,29 +120,34 @@ impl Pool {
         }
     }
 
-    /// Calls `body` with every number below `n`, each once, on whichever thread is free, lending it
-    /// that thread's element of `scratch`.
+    /// Calls `body` once with every number below `n`, on any thread, together with that thread's element of
+    /// `scratch`.
     ///
     /// # Panics
-    /// If `scratch` has fewer elements than the pool threads; if `body` panics.
+    /// If `scratch` has fewer elements than the pool has threads, or if `body` panics.
     pub fn each<S: Send>(&self, n: usize, scratch: &mut [S], body: impl Fn(usize, &mut S) + Sync) {
         assert!(scratch.len() >= self.n_threads());
         if n <= 1 || self.workers.is_empty() {
             return (0..n).for_each(|piece| body(piece, &mut scratch[0]));
         }
-        let scratch = PerThread(scratch.as_mut_ptr());
+        let scratch = DisjointPtr(scratch.as_mut_ptr());
         self.run(n, &|thread| {
             let scratch = &scratch;
-            while let Some(piece) = self.shares.next(thread) {
-                // SAFETY: `thread` is below the length asserted above, and `run` gives each index
-                // to one thread only, so this is the only reference to the element.
+            while let Some(piece) = self.ranges.next(thread) {
+                // SAFETY: `thread < n_threads() <= scratch.len()` by the assertion above, so the element
+                // exists. `run` passes each thread index to one thread only, and a thread drops this reference
+                // before it makes the next, so it is the only reference to the element. The borrow of
+                // `scratch` outlives `run`.
                 body(piece, unsafe { &mut *scratch.0.add(thread) });
             }
         });
     }
 
-    /// Splits matrices by columns, in pieces of at most `chunk`, and calls `body` with the index of
-    /// the matrix, the columns and the tile of each piece.
+    /// Splits matrices into pieces of at most `chunk` columns, and calls `body` with the index of the matrix, the
+    /// columns and the tile of each piece.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_MATRICES`].
     pub fn columns<S: Send>(
         &self,
         matrices: &mut [Matrix<'_>],
@@ -148,7 +157,8 @@ impl Pool {
     ) {
         let shared = |m: &mut Matrix<'_>| {
             let matrix = SharedMatrix::new(m.data, m.cols);
-            // SAFETY: only the lifetime is changed, to one shorter than the borrow of `matrices`.
+            // SAFETY: the two types differ only in the lifetime. The result lives in `list`, which is dropped at
+            // the end of this function, while `matrices` and the data that it borrows mutably live on.
             unsafe { std::mem::transmute::<SharedMatrix<'_>, SharedMatrix<'_>>(matrix) }
         };
         let mut list = [const { None }; MAX_MATRICES];
@@ -165,8 +175,9 @@ impl Pool {
                 let here = matrix.cols().div_ceil(chunk);
                 if piece < here {
                     let cols = piece * chunk..((piece + 1) * chunk).min(matrix.cols());
-                    // SAFETY: pieces are disjoint ranges of columns of separately borrowed
-                    // matrices, and `each` hands every piece out once.
+                    // SAFETY: two tiles are of different matrices, which are borrowed separately, or of
+                    // different pieces of one matrix, whose ranges of columns are disjoint; `each` passes
+                    // every piece once. So no two tiles overlap.
                     let out = unsafe { matrix.tile(0..matrix.rows(), cols.clone()) };
                     return body(index, cols, out, scratch);
                 }
@@ -175,11 +186,11 @@ impl Pool {
         });
     }
 
-    /// Splits a matrix into the tiles that `rows` (ascending, disjoint) and columns of `width` make,
-    /// and calls `body` with the index of the rows, that of the columns, and the tile.
+    /// Splits a matrix into tiles by `rows` (ascending and disjoint) and by `width` columns, and calls `body` with
+    /// the index of the rows, that of the columns, and the tile.
     ///
     /// # Panics
-    /// If the ranges overlap or leave the matrix.
+    /// If the ranges overlap or exceed the matrix.
     pub fn grid<S: Send>(
         &self,
         matrix: Matrix<'_>,
@@ -194,14 +205,15 @@ impl Pool {
         self.each(rows.len() * across, scratch, |piece, scratch| {
             let (row, col) = (piece / across, piece % across);
             let cols = col * width..((col + 1) * width).min(matrix.cols());
-            // SAFETY: the ranges of rows do not overlap, nor do those of columns, and `each` hands
-            // every pair out once.
+            // SAFETY: the ranges of rows are disjoint by the assertion above, those of columns because they start
+            // at different multiples of `width`, and `each` passes every pair of them once. So no two tiles
+            // overlap.
             let out = unsafe { matrix.tile(rows[row].clone(), cols) };
             body(row, col, out, scratch);
         });
     }
 
-    /// Splits a matrix into runs of at most `chunk` rows.
+    /// Splits a matrix into pieces of at most `chunk` rows, and calls `body` with the rows and their elements.
     pub fn rows<S: Send>(
         &self,
         matrix: Matrix<'_>,
@@ -211,12 +223,13 @@ impl Pool {
     ) {
         let cols = matrix.cols;
         let n_rows = matrix.data.len() / cols;
-        let data = PerThread(matrix.data.as_mut_ptr());
+        let data = DisjointPtr(matrix.data.as_mut_ptr());
         self.each(n_rows.div_ceil(chunk), scratch, |piece, scratch| {
             let data = &data;
             let rows = piece * chunk..((piece + 1) * chunk).min(n_rows);
-            // SAFETY: the runs of rows do not overlap and lie inside the matrix, and `each` hands
-            // every piece out once.
+            // SAFETY: `rows.end <= n_rows`, and `n_rows * cols <= data.len()`, so the slice is inside the matrix,
+            // which is borrowed mutably for the whole call. The pieces are disjoint ranges of rows, and `each`
+            // passes every piece once, so no two slices overlap.
             let slice = unsafe {
                 std::slice::from_raw_parts_mut(data.0.add(rows.start * cols), rows.len() * cols)
             };
@@ -224,7 +237,7 @@ impl Pool {
         });
     }
 
-    /// Quantises the rows of `x` into `out`, in runs of at most `chunk` rows.
+    /// Quantizes the rows of `x` into `out`, in pieces of at most `chunk` rows.
     pub fn quantize<S: Send>(
         &self,
         kernels: &Kernels,
@@ -237,16 +250,17 @@ impl Pool {
         let shared = out.shared();
         self.each(n_rows.div_ceil(chunk), scratch, |piece, _| {
             let rows = piece * chunk..((piece + 1) * chunk).min(n_rows);
-            // SAFETY: the runs of rows do not overlap, and `each` hands every piece out once.
+            // SAFETY: the pieces are disjoint ranges of rows, and `each` passes every piece once, so nothing else
+            // accesses these rows while `out` lives.
             let out = unsafe { shared.rows(rows.clone()) };
-            kernels.quantize_rows(&x[rows.start * k..rows.end * k], out);
+            kernels.quantize_activations(&x[rows.start * k..rows.end * k], out);
         });
     }
 
-    /// Splits `a` and `b`, which have `n` parts each, and calls `body` with each pair of parts.
+    /// Splits `a` and `b` into `n` equal parts each, and calls `body` with each pair of parts.
     ///
     /// # Panics
-    /// If a slice is not `n` equal parts.
+    /// If `n` is 0 or does not divide a length.
     pub fn parts<A: Send, B: Send, S: Send>(
         &self,
         n: usize,
@@ -257,11 +271,12 @@ impl Pool {
     ) {
         assert!(n > 0 && a.len().is_multiple_of(n) && b.len().is_multiple_of(n));
         let (len_a, len_b) = (a.len() / n, b.len() / n);
-        let (a, b) = (PerThread(a.as_mut_ptr()), PerThread(b.as_mut_ptr()));
+        let (a, b) = (DisjointPtr(a.as_mut_ptr()), DisjointPtr(b.as_mut_ptr()));
         self.each(n, scratch, |piece, scratch| {
             let (a, b) = (&a, &b);
-            // SAFETY: the parts of different pieces do not overlap, lie inside the slices by the
-            // assertion above, and `each` hands every piece out once.
+            // SAFETY: `piece < n`, and `n * len_a` and `n * len_b` are the lengths of the slices by the assertion
+            // above, so the parts are inside them. Parts of different pieces are disjoint, `each` passes every
+            // piece once, and both slices are borrowed mutably for the whole call.
             let (a, b) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(a.0.add(piece * len_a), len_a),
@@ -278,30 +293,32 @@ impl Drop for Pool {
         *lock(&self.shared.sleep) = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker's panics were handed to the caller of the job.
+            // Panics in jobs were passed to the caller of the job.
             let _ = worker.join();
         }
     }
 }
 
-/// A row-major matrix that pieces are written to.
+/// A row-major matrix that is written in pieces.
 pub struct Matrix<'a> {
-    /// Whole rows.
+    /// The elements: whole rows.
     pub data: &'a mut [f32],
     /// Elements of a row.
     pub cols: usize,
 }
 
-/// Most matrices that [`Pool::columns`] takes at once.
+/// Maximum number of matrices of [`Pool::columns`].
 pub const MAX_MATRICES: usize = 4;
 
-/// A slice's start, to be indexed by the thread or piece that owns the element.
-struct PerThread<T>(*mut T);
+/// Pointer to the start of a slice, of which every thread accesses elements of its own.
+struct DisjointPtr<T>(*mut T);
 
-// SAFETY: threads reach disjoint elements only, and the elements may be sent between threads.
-unsafe impl<T: Send> Sync for PerThread<T> {}
+// SAFETY: a shared `DisjointPtr` gives a thread no access without `unsafe`; each use makes references to elements
+// that no other thread accesses at the same time, and `T: Send` allows a thread to access elements that
+// another thread owns.
+unsafe impl<T: Send> Sync for DisjointPtr<T> {}
 
-/// Ends a job: no more workers may join, and those inside are waited for.
+/// Ends a job when dropped: workers can no longer join, and those inside are waited for.
 struct Close<'a>(&'a Shared);
 
 impl Drop for Close<'_> {
@@ -314,7 +331,7 @@ impl Drop for Close<'_> {
             if spins < 2_000 {
                 std::hint::spin_loop();
             } else {
-                // Someone else may need this core to finish.
+                // A worker may need this core to finish.
                 std::thread::yield_now();
             }
             now = state.load(Ordering::Acquire);
@@ -332,7 +349,9 @@ impl Shared {
             }
             let job = *lock(&self.job);
             if let Some(Job(job)) = job {
-                // SAFETY: this thread is counted as inside, so `Close` keeps the closure alive.
+                // SAFETY: `join` has counted this thread as inside the job of `epoch`, and it is counted out only
+                // after the call. Until then `Close` keeps `Pool::run` from returning, so the closure is alive,
+                // and `turn` keeps another job from taking its place.
                 let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index) }));
                 if let Err(panic) = result {
                     *lock(&self.panic) = Some(panic);
@@ -342,7 +361,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a job other than `done`; `None` when the pool is dropped.
+    /// Waits for an open job of another epoch than `done`; `None` when the pool is dropped.
     fn wait(&self, done: u64) -> Option<u64> {
         let fresh = || {
             let state = self.state.load(Ordering::SeqCst);
@@ -378,7 +397,7 @@ impl Shared {
         epoch
     }
 
-    /// Counts this worker as inside the job of `epoch`, unless it is over.
+    /// Counts this worker as inside the job of `epoch`; false if the job has ended.
     fn join(&self, epoch: u64) -> bool {
         let mut state = self.state.load(Ordering::Acquire);
         while state >> 32 == epoch && state & OPEN != 0 {
@@ -396,7 +415,7 @@ impl Shared {
     }
 }
 
-/// A lock whose poison does not matter: nothing here is left half done by a panic.
+/// Locks a mutex. Poison is ignored: no panic leaves the data behind these locks half written.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()
@@ -408,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_piece_is_done_once() {
+    fn every_piece_runs_once() {
         for n_threads in [1, 2, 5] {
             let pool = Pool::new(n_threads);
             let mut counts = vec![0usize; pool.n_threads()];
@@ -425,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_their_matrices() {
+    fn pieces_cover_the_matrices() {
         let pool = Pool::new(3);
         let (mut a, mut b) = (vec![0.0; 7 * 10], vec![0.0; 7 * 4]);
         let mut matrices = [
@@ -474,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
         let pool = Pool::new(2);
         let explode = || pool.each(100, &mut [(); 2], |piece, ()| assert!(piece != 50));
         assert!(catch_unwind(AssertUnwindSafe(explode)).is_err());

@@ -1,23 +1,22 @@
-//! The recurrent ops: convolutions by rows, scans and linear attention by heads, whose states do
-//! not know of each other.
+//! The recurrent ops. Convolutions are computed by rows; scans and linear attention by heads, whose states are
+//! independent.
 
-use super::run::{CpuSession, Worker, share_rows};
-use crate::backend::slots::{StateRun, StateSlots};
-use crate::backend::{BackendError, Batch, SessionConfig};
+use super::row_ops::parallel_rows;
+use super::session::{CpuSession, Worker};
+use crate::backend::{BackendError, SessionConfig, StateRun};
 use crate::graph::{
     Activation, LinearAttentionOp, Plan, SelectiveScanOp, ShortConvOp, StateInfo, StateUpdate,
     ValueId,
 };
 use oxidize_kernels::Kernels;
 
-/// The recurrent state of all sequences.
+/// The recurrent states of all slots.
 pub(super) struct States {
     list: Vec<State>,
-    slots: StateSlots,
-    /// For each token of the batch, the index of its run.
-    owners: Vec<usize>,
-    /// Results, head by head, before they are put in rows.
-    scratch: Vec<f32>,
+    /// For each token of the batch, the index of its [`StateRun`].
+    run_of_token: Vec<usize>,
+    /// Results by head, before they are put in rows.
+    by_head: Vec<f32>,
 }
 
 /// The state of one op: `[head][slot][element]`.
@@ -33,35 +32,27 @@ impl States {
         let list = plan.states.iter().map(|info| State::new(info, n_slots));
         Ok(States {
             list: list.collect::<Result<_, _>>()?,
-            slots: StateSlots::new(n_slots),
-            owners: Vec::new(),
-            scratch: Vec::new(),
+            run_of_token: Vec::with_capacity(config.max_tokens),
+            by_head: Vec::new(),
         })
     }
 
-    /// Finds the states that a batch goes on from; sequences that begin have none yet.
-    pub(super) fn begin(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+    /// Starts a batch with these runs: the states of sequences that start are zeroed.
+    pub(super) fn begin(&mut self, runs: &[StateRun]) {
         if self.list.is_empty() {
-            return Ok(());
+            return;
         }
-        self.slots.begin(batch)?;
-        self.owners.clear();
-        for (index, run) in self.slots.runs().iter().enumerate() {
-            self.owners
-                .resize(self.owners.len() + run.tokens.len(), index);
+        self.run_of_token.clear();
+        for (index, run) in runs.iter().enumerate() {
+            self.run_of_token.resize(run.tokens.end, index);
             if run.fresh {
                 self.list.iter_mut().for_each(|state| state.clear(run.slot));
             }
         }
-        Ok(())
     }
 
-    pub(super) fn copy(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError> {
-        for &(from, to) in moves {
-            let (from, to) = self.slots.copy(from, to)?;
-            self.list.iter_mut().for_each(|state| state.copy(from, to));
-        }
-        Ok(())
+    pub(super) fn copy(&mut self, from: usize, to: usize) {
+        self.list.iter_mut().for_each(|state| state.copy(from, to));
     }
 }
 
@@ -78,7 +69,7 @@ impl State {
             });
         }
         drop(probe);
-        // Zeroed by the system page by page, when a slot is first used.
+        // The system zeroes a page when it is first used.
         Ok(State {
             data: vec![0.0; size],
             n_slots,
@@ -99,7 +90,7 @@ impl State {
     }
 }
 
-/// State elements under which heads are worked on together.
+/// State elements below which a thread takes several heads at once.
 const MIN_ELEMENTS: usize = 1024;
 
 impl CpuSession {
@@ -110,30 +101,27 @@ impl CpuSession {
         let mut taken = self.buffers.take(out);
         let x = self.buffers.get(x);
         let States {
-            list,
-            slots,
-            owners,
-            ..
+            list, run_of_token, ..
         } = &mut self.states;
-        let (runs, state) = (slots.runs(), &mut list[spec.state].data);
+        let (runs, state) = (self.validator.state_runs(), &mut list[spec.state].data);
         let taps = weights.get(spec.weight).as_f32();
         let bias = spec.bias.map(|bias| weights.get(bias).as_f32());
-        // Where the row is that came `back` tokens before a run.
+        // Start of the row `back` tokens before a run, in the state.
         let past =
             |run: &StateRun, back: usize| (run.slot * kept_rows + kept_rows - back) * channels;
         let body = |token: usize, out: &mut [f32]| {
-            let run = &runs[owners[token]];
+            let run = &runs[run_of_token[token]];
             match bias {
                 Some(bias) => out.copy_from_slice(bias),
                 None => out.fill(0.0),
             }
             for (tap, taps) in taps.chunks_exact(channels).enumerate() {
                 let back = kept_rows - tap;
-                let seen = match token.checked_sub(back) {
+                let input = match token.checked_sub(back) {
                     Some(row) if row >= run.tokens.start => &x[row * channels..],
                     _ => &state[past(run, run.tokens.start + back - token)..],
                 };
-                for ((out, tap), x) in out.iter_mut().zip(taps).zip(seen) {
+                for ((out, tap), x) in out.iter_mut().zip(taps).zip(input) {
                     *out += tap * x;
                 }
             }
@@ -142,7 +130,7 @@ impl CpuSession {
             }
         };
         let (pool, workers) = (&self.pool, &mut self.workers);
-        share_rows(pool, workers, None, taken.rows(), channels, body);
+        parallel_rows(pool, workers, None, taken.rows(), channels, body);
         for run in runs {
             let own = run.slot * kept_rows * channels;
             let state = &mut state[own..own + kept_rows * channels];
@@ -215,7 +203,7 @@ impl CpuSession {
         let weights = self.weights.clone();
         let bonus = spec.bonus.map(|bonus| weights.get(bonus).as_f32());
         let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
-        // One factor for the head, or one a row of its matrix.
+        // One factor for the whole head, or one for each row of its matrix.
         let factors = self.buffers.width(decay) / spec.n_heads;
         let attend = |heads: HeadWork<'_>, worker: &mut Worker| {
             let HeadWork {
@@ -243,41 +231,41 @@ impl CpuSession {
                     .zip(bonus)
                     .map(|((q, k), u)| q * k * u)
                     .sum();
-                read(kernels, state, q, out);
+                read_state(kernels, state, q, out);
                 kernels.add_scaled(out, v, own);
             }
             let new = &mut worker.floats;
             new.resize(value_dim, 0.0);
             match spec.update {
                 StateUpdate::Add => {
-                    fade(kernels, state, decay, value_dim);
-                    write(kernels, state, k, v);
+                    decay_state(kernels, state, decay, value_dim);
+                    write_state(kernels, state, k, v);
                 }
                 StateUpdate::Delta { beta } => {
-                    fade(kernels, state, decay, value_dim);
+                    decay_state(kernels, state, decay, value_dim);
                     let beta = of_head(beta, spec.n_heads, head, 1)[0];
-                    read(kernels, state, k, new);
+                    read_state(kernels, state, k, new);
                     for (new, v) in new.iter_mut().zip(v) {
                         *new = beta * (v - *new);
                     }
-                    write(kernels, state, k, new);
+                    write_state(kernels, state, k, new);
                 }
                 StateUpdate::Rewrite { remove, add } => {
-                    read(kernels, state, of_key(remove), new);
-                    fade(kernels, state, decay, value_dim);
-                    write(kernels, state, of_key(add), new);
-                    write(kernels, state, k, v);
+                    read_state(kernels, state, of_key(remove), new);
+                    decay_state(kernels, state, decay, value_dim);
+                    write_state(kernels, state, of_key(add), new);
+                    write_state(kernels, state, k, v);
                 }
             }
             if bonus.is_none() {
-                read(kernels, state, q, out);
+                read_state(kernels, state, q, out);
             }
         };
         self.by_heads(spec.state, (spec.n_heads, value_dim), out, attend);
     }
 
-    /// Calls `body` for each head and token of the batch, the tokens of a sequence in order, and
-    /// puts what it makes in rows. Threads take runs of heads.
+    /// Calls `body` for each head and token of the batch, the tokens of a sequence in order, and writes the
+    /// results to the rows of `out`. Threads take neighboring heads.
     fn by_heads(
         &mut self,
         state: usize,
@@ -287,17 +275,12 @@ impl CpuSession {
     ) {
         let n_tokens = self.buffers.n_tokens;
         let mut taken = self.buffers.take(out);
-        let States {
-            list,
-            slots,
-            scratch,
-            ..
-        } = &mut self.states;
+        let States { list, by_head, .. } = &mut self.states;
         let State { data, n_slots, len } = &mut list[state];
-        let (n_slots, len, runs) = (*n_slots, *len, slots.runs());
-        scratch.resize((n_tokens * n_heads * dim).max(scratch.len()), 0.0);
-        let results = &mut scratch[..n_tokens * n_heads * dim];
-        // As few heads a part as are worth a thread's while, and divide all of them.
+        let (n_slots, len, runs) = (*n_slots, *len, self.validator.state_runs());
+        by_head.resize((n_tokens * n_heads * dim).max(by_head.len()), 0.0);
+        let results = &mut by_head[..n_tokens * n_heads * dim];
+        // The smallest divisor of `n_heads` that makes enough work for a thread.
         let together = (1..=n_heads)
             .find(|&n| n_heads.is_multiple_of(n) && n * len >= MIN_ELEMENTS)
             .unwrap_or(n_heads);
@@ -329,7 +312,7 @@ impl CpuSession {
             .parts(n_parts, data, results, &mut self.workers, part);
         let (pool, workers, results) = (&self.pool, &mut self.workers, &*results);
         let width = n_heads * dim;
-        share_rows(pool, workers, None, taken.rows(), width, |token, out| {
+        parallel_rows(pool, workers, None, taken.rows(), width, |token, out| {
             for (head, out) in out.chunks_exact_mut(dim).enumerate() {
                 out.copy_from_slice(&results[(head * n_tokens + token) * dim..][..dim]);
             }
@@ -338,7 +321,7 @@ impl CpuSession {
     }
 }
 
-/// One head and token of [`CpuSession::by_heads`].
+/// Arguments of the body of [`CpuSession::by_heads`], for one head and token.
 struct HeadWork<'a> {
     session: Inputs<'a>,
     head: usize,
@@ -347,7 +330,7 @@ struct HeadWork<'a> {
     out: &'a mut [f32],
 }
 
-/// What all heads read.
+/// Inputs of all heads.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     kernels: &'static Kernels,
@@ -360,23 +343,23 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// What a key finds in a matrix of keys × values.
-fn read(kernels: &Kernels, state: &[f32], key: &[f32], out: &mut [f32]) {
+/// `out = keyᵀ · state`, for a matrix of keys × values.
+fn read_state(kernels: &Kernels, state: &[f32], key: &[f32], out: &mut [f32]) {
     out.fill(0.0);
     for (&k, row) in key.iter().zip(state.chunks_exact(out.len())) {
         kernels.add_scaled(out, row, k);
     }
 }
 
-/// Adds a value under a key.
-fn write(kernels: &Kernels, state: &mut [f32], key: &[f32], value: &[f32]) {
+/// `state += key · valueᵀ`.
+fn write_state(kernels: &Kernels, state: &mut [f32], key: &[f32], value: &[f32]) {
     for (&k, row) in key.iter().zip(state.chunks_exact_mut(value.len())) {
         kernels.add_scaled(row, value, k);
     }
 }
 
-/// Lets a matrix decay, as a whole or row by row.
-fn fade(kernels: &Kernels, state: &mut [f32], decay: &[f32], value_dim: usize) {
+/// Multiplies a matrix by its decay, as a whole or row by row.
+fn decay_state(kernels: &Kernels, state: &mut [f32], decay: &[f32], value_dim: usize) {
     if let [decay] = decay[..] {
         return kernels.scale(state, decay);
     }

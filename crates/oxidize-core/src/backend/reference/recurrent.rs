@@ -1,7 +1,8 @@
-//! The recurrent ops of the oracle, token by token as the formulas have it.
+//! The recurrent ops of the reference backend, token by token as in the formulas.
 
-use super::{ReferenceSession, activate, dot};
-use crate::backend::{BackendError, Batch, SessionConfig};
+use super::ReferenceSession;
+use super::math::{activate, dot};
+use crate::backend::SessionConfig;
 use crate::graph::{LinearAttentionOp, Plan, SelectiveScanOp, ShortConvOp, StateUpdate, ValueId};
 
 /// The state of one op: `[slot][head][element]`.
@@ -34,21 +35,16 @@ pub(super) fn states(plan: &Plan, config: &SessionConfig) -> Vec<State> {
 }
 
 impl ReferenceSession {
-    /// Finds the states that a batch goes on from; sequences that begin have none yet.
-    pub(super) fn begin_states(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
-        if self.states.is_empty() {
-            return Ok(());
-        }
-        self.slots.begin(batch)?;
-        for run in self.slots.runs().iter().filter(|run| run.fresh) {
+    /// Zeroes the states of sequences that start in the current batch.
+    pub(super) fn begin_states(&mut self) {
+        for run in self.validator.state_runs().iter().filter(|run| run.fresh) {
             for state in &mut self.states {
                 state.slot(run.slot).fill(0.0);
             }
         }
-        Ok(())
     }
 
-    /// The row of a value that belongs to a token.
+    /// The row of a token in a value.
     fn row(&self, value: ValueId, token: usize) -> &[f32] {
         let width = self.plan.value(value).width;
         &self.value(value)[token * width..(token + 1) * width]
@@ -57,22 +53,22 @@ impl ReferenceSession {
     pub(super) fn short_conv(&mut self, x: ValueId, spec: &ShortConvOp) -> Vec<f32> {
         let channels = self.plan.value(x).width;
         let mut out = Vec::with_capacity(self.value(x).len());
-        for run in self.slots.runs().to_vec() {
+        for run in self.validator.state_runs().to_vec() {
             for token in run.tokens {
-                // What is kept, and the token itself.
-                let mut seen = self.states[spec.state].slot(run.slot).to_vec();
-                seen.extend_from_slice(self.row(x, token));
+                // The rows of the state, then the token's own.
+                let mut input = self.states[spec.state].slot(run.slot).to_vec();
+                input.extend_from_slice(self.row(x, token));
                 let weight = self.weights.get(spec.weight).as_f32();
                 for channel in 0..channels {
                     let taps = (0..spec.kernel).map(|tap| tap * channels + channel);
                     let sum: f64 = taps
-                        .map(|at| f64::from(seen[at]) * f64::from(weight[at]))
+                        .map(|at| f64::from(input[at]) * f64::from(weight[at]))
                         .sum();
                     let bias = self.vector(spec.bias).map_or(0.0, |bias| bias[channel]);
                     let y = sum as f32 + bias;
                     out.push(spec.activation.map_or(y, |f| activate(f, y)));
                 }
-                let kept = &seen[channels..];
+                let kept = &input[channels..];
                 self.states[spec.state].slot(run.slot).copy_from_slice(kept);
             }
         }
@@ -92,7 +88,7 @@ impl ReferenceSession {
             ..
         } = *spec;
         let mut out = Vec::with_capacity(self.value(x).len());
-        for run in self.slots.runs().to_vec() {
+        for run in self.validator.state_runs().to_vec() {
             let mut state = self.states[spec.state].slot(run.slot).to_vec();
             for token in run.tokens {
                 for head in 0..n_heads {
@@ -130,7 +126,7 @@ impl ReferenceSession {
     ) -> Vec<f32> {
         let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
         let mut out = Vec::with_capacity(self.value(v).len());
-        for run in self.slots.runs().to_vec() {
+        for run in self.validator.state_runs().to_vec() {
             let mut states = self.states[spec.state].slot(run.slot).to_vec();
             for token in run.tokens {
                 for (head, state) in states.chunks_exact_mut(key_dim * value_dim).enumerate() {
@@ -140,7 +136,7 @@ impl ReferenceSession {
                     let key_head = spec.key_head(head);
                     let (q, k) = (of_head(q, key_head, key_dim), of_head(k, key_head, key_dim));
                     let v = of_head(v, head, value_dim);
-                    // One factor for the head, or one a row.
+                    // One factor for the whole head, or one for each row of its matrix.
                     let factors = self.plan.value(decay).width / spec.n_heads;
                     let decay = of_head(decay, head, factors);
 
@@ -182,7 +178,7 @@ impl ReferenceSession {
     }
 }
 
-/// The value that a key finds in a matrix of keys × values.
+/// `keyᵀ · state`, for a matrix of keys × values.
 fn read(state: &[f32], key: &[f32], value_dim: usize) -> Vec<f32> {
     let mut sum = vec![0f64; value_dim];
     for (&k, row) in key.iter().zip(state.chunks_exact(value_dim)) {
@@ -194,7 +190,7 @@ fn read(state: &[f32], key: &[f32], value_dim: usize) -> Vec<f32> {
     sum.into_iter().map(|x| x as f32).collect()
 }
 
-/// Adds a value under a key.
+/// `state += key · valueᵀ`.
 fn write(state: &mut [f32], key: &[f32], value: &[f32]) {
     for (&k, row) in key.iter().zip(state.chunks_exact_mut(value.len())) {
         row.iter_mut().zip(value).for_each(|(s, v)| *s += k * v);

@@ -1,4 +1,4 @@
-//! Answers of every family, whole and in pieces, and answers that only look like them.
+//! Answers of every family, whole and in chunks, and answers that only resemble the formats.
 
 use serde_json::json;
 
@@ -6,10 +6,10 @@ use super::*;
 use crate::chat::ChatOptions;
 use crate::sampling::Rng;
 
-/// A template that mentions these marks, which is how a format is found.
-fn format_of(marks: &str) -> AnswerFormat {
+/// Format of a template that contains `markers`.
+fn format_of(markers: &str) -> AnswerFormat {
     let source =
-        format!("{{# {marks} #}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}");
+        format!("{{# {markers} #}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}");
     AnswerFormat::of(&ChatTemplate::new(&source, ChatOptions::default()).unwrap())
 }
 
@@ -20,7 +20,7 @@ fn weather_tools() -> Json {
     }}}])
 }
 
-/// Parses whole, one character at a time, and in random pieces: all must agree.
+/// Parses whole, one character at a time, and in random chunks. All results must agree.
 fn parse(format: &AnswerFormat, prompt: &str, text: &str) -> Answer {
     let tools = weather_tools();
     let options = AnswerOptions {
@@ -29,16 +29,16 @@ fn parse(format: &AnswerFormat, prompt: &str, text: &str) -> Answer {
         prompt,
         stream_calls: false,
     };
-    let whole = in_pieces(format, &options, text);
+    let whole = in_chunks(format, &options, text);
     let options = AnswerOptions {
         stream_calls: true,
         ..options
     };
-    let mut streamed = in_pieces(format, &options, text);
-    // Calls that are told as they come are the same calls.
+    let mut streamed = in_chunks(format, &options, text);
+    // Streamed calls must equal the complete ones.
     if !whole.tool_calls.is_empty() {
         for (call, whole) in streamed.tool_calls.iter_mut().zip(&whole.tool_calls) {
-            // An id that stands after the arguments comes too late.
+            // An id after the arguments is not streamed.
             call.id = call.id.take().or_else(|| whole.id.clone());
             if let Json::String(text) = &call.function.arguments {
                 call.function.arguments = serde_json::from_str(text).unwrap();
@@ -49,21 +49,21 @@ fn parse(format: &AnswerFormat, prompt: &str, text: &str) -> Answer {
     whole
 }
 
-fn in_pieces(format: &AnswerFormat, options: &AnswerOptions<'_>, text: &str) -> Answer {
+fn in_chunks(format: &AnswerFormat, options: &AnswerOptions<'_>, text: &str) -> Answer {
     let whole = Answer::parse(format, options, text);
     let mut rng = Rng::new(text.len() as u64);
     for round in 0..8 {
         let mut parser = AnswerParser::new(format, options);
         let mut answer = Answer::default();
-        let mut piece = String::new();
+        let mut chunk = String::new();
         for c in text.chars() {
-            piece.push(c);
+            chunk.push(c);
             if round == 0 || rng.next_u64().is_multiple_of(4) {
-                answer.extend(parser.push(&piece));
-                piece.clear();
+                answer.extend(parser.push(&chunk));
+                chunk.clear();
             }
         }
-        answer.extend(parser.push(&piece));
+        answer.extend(parser.push(&chunk));
         answer.extend(parser.finish());
         assert_eq!(answer, whole, "pieces of {text:?}");
     }
@@ -190,8 +190,8 @@ fn one_call_in_every_format() {
             " to=functions.weather<|channel|>commentary json<|message|>{\"city\": \"Bern\", \"days\": 3}",
         ),
     ];
-    for (marks, text) in cases {
-        let answer = parse(&format_of(marks), "", text);
+    for (markers, text) in cases {
+        let answer = parse(&format_of(markers), "", text);
         assert_eq!(
             calls(&answer),
             [("weather", &json!({"city": "Bern", "days": 3}))],
@@ -227,7 +227,7 @@ fn several_calls_between_text() {
 }
 
 #[test]
-fn a_section_opened_by_the_prompt() {
+fn section_opened_by_the_prompt() {
     let format = format_of(">>>");
     let answer = parse(
         &format,
@@ -244,7 +244,7 @@ fn a_section_opened_by_the_prompt() {
 }
 
 #[test]
-fn schemas_decide_what_is_text() {
+fn schema_types_decide_which_values_are_strings() {
     let format = format_of("<tool_call>");
     let text = "<tool_call><function=weather><parameter=zip>01234</parameter><parameter=days>3</parameter><parameter=city>7</parameter></function></tool_call>";
     let answer = parse(&format, "", text);
@@ -278,8 +278,8 @@ fn reasoning_of_every_family() {
         ),
         ("no marks at all", "<think>Hm. Yes.</think>Answer."),
     ];
-    for (marks, text) in cases {
-        let answer = parse(&format_of(marks), "", text);
+    for (markers, text) in cases {
+        let answer = parse(&format_of(markers), "", text);
         assert_eq!(
             (answer.reasoning.as_str(), answer.content.as_str()),
             ("Hm. Yes.", "Answer."),
@@ -289,7 +289,7 @@ fn reasoning_of_every_family() {
 }
 
 #[test]
-fn reasoning_opened_by_the_prompt_and_left_open() {
+fn reasoning_opened_by_the_prompt_or_left_open() {
     let format = format_of("</think>");
     let answer = parse(&format, "<|assistant|><think>\n", "Hm.\n</think>\nAnswer");
     assert_eq!(
@@ -330,7 +330,7 @@ fn reasoning_then_call() {
 }
 
 #[test]
-fn what_does_not_parse_stays_content() {
+fn unparsable_text_stays_content() {
     let cases = [
         (
             "<tool_call>",
@@ -368,8 +368,8 @@ fn what_does_not_parse_stays_content() {
             "<|channel|>final<|message|>a <| b",
         ),
     ];
-    for (marks, text) in cases {
-        let answer = parse(&format_of(marks), "", text);
+    for (markers, text) in cases {
+        let answer = parse(&format_of(markers), "", text);
         assert!(answer.tool_calls.is_empty(), "{text}");
         assert_eq!(
             answer.content,
@@ -388,7 +388,7 @@ fn what_does_not_parse_stays_content() {
 }
 
 #[test]
-fn without_tools_or_reasoning_nothing_is_taken_out() {
+fn nothing_is_extracted_without_tools_and_reasoning() {
     let format = format_of("<tool_call> </think>");
     let text = "<think>x</think><tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
     let answer = Answer::parse(&format, &AnswerOptions::default(), text);
@@ -417,7 +417,7 @@ fn content_streams_without_delay() {
     assert_eq!(parser.push("Hello"), [AnswerDelta::Content("Hello".into())]);
     assert_eq!(parser.push(" <tool"), []);
     assert_eq!(parser.push("s>"), [AnswerDelta::Content(" <tools>".into())]);
-    // JSON that cannot be a call is not held back either.
+    // JSON that cannot be a call is not held back.
     let mut parser = AnswerParser::new(
         &format_of("none"),
         &AnswerOptions {
@@ -435,7 +435,7 @@ fn content_streams_without_delay() {
 }
 
 #[test]
-fn arguments_stream_as_they_come() {
+fn arguments_stream_incrementally() {
     let tools = weather_tools();
     let options = AnswerOptions {
         tools: Some(&tools),
@@ -460,21 +460,22 @@ fn arguments_stream_as_they_come() {
         [start("b"), arguments("{}")]
     );
     assert_eq!(parser.finish(), []);
-    // Without marks, and with something after it.
+    // Without markers, followed by text.
     let mut parser = AnswerParser::new(&format_of("none"), &options);
     let deltas = parser.push("{\"name\": \"f\", \"parameters\": {\"x\": 1");
     assert_eq!(deltas, [start("f"), arguments("{\"x\": 1")]);
     assert_eq!(parser.push("}} so there"), [arguments("}")]);
     assert_eq!(parser.finish(), [AnswerDelta::Content(" so there".into())]);
-    // One that breaks off stays a call.
+    // A truncated call stays a call.
     let mut parser = AnswerParser::new(&format_of("<tool_call>"), &options);
     parser.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"");
     assert_eq!(parser.finish(), []);
 }
 
-/// Random mixtures of marks, JSON and text: never a panic, the same in any pieces, and every word comes out.
+/// Random mixtures of markers, JSON and text: parsing does not panic, does not depend on the
+/// chunks, and preserves every word.
 #[test]
-fn random_mixtures_lose_nothing() {
+fn random_mixtures_lose_no_text() {
     let parts = [
         "<tool_call>",
         "</tool_call>",
@@ -526,7 +527,7 @@ fn random_mixtures_lose_nothing() {
                 text += &format!("word{word};");
             }
         }
-        // Formats are costly to find; one parser run a round is enough here.
+        // Detecting a format is slow, so formats are cached.
         let format = FORMATS.with(|cache| {
             cache
                 .borrow_mut()
@@ -544,7 +545,7 @@ fn random_mixtures_lose_nothing() {
         if !headers {
             for word in text
                 .split_inclusive(';')
-                .filter_map(|piece| piece.rfind("word").map(|at| &piece[at..]))
+                .filter_map(|chunk| chunk.rfind("word").map(|at| &chunk[at..]))
             {
                 assert!(
                     all.contains(word),
@@ -560,7 +561,7 @@ thread_local! {
 }
 
 #[test]
-fn deep_nesting_is_no_call() {
+fn deeply_nested_calls_stay_content() {
     let format = format_of("<tool_call> <|tool_call> <|tool_call_start|>");
     for text in [
         format!(

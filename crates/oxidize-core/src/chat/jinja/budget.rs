@@ -1,5 +1,6 @@
-//! The memory a rendering may take. The engine counts instructions (fuel), yet a handful of instructions can
-//! double a string forty times; so everything that makes strings or lists asks here first.
+//! Memory budget of a rendering. minijinja counts instructions (fuel), but a few instructions can
+//! double a string forty times, so every operation that creates strings or lists charges this
+//! budget.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,15 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use minijinja::{Error, ErrorKind, Value};
 
-/// Nesting of lists and maps that may be printed, compared or built.
+/// Limit on the nesting of lists and maps that are printed, compared or built.
 const MAX_DEPTH: usize = 64;
 
-/// What an entry of a list that is built or copied costs, in bytes, and a call that takes longer than an
-/// instruction should: the budget bounds time, too.
+/// Cost in bytes of a list entry that is built or copied, and of a call that takes longer than one
+/// instruction: the budget also bounds time.
 pub(super) const ITEM: usize = 64;
 pub(super) const CALL: usize = 1024;
 
-/// Bytes and list entries left to one rendering; clones share the count.
+/// Remaining budget of one rendering, shared by all clones.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
     left: Arc<AtomicU64>,
@@ -23,7 +24,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// `bytes` may be allocated in all; one list or map that the template builds may hold `max_nodes` values.
+    /// Creates a budget of `bytes` in total. A list or map built by the template may contain
+    /// `max_nodes` values.
     pub(super) fn new(bytes: u64, max_nodes: usize) -> Self {
         Self {
             left: Arc::new(AtomicU64::new(bytes)),
@@ -31,7 +33,7 @@ impl Budget {
         }
     }
 
-    /// Takes bytes, or says that they are spent.
+    /// Charges `bytes`. Fails if the budget is exhausted.
     pub(super) fn charge(&self, bytes: usize) -> Result<(), Error> {
         let taken = self
             .left
@@ -43,10 +45,10 @@ impl Budget {
             .map_err(|_| Error::new(ErrorKind::OutOfFuel, "the template makes too much text"))
     }
 
-    /// Refuses a value that nests deeper or spreads wider than can be walked in reasonable time.
+    /// Rejects a value that is too deep or too large to traverse.
     ///
-    /// Shared parts count each time they occur: a list that holds the same list twice, forty deep, is small in
-    /// memory and endless to print or compare.
+    /// Shared parts count at each occurrence: a list that contains the same list twice, forty
+    /// levels deep, is small in memory but takes exponential time to print or compare.
     pub(super) fn check_shape(&self, value: &Value) -> Result<(), Error> {
         let mut nodes = 0;
         self.walk(value, 0, &mut nodes)?;
@@ -80,7 +82,7 @@ impl Budget {
         Ok(())
     }
 
-    /// A writer that charges what it takes.
+    /// Returns a writer that charges this budget.
     pub(super) fn writer(&self) -> BudgetWriter<'_> {
         BudgetWriter {
             budget: self,
@@ -90,7 +92,7 @@ impl Budget {
     }
 }
 
-/// Collects text until the budget ends.
+/// String writer that charges a budget.
 pub(super) struct BudgetWriter<'a> {
     budget: &'a Budget,
     text: String,

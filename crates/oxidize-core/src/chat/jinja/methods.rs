@@ -1,5 +1,5 @@
-//! Filters, tests and methods as Jinja2 and Python have them, where minijinja's differ or where the result can
-//! outgrow the input.
+//! Filters, tests and methods with Jinja2 and Python semantics, where minijinja's differ or where
+//! the output can be larger than the input.
 
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
         },
     );
 
-    // Jinja2 asks for a length and items: text, lists and maps all are sequences.
+    // Jinja2 tests for a length and item access: strings, lists and maps are sequences.
     env.add_test("sequence", |value: Value| {
         matches!(
             value.kind(),
@@ -106,7 +106,7 @@ pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), String | Seq | Map | Iterable | Undefined)
     });
-    // A whole float is no integer in Python, and a boolean is a number.
+    // In Python, a whole float is not an integer, and a boolean is a number.
     env.add_test("integer", |value: Value| {
         value.kind() == ValueKind::Number && value.is_integer()
     });
@@ -118,10 +118,11 @@ pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
     });
 }
 
-/// Filters that read all of a text, at minijinja's hands: reading is paid for like writing.
+/// Filters of minijinja that read a whole string; reading is charged like writing.
 fn register_readers(env: &mut Environment<'_>, budget: &Budget) {
     use minijinja::filters::{capitalize, length, lower, reverse, title, upper};
-    let pay = |budget: &Budget, value: &Value| budget.charge(value.as_str().map_or(0, str::len));
+    let charge_text =
+        |budget: &Budget, value: &Value| budget.charge(value.as_str().map_or(0, str::len));
     for (name, filter) in [
         (
             "upper",
@@ -136,13 +137,13 @@ fn register_readers(env: &mut Environment<'_>, budget: &Budget) {
     ] {
         let b = budget.clone();
         env.add_filter(name, move |value: &Value| {
-            pay(&b, value)?;
+            charge_text(&b, value)?;
             filter(value)
         });
     }
 }
 
-/// Filters that compare the entries of a list with each other, at minijinja's hands.
+/// Filters of minijinja that compare list entries with each other.
 fn register_sorters(env: &mut Environment<'_>, budget: &Budget) {
     use minijinja::filters::{sort, unique};
     type Sorter = fn(&State, Value, Kwargs) -> Result<Value, Error>;
@@ -155,7 +156,7 @@ fn register_sorters(env: &mut Environment<'_>, budget: &Budget) {
     }
 }
 
-/// Calls a filter of minijinja that takes text.
+/// Calls a minijinja filter that takes a string.
 fn from_text<'v, T: ArgType<'v, Output = T>, R>(
     value: &'v Value,
     filter: impl FnOnce(T) -> R,
@@ -277,7 +278,7 @@ fn strip<'a>(text: &'a str, chars: Option<&str>) -> &'a str {
     }
 }
 
-/// Methods of Python's types that minijinja's compatibility layer lacks or leaves unbounded.
+/// Methods of Python types that minijinja's compatibility layer lacks or does not bound.
 fn method(
     state: &mut State,
     value: &Value,
@@ -381,7 +382,7 @@ fn pad(text: &str, how: &str, width: usize, fill: Option<char>) -> String {
         "ljust" => text.to_owned() + &run(space, missing),
         "rjust" => run(space, missing) + text,
         "center" => {
-            // Python puts the odd one to the left where both counts are odd.
+            // Python puts the extra space on the left if both counts are odd.
             let left = missing / 2 + (missing & width & 1);
             run(space, left) + text + &run(space, missing - left)
         }

@@ -1,5 +1,5 @@
-//! Jinja as Hugging Face's `apply_chat_template` sets it up, on minijinja, with bounds on what a template may
-//! cost: source nesting, instructions, memory and stack. `template.rs` is its only user.
+//! Jinja with the setup of Hugging Face's `apply_chat_template`, based on minijinja, with limits on
+//! source nesting, instructions, memory and stack. Used only by `template.rs`.
 
 mod budget;
 mod methods;
@@ -25,25 +25,28 @@ use serde_json::Value as Json;
 use super::ChatError;
 use budget::Budget;
 
-/// Instructions any rendering may use, and how many more each JSON value of the input allows. An empty loop makes
-/// about 5 million a second: one that never ends has to end in 50 ms.
+/// Instruction limit of a rendering: a base, plus an allowance per JSON value of the input. An
+/// empty loop runs about 5 million instructions per second, so an endless one stops after less than
+/// 50 ms.
 const FUEL: u64 = 120_000;
 const FUEL_PER_NODE: u64 = 500;
-/// Bytes any rendering may allocate for text, and how many more each byte of the input allows.
+/// Allocation limit of a rendering in bytes: a base, plus an allowance per byte of input.
 const BYTES: u64 = 3 << 20;
 const BYTES_PER_BYTE: u64 = 256;
-/// Plain text that fuel may be spent on, at most, and how much more each JSON value of the input allows.
+/// Limit on the plain text that fuel can emit: a base, plus an allowance per JSON value of the
+/// input.
 const RAW_BYTES: u64 = 16 << 20;
 const RAW_BYTES_PER_NODE: u64 = 64 << 10;
-/// A loop that emits text takes at least so many instructions each time.
+/// Minimum instructions per iteration of a loop that emits text.
 const LOOP_INSTRUCTIONS: u64 = 4;
-/// Values in one list or map that a template builds, besides those of the input.
+/// Limit on the values in a list or map that a template builds, besides those of the input.
 const NODES: usize = 20_000;
-/// Generated code, macros and nested values recurse; this is address space, not memory.
+/// Stack for the recursion of generated code, macros and nested values; reserved address space, not
+/// memory.
 #[cfg(not(target_arch = "wasm32"))]
 const STACK_BYTES: usize = 64 << 20;
 
-/// A checked template. It is compiled anew for each rendering, which takes a fraction of a millisecond.
+/// Validated template. It is compiled for each rendering, which takes a fraction of a millisecond.
 #[derive(Debug, Clone)]
 pub(super) struct Jinja {
     source: String,
@@ -63,7 +66,7 @@ impl Jinja {
         Ok(jinja)
     }
 
-    /// Renders the template with these variables.
+    /// Renders the template.
     pub(super) fn render(
         &self,
         variables: &serde_json::Map<String, Json>,
@@ -71,7 +74,7 @@ impl Jinja {
         max_output: usize,
     ) -> Result<String, ChatError> {
         let size = InputSize::of(variables);
-        let text = on_deep_stack(|| self.render_here(variables, now, size))?;
+        let text = on_deep_stack(|| self.render_on_this_stack(variables, now, size))?;
         if text.len() > max_output {
             return Err(ChatError::Limit {
                 what: "the rendered text in bytes",
@@ -81,7 +84,7 @@ impl Jinja {
         Ok(text)
     }
 
-    fn render_here(
+    fn render_on_this_stack(
         &self,
         variables: &serde_json::Map<String, Json>,
         now: Option<SystemTime>,
@@ -136,11 +139,11 @@ impl Jinja {
     }
 }
 
-/// Sends the operators that can make large values, or search them, through functions that ask the budget.
+/// Replaces operators that can create or search large values by functions that charge the budget.
 fn guard(instructions: &mut Instructions<'_>) {
     let mut at = 0;
     while let Some(instruction) = instructions.get_mut(at) {
-        // These names cannot be written as identifiers, so that no template can redefine them.
+        // These names are not valid identifiers, so templates cannot redefine them.
         let function = match instruction {
             Instruction::StringConcat => Some((operators::CONCAT, 2)),
             Instruction::Add => Some((operators::ADD, 2)),
@@ -209,7 +212,7 @@ fn to_value(json: &Json) -> Value {
     }
 }
 
-/// How much a conversation brings along, by which the limits grow.
+/// Size of the input, which the limits scale with.
 #[derive(Debug, Clone, Copy, Default)]
 struct InputSize {
     nodes: u64,
@@ -223,7 +226,7 @@ impl InputSize {
         size
     }
 
-    /// Recursion is bounded: JSON from outside nests at most 128 deep, by serde_json's own limit.
+    /// Recursion is bounded: serde_json limits nesting to 128 levels.
     fn add(&mut self, json: &Json) {
         self.nodes += 1;
         match json {
@@ -238,7 +241,7 @@ impl InputSize {
     }
 }
 
-/// Runs on a thread with room for the recursion that the limits leave possible. A panic in the engine
+/// Runs `work` on a thread with enough stack for the recursion that the limits allow. A panic
 /// becomes an error.
 #[cfg(not(target_arch = "wasm32"))]
 fn on_deep_stack<T: Send>(
@@ -263,7 +266,7 @@ fn on_deep_stack<T: Send>(
     })
 }
 
-/// The browser has one thread and its own guard against deep recursion.
+/// Browsers have one thread and their own guard against deep recursion.
 #[cfg(target_arch = "wasm32")]
 fn on_deep_stack<T>(work: impl FnOnce() -> Result<T, ChatError>) -> Result<T, ChatError> {
     work()

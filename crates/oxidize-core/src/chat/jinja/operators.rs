@@ -1,4 +1,4 @@
-//! The operators that can make values larger, under the budget, with Python's rules for text.
+//! Operators that can enlarge values, charged to the budget, with Python semantics for strings.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Tuple, ValueKind};
@@ -20,7 +20,7 @@ pub(super) const IN: &str = "in";
 /// `[a, b, …]`
 pub(super) const LIST: &str = "[]";
 
-/// The widest field of a format string; Python has no limit.
+/// Limit on the field width of a format string; Python has none.
 const MAX_WIDTH: usize = 4096;
 
 pub(super) fn register(env: &mut Environment<'_>, budget: &Budget) {
@@ -59,7 +59,7 @@ fn is_in(state: &State, value: &Value, container: &Value, budget: &Budget) -> Re
     match container.kind() {
         ValueKind::String => budget.charge(container.as_str().map_or(0, str::len))?,
         ValueKind::Seq => {
-            // Entries may be lists themselves, to be compared as a whole.
+            // Entries may be lists, which are compared as a whole.
             let items = container.len().unwrap_or(0).saturating_add(4);
             budget.charge(items.saturating_mul(ITEM))?;
         }
@@ -83,7 +83,8 @@ fn add(left: &Value, right: &Value, budget: &Budget) -> Result<Value, Error> {
         budget.charge(a.len() + b.len())?;
         return match (left.is_safe(), right.is_safe()) {
             (false, false) => Ok(Value::from([a, b].concat())),
-            // In Jinja2, text marked safe escapes what is added to it, even where nothing else is escaped.
+            // In Jinja2, a safe string escapes what is added to it, even if nothing else is
+            // escaped.
             (true, false) => escape(b, budget).map(|b| Value::from_safe_string(a.to_owned() + &b)),
             (false, true) => escape(a, budget).map(|a| Value::from_safe_string(a + b)),
             (true, true) => Ok(Value::from_safe_string([a, b].concat())),
@@ -123,7 +124,7 @@ fn escape(text: &str, budget: &Budget) -> Result<String, Error> {
 }
 
 fn multiply(left: &Value, right: &Value, budget: &Budget) -> Result<Value, Error> {
-    // A product of text and a number repeats the text; a negative number gives nothing.
+    // String times integer repeats the string; a negative integer yields an empty one.
     let times = |value: &Value| value.as_i64().map(|n| n.max(0) as usize);
     for (value, count) in [(left, right), (right, left)] {
         let Some(n) = times(count) else { continue };
@@ -192,7 +193,7 @@ fn arithmetic(
     }
 }
 
-/// The items of a list, paid for.
+/// Items of a list, charged to the budget.
 fn items(value: &Value, budget: &Budget) -> Result<Vec<Value>, Error> {
     let mut items = Vec::new();
     for item in value.try_iter()? {
@@ -202,7 +203,7 @@ fn items(value: &Value, budget: &Budget) -> Result<Vec<Value>, Error> {
     Ok(items)
 }
 
-/// `pattern % args`, with arguments as Python prints them.
+/// `pattern % args`, with arguments printed as in Python.
 pub(super) fn printf(pattern: &str, args: &[Value], budget: &Budget) -> Result<String, Error> {
     formatted(FormatStyle::Printf, pattern, args, budget)
 }
@@ -244,7 +245,7 @@ fn formatted(
         } else {
             Value::from(to_str(arg, budget)?)
         });
-        // A pattern may name an argument as often as it is long.
+        // A pattern may reference an argument as often as it has characters.
         budget.charge(
             arg.as_str()
                 .map_or(0, str::len)

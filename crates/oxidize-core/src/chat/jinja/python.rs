@@ -1,5 +1,4 @@
-//! Values as Python writes them: `str()`, `repr()` and `json.dumps`, which is what template authors saw when
-//! they wrote their templates.
+//! Python's `str()`, `repr()` and `json.dumps()` of values, whose output template authors expect.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -70,13 +69,13 @@ fn write_repr(value: &Value, out: &mut BudgetWriter) -> Result<(), Error> {
     }
 }
 
-/// The arguments of `json.dumps` that templates use.
+/// Arguments of `json.dumps` used by templates.
 #[derive(Debug, Clone, Default)]
 pub(super) struct JsonStyle {
     pub(super) indent: Option<usize>,
     pub(super) ensure_ascii: bool,
     pub(super) sort_keys: bool,
-    /// Between items, and between key and value.
+    /// Separator of items, and of key and value.
     pub(super) separators: Option<(String, String)>,
 }
 
@@ -242,7 +241,7 @@ fn float_repr(float: f64) -> String {
     }
 }
 
-/// `repr(str)`: single quotes unless only they occur in the text.
+/// `repr(str)`: in double quotes if the text contains single but no double quotes, else in single quotes.
 fn quote(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') {
         '"'
@@ -271,7 +270,7 @@ fn quote(text: &str) -> String {
     out
 }
 
-/// The entries of a map in their order.
+/// Entries of a map, in order.
 pub(super) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
     value
         .as_object()
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_print_as_python_does() {
+    fn floats_print_as_in_python() {
         let cases = [
             (1.0, "1.0"),
             (0.1, "0.1"),
@@ -307,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_and_containers_print_as_python_does() {
+    fn strings_and_containers_print_as_in_python() {
         let list = Value::from(vec![
             Value::from("it's"),
             Value::from("a\n\"'"),
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn json_follows_json_dumps() {
+    fn json_matches_json_dumps() {
         let map = Value::from_pairs([
             ("é", Value::from(vec![1, 2])),
             ("b", Value::from("<\u{1}\">")),
@@ -351,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn nesting_and_size_are_bounded() {
+    fn nesting_and_size_are_limited() {
         let mut deep = Value::from(1);
         for _ in 0..200 {
             deep = Value::from(vec![deep]);
         }
         assert!(to_str(&deep, &budget()).is_err());
         assert!(to_json(&deep, &JsonStyle::default(), &budget()).is_err());
-        // Small in memory, 2⁴⁰ long in print.
+        // Small in memory, 2⁴⁰ items when printed.
         let mut wide = Value::from("x");
         for _ in 0..40 {
             wide = Value::from(vec![wide.clone(), wide]);

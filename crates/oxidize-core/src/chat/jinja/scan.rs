@@ -1,21 +1,21 @@
-//! A look at a template's source before the parser sees it: refuses what would make a recursive parser or
-//! code generator run deep, and rewrites the two constructs that the engine does not handle by itself.
+//! Scan of a template's source before parsing: rejects sources that make the recursive parser or
+//! code generator recurse too deeply, and rewrites two constructs that minijinja does not handle.
 
 use std::borrow::Cow;
 
 use crate::chat::ChatError;
 
-/// The largest known templates have about 20 kB.
+/// Limit on the source in bytes. The largest known templates have about 20 kB.
 pub(super) const MAX_SOURCE: usize = 256 * 1024;
-/// Brackets open at once inside one tag.
+/// Limit on open brackets inside one tag.
 const MAX_BRACKETS: usize = 64;
-/// Words, literals and signs inside one tag: a chain `a.b.c…` or `a + b + c…` nests once for each.
+/// Limit on lexemes inside one tag: a chain `a.b.c…` or `a + b + c…` nests once per element.
 const MAX_LEXEMES: usize = 4096;
-/// `elif` branches in a template: each nests in the one before.
+/// Limit on `elif` branches in a template: each nests in the previous one.
 const MAX_ELIF: usize = 1024;
 
-/// Checks the limits; returns the source with `{% generation %}` blocks made transparent and products kept from
-/// being folded while compiling, where no budget watches them.
+/// Checks the limits. Returns the source with `{% generation %}` blocks made transparent, and with
+/// products protected from constant folding, which no budget would bound.
 pub(super) fn prepare(source: &str) -> Result<Cow<'_, str>, ChatError> {
     if source.len() > MAX_SOURCE {
         return Err(ChatError::Limit {
@@ -70,7 +70,7 @@ pub(super) fn prepare(source: &str) -> Result<Cow<'_, str>, ChatError> {
     Ok(out.finish())
 }
 
-/// The longest run of plain text between tags, which one instruction can emit.
+/// Length of the longest plain text between tags, which one instruction can emit.
 pub(super) fn longest_text(source: &str) -> usize {
     source
         .split("%}")
@@ -87,7 +87,7 @@ struct Tag<'a> {
 }
 
 impl<'a> Tag<'a> {
-    /// Reads a tag from just after its opening to just after its closing.
+    /// Scans a tag from just after its opening to just after its closing.
     fn scan(
         source: &'a str,
         start: usize,
@@ -104,7 +104,7 @@ impl<'a> Tag<'a> {
         let mut lexemes = 0;
         let mut brackets = 0usize;
         let mut previous = b'(';
-        // The marks of whitespace control belong to the tag's opening.
+        // Whitespace control belongs to the opening of the tag.
         if matches!(bytes.get(at), Some(b'-' | b'+')) {
             at += 1;
         }
@@ -162,7 +162,7 @@ impl<'a> Tag<'a> {
     }
 }
 
-/// Copies the source, replacing pieces on the way; borrows it when nothing was replaced.
+/// Copies the source with replacements; borrows it if there are none.
 struct Rewriter<'a> {
     source: &'a str,
     copied: usize,
@@ -171,7 +171,8 @@ struct Rewriter<'a> {
 
 impl<'a> Rewriter<'a> {
     fn replace(&mut self, at: usize, old: &str, new: &str) {
-        // A tag's keyword is replaced after the tag was read; replacements inside that tag would come first.
+        // The keyword of a tag is replaced after the rest of the tag; skip it if a replacement
+        // inside the tag came first.
         if at >= self.copied {
             self.out
                 .push_str(self.source.get(self.copied..at).unwrap_or(""));
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinary_sources_pass_unchanged() {
+    fn ordinary_sources_are_unchanged() {
         for source in [
             "",
             "text",
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_kept_from_folding_but_unpacking_is_not_touched() {
+    fn products_are_protected_but_unpacking_is_unchanged() {
         assert_eq!(prepare("{{ 'a' * 3 }}").unwrap(), "{{ 'a' * __one * 3 }}");
         assert_eq!(
             prepare("{{ f(*a, **b) ** 2 }}").unwrap(),
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_or_long_sources_are_refused() {
+    fn deep_or_long_sources_are_rejected() {
         let cases = [
             format!("{{{{ {} }}}}", "(".repeat(100_000)),
             format!("{{{{ a{} }}}}", ".a".repeat(100_000)),

@@ -1,5 +1,5 @@
-//! `strftime_now`: dates as some templates put them into their system prompt. UTC, of a moment the caller
-//! gives, so that a rendering can be repeated.
+//! `strftime_now`: dates that some templates put into their system prompt. The caller passes the
+//! time, in UTC, so that renderings are reproducible.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,9 +27,9 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// Formats a moment as C's `strftime` does in the C locale; what it does not know stays as it is.
-pub fn strftime(moment: SystemTime, format: &str) -> String {
-    let time = Civil::from(moment);
+/// Formats a time like C's `strftime` in the C locale. Unknown directives are kept.
+pub fn strftime(time: SystemTime, format: &str) -> String {
+    let civil = Civil::from(time);
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -38,7 +38,7 @@ pub fn strftime(moment: SystemTime, format: &str) -> String {
             continue;
         }
         let mut directive = chars.next();
-        // glibc's `-` leaves out the padding.
+        // glibc's `-` flag omits the padding.
         let padded = directive != Some('-');
         if !padded {
             directive = chars.next();
@@ -51,30 +51,32 @@ pub fn strftime(moment: SystemTime, format: &str) -> String {
             }
         };
         match directive {
-            Some('Y') => out += &time.year.to_string(),
-            Some('y') => out += &number(time.year.rem_euclid(100), 2),
-            Some('m') => out += &number(time.month, 2),
-            Some('d') => out += &number(time.day, 2),
+            Some('Y') => out += &civil.year.to_string(),
+            Some('y') => out += &number(civil.year.rem_euclid(100), 2),
+            Some('m') => out += &number(civil.month, 2),
+            Some('d') => out += &number(civil.day, 2),
             Some('e') => {
                 out += &if padded {
-                    format!("{:2}", time.day)
+                    format!("{:2}", civil.day)
                 } else {
-                    time.day.to_string()
+                    civil.day.to_string()
                 }
             }
-            Some('H') => out += &number(time.hour, 2),
-            Some('I') => out += &number((time.hour + 11) % 12 + 1, 2),
-            Some('M') => out += &number(time.minute, 2),
-            Some('S') => out += &number(time.second, 2),
-            Some('j') => out += &number(time.day_of_year, 3),
-            Some('p') => out += if time.hour < 12 { "AM" } else { "PM" },
-            Some('B') => out += time.month_name(),
-            Some('b' | 'h') => out += time.month_name().get(..3).unwrap_or(""),
-            Some('A') => out += time.weekday_name(),
-            Some('a') => out += time.weekday_name().get(..3).unwrap_or(""),
-            Some('w') => out += &time.weekday.to_string(),
-            Some('F') => out += &format!("{}-{:02}-{:02}", time.year, time.month, time.day),
-            Some('T') => out += &format!("{:02}:{:02}:{:02}", time.hour, time.minute, time.second),
+            Some('H') => out += &number(civil.hour, 2),
+            Some('I') => out += &number((civil.hour + 11) % 12 + 1, 2),
+            Some('M') => out += &number(civil.minute, 2),
+            Some('S') => out += &number(civil.second, 2),
+            Some('j') => out += &number(civil.day_of_year, 3),
+            Some('p') => out += if civil.hour < 12 { "AM" } else { "PM" },
+            Some('B') => out += civil.month_name(),
+            Some('b' | 'h') => out += civil.month_name().get(..3).unwrap_or(""),
+            Some('A') => out += civil.weekday_name(),
+            Some('a') => out += civil.weekday_name().get(..3).unwrap_or(""),
+            Some('w') => out += &civil.weekday.to_string(),
+            Some('F') => out += &format!("{}-{:02}-{:02}", civil.year, civil.month, civil.day),
+            Some('T') => {
+                out += &format!("{:02}:{:02}:{:02}", civil.hour, civil.minute, civil.second)
+            }
             Some('Z') => out += "UTC",
             Some('z') => out += "+0000",
             Some('n') => out.push('\n'),
@@ -90,7 +92,7 @@ pub fn strftime(moment: SystemTime, format: &str) -> String {
     out
 }
 
-/// The current time, where the platform has a clock.
+/// Current time, if the platform has a clock.
 pub(super) fn now() -> SystemTime {
     if cfg!(target_arch = "wasm32") {
         UNIX_EPOCH
@@ -99,7 +101,7 @@ pub(super) fn now() -> SystemTime {
     }
 }
 
-/// A moment on the Gregorian calendar.
+/// Date and time in the Gregorian calendar.
 struct Civil {
     year: i64,
     month: i64,
@@ -107,14 +109,14 @@ struct Civil {
     hour: i64,
     minute: i64,
     second: i64,
-    /// 0 is Sunday.
+    /// Sunday is 0.
     weekday: i64,
     day_of_year: i64,
 }
 
 impl From<SystemTime> for Civil {
-    fn from(moment: SystemTime) -> Self {
-        let seconds = match moment.duration_since(UNIX_EPOCH) {
+    fn from(time: SystemTime) -> Self {
+        let seconds = match time.duration_since(UNIX_EPOCH) {
             Ok(after) => after.as_secs() as i64,
             Err(before) => -(before.duration() + Duration::from_nanos(999_999_999))
                 .as_secs()
@@ -146,7 +148,7 @@ impl Civil {
     }
 }
 
-/// Days since 1970-01-01 to a date (Hinnant, "chrono-compatible low-level date algorithms").
+/// Date of a day counted from 1970-01-01 (Hinnant, "chrono-compatible low-level date algorithms").
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
@@ -176,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_moments() {
+    fn formats_known_times() {
         // 2024-02-29 13:05:09 UTC, a Thursday.
         let leap = UNIX_EPOCH + Duration::from_secs(1_709_211_909);
         assert_eq!(strftime(leap, "%Y-%m-%d %H:%M:%S"), "2024-02-29 13:05:09");

@@ -1,4 +1,4 @@
-//! Rendering: Python's rules, adaptation to the template, and the limits.
+//! Rendering: Python semantics, adaptation to the template, limits.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -93,13 +93,13 @@ fn python_values_and_methods() {
 }
 
 #[test]
-fn raised_exceptions_are_refusals() {
+fn raised_exceptions_refuse_the_conversation() {
     let error = evaluate("{{ raise_exception('roles must alternate') }}", json!({})).unwrap_err();
     assert_eq!(error, ChatError::Refused("roles must alternate".into()));
 }
 
 #[test]
-fn errors_name_the_line() {
+fn errors_report_the_line() {
     assert!(matches!(
         ChatTemplate::new("a\n{% if %}", ChatOptions::default()),
         Err(ChatError::Syntax { line: 2, .. })
@@ -111,7 +111,7 @@ fn errors_name_the_line() {
 }
 
 #[test]
-fn system_text_moves_into_the_user_turn_where_there_is_no_place_for_it() {
+fn system_text_is_folded_into_the_user_turn() {
     let source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let messages = [
         Message::new("system", "S"),
@@ -135,7 +135,7 @@ fn system_text_moves_into_the_user_turn_where_there_is_no_place_for_it() {
 }
 
 #[test]
-fn arguments_take_the_form_the_template_expects() {
+fn arguments_take_the_expected_form() {
     let message: Message = serde_json::from_value(json!({
         "role": "assistant", "content": null,
         "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\": 1}"}}],
@@ -155,7 +155,7 @@ fn arguments_take_the_form_the_template_expects() {
 }
 
 #[test]
-fn parts_are_joined_or_passed_on() {
+fn content_parts_are_joined_or_passed_on() {
     let messages: Vec<Message> =
         serde_json::from_value(json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]))
             .unwrap();
@@ -169,7 +169,7 @@ fn parts_are_joined_or_passed_on() {
         "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}",
     );
     assert_eq!(typed.render(&input).unwrap(), "[a][b]");
-    // A template that only knows parts gets plain text as one.
+    // A template that requires parts receives plain text as one part.
     let text = [Message::new("user", "x")];
     assert_eq!(
         typed
@@ -183,7 +183,7 @@ fn parts_are_joined_or_passed_on() {
 }
 
 #[test]
-fn a_prefilled_turn_stays_open() {
+fn prefilled_turn_stays_open() {
     let chatml = ChatTemplate::builtin("chatml", ChatOptions::default()).unwrap();
     let messages = [
         Message::new("user", "Count"),
@@ -222,7 +222,7 @@ fn a_prefilled_turn_stays_open() {
 }
 
 #[test]
-fn an_empty_conversation_is_refused() {
+fn empty_conversation_is_refused() {
     let chatml = ChatTemplate::builtin("chatml", ChatOptions::default()).unwrap();
     assert!(matches!(
         chatml.render(&ChatInput::default()),
@@ -231,7 +231,7 @@ fn an_empty_conversation_is_refused() {
 }
 
 #[test]
-fn output_has_a_limit() {
+fn output_size_is_limited() {
     let chat = ChatTemplate::new(
         "{{ 'x' * n }}",
         ChatOptions {
@@ -249,7 +249,7 @@ fn output_has_a_limit() {
 }
 
 #[test]
-fn deeply_nested_values_are_dropped_without_a_stack_overflow() {
+fn deeply_nested_values_drop_without_stack_overflow() {
     let source = "{% set ns = namespace(x=1) %}{% for i in range(9999) %}{% set ns.x = namespace(y=ns.x) %}{% endfor %}ok";
     assert_eq!(evaluate(source, json!({})).unwrap(), "ok");
 }

@@ -1,84 +1,84 @@
-//! [`CallReader`]: calls written as JSON, told while they are written.
+//! [`CallReader`]: streams tool calls written as JSON.
 
 use super::is_name;
 use super::json::{ARGUMENT_KEYS, ID_KEYS, NAME_KEYS};
 
-/// Reads calls of the form `{"name": …, "arguments": {…}}`, one, several in a row or a list of them, as their text
-/// comes. What has another form is passed over, and so is all that follows it: what was told is always the
-/// beginning of what was called.
+/// Streaming reader of calls of the form `{"name": …, "arguments": {…}}`: one, several in a row, or
+/// a list. It stops at the first text of another form, so its output is always a prefix of the
+/// calls.
 #[derive(Clone, Debug, Default)]
 pub struct CallReader {
     depth: usize,
-    /// How deep the fields of a call are: in a list one deeper.
-    fields_at: usize,
+    /// Nesting depth of the fields of a call; one deeper in a list.
+    field_depth: usize,
     in_string: bool,
     escaped: bool,
-    /// The string being read, and the one read last: a key, a name, an id.
+    /// Current or last string: a key, a name or an id.
     string: String,
     field: Option<String>,
     name: Option<String>,
     id: Option<String>,
     in_arguments: bool,
-    /// The arguments of the call that is being read have been told.
-    told: bool,
-    /// Something came that is told no more.
-    lost: bool,
+    /// True once the arguments of the current call were emitted.
+    emitted: bool,
+    /// True once text of another form stopped the reader.
+    stopped: bool,
     n_calls: usize,
 }
 
-/// A piece of a call.
+/// Increment of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CallPiece {
-    /// A call begins.
+pub enum CallDelta {
+    /// Start of a call.
     Start {
-        /// Its id, if the model wrote one.
+        /// Id, if the model generated one.
         id: Option<String>,
-        /// What is called.
+        /// Function name.
         name: String,
     },
-    /// More of the arguments of the call that began last, as JSON text.
+    /// Arguments of the current call, as JSON text.
     Arguments(String),
 }
 
 impl CallReader {
-    /// Takes the next piece of text.
-    pub fn push(&mut self, text: &str) -> Vec<CallPiece> {
-        let mut pieces = Vec::new();
+    /// Reads the next text.
+    pub fn push(&mut self, text: &str) -> Vec<CallDelta> {
+        let mut deltas = Vec::new();
         let mut arguments = String::new();
         for c in text.chars() {
-            if self.lost {
+            if self.stopped {
                 break;
             }
             let was_inside = self.in_arguments;
-            self.step(c, &mut pieces);
+            self.step(c, &mut deltas);
             if was_inside || self.in_arguments {
                 arguments.push(c);
             }
             if was_inside && !self.in_arguments {
-                pieces.push(CallPiece::Arguments(std::mem::take(&mut arguments)));
+                deltas.push(CallDelta::Arguments(std::mem::take(&mut arguments)));
             }
         }
         if !arguments.is_empty() {
-            pieces.push(CallPiece::Arguments(arguments));
+            deltas.push(CallDelta::Arguments(arguments));
         }
-        pieces
+        deltas
     }
 
-    /// How many calls have begun.
+    /// Number of calls emitted.
     pub fn n_calls(&self) -> usize {
         self.n_calls
     }
 
-    /// Whether everything that was opened has been closed.
+    /// True if all opened brackets are closed.
     pub(in crate::chat) fn is_closed(&self) -> bool {
         self.depth == 0
     }
 
-    fn step(&mut self, c: char, pieces: &mut Vec<CallPiece>) {
+    fn step(&mut self, c: char, deltas: &mut Vec<CallDelta>) {
         if self.in_string {
             return self.step_string(c);
         }
-        let in_fields = self.depth > 0 && self.depth == self.fields_at;
+        let in_fields = self.depth > 0 && self.depth == self.field_depth;
         match c {
             '"' => {
                 self.in_string = true;
@@ -86,33 +86,33 @@ impl CallReader {
             }
             ':' if in_fields => self.field = Some(std::mem::take(&mut self.string)),
             ',' if in_fields => self.field = None,
-            '{' | '[' => self.open(c, pieces),
+            '{' | '[' => self.open(c, deltas),
             '}' | ']' => self.close(),
             ',' | ';' => {}
-            // Prose, where a call could begin.
-            c if self.depth == 0 && !c.is_whitespace() => self.lost = true,
+            // Prose where a call could start.
+            c if self.depth == 0 && !c.is_whitespace() => self.stopped = true,
             _ => {}
         }
     }
 
-    fn open(&mut self, c: char, pieces: &mut Vec<CallPiece>) {
+    fn open(&mut self, c: char, deltas: &mut Vec<CallDelta>) {
         if self.depth == 0 {
-            self.fields_at = if c == '[' { 2 } else { 1 };
+            self.field_depth = if c == '[' { 2 } else { 1 };
         }
-        if self.depth + 1 == self.fields_at {
+        if self.depth + 1 == self.field_depth {
             (self.field, self.name, self.id) = (None, None, None);
-            self.told = false;
+            self.emitted = false;
         }
-        let is_arguments = self.depth == self.fields_at && is(&self.field, &ARGUMENT_KEYS);
-        if c == '{' && is_arguments && !self.told {
+        let is_arguments = self.depth == self.field_depth && is(&self.field, &ARGUMENT_KEYS);
+        if c == '{' && is_arguments && !self.emitted {
             match self.name.take().filter(|name| is_name(name)) {
                 Some(name) => {
                     let id = self.id.take();
-                    pieces.push(CallPiece::Start { id, name });
+                    deltas.push(CallDelta::Start { id, name });
                     self.n_calls += 1;
-                    (self.in_arguments, self.told) = (true, true);
+                    (self.in_arguments, self.emitted) = (true, true);
                 }
-                None => self.lost = true,
+                None => self.stopped = true,
             }
         }
         self.depth += 1;
@@ -120,12 +120,12 @@ impl CallReader {
 
     fn close(&mut self) {
         self.depth = self.depth.saturating_sub(1);
-        if self.depth == self.fields_at {
+        if self.depth == self.field_depth {
             self.in_arguments = false;
             self.field = None;
-        } else if self.depth + 1 == self.fields_at && !self.told {
-            // A call whose arguments were not an object, or came before its name.
-            self.lost = true;
+        } else if self.depth + 1 == self.field_depth && !self.emitted {
+            // The arguments of the call are not an object, or came before its name.
+            self.stopped = true;
         }
     }
 
@@ -135,7 +135,7 @@ impl CallReader {
             '\\' => self.escaped = true,
             '"' => {
                 self.in_string = false;
-                if self.depth == self.fields_at {
+                if self.depth == self.field_depth {
                     let text = || Some(self.string.clone());
                     if is(&self.field, &NAME_KEYS) {
                         self.name = text();
@@ -147,7 +147,7 @@ impl CallReader {
             }
             _ => {}
         }
-        if self.depth == self.fields_at {
+        if self.depth == self.field_depth {
             self.string.push(c);
         }
     }
@@ -161,16 +161,16 @@ fn is(field: &Option<String>, keys: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    /// The calls as they were told, in pieces of `size` characters.
+    /// Emitted calls when the text arrives in chunks of `size` characters.
     fn read(text: &str, size: usize) -> Vec<(Option<String>, String, String)> {
         let mut reader = CallReader::default();
         let mut calls = Vec::new();
         let chars: Vec<char> = text.chars().collect();
         for chunk in chars.chunks(size) {
-            for piece in reader.push(&chunk.iter().collect::<String>()) {
-                match piece {
-                    CallPiece::Start { id, name } => calls.push((id, name, String::new())),
-                    CallPiece::Arguments(text) => calls.last_mut().unwrap().2.push_str(&text),
+            for delta in reader.push(&chunk.iter().collect::<String>()) {
+                match delta {
+                    CallDelta::Start { id, name } => calls.push((id, name, String::new())),
+                    CallDelta::Arguments(text) => calls.last_mut().unwrap().2.push_str(&text),
                 }
             }
         }
@@ -178,7 +178,7 @@ mod tests {
         calls
     }
 
-    fn told(text: &str) -> Vec<(Option<String>, String, String)> {
+    fn emitted(text: &str) -> Vec<(Option<String>, String, String)> {
         let whole = read(text, text.len());
         for size in [1, 2, 3, 7] {
             assert_eq!(read(text, size), whole, "{text} in pieces of {size}");
@@ -191,28 +191,28 @@ mod tests {
     }
 
     #[test]
-    fn calls_stream_however_the_text_is_cut() {
+    fn calls_do_not_depend_on_chunk_size() {
         let first = r#"{"x": "}\"{", "y": [1, {"name": "no"}]}"#;
         let list =
             format!(r#"[ {{"name": "a", "arguments": {first}}}, {{"name":"b","arguments":{{}}}}]"#);
-        assert_eq!(told(&list), [call("a", first), call("b", "{}")]);
+        assert_eq!(emitted(&list), [call("a", first), call("b", "{}")]);
         let row = "{\"name\": \"a\", \"parameters\": {\"x\": 1}}\n{\"id\": \"7\", \"name\": \"b\", \"arguments\": {}}";
         assert_eq!(
-            told(row),
+            emitted(row),
             [
                 call("a", r#"{"x": 1}"#),
                 (Some("7".into()), "b".into(), "{}".into())
             ]
         );
-        // As soon as it is there.
+        // Emitted as soon as possible.
         let mut reader = CallReader::default();
-        let pieces = reader.push(r#"{"name":"a","arguments":{"x":1"#);
-        assert_eq!(pieces.len(), 2);
-        assert_eq!(reader.push(",2"), [CallPiece::Arguments(",2".into())]);
+        let deltas = reader.push(r#"{"name":"a","arguments":{"x":1"#);
+        assert_eq!(deltas.len(), 2);
+        assert_eq!(reader.push(",2"), [CallDelta::Arguments(",2".into())]);
     }
 
     #[test]
-    fn what_has_another_form_is_passed_over() {
+    fn other_forms_are_skipped() {
         for text in [
             "weather[ARGS]{\"city\": \"Bern\"}",
             "```json\n{\"name\": \"a\", \"arguments\": {}}",
@@ -223,10 +223,10 @@ mod tests {
             r#"[1, 2, {"x": {"name": "a", "arguments": {}}}]"#,
             "}]}{",
         ] {
-            assert_eq!(told(text), [], "{text}");
+            assert_eq!(emitted(text), [], "{text}");
         }
         let mixed =
             r#"[{"name": "a", "arguments": {}}, {"name": "b"}, {"name": "c", "arguments": {}}]"#;
-        assert_eq!(told(mixed), [call("a", "{}")]);
+        assert_eq!(emitted(mixed), [call("a", "{}")]);
     }
 }

@@ -1,4 +1,5 @@
-//! Gemma's calls: `call:name{key:<|"|>text<|"|>,n:3}`, with `<escape>` for the quotes in FunctionGemma.
+//! Gemma's call syntax: `call:name{key:<|"|>text<|"|>,n:3}`. FunctionGemma uses `<escape>` as the
+//! quote.
 
 use serde_json::{Map, Value as Json};
 
@@ -6,7 +7,7 @@ use super::reader::Reader;
 use super::{Schemas, call, is_name};
 use crate::chat::ToolCall;
 
-/// How deep lists and maps may nest.
+/// Limit on the nesting of lists and maps.
 const MAX_DEPTH: usize = 64;
 const QUOTES: [&str; 3] = ["<|\"|>", "<escape>", "\""];
 

@@ -1,4 +1,4 @@
-//! Calls written as JSON: one object, several in a row, or a list of them, under any of the usual keys.
+//! Calls written as JSON: one object, several in a row, or a list, under the common keys.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,10 +8,10 @@ use crate::chat::ToolCall;
 pub(super) const NAME_KEYS: [&str; 3] = ["name", "tool_name", "function_name"];
 pub(super) const ARGUMENT_KEYS: [&str; 4] = ["arguments", "parameters", "args", "input"];
 pub(super) const ID_KEYS: [&str; 3] = ["id", "tool_call_id", "call_id"];
-/// Keys that wrap a call or a list of them.
+/// Keys that wrap a call or a list of calls.
 const WRAPPERS: [&str; 3] = ["function", "tool_call", "tool_calls"];
 
-/// JSON inside a section.
+/// Parses JSON inside a section.
 pub(super) fn parse(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     for value in values(strip_fence(body))? {
@@ -20,7 +20,7 @@ pub(super) fn parse(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     Some(calls)
 }
 
-/// JSON without any marker: both a name and arguments have to be there.
+/// Parses JSON without markers; both a name and arguments are required.
 pub(in crate::chat) fn parse_bare(text: &str) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     for value in values(strip_fence(text.trim()))? {
@@ -45,11 +45,11 @@ pub(super) fn parse_by_name(body: &str, schemas: &Schemas) -> Option<Vec<ToolCal
         .collect()
 }
 
-/// Mistral: a JSON list, or from Tekken v11 on `name[CALL_ID]id[ARGS]{…}`.
+/// Mistral: a JSON list, or from Tekken v11 `name[CALL_ID]id[ARGS]{…}`.
 pub(super) fn parse_mistral(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     let Some((head, arguments)) = body.split_once("[ARGS]") else {
         return match body.find('{') {
-            // Some checkpoints leave out the [ARGS].
+            // Some checkpoints omit [ARGS].
             Some(at) if at > 0 && is_name(body.get(..at)?.trim()) => {
                 let arguments: Json = serde_json::from_str(body.get(at..)?).ok()?;
                 Some(vec![call(body.get(..at)?.trim(), arguments, None)])
@@ -74,7 +74,8 @@ pub(super) fn parse_functionary(body: &str, _: &Schemas) -> Option<Vec<ToolCall>
         .then(|| vec![call(name.trim(), arguments, None)])
 }
 
-/// False once text that began like a bare call turns out to be other JSON or no JSON, so that it need not be held.
+/// True while text that starts like a bare call may still be one; once false, it need not be held
+/// back.
 pub(in crate::chat) fn could_be_call(text: &str) -> bool {
     let mut rest = text.trim_start();
     while let Some(inner) = rest.strip_prefix(['[', '{']) {
@@ -98,7 +99,7 @@ pub(in crate::chat) fn could_be_call(text: &str) -> bool {
     }
 }
 
-/// The values of a text that is nothing but JSON values, perhaps separated by commas or semicolons.
+/// Values of a text that consists of JSON values, optionally separated by commas or semicolons.
 fn values(text: &str) -> Option<Vec<Json>> {
     let mut values = Vec::new();
     let mut rest = text.trim();
@@ -138,7 +139,7 @@ fn collect(value: &Json, strict: bool, calls: &mut Vec<ToolCall>) -> Option<()> 
                 .and_then(Json::as_str);
             if let Some(name) = name {
                 let arguments = match first(&ARGUMENT_KEYS) {
-                    Some(arguments) => normalise(arguments)?,
+                    Some(arguments) => normalize(arguments)?,
                     None if strict => return None,
                     None => Json::Object(Map::new()),
                 };
@@ -160,8 +161,8 @@ fn collect(value: &Json, strict: bool, calls: &mut Vec<ToolCall>) -> Option<()> 
     }
 }
 
-/// Arguments as an object; JSON text of an object is opened.
-fn normalise(arguments: &Json) -> Option<Json> {
+/// Arguments as an object, parsed if they are JSON text.
+fn normalize(arguments: &Json) -> Option<Json> {
     match arguments {
         Json::Object(_) => Some(arguments.clone()),
         Json::Null => Some(Json::Object(Map::new())),

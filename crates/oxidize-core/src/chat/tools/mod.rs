@@ -1,5 +1,5 @@
-//! Tool calls in the ways model families write them. Each family has a section between markers; what stands inside
-//! is read by the first of the body readers that understands it.
+//! Tool call formats of the model families. Each family has a section between markers, whose body a
+//! family-specific function parses.
 
 mod call_reader;
 mod gemma;
@@ -12,23 +12,24 @@ use serde_json::Value as Json;
 
 use super::{FunctionCall, ToolCall};
 
-pub use call_reader::{CallPiece, CallReader};
+pub use call_reader::{CallDelta, CallReader};
 pub(super) use json::{could_be_call, parse_bare};
 
-/// A stretch of an answer that holds tool calls.
+/// Section of an answer that contains tool calls.
 #[derive(Debug)]
 pub(super) struct Section {
-    /// Begins the section.
+    /// Opening marker.
     pub(super) open: &'static str,
-    /// Ends it; none where it goes on to the end of the answer or to the next opening.
+    /// Closing markers. If there are none, the section ends at the next opening marker or at the
+    /// end of the answer.
     pub(super) close: &'static [&'static str],
-    /// A body that begins so is plain content; empty for none.
+    /// A body with this prefix is plain content; empty for none.
     pub(super) content_head: &'static str,
     read: fn(&str, &Schemas) -> Option<Vec<ToolCall>>,
 }
 
 impl Section {
-    /// The calls in a section's body, `None` when it cannot be understood.
+    /// Parses the calls in a section's body. Returns `None` if there are none or they do not parse.
     pub(super) fn read(&self, body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
         (self.read)(body.trim(), schemas).filter(|calls| !calls.is_empty())
     }
@@ -47,7 +48,7 @@ const fn section(
     }
 }
 
-/// The sections of all families.
+/// Sections of all families.
 static SECTIONS: [Section; 32] = [
     // Hermes, Qwen, GLM and many more.
     section("<tool_call>", &["</tool_call>"], tagged::parse),
@@ -80,7 +81,7 @@ static SECTIONS: [Section; 32] = [
         &["</atem:function_calls>"],
         tagged::parse,
     ),
-    // MiniMax M3 marks every tag.
+    // MiniMax M3 prefixes every tag.
     section(
         "]<]minimax[>[<tool_call>",
         &["]<]minimax[>[</tool_call>"],
@@ -175,7 +176,7 @@ static SECTIONS: [Section; 32] = [
     section("```tool_code", &["```"], pythonic::parse_or_json),
 ];
 
-/// The sections whose opening a template writes, from its source and what it rendered.
+/// Detects sections in the source and sample output of a template.
 pub(super) fn detect(text: &str) -> Vec<&'static Section> {
     SECTIONS
         .iter()
@@ -183,22 +184,22 @@ pub(super) fn detect(text: &str) -> Vec<&'static Section> {
         .collect()
 }
 
-/// The most common section, looked for where a template names none.
+/// Most common section; the default if the template contains none.
 pub(super) fn hermes() -> Vec<&'static Section> {
     SECTIONS.iter().take(1).collect()
 }
 
-/// What the tools of a request say about the types of their parameters, for formats that write all values as text.
+/// Parameter types of the request's tools, for formats that write all values as text.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Schemas(Json);
 
 impl Schemas {
-    /// `tools` as in OpenAI's API.
+    /// Creates the schemas from `tools` in the format of OpenAI's API.
     pub(super) fn new(tools: Option<&Json>) -> Self {
         Self(tools.cloned().unwrap_or(Json::Null))
     }
 
-    /// A parameter's value from its text: a string where the schema says so or where it is not JSON.
+    /// Parses a parameter value. It is a string if the schema says so or if it is not valid JSON.
     pub(super) fn value(&self, function: &str, parameter: &str, text: &str) -> Json {
         if self.is_string(function, parameter) == Some(true) {
             return text.into();
@@ -233,7 +234,7 @@ fn call(name: &str, arguments: Json, id: Option<String>) -> ToolCall {
     }
 }
 
-/// A name a function can have; keeps prose from being taken for a call.
+/// True if `name` is a possible function name, which prose is not.
 fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 256

@@ -6,10 +6,10 @@ use super::reader::Reader;
 use super::{Schemas, call, is_name, json};
 use crate::chat::ToolCall;
 
-/// How deep lists and dictionaries may nest.
+/// Limit on the nesting of lists and dictionaries.
 const MAX_DEPTH: usize = 64;
 
-/// Python calls, or JSON where the body begins like it.
+/// Parses JSON or, if that fails, Python calls.
 pub(super) fn parse_or_json(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     json::parse(body, schemas).or_else(|| parse(body))
 }
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
 
     fn call(&mut self) -> Option<ToolCall> {
         let name = self.word()?;
-        // Llama writes its built-in tools as `brave_search.call(query="…")`.
+        // Llama writes calls of built-in tools as `brave_search.call(query="…")`.
         let name = name.strip_suffix(".call").unwrap_or(name);
         self.take("(").then_some(())?;
         let mut arguments = Map::new();

@@ -1,6 +1,6 @@
-//! A place in the text of a call: what the formats that are not JSON read with.
+//! Cursor over the text of a call, for the formats other than JSON.
 
-/// What is left to read.
+/// Unread text.
 pub(super) struct Reader<'a> {
     pub(super) rest: &'a str,
 }
@@ -10,7 +10,7 @@ impl<'a> Reader<'a> {
         Self { rest: text }
     }
 
-    /// Goes past `token`, and white space before it, if it comes next.
+    /// Skips whitespace and `token` if it comes next.
     pub(super) fn take(&mut self, token: &str) -> bool {
         match self.rest.trim_start().strip_prefix(token) {
             Some(rest) => {

@@ -1,13 +1,13 @@
-//! Calls written with tags: `<function=…>`, `<invoke name=…>`, GLM's `<arg_key>`, and DeepSeek's and Kimi's
-//! special tokens around JSON.
+//! Calls written with tags: `<function=…>`, `<invoke name=…>`, GLM's `<arg_key>`, and the special
+//! tokens that DeepSeek and Kimi put around JSON.
 
 use serde_json::{Map, Value as Json};
 
 use super::{Schemas, call, is_name, json};
 use crate::chat::ToolCall;
 
-/// What DeepSeek V3.2, MiniMax M3, Muse and Hunyuan add to every tag.
-const TAG_MARKS: [&str; 5] = [
+/// Text that DeepSeek V3.2, MiniMax M3, Muse and Hunyuan add to every tag.
+const TAG_DECORATIONS: [&str; 5] = [
     "｜DSML｜",
     "]<]minimax[>[",
     "atem:",
@@ -15,13 +15,13 @@ const TAG_MARKS: [&str; 5] = [
     "<tool_sep>",
 ];
 
-/// The body of a section that is JSON or one of the tag forms.
+/// Parses the body of a section that is JSON or uses tags.
 pub(super) fn parse(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     if body.starts_with(['{', '[']) {
         return json::parse(body, schemas);
     }
     let mut body = body.to_owned();
-    for mark in TAG_MARKS {
+    for mark in TAG_DECORATIONS {
         body = body.replace(mark, "");
     }
     if body.contains("<function=") {
@@ -33,12 +33,13 @@ pub(super) fn parse(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     }
 }
 
-/// What follows `<function=` up to `</function>`: Llama's and Functionary's `name>{json}`, or Qwen's parameters.
+/// Text between `<function=` and `</function>`: `name>{json}` (Llama, Functionary) or parameters
+/// (Qwen).
 pub(super) fn parse_function_tail(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     parse_function(body, schemas).map(|call| vec![call])
 }
 
-/// `<function=name> <parameter=key>value</parameter> … </function>`, several times.
+/// One or more `<function=name> <parameter=key>value</parameter> … </function>`.
 fn parse_functions(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     let mut parts = body.split("<function=");
     parts.next().filter(|before| before.trim().is_empty())?;
@@ -75,13 +76,13 @@ fn parse_function(text: &str, schemas: &Schemas) -> Option<ToolCall> {
         let key = key.trim().trim_matches('"');
         arguments.insert(
             key.to_owned(),
-            schemas.value(name, key, one_line_off(value)),
+            schemas.value(name, key, strip_line_breaks(value)),
         );
     }
     Some(call(name, Json::Object(arguments), None))
 }
 
-/// `<invoke name="…"> <parameter name="…">value</parameter> … </invoke>`, several times.
+/// One or more `<invoke name="…"> <parameter name="…">value</parameter> … </invoke>`.
 fn parse_invokes(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     let mut parts = body.split("<invoke");
     parts.next().filter(|before| before.trim().is_empty())?;
@@ -102,7 +103,7 @@ fn parse_invokes(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
         for parameter in inner.split("<parameter").skip(1) {
             let (head, value) = parameter.split_once('>')?;
             let key = attribute(head, "name")?;
-            let value = one_line_off(
+            let value = strip_line_breaks(
                 value
                     .split_once("</parameter>")
                     .map_or(value, |(value, _)| value),
@@ -119,7 +120,7 @@ fn parse_invokes(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     Some(calls)
 }
 
-/// `<key>value</key> …`, each tag an argument.
+/// `<key>value</key> …`, one tag per argument.
 fn parse_child_tags(inner: &str, function: &str, schemas: &Schemas) -> Option<Map<String, Json>> {
     let mut arguments = Map::new();
     let mut rest = inner.trim();
@@ -132,7 +133,7 @@ fn parse_child_tags(inner: &str, function: &str, schemas: &Schemas) -> Option<Ma
     Some(arguments)
 }
 
-/// MiniCPM: what follows `<function name=` up to `</function>`.
+/// MiniCPM: text between `<function name=` and `</function>`.
 pub(super) fn parse_named_function_tail(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     let (name, inner) = body.split_once('>')?;
     let name = name.trim().trim_matches('"');
@@ -174,7 +175,7 @@ fn parse_arg_keys(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     Some(vec![call(name, Json::Object(arguments), None)])
 }
 
-/// DeepSeek: `type<｜tool▁sep｜>name` and a fenced JSON block, or from V3.1 on `name<｜tool▁sep｜>{json}`.
+/// DeepSeek: `type<｜tool▁sep｜>name` and a fenced JSON block, or from V3.1 `name<｜tool▁sep｜>{json}`.
 pub(super) fn parse_deepseek(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     for part in body.split("<｜tool▁call▁begin｜>") {
@@ -197,7 +198,8 @@ pub(super) fn parse_deepseek(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     Some(calls)
 }
 
-/// Kimi K2: `functions.name:0<|tool_call_argument_begin|>{json}`, the head being the call's id.
+/// Kimi K2: `functions.name:0<|tool_call_argument_begin|>{json}`; the text before the token is the
+/// call id.
 pub(super) fn parse_kimi(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     for part in body.split("<|tool_call_begin|>") {
@@ -215,7 +217,7 @@ pub(super) fn parse_kimi(body: &str, _: &Schemas) -> Option<Vec<ToolCall>> {
     Some(calls)
 }
 
-/// Kimi K3: `call tool="name" …` elements with a JSON element or one element an argument.
+/// Kimi K3: `call tool="name" …` elements with one JSON element or one element per argument.
 pub(super) fn parse_kimi_k3(body: &str, schemas: &Schemas) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     for part in body.split("<|open|>call ").skip(1) {
@@ -254,8 +256,8 @@ fn attribute<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// Values stand on lines of their own: one line break at each end is not part of them.
-fn one_line_off(value: &str) -> &str {
+/// Strips one line break at each end, which is not part of the value.
+fn strip_line_breaks(value: &str) -> &str {
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)
 }

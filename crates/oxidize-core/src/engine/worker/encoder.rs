@@ -1,5 +1,5 @@
-//! Steps of an encoder-decoder. To the scheduler a sequence is its prompt and what follows; here
-//! the prompt goes to the encoder, at once, and the rest to the decoder.
+//! Steps of encoder-decoder models. The scheduler sees one sequence, prompt and answer; here the prompt goes to the
+//! encoder in one step, and the rest to the decoder.
 
 use super::{Worker, adapters};
 use crate::backend::{Batch, SeqSlice};
@@ -54,7 +54,7 @@ impl Worker {
         let Some(active) = self.active.get(&part.id) else {
             return Ok(());
         };
-        let prompt = &active.request.tokens;
+        let prompt = &active.tokens;
         let positions: Vec<u32> = (0..prompt.len() as u32).collect();
         let sequences = [SeqSlice {
             n_tokens: prompt.len(),
@@ -74,6 +74,6 @@ impl Worker {
 
     fn n_prompt(&self, part: &StepSequence) -> usize {
         let active = self.active.get(&part.id);
-        active.map_or(0, |active| active.request.tokens.len())
+        active.map_or(0, |active| active.tokens.len())
     }
 }

@@ -1,10 +1,10 @@
 //! [`Class`]: a set of characters.
 
-/// Ranges of characters, sorted and apart.
+/// Sorted, disjoint ranges of characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Class(Vec<(u32, u32)>);
 
-/// Characters that do not exist: halves of UTF-16 pairs.
+/// Code points that are not characters: halves of UTF-16 surrogate pairs.
 const SURROGATES: (u32, u32) = (0xD800, 0xDFFF);
 const LAST: u32 = char::MAX as u32;
 
@@ -28,12 +28,12 @@ impl Class {
     }
 
     fn negate(&self) -> Class {
-        // Surrogates are in neither a class nor its opposite.
-        let mut taken = self.0.clone();
-        taken.push(SURROGATES);
+        // Surrogates belong neither to a class nor to its complement.
+        let mut excluded = self.0.clone();
+        excluded.push(SURROGATES);
         let mut rest = Vec::new();
         let mut from = 0;
-        for (first, last) in merge(taken) {
+        for (first, last) in merge(excluded) {
             if from < first {
                 rest.push((from, first - 1));
             }
@@ -45,7 +45,7 @@ impl Class {
         Class(rest)
     }
 
-    /// A regular expression for it, every character by its number.
+    /// Equivalent regular expression, with every character as a code point.
     pub(super) fn regex(&self) -> String {
         use std::fmt::Write;
         let mut text = String::from("[");
@@ -60,11 +60,11 @@ impl Class {
         text
     }
 
-    /// The bytes that its characters begin with in UTF-8.
+    /// First bytes of the UTF-8 encodings of the characters.
     pub(super) fn first_bytes(&self) -> ByteSet {
         let mut bytes = ByteSet::default();
         for &(first, last) in &self.0 {
-            // Among characters of as many bytes, the first byte grows with the character.
+            // Among characters of equal UTF-8 length, the first byte increases with the code point.
             for (low, high) in [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST)] {
                 if first <= high && last >= low {
                     bytes.add_range(first_byte(first.max(low)), first_byte(last.min(high)));
@@ -96,7 +96,7 @@ fn first_byte(code: u32) -> u8 {
     }
 }
 
-/// A set of bytes.
+/// Set of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ByteSet([u32; 8]);
 
@@ -109,7 +109,7 @@ impl ByteSet {
         }
     }
 
-    /// Adds what is in `other`; `true` if something is new.
+    /// Adds `other`. Returns true if the set grew.
     pub(super) fn add(&mut self, other: ByteSet) -> bool {
         let before = *self;
         for (word, more) in self.0.iter_mut().zip(other.0) {
@@ -122,11 +122,11 @@ impl ByteSet {
         *self == ByteSet::default()
     }
 
-    pub(super) fn meets(&self, other: ByteSet) -> bool {
+    pub(super) fn intersects(&self, other: ByteSet) -> bool {
         self.0.iter().zip(other.0).any(|(a, b)| a & b != 0)
     }
 
-    /// 32 bytes a word, from the lowest bit up.
+    /// Bit set: 32 bytes per word, lowest bit first.
     pub(super) fn words(&self) -> Vec<u32> {
         self.0.to_vec()
     }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_negated_class_has_every_other_character() {
+    fn negated_class_is_the_complement() {
         let class = Class::new(
             vec![('a', 'z'), ('c', 'e'), ('\u{10FFFF}', '\u{10FFFF}')],
             true,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn first_bytes_are_those_of_utf8() {
+    fn first_bytes_match_utf8() {
         for (first, last) in [('a', 'z'), ('é', 'ж'), ('ࠀ', '一'), ('~', '😀')] {
             let bytes = Class::new(vec![(first, last)], false).first_bytes();
             let mut expected = ByteSet::default();

@@ -1,10 +1,11 @@
-//! From a GBNF tree to Lark: what can be a lexeme becomes one, the rest becomes rules.
+//! Translation of a GBNF tree to Lark: turns parts of the tree into lexemes where possible and the
+//! rest into rules.
 //!
-//! A lexeme is read as far as it goes, and nobody comes back to try a shorter one. So a piece of the
-//! grammar may only be a lexeme if no word of it (or of another lexeme) goes on, inside some lexeme,
-//! with a byte that could also follow it. Everything starts as large as it can be: a grammar without
-//! recursion is a single lexeme. Then lexemes that are too long in this sense are taken apart, level
-//! by level, until none is; characters always are good lexemes.
+//! llguidance matches a lexeme as far as possible and never backtracks to a shorter match. A part
+//! of the grammar may therefore be a lexeme only if no match of it (or of another lexeme) can be
+//! extended, within some lexeme, by a byte that may also follow it. Lexemes start as large as
+//! possible: a grammar without recursion is a single lexeme. Those that violate the condition are
+//! split, level by level, until none does; single characters always satisfy it.
 
 use super::class::ByteSet;
 use super::{GrammarError, Node, NodeId, RuleId, Tree};
@@ -12,23 +13,23 @@ use llguidance::derivre::raw::{ExprSet, RelevanceCache};
 use llguidance::derivre::{ExprRef, RegexBuilder};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Times that lexemes are taken apart by a level, before all become characters.
-const MOST_ROUNDS: usize = 64;
-/// Pairs of lexemes that are compared, before all become characters.
-const MOST_CHECKS: usize = 20_000;
-/// Work for one such comparison, in units of the regex engine; some 20 µs.
+/// Limit on rounds of splitting lexemes; after that, all become single characters.
+const MAX_ROUNDS: usize = 64;
+/// Limit on compared pairs of lexemes; after that, all become single characters.
+const MAX_CHECKS: usize = 20_000;
+/// Limit on the work of one comparison, in units of the regex engine (about 20 µs).
 const CHECK_FUEL: u64 = 2_000;
 
 pub(super) fn lower(mut tree: Tree) -> Result<String, GrammarError> {
-    loop_instead_of_tail_calls(&mut tree)?;
+    tail_calls_to_loops(&mut tree)?;
     let rules = RuleFacts::new(&tree);
-    rules.check_that_all_end(&tree)?;
+    rules.check_termination(&tree)?;
     let mut lowering = Lowering::new(tree, rules)?;
-    for _ in 0..MOST_ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let cfg = lowering.cfg()?;
-        match lowering.too_long(&cfg) {
+        match lowering.find_overlong(&cfg) {
             Some(found) if found.is_empty() => return Ok(lowering.lark(&cfg)),
-            Some(found) => lowering.take_apart(&cfg, &found)?,
+            Some(found) => lowering.split_lexemes(&cfg, &found)?,
             None => break,
         }
     }
@@ -38,10 +39,10 @@ pub(super) fn lower(mut tree: Tree) -> Result<String, GrammarError> {
 }
 
 /// Rewrites `ws ::= [ \t] ws | ""` as `ws ::= [ \t]* ""`: a loop can be part of a lexeme.
-fn loop_instead_of_tail_calls(tree: &mut Tree) -> Result<(), GrammarError> {
+fn tail_calls_to_loops(tree: &mut Tree) -> Result<(), GrammarError> {
     for rule in 0..tree.rules.len() {
         let body = tree.body(rule);
-        if !mentions(tree, body, rule) {
+        if !references(tree, body, rule) {
             continue;
         }
         let Some((Some(again), Some(last))) = split_tail(tree, body, rule)? else {
@@ -60,7 +61,7 @@ fn loop_instead_of_tail_calls(tree: &mut Tree) -> Result<(), GrammarError> {
     Ok(())
 }
 
-fn mentions(tree: &Tree, node: NodeId, rule: RuleId) -> bool {
+fn references(tree: &Tree, node: NodeId, rule: RuleId) -> bool {
     let mut todo = vec![node];
     while let Some(id) = todo.pop() {
         match tree.node(id) {
@@ -71,12 +72,12 @@ fn mentions(tree: &Tree, node: NodeId, rule: RuleId) -> bool {
     false
 }
 
-/// What comes before the rule's call of itself, and what stands there without one; `None` if it
-/// calls itself elsewhere than at the end.
+/// Tail-recursive rule: the part before the recursive call, and the alternative without it. `None`
+/// if the rule also recurses elsewhere than at its end.
 type Tail = Option<(Option<NodeId>, Option<NodeId>)>;
 
 fn split_tail(tree: &mut Tree, node: NodeId, rule: RuleId) -> Result<Tail, GrammarError> {
-    if !mentions(tree, node, rule) {
+    if !references(tree, node, rule) {
         return Ok(Some((None, Some(node))));
     }
     match tree.node(node).clone() {
@@ -88,7 +89,7 @@ fn split_tail(tree: &mut Tree, node: NodeId, rule: RuleId) -> Result<Tail, Gramm
             let Some((&last, before)) = items.split_last() else {
                 return Ok(None);
             };
-            if before.iter().any(|&item| mentions(tree, item, rule)) {
+            if before.iter().any(|&item| references(tree, item, rule)) {
                 return Ok(None);
             }
             let Some((again, end)) = split_tail(tree, last, rule)? else {
@@ -132,10 +133,10 @@ fn split_tail(tree: &mut Tree, node: NodeId, rule: RuleId) -> Result<Tail, Gramm
     }
 }
 
-/// How rules use each other.
+/// Dependencies between rules.
 struct RuleFacts {
     used_by: Vec<Vec<RuleId>>,
-    /// Rules that do not reach themselves, each behind those that it uses.
+    /// Non-recursive rules, each after the rules that it uses.
     regular: Vec<RuleId>,
 }
 
@@ -143,7 +144,7 @@ impl RuleFacts {
     fn new(tree: &Tree) -> RuleFacts {
         let n = tree.rules.len();
         let (mut uses, mut used_by) = (vec![BTreeSet::new(); n], vec![Vec::new(); n]);
-        // A rule with a token in it is no regex.
+        // A rule that contains a token cannot be a regex.
         let mut has_token = vec![0; n];
         for ((rule, uses), has_token) in uses.iter_mut().enumerate().zip(&mut has_token) {
             let mut todo = vec![tree.body(rule)];
@@ -161,16 +162,18 @@ impl RuleFacts {
                 }
             }
         }
-        let waits = uses.iter().zip(has_token);
-        let mut waits: Vec<usize> = waits.map(|(uses, token)| uses.len() + token).collect();
-        let mut regular: Vec<RuleId> = (0..n).filter(|&rule| waits.get(rule) == Some(&0)).collect();
+        let n_pending = uses.iter().zip(has_token);
+        let mut n_pending: Vec<usize> = n_pending.map(|(uses, token)| uses.len() + token).collect();
+        let mut regular: Vec<RuleId> = (0..n)
+            .filter(|&rule| n_pending.get(rule) == Some(&0))
+            .collect();
         let mut at = 0;
         while let Some(&rule) = regular.get(at) {
             at += 1;
             for &user in used_by.get(rule).into_iter().flatten() {
-                if let Some(wait) = waits.get_mut(user) {
-                    *wait -= 1;
-                    if *wait == 0 {
+                if let Some(pending) = n_pending.get_mut(user) {
+                    *pending -= 1;
+                    if *pending == 0 {
                         regular.push(user);
                     }
                 }
@@ -179,22 +182,24 @@ impl RuleFacts {
         RuleFacts { used_by, regular }
     }
 
-    /// A rule that always calls itself again would keep a model writing for ever.
-    fn check_that_all_end(&self, tree: &Tree) -> Result<(), GrammarError> {
-        let mut ends = vec![false; tree.rules.len()];
+    /// Rejects rules that always recurse, under which an answer would never end.
+    fn check_termination(&self, tree: &Tree) -> Result<(), GrammarError> {
+        let mut terminating = vec![false; tree.rules.len()];
         let recursive = (0..tree.rules.len()).rev();
         let mut todo: Vec<RuleId> = recursive
             .chain(self.regular.iter().rev().copied())
             .collect();
         while let Some(rule) = todo.pop() {
-            if ends.get(rule) == Some(&false) && node_ends(tree, tree.body(rule), &ends) {
-                if let Some(end) = ends.get_mut(rule) {
+            if terminating.get(rule) == Some(&false)
+                && terminates(tree, tree.body(rule), &terminating)
+            {
+                if let Some(end) = terminating.get_mut(rule) {
                     *end = true;
                 }
                 todo.extend(self.used_by.get(rule).into_iter().flatten());
             }
         }
-        match ends.iter().position(|end| !end) {
+        match terminating.iter().position(|end| !end) {
             None => Ok(()),
             Some(rule) => Err(GrammarError::NeverEnds {
                 rule: tree.rule_name(rule).to_owned(),
@@ -203,17 +208,17 @@ impl RuleFacts {
     }
 }
 
-fn node_ends(tree: &Tree, node: NodeId, rules: &[bool]) -> bool {
+fn terminates(tree: &Tree, node: NodeId, rules: &[bool]) -> bool {
     match tree.node(node) {
         Node::Class(_) | Node::Token { .. } => true,
-        Node::Seq(items) => items.iter().all(|&item| node_ends(tree, item, rules)),
-        Node::Alt(options) => options.iter().any(|&item| node_ends(tree, item, rules)),
-        &Node::Repeat { node, min, .. } => min == 0 || node_ends(tree, node, rules),
+        Node::Seq(items) => items.iter().all(|&item| terminates(tree, item, rules)),
+        Node::Alt(options) => options.iter().any(|&item| terminates(tree, item, rules)),
+        &Node::Repeat { node, min, .. } => min == 0 || terminates(tree, node, rules),
         Node::Rule(rule) => rules.get(*rule).copied().unwrap_or(false),
     }
 }
 
-/// A lexeme, or a rule of the grammar that is built.
+/// Symbol of the generated grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Symbol {
     Lexeme(usize),
@@ -221,19 +226,19 @@ enum Symbol {
     Token { id: u32, negated: bool },
 }
 
-/// A piece of the tree that became a lexeme.
+/// Part of the tree that became a lexeme.
 #[derive(Clone, Debug)]
 struct Piece {
-    /// Neighbours that were taken together.
+    /// Adjacent children that were joined.
     parts: Vec<NodeId>,
-    /// Whether they follow each other, or are alternatives.
+    /// True if the parts form a sequence, false if they are alternatives.
     sequence: bool,
-    /// The node that they are parts of.
+    /// Parent node of the parts.
     owner: NodeId,
 }
 
 struct Lexeme {
-    /// Everywhere that it occurs.
+    /// All occurrences.
     pieces: Vec<Piece>,
     regex: ExprRef,
     first: ByteSet,
@@ -243,7 +248,7 @@ struct Lexeme {
 #[derive(Default)]
 struct CfgRule {
     options: Vec<Vec<Symbol>>,
-    /// Every option may be repeated so often.
+    /// Repetition of the rule.
     repeat: Option<(u32, Option<u32>)>,
 }
 
@@ -252,9 +257,9 @@ struct Cfg {
     lexemes: Vec<Lexeme>,
     by_regex: HashMap<ExprRef, usize>,
     rules: Vec<CfgRule>,
-    /// Rules of the tree that became rules here.
+    /// Rules of the tree and their index in `rules`.
     from_tree: HashMap<RuleId, usize>,
-    /// Those whose body is still to be built.
+    /// Rules whose body is not built yet.
     todo: Vec<RuleId>,
     start: Vec<Symbol>,
 }
@@ -264,14 +269,14 @@ struct Lowering {
     regular: HashSet<RuleId>,
     exprs: ExprSet,
     relevance: RelevanceCache,
-    /// Of classes; the others are put together from them.
+    /// Regexes of nodes; those of classes are parsed, the others are built from them.
     node_regex: HashMap<NodeId, ExprRef>,
     rule_regex: HashMap<RuleId, ExprRef>,
-    /// First bytes, and whether it can be empty.
+    /// First bytes, and whether the node can be empty.
     node_first: HashMap<NodeId, (ByteSet, bool)>,
     rule_first: HashMap<RuleId, (ByteSet, bool)>,
-    /// Nodes that may be no lexeme, nor their children be taken together.
-    apart: HashSet<NodeId>,
+    /// Nodes that may neither be a lexeme nor have joined children.
+    split_nodes: HashSet<NodeId>,
     characters_only: bool,
     compared: HashMap<(ExprRef, ByteSet, ExprRef), bool>,
 }
@@ -304,7 +309,7 @@ impl Lowering {
             rule_regex: HashMap::new(),
             node_first: HashMap::new(),
             rule_first: HashMap::new(),
-            apart: HashSet::new(),
+            split_nodes: HashSet::new(),
             characters_only: false,
             compared: HashMap::new(),
         };
@@ -381,7 +386,7 @@ impl Lowering {
         (bytes, empty)
     }
 
-    /// Builds the grammar with lexemes as large as is allowed so far.
+    /// Builds the grammar with the largest lexemes allowed so far.
     fn cfg(&mut self) -> Result<Cfg, GrammarError> {
         let mut cfg = Cfg::default();
         let mut lexical = HashMap::new();
@@ -398,7 +403,7 @@ impl Lowering {
         Ok(cfg)
     }
 
-    /// Whether a node can be (part of) a lexeme.
+    /// True if a node can be a lexeme or part of one.
     fn is_lexical(&self, known: &mut HashMap<NodeId, bool>, id: NodeId) -> bool {
         if let Some(&lexical) = known.get(&id) {
             return lexical;
@@ -407,7 +412,7 @@ impl Lowering {
         let lexical = match node {
             Node::Class(_) => true,
             Node::Token { .. } => false,
-            _ if self.characters_only || self.apart.contains(&id) => false,
+            _ if self.characters_only || self.split_nodes.contains(&id) => false,
             Node::Rule(rule) => self.regular.contains(rule),
             node => node
                 .children()
@@ -444,7 +449,7 @@ impl Lowering {
             }
             Node::Seq(items) => {
                 let mut symbols = Vec::new();
-                let may_join = !self.apart.contains(&id) && !self.characters_only;
+                let may_join = !self.split_nodes.contains(&id) && !self.characters_only;
                 let together = |&a: &NodeId, &b: &NodeId| {
                     let mut lexical = |id| self.is_lexical(lexical, id);
                     may_join && lexical(a) && lexical(b)
@@ -466,7 +471,7 @@ impl Lowering {
                 symbols
             }
             Node::Alt(options) => {
-                let together = !self.apart.contains(&id) && !self.characters_only;
+                let together = !self.split_nodes.contains(&id) && !self.characters_only;
                 let (words, others): (Vec<NodeId>, Vec<NodeId>) = options
                     .iter()
                     .partition(|&&option| together && self.is_lexical(lexical, option));
@@ -496,7 +501,7 @@ impl Lowering {
         }
     }
 
-    /// The lexeme of a piece; `None` if it can only be empty.
+    /// Lexeme of a piece; `None` if it can only be empty.
     fn lexeme(&mut self, cfg: &mut Cfg, piece: Piece) -> Option<Symbol> {
         let mut parts: Vec<ExprRef> = piece.parts.iter().map(|&part| self.regex(part)).collect();
         let (regex, (first, _)) = if piece.sequence {
@@ -527,21 +532,21 @@ impl Lowering {
         Some(Symbol::Lexeme(at))
     }
 
-    /// The lexemes in which a word of a lexeme goes on with a byte that may also follow it; `None`
-    /// if that takes too long to find out.
-    fn too_long(&mut self, cfg: &Cfg) -> Option<Vec<usize>> {
-        let follow = cfg.following_bytes(self);
+    /// Finds lexemes that can extend a match of some lexeme by a byte that may also follow that
+    /// match. Returns `None` if the search takes too long.
+    fn find_overlong(&mut self, cfg: &Cfg) -> Option<Vec<usize>> {
+        let follow = cfg.follow_sets(self);
         let mut found = BTreeSet::new();
         for (shorter, &follow) in cfg.lexemes.iter().zip(&follow) {
             for (at, longer) in cfg.lexemes.iter().enumerate() {
-                let apart = follow.is_empty() || !shorter.first.meets(longer.first);
-                if longer.is_character || apart || found.contains(&at) {
+                let disjoint = follow.is_empty() || !shorter.first.intersects(longer.first);
+                if longer.is_character || disjoint || found.contains(&at) {
                     continue;
                 }
-                if self.compared.len() > MOST_CHECKS {
+                if self.compared.len() > MAX_CHECKS {
                     return None;
                 }
-                if self.goes_on(shorter.regex, follow, longer.regex) {
+                if self.can_extend(shorter.regex, follow, longer.regex) {
                     found.insert(at);
                 }
             }
@@ -549,8 +554,8 @@ impl Lowering {
         Some(found.into_iter().collect())
     }
 
-    /// Whether a word of `shorter` and a byte of `follow` begin a word of `longer`.
-    fn goes_on(&mut self, shorter: ExprRef, follow: ByteSet, longer: ExprRef) -> bool {
+    /// True if a match of `shorter` and a byte of `follow` are a prefix of a match of `longer`.
+    fn can_extend(&mut self, shorter: ExprRef, follow: ByteSet, longer: ExprRef) -> bool {
         let key = (shorter, follow, longer);
         if let Some(&known) = self.compared.get(&key) {
             return known;
@@ -559,29 +564,29 @@ impl Lowering {
             .exprs
             .mk_and(&mut vec![shorter, ExprRef::NON_EMPTY_BYTE_STRING]);
         let next = self.exprs.mk_byte_set(&follow.words());
-        let begun = self
+        let extended = self
             .exprs
             .mk_concat_vec(&[word, next, ExprRef::ANY_BYTE_STRING]);
-        let both = self.exprs.mk_and(&mut vec![begun, longer]);
-        // Where it cannot be found out cheaply, the lexeme is taken apart: right, if slower.
-        let goes_on = self
+        let both = self.exprs.mk_and(&mut vec![extended, longer]);
+        // If this is too expensive to decide, the lexeme is split: correct, but slower.
+        let can_extend = self
             .relevance
             .is_non_empty_limited(&mut self.exprs, both, CHECK_FUEL)
             .unwrap_or(true);
-        self.compared.insert(key, goes_on);
-        goes_on
+        self.compared.insert(key, can_extend);
+        can_extend
     }
 
-    fn take_apart(&mut self, cfg: &Cfg, found: &[usize]) -> Result<(), GrammarError> {
+    fn split_lexemes(&mut self, cfg: &Cfg, found: &[usize]) -> Result<(), GrammarError> {
         let lexemes = found.iter().filter_map(|&at| cfg.lexemes.get(at));
         for piece in lexemes.flat_map(|lexeme| &lexeme.pieces) {
             let &[only] = piece.parts.as_slice() else {
-                self.apart.insert(piece.owner);
+                self.split_nodes.insert(piece.owner);
                 continue;
             };
             match *self.tree.node(only) {
                 Node::Rule(rule) if self.regular.contains(&rule) => {
-                    // This use of the rule is spelled out; elsewhere it may still be a lexeme.
+                    // Inline this use of the rule; other uses may remain lexemes.
                     let copy = self.copy(self.tree.body(rule))?;
                     let copy = self.tree.node(copy).clone();
                     if let Some(node) = self.tree.nodes.get_mut(only) {
@@ -590,7 +595,7 @@ impl Lowering {
                 }
                 Node::Class(_) => {}
                 _ => {
-                    self.apart.insert(only);
+                    self.split_nodes.insert(only);
                 }
             }
         }
@@ -618,7 +623,8 @@ impl Lowering {
         nodes.iter().map(|&node| self.copy(node)).collect()
     }
 
-    /// The grammar in Lark: `LEXEMES`, `rules`, and `N`odes and `R`ules that lexemes refer to.
+    /// Lark source. Lexemes are named `L`, rules `r`, and the nodes and rules that lexemes refer to
+    /// `N` and `R`.
     fn lark(&self, cfg: &Cfg) -> String {
         let mut text = Writer {
             tree: &self.tree,
@@ -637,8 +643,8 @@ impl Lowering {
         }
         for (at, lexeme) in cfg.lexemes.iter().enumerate() {
             if let Some(piece) = lexeme.pieces.first() {
-                let between = if piece.sequence { " " } else { " | " };
-                let body = text.atoms(&piece.parts, between);
+                let separator = if piece.sequence { " " } else { " | " };
+                let body = text.atoms(&piece.parts, separator);
                 text.line(&format!("L{at}"), &body);
             }
         }
@@ -669,34 +675,34 @@ impl Cfg {
         names.collect::<Vec<_>>().join(" ")
     }
 
-    /// For every lexeme, the bytes that what comes behind it can begin with.
-    fn following_bytes(&self, lowering: &mut Lowering) -> Vec<ByteSet> {
+    /// First bytes of what can follow each lexeme.
+    fn follow_sets(&self, lowering: &mut Lowering) -> Vec<ByteSet> {
         let lexemes: Vec<(ByteSet, bool)> = self
             .lexemes
             .iter()
             .map(|lexeme| (lexeme.first, self.can_be_empty(lexeme, lowering)))
             .collect();
-        let mut facts = Following {
+        let mut sets = FollowSets {
             cfg: self,
             rule_first: vec![Default::default(); self.rules.len()],
             rule_follow: vec![ByteSet::default(); self.rules.len()],
             lexeme_follow: vec![ByteSet::default(); lexemes.len()],
             lexemes,
         };
-        // Rules are used by earlier ones more often than by later ones: both ways, in turn.
+        // Dependencies run in both directions, so rules are visited both ways in turn.
         while (0..self.rules.len())
             .rev()
-            .fold(false, |new, rule| facts.update_first(rule) | new)
-            | (0..self.rules.len()).fold(false, |new, rule| facts.update_first(rule) | new)
+            .fold(false, |grew, rule| sets.update_first(rule) | grew)
+            | (0..self.rules.len()).fold(false, |grew, rule| sets.update_first(rule) | grew)
         {
         }
-        facts.spread(&self.start, ByteSet::default());
-        while (0..self.rules.len()).fold(false, |new, rule| facts.update_follow(rule) | new)
+        sets.propagate(&self.start, ByteSet::default());
+        while (0..self.rules.len()).fold(false, |grew, rule| sets.update_follow(rule) | grew)
             | (0..self.rules.len())
                 .rev()
-                .fold(false, |new, rule| facts.update_follow(rule) | new)
+                .fold(false, |grew, rule| sets.update_follow(rule) | grew)
         {}
-        facts.lexeme_follow
+        sets.lexeme_follow
     }
 
     fn can_be_empty(&self, lexeme: &Lexeme, lowering: &mut Lowering) -> bool {
@@ -710,8 +716,8 @@ impl Cfg {
     }
 }
 
-/// What may begin rules and follow symbols, found step by step.
-struct Following<'a> {
+/// Computation of FIRST and FOLLOW sets by fixed-point iteration.
+struct FollowSets<'a> {
     cfg: &'a Cfg,
     lexemes: Vec<(ByteSet, bool)>,
     rule_first: Vec<(ByteSet, bool)>,
@@ -719,12 +725,12 @@ struct Following<'a> {
     lexeme_follow: Vec<ByteSet>,
 }
 
-impl Following<'_> {
+impl FollowSets<'_> {
     fn first(&self, symbol: Symbol) -> (ByteSet, bool) {
         let first = match symbol {
             Symbol::Lexeme(at) => self.lexemes.get(at),
             Symbol::Rule(at) => self.rule_first.get(at),
-            // It is no text: no byte can be mistaken for it.
+            // A token is not text: no byte can be mistaken for it.
             Symbol::Token { .. } => None,
         };
         first.copied().unwrap_or_default()
@@ -751,9 +757,9 @@ impl Following<'_> {
         let Some(known) = self.rule_first.get_mut(at) else {
             return false;
         };
-        let new = empty && !known.1;
+        let grew = empty && !known.1;
         known.1 |= empty;
-        known.0.add(bytes) | new
+        known.0.add(bytes) | grew
     }
 
     fn update_follow(&mut self, at: usize) -> bool {
@@ -763,37 +769,38 @@ impl Following<'_> {
         };
         let mut after = self.rule_follow.get(at).copied().unwrap_or_default();
         if rule.repeat.is_some() {
-            // The next round follows too.
+            // The next repetition can follow, too.
             after.add(self.first(Symbol::Rule(at)).0);
         }
-        let mut new = false;
+        let mut grew = false;
         for option in &rule.options {
-            new |= self.spread(option, after);
+            grew |= self.propagate(option, after);
         }
-        new
+        grew
     }
 
-    /// Notes what follows each symbol of a sequence that `after` follows; `true` if that is new.
-    fn spread(&mut self, symbols: &[Symbol], mut after: ByteSet) -> bool {
-        let mut new = false;
+    /// Propagates `after`, the FOLLOW set of a sequence, to its symbols. Returns true if a set
+    /// grew.
+    fn propagate(&mut self, symbols: &[Symbol], mut after: ByteSet) -> bool {
+        let mut grew = false;
         for &symbol in symbols.iter().rev() {
             let follow = match symbol {
                 Symbol::Lexeme(at) => self.lexeme_follow.get_mut(at),
                 Symbol::Rule(at) => self.rule_follow.get_mut(at),
                 Symbol::Token { .. } => None,
             };
-            new |= follow.is_some_and(|follow| follow.add(after));
+            grew |= follow.is_some_and(|follow| follow.add(after));
             let (first, empty) = self.first(symbol);
             if !empty {
                 after = ByteSet::default();
             }
             after.add(first);
         }
-        new
+        grew
     }
 }
 
-/// Writes Lark terminals, every group under a name of its own: nothing is nested.
+/// Writer of Lark terminals. Every group gets its own name, so nothing is nested.
 struct Writer<'a> {
     tree: &'a Tree,
     text: String,
@@ -821,18 +828,18 @@ impl Writer<'_> {
         self.text
     }
 
-    fn atoms(&mut self, ids: &[NodeId], between: &str) -> String {
+    fn atoms(&mut self, ids: &[NodeId], separator: &str) -> String {
         if ids.is_empty() {
             return "\"\"".into();
         }
         let atoms: Vec<String> = ids.iter().map(|&id| self.atom(id)).collect();
-        atoms.join(between)
+        atoms.join(separator)
     }
 
     fn atom(&mut self, id: NodeId) -> String {
         match self.tree.node(id) {
             Node::Class(class) => format!("/{}/", class.regex()),
-            &Node::Rule(rule) => self.refer(format!("R{rule}"), self.tree.body(rule)),
+            &Node::Rule(rule) => self.reference(format!("R{rule}"), self.tree.body(rule)),
             // Never part of a lexeme.
             Node::Token { .. } => "\"\"".into(),
             Node::Seq(items) if items.is_empty() => "\"\"".into(),
@@ -843,14 +850,14 @@ impl Writer<'_> {
                 });
                 match classes.collect::<Option<String>>() {
                     Some(string) => format!("/{string}/"),
-                    None => self.refer(format!("N{id}"), id),
+                    None => self.reference(format!("N{id}"), id),
                 }
             }
-            Node::Alt(_) | Node::Repeat { .. } => self.refer(format!("N{id}"), id),
+            Node::Alt(_) | Node::Repeat { .. } => self.reference(format!("N{id}"), id),
         }
     }
 
-    fn refer(&mut self, name: String, id: NodeId) -> String {
+    fn reference(&mut self, name: String, id: NodeId) -> String {
         if self.seen.insert(name.clone()) {
             self.todo.push((name.clone(), id));
         }

@@ -1,8 +1,8 @@
-//! GBNF, llama.cpp's grammar notation: read into a tree ([`parse`]) and turned into what the
-//! constraint engine reads (`lower`).
+//! GBNF, llama.cpp's grammar notation: parsed into a tree ([`parse`]), which `lower` translates to
+//! Lark for llguidance.
 //!
-//! GBNF is written over characters; llguidance cuts text into lexemes first, each as long as it can
-//! be. `lower` finds the pieces for which that makes no difference.
+//! GBNF operates on characters; llguidance first splits text into lexemes, always by longest match.
+//! `lower` chooses lexemes for which this makes no difference.
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![cfg_attr(
@@ -18,29 +18,29 @@ use crate::limits::LimitExceeded;
 use class::Class;
 use std::collections::HashMap;
 
-/// Bytes of a grammar.
-const MOST_BYTES: u64 = 256 << 10;
-/// Parentheses inside parentheses.
-const MOST_NESTING: u64 = 200;
-/// Nesting of all rules together: no chain of rules is deeper.
-const MOST_DEPTH: u64 = 8192;
-/// Characters, groups and references, after rules are spelled out where needed.
-const MOST_NODES: u64 = 100_000;
-/// Rules of a grammar.
-const MOST_RULES: u64 = 4096;
-/// The largest count in `{m,n}`.
-const MOST_REPEATS: u64 = 10_000;
+/// Limit on the length of a grammar in bytes.
+const MAX_BYTES: u64 = 256 << 10;
+/// Limit on nested parentheses.
+const MAX_NESTING: u64 = 200;
+/// Limit on the total nesting of all rules, which bounds the depth of every chain of rules.
+const MAX_DEPTH: u64 = 8192;
+/// Limit on characters, groups and references, including inlined rules.
+const MAX_NODES: u64 = 100_000;
+/// Limit on the number of rules.
+const MAX_RULES: u64 = 4096;
+/// Limit on the counts in `{m,n}`.
+const MAX_REPEATS: u64 = 10_000;
 
-/// The grammar in llguidance's Lark dialect, for a vocabulary in which `tokens` finds tokens.
+/// Translates a grammar to llguidance's Lark dialect. `tokens` resolves token names.
 pub(super) fn to_lark(source: &str, tokens: &dyn FindToken) -> Result<String, GrammarError> {
     lower::lower(parse(source, tokens)?)
 }
 
-/// Finds the tokens that a grammar names.
+/// Lookup of tokens that a grammar references.
 pub(super) trait FindToken {
-    /// The token of this name, brackets included.
+    /// Id of the token with this name, which includes the brackets.
     fn named(&self, name: &str) -> Option<u32>;
-    /// How many tokens there are.
+    /// Number of tokens.
     fn n_tokens(&self) -> usize;
 }
 
@@ -51,7 +51,7 @@ type RuleId = usize;
 enum Node {
     /// One character.
     Class(Class),
-    /// One after the other; nothing at all where empty.
+    /// Concatenation; matches the empty string if there are no items.
     Seq(Vec<NodeId>),
     Alt(Vec<NodeId>),
     Repeat {
@@ -60,7 +60,7 @@ enum Node {
         max: Option<u32>,
     },
     Rule(RuleId),
-    /// One token, whatever its text, or any but this one.
+    /// Token `id`, or any other token if negated.
     Token {
         id: u32,
         negated: bool,
@@ -80,9 +80,9 @@ impl Node {
 #[derive(Debug, Default)]
 struct Rule {
     name: String,
-    /// `None` until its definition comes.
+    /// `None` until the rule is defined.
     body: Option<NodeId>,
-    /// Where it was first used, for the message.
+    /// Line of the first use, for error messages.
     line: usize,
 }
 
@@ -96,18 +96,18 @@ struct Tree {
 impl Tree {
     fn add(&mut self, node: Node) -> Result<NodeId, LimitExceeded> {
         let id = self.nodes.len();
-        LimitExceeded::check("characters and groups in a grammar", id as u64, MOST_NODES)?;
+        LimitExceeded::check("characters and groups in a grammar", id as u64, MAX_NODES)?;
         self.nodes.push(node);
         Ok(id)
     }
 
     fn node(&self, id: NodeId) -> &Node {
-        static NOTHING: Node = Node::Seq(Vec::new());
-        self.nodes.get(id).unwrap_or(&NOTHING)
+        static EMPTY: Node = Node::Seq(Vec::new());
+        self.nodes.get(id).unwrap_or(&EMPTY)
     }
 
     fn body(&self, rule: RuleId) -> NodeId {
-        // The parser has seen to it that every rule has a body.
+        // The parser has checked that every rule has a body.
         self.rules.get(rule).and_then(|rule| rule.body).unwrap_or(0)
     }
 
@@ -117,7 +117,7 @@ impl Tree {
 }
 
 fn parse(source: &str, tokens: &dyn FindToken) -> Result<Tree, GrammarError> {
-    LimitExceeded::check("bytes of grammar", source.len() as u64, MOST_BYTES)?;
+    LimitExceeded::check("bytes of grammar", source.len() as u64, MAX_BYTES)?;
     let mut parser = Parser {
         source,
         tokens,
@@ -153,7 +153,7 @@ struct Parser<'a> {
     at: usize,
     tree: Tree,
     names: HashMap<&'a str, RuleId>,
-    /// Deepest nesting of the rule at hand.
+    /// Deepest nesting in the current rule.
     deepest: u64,
     total_depth: u64,
 }
@@ -188,14 +188,14 @@ impl<'a> Parser<'a> {
         1 + read.bytes().filter(|&byte| byte == b'\n').count()
     }
 
-    fn wrong<T>(&self, problem: impl Into<String>) -> Parsed<T> {
+    fn error<T>(&self, problem: impl Into<String>) -> Parsed<T> {
         Err(GrammarError::Gbnf {
             line: self.line(),
             problem: problem.into(),
         })
     }
 
-    /// What stands here, for a message.
+    /// Description of the next input, for error messages.
     fn here(&self) -> String {
         match self.peek() {
             Some('\n' | '\r') => "the end of the line".into(),
@@ -204,7 +204,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips blanks and comments, and line ends if they mean nothing here.
+    /// Skips spaces and comments, and line breaks if `lines` is true.
     fn space(&mut self, lines: bool) {
         while let Some(next) = self.peek() {
             match next {
@@ -235,7 +235,7 @@ impl<'a> Parser<'a> {
             return Ok(id);
         }
         let id = self.tree.rules.len();
-        LimitExceeded::check("rules", id as u64 + 1, MOST_RULES)?;
+        LimitExceeded::check("rules", id as u64 + 1, MAX_RULES)?;
         self.tree.rules.push(Rule {
             name: name.to_owned(),
             body: None,
@@ -247,7 +247,7 @@ impl<'a> Parser<'a> {
 
     fn rule(&mut self) -> Parsed<()> {
         let Some(name) = self.name() else {
-            return self.wrong(format!(
+            return self.error(format!(
                 "expected the name of a rule, found {}",
                 self.here()
             ));
@@ -255,7 +255,7 @@ impl<'a> Parser<'a> {
         let id = self.rule_id(name)?;
         self.space(false);
         if !self.eat("::=") {
-            return self.wrong(format!(
+            return self.error(format!(
                 "expected `::=` after `{name}`, found {}",
                 self.here()
             ));
@@ -267,25 +267,25 @@ impl<'a> Parser<'a> {
         LimitExceeded::check(
             "levels of nesting in all rules",
             self.total_depth,
-            MOST_DEPTH,
+            MAX_DEPTH,
         )?;
         if !matches!(self.peek(), None | Some('\n' | '\r')) {
-            return self.wrong(format!("rule `{name}`: unexpected {}", self.here()));
+            return self.error(format!("rule `{name}`: unexpected {}", self.here()));
         }
         self.space(true);
         match self.tree.rules.get_mut(id) {
             Some(rule) if rule.body.is_none() => rule.body = Some(body),
-            _ => return self.wrong(format!("rule `{name}` is defined twice")),
+            _ => return self.error(format!("rule `{name}` is defined twice")),
         }
         Ok(())
     }
 
     fn alternatives(&mut self, depth: u64) -> Parsed<NodeId> {
-        LimitExceeded::check("nested parentheses", depth, MOST_NESTING)?;
+        LimitExceeded::check("nested parentheses", depth, MAX_NESTING)?;
         self.deepest = self.deepest.max(depth);
         let mut options = vec![self.sequence(depth)?];
         loop {
-            // A line may also begin with the bar.
+            // A line may also start with the bar.
             let end = self.at;
             self.space(true);
             if !self.eat("|") {
@@ -319,13 +319,13 @@ impl<'a> Parser<'a> {
                     let group = self.alternatives(depth + 1)?;
                     self.space(true);
                     if !self.eat(")") {
-                        return self.wrong(format!("expected `)`, found {}", self.here()));
+                        return self.error(format!("expected `)`, found {}", self.here()));
                     }
                     group
                 }
                 '<' | '!' => self.token()?,
                 '*' | '+' | '?' | '{' => {
-                    return self.wrong(format!("there is nothing before {next:?} to repeat"));
+                    return self.error(format!("nothing to repeat before {next:?}"));
                 }
                 _ => match self.name() {
                     Some(name) => {
@@ -345,7 +345,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The operators behind an item.
+    /// Parses the repetition operators after an item.
     fn repeats(&mut self, mut node: NodeId) -> Parsed<NodeId> {
         let mut operators = 0;
         loop {
@@ -375,7 +375,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `m}`, `m,}` or `m,n}`, up to the brace.
+    /// Parses `m}`, `m,}` or `m,n}` up to the brace.
     fn counts(&mut self) -> Parsed<(u32, Option<u32>)> {
         self.space(false);
         let min = self.count()?;
@@ -390,10 +390,10 @@ impl<'a> Parser<'a> {
             self.space(false);
         }
         if self.peek() != Some('}') {
-            return self.wrong(format!("expected `}}`, found {}", self.here()));
+            return self.error(format!("expected `}}`, found {}", self.here()));
         }
         if max.is_some_and(|max| max < min) {
-            return self.wrong("the larger count has to come last");
+            return self.error("the minimum count exceeds the maximum");
         }
         Ok((min, max))
     }
@@ -405,11 +405,11 @@ impl<'a> Parser<'a> {
             .unwrap_or(rest.len());
         let digits = rest.get(..end).unwrap_or("");
         if digits.is_empty() {
-            return self.wrong(format!("expected a count, found {}", self.here()));
+            return self.error(format!("expected a count, found {}", self.here()));
         }
-        // A number that does not even fit is over the limit too.
+        // A number that overflows exceeds the limit, too.
         let count: u64 = digits.parse().unwrap_or(u64::MAX);
-        LimitExceeded::check("repetitions", count, MOST_REPEATS)?;
+        LimitExceeded::check("repetitions", count, MAX_REPEATS)?;
         self.at += end;
         Ok(count as u32)
     }
@@ -419,7 +419,7 @@ impl<'a> Parser<'a> {
         let mut items = Vec::new();
         loop {
             match self.peek() {
-                None => return self.wrong("a string is not closed"),
+                None => return self.error("unterminated string"),
                 Some('"') => break,
                 Some(_) => {
                     let character = self.character()?;
@@ -435,14 +435,14 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `<name>` or `<[number]>`, with `!` before it for any other token.
+    /// Parses `<name>` or `<[number]>`, or with `!` before it any other token.
     fn token(&mut self) -> Parsed<NodeId> {
         let negated = self.eat("!");
         let rest = self.rest();
         let end = rest.find(['>', '\n', '\r', ' ']);
         let name = end.and_then(|end| rest.get(..=end)).unwrap_or("");
         let Some(inner) = name.strip_prefix('<').and_then(|n| n.strip_suffix('>')) else {
-            return self.wrong("expected a token, `<name>` or `<[number]>`");
+            return self.error("expected a token, `<name>` or `<[number]>`");
         };
         let number = inner.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
         let found = match number {
@@ -452,7 +452,7 @@ impl<'a> Parser<'a> {
         let exists = |&id: &u32| (id as usize) < self.tokens.n_tokens();
         let Some(id) = found.filter(exists) else {
             let name: String = name.chars().take(64).collect();
-            return self.wrong(format!("the vocabulary has no token {name}"));
+            return self.error(format!("the vocabulary has no token {name}"));
         };
         self.at += name.len();
         Ok(self.tree.add(Node::Token { id, negated })?)
@@ -464,7 +464,7 @@ impl<'a> Parser<'a> {
         let mut ranges = Vec::new();
         loop {
             match self.peek() {
-                None => return self.wrong("a character class is not closed"),
+                None => return self.error("unterminated character class"),
                 Some(']') => break,
                 Some(_) => {}
             }
@@ -476,25 +476,25 @@ impl<'a> Parser<'a> {
                 last = self.character()?;
             }
             if last < first {
-                return self.wrong(format!("the range {first:?}-{last:?} is upside down"));
+                return self.error(format!("the range {first:?}-{last:?} is reversed"));
             }
             ranges.push((first, last));
         }
         self.at += 1;
         let class = Class::new(ranges, negated);
         if class.is_empty() {
-            return self.wrong("a character class that no character is in");
+            return self.error("the character class is empty");
         }
         Ok(self.tree.add(Node::Class(class))?)
     }
 
-    /// One character of a string or class, which may be escaped.
+    /// Parses a character of a string or class, which may be escaped.
     fn character(&mut self) -> Parsed<char> {
         let next = self.next();
         if next != Some('\\') {
             return match next {
                 Some(character) => Ok(character),
-                None => self.wrong("the grammar ends inside a string or class"),
+                None => self.error("the grammar ends inside a string or class"),
             };
         }
         let digits = match self.next() {
@@ -505,8 +505,8 @@ impl<'a> Parser<'a> {
             Some('x') => 2,
             Some('u') => 4,
             Some('U') => 8,
-            Some(other) => return self.wrong(format!("`\\{other}` is no escape")),
-            None => return self.wrong("the grammar ends inside an escape"),
+            Some(other) => return self.error(format!("unknown escape `\\{other}`")),
+            None => return self.error("the grammar ends inside an escape"),
         };
         let code = self
             .rest()
@@ -514,12 +514,12 @@ impl<'a> Parser<'a> {
             .filter(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
             .and_then(|hex| u32::from_str_radix(hex, 16).ok());
         let Some(code) = code else {
-            return self.wrong(format!("an escape with fewer than {digits} hex digits"));
+            return self.error(format!("expected {digits} hex digits in an escape"));
         };
         self.at += digits;
         match char::from_u32(code) {
             Some(character) => Ok(character),
-            None => self.wrong(format!("{code:#x} is no character")),
+            None => self.error(format!("{code:#x} is not a character")),
         }
     }
 }

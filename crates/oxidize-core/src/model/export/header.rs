@@ -1,5 +1,5 @@
-//! [`Back`]: what the tensors of a GGUF model are called in a directory, and their dimensions there,
-//! from the one table of names. [`super::back`] fills them.
+//! [`HfLayout`]: names and shapes of a GGUF model's tensors in a Hugging Face directory, from the
+//! table of names. [`super::gguf_to_hf`] fills in the data.
 
 use super::is_stack;
 use super::link::matrix;
@@ -9,18 +9,18 @@ use crate::file::{DimOrder, Format, ModelFile, TensorInfo};
 use oxidize_kernels::quant::TensorType;
 use std::collections::{BTreeMap, HashSet};
 
-/// A GGUF model on its way to a directory.
-pub(super) struct Back<'a, 'h> {
+/// GGUF model that is converted to a Hugging Face directory.
+pub(super) struct HfLayout<'a, 'h> {
     pub(super) file: &'a ModelFile,
     pub(super) arch: &'static Arch,
     pub(super) gguf_arch: &'static Arch,
     pub(super) hparams: &'h Hparams,
-    /// Whether names of tensors lack the model's own, with which they otherwise begin.
+    /// True if tensor names lack the model's prefix.
     pub(super) headless: bool,
 }
 
-impl<'a> Back<'a, '_> {
-    /// The table of tensors that a directory of this model would have.
+impl<'a> HfLayout<'a, '_> {
+    /// Table of the directory's tensors.
     pub(super) fn header(&self, wanted: impl Fn(&TensorRole) -> bool) -> Vec<TensorInfo> {
         let mut tensors: BTreeMap<(usize, usize, usize), TensorInfo> = BTreeMap::new();
         let mut names = HashSet::new();
@@ -35,7 +35,7 @@ impl<'a> Back<'a, '_> {
                 for (i, (name, dims)) in self.names_of(role, layer).into_iter().enumerate() {
                     if names.insert(name.clone()) {
                         let at = if layered { layer + 1 } else { 0 };
-                        tensors.insert((at, place, i), made_up(name, &dims));
+                        tensors.insert((at, place, i), header_only(name, &dims));
                     }
                 }
             }
@@ -43,7 +43,8 @@ impl<'a> Back<'a, '_> {
         tensors.into_values().collect()
     }
 
-    /// Numbers that are tensors in a directory and keys in GGUF: xIELU's, layer by layer.
+    /// Values that are tensors in a directory and metadata in GGUF: the parameters of xIELU per
+    /// layer.
     pub(super) fn constants(&self) -> BTreeMap<String, f32> {
         let mut constants = BTreeMap::new();
         for (key, role) in XIELU_KEYS {
@@ -61,23 +62,23 @@ impl<'a> Back<'a, '_> {
         constants
     }
 
-    /// Whether one norm of the file serves both halves of a layer.
+    /// True if attention and feed-forward layer share a norm.
     fn shares_norm(&self, layer: usize) -> bool {
         let norm = |role| self.find(role, layer).map(|info| info.name.as_str());
         norm(&ATTN_NORM).is_some() && norm(&ATTN_NORM) == norm(&FFN_NORM)
     }
 
-    /// The tensors of a role and their dimensions.
+    /// Tensors of a role, with their shapes.
     fn names_of(&self, role: &TensorRole, layer: usize) -> Vec<(String, Vec<usize>)> {
         let patterns = role.names(self.arch, Format::Safetensors, layer);
         let stacked = !self.joined(&FFN_GATE_UP_EXPERTS).is_empty()
             || self.find(&FFN_GATE_UP_EXPERTS, layer).is_some();
         let pattern = match *role {
-            // Of several names, layers with a gate have the first.
+            // If there are several names, the first is for layers with a gate.
             FFN_UP if self.find(&FFN_GATE, layer).is_none() => patterns.last(),
-            // Experts are all together, or all apart.
+            // Experts are either stacked or separate.
             FFN_DOWN_EXPERTS if stacked => patterns.iter().find(|name| !name.contains("{e}")),
-            // A norm that serves both halves has a name that stands for either.
+            // Name of a norm that attention and feed-forward layer share.
             ATTN_NORM if self.shares_norm(layer) => {
                 let others = FFN_NORM.names(self.arch, Format::Safetensors, layer);
                 let both = patterns.iter().find(|name| others.contains(name));
@@ -115,7 +116,7 @@ impl<'a> Back<'a, '_> {
         list
     }
 
-    /// A role's tensor in the file.
+    /// Tensor of a role in the file.
     pub(super) fn find(&self, role: &TensorRole, layer: usize) -> Option<&'a TensorInfo> {
         let names = role.names(self.gguf_arch, Format::Gguf { version: 3 }, layer);
         let endings = [role.gguf_ending(), ""];
@@ -131,7 +132,7 @@ impl<'a> Back<'a, '_> {
         biased.into_iter().find_map(|name| self.file.tensor(&name))
     }
 
-    /// Which of the file's tensors a directory has in one, where it does.
+    /// Roles of the file's tensors that are fused in a directory.
     fn joined(&self, role: &TensorRole) -> &'static [TensorRole] {
         let form = &self.arch.gguf_form;
         let own = |role: &TensorRole| {
@@ -157,7 +158,7 @@ impl<'a> Back<'a, '_> {
         kind == Some(RecurrentKind::DeltaNet) && self.find(&DELTA_BETA_ALPHA, 0).is_some()
     }
 
-    /// Whether a role's tensor is part of another in a directory, or belongs to another role here.
+    /// True if a role's tensor is part of another one in the directory, or belongs to another role.
     fn is_elsewhere(&self, role: &TensorRole, layer: usize) -> bool {
         const WHOLES: [TensorRole; 7] = [
             ATTN_QKV,
@@ -171,28 +172,28 @@ impl<'a> Back<'a, '_> {
         let recurrent = self.hparams.layers.get(layer).is_some_and(|l| l.recurrent);
         let n_ff = self.hparams.layers.get(layer).map_or(0, |layer| layer.n_ff);
         let rows = |role: &TensorRole| self.find(role, layer).map_or(0, |info| matrix(info).0);
-        let alone = |gate: &TensorRole| self.find(gate, layer).is_none();
+        let lacks = |gate: &TensorRole| self.find(gate, layer).is_none();
         if WHOLES.iter().any(|whole| self.joined(whole).contains(role)) {
             return true;
         }
         match *role {
-            // One name for the second half and for both.
-            FFN_UP => alone(&FFN_GATE) && rows(&FFN_UP) == 2 * n_ff,
-            FFN_GATE_UP => !(alone(&FFN_GATE) && rows(&FFN_UP) == 2 * n_ff),
-            FFN_UP_SHARED => alone(&FFN_GATE_SHARED) && self.has_shared_halves(layer),
-            FFN_GATE_UP_SHARED => !(alone(&FFN_GATE_SHARED) && self.has_shared_halves(layer)),
+            // The same GGUF name is used for up-projections and for fused gate and up-projections.
+            FFN_UP => lacks(&FFN_GATE) && rows(&FFN_UP) == 2 * n_ff,
+            FFN_GATE_UP => !(lacks(&FFN_GATE) && rows(&FFN_UP) == 2 * n_ff),
+            FFN_UP_SHARED => lacks(&FFN_GATE_SHARED) && self.has_shared_halves(layer),
+            FFN_GATE_UP_SHARED => !(lacks(&FFN_GATE_SHARED) && self.has_shared_halves(layer)),
             DELTA_QKV | DELTA_GATE => !recurrent,
             ATTN_QKV | ATTN_GATE => recurrent,
             SSM_IN => self.is_delta_net(),
             DELTA_QKVZ => true,
             SSM_DT_BIAS => self.find(&SSM_DT, layer).is_some(),
-            // What readers want to see in the first layer is there only for them.
+            // In the first layer, these tensors exist only for the sake of readers.
             TIME_MIX_V0 | TIME_MIX_V1 | TIME_MIX_V2 => layer == 0,
             _ => false,
         }
     }
 
-    /// Whether the shared experts' way in is twice as wide as their way out.
+    /// True if the shared experts' up-projection also contains the gate.
     fn has_shared_halves(&self, layer: usize) -> bool {
         let (up, down) = (
             self.find(&FFN_UP_SHARED, layer),
@@ -202,7 +203,7 @@ impl<'a> Back<'a, '_> {
             .is_some_and(|(up, down)| matrix(up).0 == 2 * matrix(down).1)
     }
 
-    /// The dimensions of a role's tensor in a directory.
+    /// Shape of a role's tensor in a directory.
     fn dims(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
         let joined = self.joined(role);
         if !joined.is_empty() {
@@ -237,7 +238,7 @@ impl<'a> Back<'a, '_> {
                 return Some(vec![all / head.max(1), head]);
             }
             POSITION_EMBEDDING => {
-                // Rows for positions that do not exist are empty.
+                // Rows of unused positions are zero.
                 let skipped = self.arch.position_offset;
                 let skipped = skipped.saturating_sub(self.gguf_arch.position_offset);
                 if let Some(rows) = dims.first_mut() {
@@ -281,7 +282,7 @@ impl<'a> Back<'a, '_> {
     }
 
     fn bias_dims(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
-        // These are biases themselves.
+        // These tensors are biases themselves.
         if [SSM_DT_BIAS, FFN_SELECTION_BIAS].contains(role) {
             return None;
         }
@@ -299,7 +300,7 @@ impl<'a> Back<'a, '_> {
     }
 }
 
-/// xIELU's parameters: keys in GGUF, tensors in a directory.
+/// Parameters of xIELU: metadata keys in GGUF, tensors in a directory.
 const XIELU_KEYS: [(&str, TensorRole); 4] = [
     ("xielu.alpha_p", FFN_XIELU_ALPHA_P),
     ("xielu.alpha_n", FFN_XIELU_ALPHA_N),
@@ -307,7 +308,7 @@ const XIELU_KEYS: [(&str, TensorRole); 4] = [
     ("xielu.eps", FFN_XIELU_EPSILON),
 ];
 
-/// RWKV: vectors that a directory keeps with room for batch and time.
+/// RWKV: vectors that a directory stores with dimensions for batch and time.
 const RWKV_VECTORS: &[TensorRole] = &[
     TIME_MIX_LERP_X,
     TIME_MIX_LERP_K,
@@ -323,8 +324,8 @@ const RWKV_VECTORS: &[TensorRole] = &[
     CHANNEL_MIX_LERP_R,
 ];
 
-/// A line of a table for bytes that are nowhere.
-pub(super) fn made_up(name: String, dims: &[usize]) -> TensorInfo {
+/// Tensor info without data.
+pub(super) fn header_only(name: String, dims: &[usize]) -> TensorInfo {
     TensorInfo {
         name,
         ty: TensorType::F32,
@@ -336,19 +337,19 @@ pub(super) fn made_up(name: String, dims: &[usize]) -> TensorInfo {
     }
 }
 
-/// A tensor's name in a model without a head.
+/// Name of a tensor in a model without a head.
 fn without_head(name: &str) -> &str {
     let heads = ["model.", "bert.", "roberta.", "transformer."];
     let rest = heads.iter().find_map(|head| name.strip_prefix(head));
     rest.unwrap_or(name)
 }
 
-/// Whether experts of this name lie under each other in one matrix (DBRX).
+/// True if the experts of this name are concatenated by rows into one matrix (DBRX).
 fn is_flat(pattern: &str) -> bool {
     pattern.contains(".experts.mlp.")
 }
 
-/// Whether a directory's name of a role has no ending: parameters that belong to no linear layer.
+/// True if the Hugging Face name of a role has no suffix: parameters outside of linear layers.
 fn is_bare_name(role: &TensorRole, pattern: &str) -> bool {
     let stacked = is_stack(role) && (pattern.ends_with("_proj") || is_flat(pattern));
     let vectors = [
@@ -362,7 +363,7 @@ fn is_bare_name(role: &TensorRole, pattern: &str) -> bool {
         LAYER_SCALE,
         ALTUP_CORRECT_SCALE,
     ];
-    // RWKV's: `time_maa_x`, `x_k`, `w0`, but `ln_x` is a norm.
+    // In RWKV, `time_maa_x`, `x_k` and `w0` are parameters, but `ln_x` is a norm.
     let last = pattern.rsplit('.').next().unwrap_or_default();
     let rwkv =
         last.starts_with("time_") || (last.len() <= 3 && last.contains(['_', '0', '1', '2']));

@@ -1,61 +1,62 @@
-//! [`Link`]: one tensor of a GGUF file, the Hugging Face tensors that it is made of, and what happens
-//! to their elements on the way. It is data, so that [`super::back`] can walk it backwards.
+//! [`Link`]: a tensor of a GGUF file, the Hugging Face tensors that it consists of, and the
+//! transformations of their elements. Links are data, so that [`super::gguf_to_hf`] can invert
+//! them.
 
-use super::super::mxfp4;
-use super::super::stored::{Stored, pick_rows};
 use crate::error::{Error, Result};
 use crate::file::{ModelFile, TensorBytes, TensorInfo};
 use crate::io::SharedBytes;
+use crate::weights::mxfp4;
+use crate::weights::stored::{Stored, pick_rows};
 use oxidize_kernels::quant::{self, TensorType};
 
-/// A tensor of a GGUF file and its origin.
+/// GGUF tensor and its sources.
 #[derive(Clone, Debug)]
 pub(super) struct Link<'a> {
-    /// Its name in GGUF.
+    /// Name in GGUF.
     pub(super) name: String,
-    /// Its dimensions there, slowest first.
+    /// Shape in GGUF, slowest-varying first.
     pub(super) dims: Vec<usize>,
-    /// The tensors it is made of; several lie under each other.
+    /// Source tensors, which are concatenated by rows.
     pub(super) parts: Vec<&'a TensorInfo>,
-    /// Elements of a row of theirs; one where rows are single elements.
+    /// Elements of a source row; 1 if rows are single elements.
     pub(super) cols: usize,
-    /// What is done to them.
+    /// Transformation.
     pub(super) form: Form,
 }
 
-/// What happens to the elements of a tensor, in this order.
+/// Transformation of the elements, in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Form {
-    /// So many matrices are each transposed: the file keeps inputs × outputs.
+    /// Number of matrices that are transposed first, because the file stores inputs × outputs.
     pub(super) transposed: Option<usize>,
-    /// Only these rows, in this order.
+    /// Selected rows, in this order.
     pub(super) rows: Option<Vec<usize>>,
-    /// These columns, in this order.
+    /// Selected columns, in this order.
     pub(super) columns: Option<Vec<usize>>,
-    /// So many matrices are each transposed, of what is left.
-    pub(super) flipped: Option<usize>,
-    /// What becomes of each element.
+    /// Number of matrices that are transposed last.
+    pub(super) transposed_last: Option<usize>,
+    /// Transformation of each element.
     pub(super) change: Change,
 }
 
-/// What becomes of an element.
+/// Transformation of an element.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Change {
-    /// Nothing.
+    /// Unchanged.
     #[default]
     None,
-    /// It is added to: files may leave a constant out of norms.
+    /// Adds a constant, which files may omit from norms.
     Plus(f32),
-    /// Minus its exponential: files may keep logarithms of rates.
+    /// `−e^x`, for decay rates stored as logarithms.
     NegExp,
-    /// It is multiplied.
+    /// Multiplies by a constant.
     Times(f32),
-    /// It is multiplied by its row's factor.
+    /// Multiplies by a factor of the row.
     TimesRow(Vec<f32>),
 }
 
 impl Change {
-    /// Changes elements in rows of `cols`.
+    /// Applies the transformation to rows of `cols` elements.
     pub(super) fn apply(&self, floats: &mut [f32], cols: usize) {
         match self {
             Change::None => {}
@@ -70,7 +71,7 @@ impl Change {
         }
     }
 
-    /// What undoes it, element by element.
+    /// Applies the inverse transformation.
     pub(super) fn undo(&self, floats: &mut [f32], cols: usize) {
         match self {
             Change::None => {}
@@ -86,12 +87,12 @@ impl Change {
 }
 
 impl Link<'_> {
-    /// Whether elements are where the file has them, as it has them.
+    /// True if the bytes of the sources are used unchanged.
     pub(super) fn is_plain(&self) -> bool {
         self.form == Form::default() && !self.parts.iter().any(|part| is_packed(part))
     }
 
-    /// How its elements are stored.
+    /// Type of the result.
     pub(super) fn ty(&self) -> TensorType {
         let form = &self.form;
         let Some(first) = self.parts.first() else {
@@ -102,16 +103,17 @@ impl Link<'_> {
         } else {
             first.ty
         };
-        let moved = form.transposed.is_some() || form.columns.is_some() || form.flipped.is_some();
+        let reordered =
+            form.transposed.is_some() || form.columns.is_some() || form.transposed_last.is_some();
         match form.change {
-            // Blocks that run along rows are taken apart.
-            Change::None if moved && ty.is_quantized() => TensorType::F16,
+            // Quantized blocks run along rows and have to be converted for reordered columns.
+            Change::None if reordered && ty.is_quantized() => TensorType::F16,
             Change::None => ty,
             _ => TensorType::F32,
         }
     }
 
-    /// Puts it together.
+    /// Computes the tensor.
     pub(super) fn make(&self, file: &ModelFile) -> Result<TensorBytes> {
         let io = |error| Error::io(file.path())(error);
         let mut stored = self.stored(file)?;
@@ -125,7 +127,7 @@ impl Link<'_> {
         if let Some(columns) = &self.form.columns {
             stored = stored.with_columns(columns).map_err(io)?;
         }
-        if let Some(n) = self.form.flipped {
+        if let Some(n) = self.form.transposed_last {
             let rows = stored.n_rows() / n.max(1);
             stored = stored.transposed(n, rows).map_err(io)?;
         }
@@ -143,7 +145,7 @@ impl Link<'_> {
         bytes_of(file, &floats)
     }
 
-    /// The parts under each other, as the file has them.
+    /// Concatenated sources as stored in the file.
     fn stored(&self, file: &ModelFile) -> Result<Stored> {
         let mut all = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
@@ -176,16 +178,16 @@ impl Link<'_> {
     }
 }
 
-/// Whether a tensor is the nibbles of packed weights, whose scales are in another.
+/// True for the values of MXFP4 weights whose scales are a separate tensor.
 pub(super) fn is_packed(info: &TensorInfo) -> bool {
     info.name.ends_with("_blocks") && info.ty == TensorType::U8
 }
 
-/// Rows and columns of a tensor: a vector is a matrix of one column.
+/// Rows and columns of a tensor. A vector is a matrix of one column.
 pub(super) fn matrix(info: &TensorInfo) -> (usize, usize) {
     let mut dims = info.dims();
     if is_packed(info) {
-        // Blocks of nibbles: experts, rows, blocks of a row, bytes of a block.
+        // Dimensions are experts, rows, blocks of a row, bytes of a block.
         let half = dims.pop().unwrap_or(1);
         let blocks = dims.pop().unwrap_or(1);
         dims.push(2 * half * blocks);
@@ -198,7 +200,7 @@ pub(super) fn matrix(info: &TensorInfo) -> (usize, usize) {
     (dims.iter().product(), cols)
 }
 
-/// Nibbles and scales as blocks.
+/// Combines MXFP4 values and scales to blocks.
 fn unpacked(file: &ModelFile, nibbles: &TensorInfo) -> Result<TensorBytes> {
     let name = format!("{}_scales", nibbles.name.trim_end_matches("_blocks"));
     let scales = file.tensor(&name).ok_or_else(|| Error::NoTensor {
@@ -214,7 +216,7 @@ fn unpacked(file: &ModelFile, nibbles: &TensorInfo) -> Result<TensorBytes> {
     .map_err(Error::io(file.path()))
 }
 
-/// Floats as bytes.
+/// Converts floats to bytes.
 pub(super) fn bytes_of(file: &ModelFile, floats: &[f32]) -> Result<TensorBytes> {
     let bytes: &[u8] = bytemuck::cast_slice(floats);
     SharedBytes::build(bytes.len(), |out| {

@@ -1,48 +1,47 @@
-//! The tensors of a Hugging Face model as GGUF has them: the same roles under other names, with rows
-//! in another order where the two formats disagree. [`super::loader`] finds them; nothing is read
-//! here before it is asked for. [`link`] says what a tensor is made of, as data.
+//! Converts the tensors of a Hugging Face model to GGUF: other names, and another order of rows
+//! where the formats differ. Data is read on request. A [`link`] describes the sources of a tensor.
 
-mod back;
+mod gguf_to_hf;
 mod header;
 mod link;
 
-pub use back::{HuggingFaceModel, huggingface_model};
+pub use gguf_to_hf::{HuggingFaceModel, huggingface_model};
 
 use self::link::{Change, Form, Link, bytes_of, is_packed, matrix};
-use super::loader::{WeightLoader, is_computed};
 use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
 use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, RecurrentKind, TensorRole};
 use crate::error::Result;
 use crate::file::{Format, ModelFile, TensorBytes, TensorInfo};
 use crate::graph::rope::{RopeFactors, RopeScaling};
-use crate::graph::{KeySharing, RopeLayout, Sees};
+use crate::graph::{AttentionMask, KeySharing, RopeLayout};
+use crate::weights::{WeightLoader, is_computed};
 use oxidize_kernels::quant::TensorType;
 use std::collections::HashSet;
 
-/// A tensor of a file to be.
+/// Tensor of the output file.
 pub struct ExportedTensor<'a> {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// How its elements are stored.
+    /// Type.
     pub ty: TensorType,
-    /// Its dimensions, the fastest-varying first.
+    /// Shape, fastest-varying dimension first.
     pub shape: Vec<u64>,
-    /// Where its elements come from.
+    /// Elements.
     pub data: ExportedData<'a>,
-    /// The tensors of the other file that it is made of; none where it is made of numbers.
+    /// Source tensors; empty if the tensor is computed from hyper-parameters.
     pub parts: Vec<&'a TensorInfo>,
 }
 
-/// The elements of an [`ExportedTensor`].
+/// Elements of an [`ExportedTensor`].
 pub enum ExportedData<'a> {
-    /// As they are in the file: one tensor, or several under each other.
+    /// Unchanged bytes of one or several concatenated source tensors.
     Stored(Vec<&'a TensorInfo>),
-    /// Put together on request.
+    /// Computed on request.
     Made(Box<dyn Fn() -> Result<TensorBytes> + Send + Sync + 'a>),
 }
 
-/// The tensors of `file` as a GGUF file of the same model has them.
+/// Tensors of the GGUF file for the model in `file`.
 pub fn gguf_tensors<'a>(
     file: &'a ModelFile,
     arch: &'static Arch,
@@ -64,19 +63,19 @@ pub fn gguf_tensors<'a>(
     tensors
 }
 
-/// What a tensor of a GGUF file has to do with those of another file of the same model.
+/// Sources of a tensor of a GGUF file.
 pub struct Origin<'a> {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its dimensions, the fastest-varying first.
+    /// Shape, fastest-varying dimension first.
     pub shape: Vec<u64>,
-    /// The tensors that it is made of.
+    /// Source tensors.
     pub parts: Vec<&'a TensorInfo>,
-    /// Their columns in its order, where that is another.
+    /// Source columns in the order of the GGUF tensor, if they differ.
     pub columns: Option<Vec<usize>>,
 }
 
-/// Where the tensors of a GGUF file of the model in `file` come from.
+/// Sources of all tensors of the GGUF file for the model in `file`.
 pub fn gguf_origins<'a>(
     file: &'a ModelFile,
     arch: &'static Arch,
@@ -92,11 +91,11 @@ pub fn gguf_origins<'a>(
     links.map(origin).collect()
 }
 
-/// The tensors of `file` that nothing in `tensors` is made of and that matter to the model they are stored with.
+/// Tensors of `file` that are not exported although they matter to the model.
 pub fn left_out<'a>(file: &'a ModelFile, tensors: &[ExportedTensor<'a>]) -> Vec<&'a TensorInfo> {
     let parts = tensors.iter().flat_map(|tensor| &tensor.parts);
     let used: HashSet<&str> = parts.map(|part| part.name.as_str()).collect();
-    // Scales go with the nibbles they belong to.
+    // Scales belong to the values of the same weight.
     let is_scale = |name: &str| {
         let stem = name.strip_suffix("_scales");
         stem.is_some_and(|stem| used.contains(format!("{stem}_blocks").as_str()))
@@ -107,7 +106,7 @@ pub fn left_out<'a>(file: &'a ModelFile, tensors: &[ExportedTensor<'a>]) -> Vec<
         .collect()
 }
 
-/// What each tensor of the GGUF file is made of.
+/// Links of all tensors of the GGUF file.
 fn links<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec<Link<'a>> {
     let mut exporter = Exporter::new(file, arch, hparams);
     if let Some(encoder) = arch.encoder {
@@ -121,16 +120,16 @@ fn links<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec
     exporter.links
 }
 
-/// Whether an encoder has a role's tensor for itself, beside its decoder.
+/// True if an encoder has its own tensor of the role, in addition to the decoder's.
 fn belongs_to_encoder(role: &TensorRole) -> bool {
     ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
 }
 
-/// Writes down links, role by role.
+/// Collects links, role by role.
 struct Exporter<'a, 'h> {
     loader: WeightLoader<'a>,
     arch: &'static Arch,
-    /// A GGUF file is read by the first descriptor with its name, so that one's names count.
+    /// First descriptor with the GGUF name, because readers use its tensor names.
     gguf_arch: &'static Arch,
     hparams: &'h Hparams,
     links: Vec<Link<'a>>,
@@ -157,14 +156,14 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// The name of a tensor in GGUF, without its ending.
+    /// GGUF name of a tensor, without suffix.
     fn name(&self, role: &TensorRole, layer: usize) -> Option<String> {
         let format = Format::Gguf { version: 3 };
         role.names(self.gguf_arch, format, layer).into_iter().next()
     }
 
     fn role(&mut self, role: &TensorRole, layer: usize) {
-        if self.is_written_otherwise(role, layer) {
+        if self.is_part_of_another(role, layer) {
             return;
         }
         let form = &self.arch.gguf_form;
@@ -181,13 +180,13 @@ impl<'a, 'h> Exporter<'a, 'h> {
             TIME_MIX_LERP_FUSED => self.token_shifts(layer),
             OUTPUT if form.folded_multipliers => self.folded_output(),
             _ => {
-                // The first layer of RWKV 7 has no earlier one to look back to; readers want
-                // something all the same.
-                let stand_in = RWKV7_STAND_INS
+                // The first layer of RWKV 7 does not mix in values of an earlier one, but readers
+                // require the tensors.
+                let placeholder = RWKV7_PLACEHOLDERS
                     .iter()
                     .find(|(for_role, _)| for_role == role);
                 let stands_in = layer == 0 && self.shifts() == RWKV7_SHIFTS;
-                let from = stand_in
+                let from = placeholder
                     .filter(|_| stands_in)
                     .map_or(role, |(_, from)| from);
                 self.plain(role, from, layer);
@@ -195,8 +194,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// Whether a tensor that the file may have is another role's in GGUF, or nobody's.
-    fn is_written_otherwise(&self, role: &TensorRole, layer: usize) -> bool {
+    /// True if the tensor is exported as part of another role, or not at all.
+    fn is_part_of_another(&self, role: &TensorRole, layer: usize) -> bool {
         let found = |role: &TensorRole| self.loader.weight_of(role, layer);
         let same = |a: &TensorRole, b: &TensorRole| {
             found(a)
@@ -207,23 +206,23 @@ impl<'a, 'h> Exporter<'a, 'h> {
         let one_name = || self.name(&ATTN_NORM, layer) == self.name(&FFN_NORM, layer);
         let feeds = self.hparams.layers.get(layer).is_some_and(|l| l.n_ff > 0);
         match *role {
-            // Both halves in one matrix share a name with the second half alone.
+            // A fused gate and up-projection has the GGUF name of the up-projection.
             FFN_GATE_UP if same(role, &FFN_GATE_UP_SHARED) => has_experts(),
             FFN_DOWN if same(role, &FFN_DOWN_SHARED) => has_experts(),
             FFN_GATE_UP_SHARED if same(role, &FFN_GATE_UP) => !has_experts(),
             FFN_DOWN_SHARED if same(role, &FFN_DOWN) => !has_experts(),
-            // Where one norm serves both halves of a layer, or stands for either, it is written once.
+            // A norm shared by attention and feed-forward layer is exported once.
             ATTN_NORM => same(role, &FFN_NORM) && (one_name() || feeds),
             FFN_NORM => same(role, &ATTN_NORM) && !one_name() && !feeds,
-            // Decoders are files of their own, without what others make of their states.
-            EMBEDDING_DENSE_2 | EMBEDDING_DENSE_3 => self.hparams.sees != Sees::All,
-            // BERT's pooler means nothing without the classifier on top.
+            // Only embedding models have these layers.
+            EMBEDDING_DENSE_2 | EMBEDDING_DENSE_3 => self.hparams.mask != AttentionMask::Full,
+            // BERT's pooler is unused without a classifier.
             CLASSIFIER => found(&CLASSIFIER_OUTPUT).is_none(),
             _ => self.shifts().contains(role),
         }
     }
 
-    /// The token shifts that GGUF keeps in one tensor.
+    /// Token shifts that GGUF stores in one tensor.
     fn shifts(&self) -> &'static [TensorRole] {
         match self.recurrent().map(|params| params.kind) {
             Some(RecurrentKind::Rwkv6) => RWKV6_SHIFTS,
@@ -236,8 +235,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
         self.hparams.recurrent.as_ref()
     }
 
-    /// A tensor with the same meaning in both formats, its bias, or a stack of what a file keeps
-    /// under numbered names: the tensors of `from` as those of `role`.
+    /// Exports a tensor with the same meaning in both formats, its bias, or a stack of numbered
+    /// tensors. `from` is the role in the source, `role` the one in GGUF.
     fn plain(&mut self, role: &TensorRole, from: &TensorRole, layer: usize) {
         let Some(name) = self.name(role, layer) else {
             return;
@@ -260,7 +259,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
             transposed: transposed.then_some(n),
             rows: self.rows(role, layer, rows),
             columns: self.columns(role, cols),
-            flipped: None,
+            transposed_last: None,
             change: self.change(role, layer),
         };
         let dims = self.dims(role, info, n, &form);
@@ -275,7 +274,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// Adds a weight, with the ending that its role has in GGUF.
+    /// Adds a weight with the GGUF suffix of its role.
     fn push(
         &mut self,
         role: &TensorRole,
@@ -315,8 +314,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
         });
     }
 
-    /// Rows of a matrix, which keep their type, as another matrix; and those of its bias.
-    fn picked(
+    /// Exports selected rows of a matrix and its bias as a separate matrix.
+    fn selected(
         &mut self,
         role: &TensorRole,
         (from, info): (&TensorRole, &'a TensorInfo),
@@ -345,7 +344,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// Matrices of a stack, which some files lay under each other.
+    /// Number of matrices in a stack, which some files concatenate by rows.
     fn n_matrices(&self, role: &TensorRole, info: &TensorInfo) -> usize {
         let dims = info.dims();
         let n_experts = self.hparams.moe.as_ref().map_or(1, |moe| moe.n_experts);
@@ -357,7 +356,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// The dimensions that a tensor has in GGUF.
+    /// Shape of a tensor in GGUF.
     fn dims(&self, role: &TensorRole, info: &TensorInfo, n: usize, form: &Form) -> Vec<usize> {
         let dims = info.dims();
         let all: usize = dims.iter().product();
@@ -377,7 +376,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
                 return vec![groups, all / groups.max(1)];
             }
             (TIME_MIX_R_K, _) => return vec![all],
-            // Vectors with room for batch and time.
+            // Vectors with dimensions for batch and time.
             (_, Some(_)) if dims.len() == 3 && dims.starts_with(&[1, 1]) => return vec![all],
             _ => {}
         }
@@ -392,8 +391,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
         if form.transposed.is_some() {
             (rows, cols) = (cols, rows);
         }
-        if let Some(picked) = &form.rows {
-            rows = picked.len() / n;
+        if let Some(selected) = &form.rows {
+            rows = selected.len() / n;
         }
         match n {
             1 if !is_stack(role) && dims.len() == 2 => vec![rows, cols],
@@ -404,10 +403,12 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// The rows of a tensor in GGUF's order, where it is another.
+    /// Rows of a tensor in GGUF's order, if it differs.
     fn rows(&self, role: &TensorRole, layer: usize, n_rows: usize) -> Option<Vec<usize>> {
         match *role {
-            ATTN_Q | ATTN_K => self.turned(role, layer).filter(|rows| rows.len() == n_rows),
+            ATTN_Q | ATTN_K => self
+                .rope_order(role, layer)
+                .filter(|rows| rows.len() == n_rows),
             POSITION_EMBEDDING => {
                 let kept = self.gguf_arch.position_offset;
                 let skipped = self.arch.position_offset.saturating_sub(kept);
@@ -420,15 +421,15 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// The columns of a tensor in GGUF's order, where it is another.
+    /// Columns of a tensor in GGUF's order, if it differs.
     fn columns(&self, role: &TensorRole, n_columns: usize) -> Option<Vec<usize>> {
         (*role == SSM_OUT)
             .then(|| self.value_heads(n_columns))
             .flatten()
     }
 
-    /// The order of the rows of queries or keys, where GGUF turns neighbours and the file halves.
-    fn turned(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
+    /// Row order of queries or keys, if RoPE pairs are neighbors in GGUF and halves in the source.
+    fn rope_order(&self, role: &TensorRole, layer: usize) -> Option<Vec<usize>> {
         let params = self.hparams.layers.get(layer)?;
         let heads = match *role {
             ATTN_Q => params.n_heads,
@@ -440,20 +441,20 @@ impl<'a, 'h> Exporter<'a, 'h> {
             return None;
         }
         let rope = params.rope.and_then(|rope| self.hparams.ropes.get(rope));
-        let turning = rope.map_or(params.key_dim, |rope| rope.dims);
-        Some(neighbours(heads, params.key_dim, turning))
+        let rotated = rope.map_or(params.key_dim, |rope| rope.dims);
+        Some(interleaved(heads, params.key_dim, rotated))
     }
 
-    /// The order of rows of which the last are heads of values, where GGUF counts these heads another
-    /// way: first one of each key head, then the next.
+    /// Row order of matrices that end with value heads, if GGUF orders these heads differently:
+    /// first one of each key head, then the next.
     fn value_heads(&self, n_rows: usize) -> Option<Vec<usize>> {
         let params = self.recurrent()?;
         let spec = self.arch.recurrent?;
-        if spec.kind != RecurrentKind::DeltaNet || spec.gguf_sharing != KeySharing::Turns {
+        if spec.kind != RecurrentKind::DeltaNet || spec.gguf_sharing != KeySharing::Interleaved {
             return None;
         }
         let (heads, groups) = (params.n_heads, params.n_groups);
-        // Rows of a head; before them, what belongs to keys.
+        // Rows of a head, after the rows of keys.
         let keys = 2 * groups * params.state_dim;
         let (before, dim) = match n_rows {
             n if n == heads => (0, 1),
@@ -462,13 +463,14 @@ impl<'a, 'h> Exporter<'a, 'h> {
             _ => return None,
         };
         let each = heads / groups;
-        let head = |turn: usize, group: usize| before + (group * each + turn) * dim;
-        let turns = (0..each).flat_map(|turn| (0..groups).map(move |group| head(turn, group)));
-        let values = turns.flat_map(|start| start..start + dim);
+        let head = |nth: usize, group: usize| before + (group * each + nth) * dim;
+        let heads_in_order =
+            (0..each).flat_map(|nth| (0..groups).map(move |group| head(nth, group)));
+        let values = heads_in_order.flat_map(|start| start..start + dim);
         Some((0..before).chain(values).collect())
     }
 
-    /// What becomes of the elements of a tensor.
+    /// Transformation of a tensor's elements.
     fn change(&self, role: &TensorRole, layer: usize) -> Change {
         let offset = self.arch.hf_norm_offset;
         let is_norm = role.gguf.contains("norm") && *role != SSM_NORM;
@@ -493,7 +495,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         Change::None
     }
 
-    /// The factor that GGUF has in the weights (Falcon-H1).
+    /// Multiplier that is folded into the weights in GGUF (Falcon-H1).
     fn multiplier(&self, role: &TensorRole) -> Change {
         let factors = &self.hparams.multipliers;
         let factor = match *role {
@@ -518,7 +520,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
         Change::Times(factor)
     }
 
-    /// The projection to logits, whose factor the embeddings cannot have where they serve as one.
+    /// Output projection with its multiplier. Shared embeddings are copied, because they do not
+    /// have the multiplier.
     fn folded_output(&mut self) {
         let from = match self.loader.weight_of(&OUTPUT, 0) {
             Some(_) => OUTPUT,
@@ -527,7 +530,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         self.plain(&OUTPUT, &from, 0);
     }
 
-    /// Queries, keys and values in one matrix: all of each, one after the other, or apart.
+    /// Queries, keys and values of a fused matrix, either fused in GGUF's order or separate.
     fn qkv(&mut self, layer: usize) {
         let (Some(info), Some(params)) = (
             self.loader.weight_of(&ATTN_QKV, layer),
@@ -555,14 +558,14 @@ impl<'a, 'h> Exporter<'a, 'h> {
         let orders = [part(0, q, all), part(q, k, all), part(q + k, v, all)];
         if self.arch.gguf_form.split_qkv {
             for (role, order) in [ATTN_Q, ATTN_K, ATTN_V].iter().zip(orders) {
-                let order = self.turned_rows(role, layer, order);
-                self.picked(role, (&ATTN_QKV, info), layer, order, <[usize]>::to_vec);
+                let order = self.rope_rows(role, layer, order);
+                self.selected(role, (&ATTN_QKV, info), layer, order, <[usize]>::to_vec);
             }
         } else if self.arch.hf_qkv == QkvLayout::Concatenated {
             self.plain(&ATTN_QKV, &ATTN_QKV, layer);
         } else {
             let order = orders.concat();
-            self.picked(
+            self.selected(
                 &ATTN_QKV,
                 (&ATTN_QKV, info),
                 layer,
@@ -572,10 +575,10 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// Rows of a part of a matrix, in the order that GGUF has them in.
-    fn turned_rows(&self, role: &TensorRole, layer: usize, order: Vec<usize>) -> Vec<usize> {
-        match self.turned(role, layer) {
-            Some(turned) => turned
+    /// Rows of a part of a matrix, in GGUF's order.
+    fn rope_rows(&self, role: &TensorRole, layer: usize, order: Vec<usize>) -> Vec<usize> {
+        match self.rope_order(role, layer) {
+            Some(rope_order) => rope_order
                 .iter()
                 .filter_map(|&i| order.get(i))
                 .copied()
@@ -584,7 +587,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// A matrix of which GGUF makes two halves.
+    /// Splits a matrix into two.
     fn halves(&mut self, role: &TensorRole, layer: usize, halves: &[TensorRole; 2]) {
         let Some(info) = self.loader.weight_of(role, layer) else {
             return;
@@ -592,12 +595,12 @@ impl<'a, 'h> Exporter<'a, 'h> {
         let (rows, _) = matrix(info);
         for (half, role_of_half) in halves.iter().enumerate() {
             let order = (half * rows / 2..(half + 1) * rows / 2).collect();
-            let order = self.turned_rows(role_of_half, layer, order);
-            self.picked(role_of_half, (role, info), layer, order, <[usize]>::to_vec);
+            let order = self.rope_rows(role_of_half, layer, order);
+            self.selected(role_of_half, (role, info), layer, order, <[usize]>::to_vec);
         }
     }
 
-    /// Both halves of all experts in one stack: one for each half.
+    /// Splits the fused gate and up-projections of all experts.
     fn expert_halves(&mut self, layer: usize) {
         let both = &FFN_GATE_UP_EXPERTS;
         let Some(info) = self.loader.weight_of(both, layer) else {
@@ -619,7 +622,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
                 expert * rows + within
             };
             let order = (0..n).flat_map(|expert| (0..n_ff).map(move |i| row(expert, i)));
-            self.picked(role, (both, info), layer, order.collect(), |dims| {
+            self.selected(role, (both, info), layer, order.collect(), |dims| {
                 let mut dims = dims.to_vec();
                 dims.splice(..1, [n, n_ff]);
                 dims
@@ -627,7 +630,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         }
     }
 
-    /// The projections of a delta net, which the file keeps together key head by key head.
+    /// Projections of a delta net, which the source stores grouped by key head.
     fn delta_projections(&mut self, layer: usize) {
         let (Some(info), Some(params)) =
             (self.loader.weight_of(&DELTA_QKVZ, layer), self.recurrent())
@@ -647,11 +650,11 @@ impl<'a, 'h> Exporter<'a, 'h> {
             (DELTA_QKV, q.chain(k).chain(v).collect()),
             (DELTA_GATE, z.collect()),
         ] {
-            self.picked(&role, (&DELTA_QKVZ, info), layer, rows, <[usize]>::to_vec);
+            self.selected(&role, (&DELTA_QKVZ, info), layer, rows, <[usize]>::to_vec);
         }
     }
 
-    /// What each use of a token shift is mixed by, in one tensor.
+    /// Token-shift weights, combined into one tensor.
     fn token_shifts(&mut self, layer: usize) {
         let roles = self.shifts().iter();
         let parts = roles.map(|role| self.loader.weight_of(role, layer));
@@ -666,8 +669,8 @@ impl<'a, 'h> Exporter<'a, 'h> {
         self.push(&TIME_MIX_LERP_FUSED, name, dims, parts, 1, Form::default());
     }
 
-    /// The up-projection of compressed keys and values as two stacks of heads, the keys' transposed
-    /// so that it can be applied to queries.
+    /// MLA: splits the up-projection of compressed keys and values into two stacks of heads, with
+    /// keys transposed (absorbed form).
     fn absorbed(&mut self, layer: usize) {
         let (Some(info), Some(mla), Some(params)) = (
             self.loader.weight_of(&ATTN_KV_B, layer),
@@ -683,7 +686,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
             let of_head = move |h: usize| h * head + start..h * head + start + len;
             Some((0..n_heads).flat_map(of_head).collect())
         };
-        for (role, rows, flipped, dims) in [
+        for (role, rows, transposed_last, dims) in [
             (ATTN_K_B, rows(0, key), Some(n_heads), [n_heads, rank, key]),
             (ATTN_V_B, rows(key, value), None, [n_heads, value, rank]),
         ] {
@@ -692,7 +695,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
             };
             let form = Form {
                 rows,
-                flipped,
+                transposed_last,
                 ..Form::default()
             };
             self.push(&role, name, dims.to_vec(), vec![info], rank, form);
@@ -700,7 +703,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
     }
 }
 
-/// Factors of the rotary embedding, which GGUF keeps as tensors.
+/// RoPE frequency factors, which GGUF stores as tensors.
 fn rope_factors<'a>(file: &'a ModelFile, hparams: &Hparams, out: &mut Vec<ExportedTensor<'a>>) {
     let Some(rope) = hparams.ropes.first() else {
         return;
@@ -720,7 +723,7 @@ fn rope_factors<'a>(file: &'a ModelFile, hparams: &Hparams, out: &mut Vec<Export
             vector(ROPE_FACTORS_SHORT.gguf, short.clone());
         }
         RopeFactors::Fixed(factors) => {
-            // GGUF has no infinity here; this is as good as none.
+            // GGUF represents infinity by a large number.
             let finite = |x: &f32| if x.is_finite() { *x } else { 1e30 };
             vector(ROPE_FREQS.gguf, factors.iter().map(finite).collect());
         }
@@ -732,14 +735,14 @@ fn rope_factors<'a>(file: &'a ModelFile, hparams: &Hparams, out: &mut Vec<Export
     }
 }
 
-/// What readers of RWKV 7 find in its first layer, where they expect something and use nothing.
-const RWKV7_STAND_INS: [(TensorRole, TensorRole); 3] = [
+/// Tensors that readers of RWKV 7 require in the first layer but do not use.
+const RWKV7_PLACEHOLDERS: [(TensorRole, TensorRole); 3] = [
     (TIME_MIX_V0, TIME_MIX_A0),
     (TIME_MIX_V1, TIME_MIX_A1),
     (TIME_MIX_V2, TIME_MIX_A2),
 ];
 
-/// Whether a role is a stack of experts.
+/// True if a role is a stack of experts.
 fn is_stack(role: &TensorRole) -> bool {
     let stacks = [
         FFN_GATE_EXPERTS,
@@ -750,18 +753,18 @@ fn is_stack(role: &TensorRole) -> bool {
     stacks.contains(role)
 }
 
-/// The order that makes neighbours of what were halves of the part of a head that turns.
-fn neighbours(heads: usize, dim: usize, turning: usize) -> Vec<usize> {
+/// Order that interleaves the halves of the part of each head with RoPE.
+fn interleaved(heads: usize, dim: usize, rotated: usize) -> Vec<usize> {
     let of_head = |h: usize| {
-        (0..dim).map(move |i| match i < turning {
-            true => h * dim + i % 2 * (turning / 2) + i / 2,
+        (0..dim).map(move |i| match i < rotated {
+            true => h * dim + i % 2 * (rotated / 2) + i / 2,
             false => h * dim + i,
         })
     };
     (0..heads).flat_map(of_head).collect()
 }
 
-/// The fastest-varying dimension first.
+/// Reverses the dimensions: fastest-varying first.
 fn gguf_shape(dims: &[usize]) -> Vec<u64> {
     let mut shape: Vec<u64> = dims.iter().rev().map(|&dim| dim as u64).collect();
     if shape.is_empty() {

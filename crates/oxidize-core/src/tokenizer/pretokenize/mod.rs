@@ -1,6 +1,7 @@
-//! Cuts text into the pieces that byte-level BPE merges within: the rules that GGUF files name in
-//! `tokenizer.ggml.pre`, and those of `tokenizer.json`. Hand-written linear scanners, no regex
-//! engine: `words` holds the rules that tile a text, `runs` those that isolate parts of it.
+//! Pre-tokenization: splits text into the pieces that BPE merges within, by the rules that GGUF
+//! files name in `tokenizer.ggml.pre` and those of `tokenizer.json`. Hand-written linear scanners
+//! replace a regex engine: `words` has the rules that cover a text, `runs` those that isolate parts
+//! of it.
 
 mod names;
 mod regex;
@@ -8,16 +9,16 @@ mod runs;
 mod words;
 
 use super::unicode::{Class, char_at, class_at, skip_at_most, skip_while};
-use runs::{Ranges, Threes};
+use runs::{DigitGroups, Ranges};
 use words::{Cl100k, O200k, Tail};
 
-/// A sequence of rules; each cuts the pieces of the one before.
+/// Sequence of split rules; each splits the pieces of the previous one.
 #[derive(Clone, Debug, Default)]
 pub struct PreTokenizer {
     rules: Vec<Rule>,
 }
 
-/// One way to cut a text. The pieces cover the text, except for [`Rule::Words`].
+/// Split rule. Its pieces cover the text, except for [`Rule::WhitespaceSplit`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Gpt2,
@@ -30,14 +31,14 @@ pub(crate) enum Rule {
     Numbers {
         limit: usize,
     },
-    Threes(Threes),
+    DigitGroups(DigitGroups),
     /// `[\r\n]`
     Newline,
     /// `[^\n]+|[\n]+`
     Lines,
     /// `\s+$`
     TrailingSpace,
-    /// `[ranges]+`, of the first set that has the character
+    /// `[ranges]+`, of the first set that contains the character
     Ranges(&'static [Ranges]),
     /// `\s?[ranges]+`
     SpacedRanges(Ranges),
@@ -50,50 +51,50 @@ pub(crate) enum Rule {
     Punctuation {
         back_quote: bool,
     },
-    /// One character that is punctuation, in ASCII's sense or Unicode's
-    PunctuationAlone,
+    /// A single ASCII or Unicode punctuation character
+    PunctuationIsolated,
     Bloom,
     Chameleon,
-    /// `\S+`; white space is dropped
-    Words,
-    /// Cuts before each of this character, or after it
+    /// `\S+`; whitespace is removed
+    WhitespaceSplit,
+    /// Splits at each occurrence of a character
     Character {
         c: char,
-        place: Place,
+        behavior: SplitBehavior,
     },
 }
 
-/// What becomes of the character that a text is cut at.
+/// Handling of the character that a text is split at, as in the `tokenizers` library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// It ends the piece before it.
-    Before,
-    /// It begins the piece after it.
-    After,
-    /// It is a piece.
-    Alone,
-    /// It goes.
-    Dropped,
+pub(crate) enum SplitBehavior {
+    /// It ends the previous piece.
+    MergedWithPrevious,
+    /// It starts the next piece.
+    MergedWithNext,
+    /// It is a piece of its own.
+    Isolated,
+    /// It is dropped.
+    Removed,
 }
 
 impl PreTokenizer {
-    /// The pre-tokenizer that a GGUF file calls `name`.
+    /// Returns the pre-tokenizer with a GGUF name (`tokenizer.ggml.pre`).
     pub fn named(name: &str) -> Option<PreTokenizer> {
         names::rules(name).map(|rules| PreTokenizer {
             rules: rules.to_vec(),
         })
     }
 
-    /// The names that GGUF files have for these rules, the usual first.
+    /// GGUF names with these rules, the preferred name first.
     pub fn names(&self) -> Vec<&'static str> {
-        // Rules are small values: what they print is what they are.
-        let ours = format!("{:?}", self.rules);
+        // Rules have no equality; their debug output identifies them.
+        let debug = format!("{:?}", self.rules);
         let same =
-            |name: &&&str| names::rules(name).is_some_and(|rules| format!("{rules:?}") == ours);
+            |name: &&&str| names::rules(name).is_some_and(|rules| format!("{rules:?}") == debug);
         names::NAMES.iter().filter(same).copied().collect()
     }
 
-    /// Regexes that cut as these rules do, one for each, if all have one.
+    /// Regexes equivalent to the rules, one per rule, or `None` if a rule has no known regex.
     pub(super) fn patterns(&self) -> Option<Vec<String>> {
         self.rules
             .iter()
@@ -101,12 +102,12 @@ impl PreTokenizer {
             .collect()
     }
 
-    /// The rule that cuts as a regex of `tokenizer.json` does, if it is known.
+    /// Rule equivalent to a regex of `tokenizer.json`, if it is a known one.
     pub(super) fn rule_of_regex(pattern: &str) -> Option<Rule> {
         regex::rule(pattern)
     }
 
-    /// The pieces are those of `rules`, one after another.
+    /// Creates a pre-tokenizer that applies `rules` in order.
     pub(super) fn of(rules: Vec<Rule>) -> PreTokenizer {
         PreTokenizer { rules }
     }
@@ -118,7 +119,7 @@ impl PreTokenizer {
     }
 }
 
-/// The depth of this recursion is the number of rules.
+/// Recursion depth is the number of rules.
 fn split_by<'t>(rules: &[Rule], text: &'t str, each: &mut impl FnMut(&'t str)) {
     match rules {
         [] => {
@@ -128,7 +129,7 @@ fn split_by<'t>(rules: &[Rule], text: &'t str, each: &mut impl FnMut(&'t str)) {
         }
         [rule] => rule.split(text, each),
         [rule, rest @ ..] => {
-            // A trait object, or each level would instantiate the next without end.
+            // A trait object, because generic recursion would instantiate without end.
             let each: &mut dyn FnMut(&'t str) = each;
             let mut deeper = |piece: &'t str| split_dyn(rest, piece, each);
             rule.split(text, &mut deeper);
@@ -141,7 +142,7 @@ fn split_dyn<'t>(rules: &[Rule], text: &'t str, mut each: &mut dyn FnMut(&'t str
 }
 
 impl Rule {
-    /// Whether no text lies between matches.
+    /// True if the matches of the rule cover every text.
     pub(super) fn covers_everything(self) -> bool {
         matches!(
             self,
@@ -167,18 +168,18 @@ impl Rule {
                 tile(text, each, |text, pos| state.next(text, pos));
             }
             Lines => tile(text, each, runs::lines),
-            Character { c, place } => {
+            Character { c, behavior } => {
                 let mut start = 0;
                 for (at, found) in text.match_indices(c) {
                     let after = at + found.len();
-                    match place {
-                        Place::Before => emit(text, &mut start, after, each),
-                        Place::After => emit(text, &mut start, at, each),
-                        Place::Alone => {
+                    match behavior {
+                        SplitBehavior::MergedWithPrevious => emit(text, &mut start, after, each),
+                        SplitBehavior::MergedWithNext => emit(text, &mut start, at, each),
+                        SplitBehavior::Isolated => {
                             emit(text, &mut start, at, each);
                             emit(text, &mut start, after, each);
                         }
-                        Place::Dropped => {
+                        SplitBehavior::Removed => {
                             emit(text, &mut start, at, each);
                             start = after;
                         }
@@ -212,16 +213,16 @@ impl Rule {
                     runs::punctuation(text, pos, back_quote)
                 });
             }
-            PunctuationAlone => isolate(text, each, |text, pos| {
+            PunctuationIsolated => isolate(text, each, |text, pos| {
                 let c = char_at(text, pos)?;
                 let found = c.is_ascii_punctuation() || Class::of(c).is(Class::PUNCTUATION);
                 found.then_some(pos + c.len_utf8())
             }),
             Bloom => isolate(text, each, runs::bloom),
             Chameleon => isolate(text, each, runs::chameleon),
-            Threes(threes) => {
+            DigitGroups(groups) => {
                 let mut start = 0;
-                threes.cuts(text, &mut |cut| emit(text, &mut start, cut, each));
+                groups.boundaries(text, &mut |cut| emit(text, &mut start, cut, each));
                 emit(text, &mut start, text.len(), each);
             }
             TrailingSpace => {
@@ -229,7 +230,7 @@ impl Rule {
                 emit(text, &mut start, text.trim_end().len(), each);
                 emit(text, &mut start, text.len(), each);
             }
-            Words => {
+            WhitespaceSplit => {
                 let mut pos = skip_while(text, 0, Class::SPACE);
                 while pos < text.len() {
                     let mut start = pos;
@@ -244,7 +245,7 @@ impl Rule {
     }
 }
 
-/// Calls `each` with `text[*start..end]` unless it is empty, and moves on to `end`.
+/// Calls `each` with `text[*start..end]` unless it is empty, and sets `start` to `end`.
 fn emit<'t>(text: &'t str, start: &mut usize, end: usize, each: &mut impl FnMut(&'t str)) {
     if let Some(piece) = text.get(*start..end).filter(|piece| !piece.is_empty()) {
         each(piece);
@@ -252,7 +253,7 @@ fn emit<'t>(text: &'t str, start: &mut usize, end: usize, each: &mut impl FnMut(
     *start = end;
 }
 
-/// Every piece ends where `next` says.
+/// Splits `text` into pieces that end where `next` returns.
 #[inline]
 fn tile<'t>(
     text: &'t str,
@@ -264,14 +265,14 @@ fn tile<'t>(
         let end = next(text, pos);
         match text.get(pos..end) {
             Some(piece) if end > pos => each(piece),
-            // Unreachable while every rule moves on by whole characters; never loop on a mistake.
+            // Unreachable, since every rule advances by whole characters; avoids an infinite loop.
             _ => return each(text.get(pos..).unwrap_or_default()),
         }
         pos = end;
     }
 }
 
-/// Matches are pieces, and so is the text between them.
+/// Makes pieces of the matches of `find` and of the text between them.
 #[inline]
 fn isolate<'t>(
     text: &'t str,

@@ -1,6 +1,6 @@
-//! Which rules stand behind each name that GGUF files use, and the character ranges they need.
+//! Rules of the pre-tokenizers that GGUF files name, and the character ranges that they need.
 
-use super::runs::{Ranges, Threes};
+use super::runs::{DigitGroups, Ranges};
 use super::{Cl100k, O200k, Rule, Tail};
 
 use Rule::*;
@@ -14,7 +14,7 @@ const QWEN2: &[Rule] = &[Cl100k(Cl100k::QWEN2)];
 const GPT4O: &[Rule] = &[O200k(O200k::GPT4O)];
 const DEEPSEEK3: &[Rule] = &[Numbers { limit: 3 }, Ranges(CJK_KANA_ONLY), DeepSeekV3];
 
-/// Every name; of those with the same rules, the one to be preferred comes first.
+/// All names. The preferred name of equal rules comes first.
 #[rustfmt::skip]
 pub(super) const NAMES: &[&str] = &[
     "gpt-2", "llama-bpe", "qwen2", "smollm", "gpt-4o", "deepseek-v3", "stablelm2", "dbrx",
@@ -32,7 +32,7 @@ pub(super) const NAMES: &[&str] = &[
     "whitespace",
 ];
 
-/// The rules of the pre-tokenizer `name`.
+/// Rules of the pre-tokenizer `name`.
 pub(super) fn rules(name: &str) -> Option<&'static [Rule]> {
     Some(match name {
         "default" => &[
@@ -70,7 +70,7 @@ pub(super) fn rules(name: &str) -> Option<&'static [Rule]> {
         "gpt-4o" | "llama4" | "kanana2" | "talkie" | "minimax-m2" | "granite-embed-multi-97m" => {
             GPT4O
         }
-        "tiny_aya" | "cohere2moe" => &[Threes(Threes::WordBoundary), O200k(O200k::GPT4O)],
+        "tiny_aya" | "cohere2moe" => &[DigitGroups(DigitGroups::WordBoundary), O200k(O200k::GPT4O)],
         "tekken" => &[O200k(O200k {
             digits: 1,
             contractions: false,
@@ -104,15 +104,19 @@ pub(super) fn rules(name: &str) -> Option<&'static [Rule]> {
             Numbers { limit: 1 },
         ],
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => DEEPSEEK3,
-        "afmoe" => &[Threes(Threes::Numbers), Ranges(&[AFMOE_ASIAN]), DeepSeekV3],
+        "afmoe" => &[
+            DigitGroups(DigitGroups::Numbers),
+            Ranges(&[AFMOE_ASIAN]),
+            DeepSeekV3,
+        ],
         "falcon" => &[Punctuation { back_quote: true }, Gpt2, AsciiTriple],
         "bloom" | "poro-chat" | "gpt3-finnish" => &[Bloom],
         "viking" => &[Bloom, Numbers { limit: 1 }],
         "exaone-moe" => &[ExaoneMoe],
-        "superbpe" => &[Numbers { limit: NO_LIMIT }, Threes(Threes::Cuts)],
+        "superbpe" => &[Numbers { limit: NO_LIMIT }, DigitGroups(DigitGroups::Split)],
         "chameleon" => &[Chameleon, Gpt2],
         "gemma4" | "granite-embed-multi-311m" | "sarvam-moe" => &[Lines],
-        "whitespace" => &[Words],
+        "whitespace" => &[WhitespaceSplit],
         _ => return None,
     })
 }
@@ -164,7 +168,7 @@ const AFMOE_ASIAN: Ranges = &[
     ('\u{f900}', '\u{faff}'),
     ('･', 'ﾟ'),
 ];
-/// The cased letters of Unicode as DeepSeek's first tokenizer listed them.
+/// Cased Unicode letters as listed by DeepSeek's first tokenizer.
 pub(super) const DEEPSEEK_LETTERS: Ranges = &[
     ('\u{41}', '\u{5a}'),
     ('\u{61}', '\u{7a}'),

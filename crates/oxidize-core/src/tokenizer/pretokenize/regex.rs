@@ -1,11 +1,12 @@
-//! Recognises the regexes of `tokenizer.json`: each is one of a few families, spelled in a few
-//! ways, and becomes the hand-written rule of its family. Nothing here matches text.
+//! Maps the regexes of `tokenizer.json` to rules. Each regex belongs to one of a few families,
+//! written in several ways, and becomes the hand-written rule of its family. No text is matched
+//! here.
 
 use super::names;
-use super::runs::Threes;
+use super::runs::DigitGroups;
 use super::{Cl100k, O200k, Rule, Tail};
 
-/// The rule that cuts as `pattern` does, if it is known.
+/// Rule equivalent to `pattern`, if it is known.
 pub(super) fn rule(pattern: &str) -> Option<Rule> {
     let pattern = canonical(pattern);
     let alternatives = alternatives(&pattern);
@@ -16,8 +17,8 @@ pub(super) fn rule(pattern: &str) -> Option<Rule> {
         .or_else(|| o200k(&alternatives))
 }
 
-/// The pattern without differences that do not matter: literal newlines, possessive quantifiers
-/// (no alternative of these families needs backtracking into them), and ways to write `'s|'t|…`.
+/// Removes differences that do not change matches: literal newlines, possessive quantifiers (no
+/// alternative of these families backtracks into them), and the ways to write `'s|'t|…`.
 fn canonical(pattern: &str) -> String {
     let mut text = without_possessives(&pattern.replace('\r', r"\r").replace('\n', r"\n"));
     for (from, to) in [
@@ -38,7 +39,7 @@ fn canonical(pattern: &str) -> String {
     text
 }
 
-/// Drops the `+` after a quantifier, outside brackets.
+/// Removes the `+` after a quantifier, outside brackets.
 fn without_possessives(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let (mut class, mut escaped, mut quantified) = (false, false, false);
@@ -52,7 +53,7 @@ fn without_possessives(pattern: &str) -> String {
             ']' if !escaped => class = false,
             _ => {}
         }
-        // Of braces, `{1,3}` repeats and `\p{L}` does not.
+        // `{1,3}` is a quantifier, the braces of `\p{L}` are not.
         let repeats = || {
             let (_, inside) = out.rsplit_once('{').unwrap_or_default();
             inside.chars().all(|c| c.is_ascii_digit() || c == ',')
@@ -64,9 +65,9 @@ fn without_possessives(pattern: &str) -> String {
     out
 }
 
-/// Stands for `'s|'t|'re|'ve|'m|'ll|'d` in a canonical pattern.
+/// Placeholder for `'s|'t|'re|'ve|'m|'ll|'d` in a canonical pattern.
 const EXACT: &str = "«'s»";
-/// The same, whatever the case.
+/// Placeholder for the case-insensitive form.
 const FOLDED: &str = "«'S»";
 
 /// Splits at bars outside brackets and parentheses.
@@ -140,16 +141,16 @@ fn o200k(alternatives: &[&str]) -> Option<Rule> {
         true => upper.strip_suffix(suffix.as_str())?,
         false => upper,
     };
-    // The letters of one case and those of none; Kimi takes the Han characters out.
+    // Letters of one case and uncased letters; Kimi excludes Han characters.
     let (uncased, without) = match han {
         true => (r"\p{Lm}\p{Lo}\p{M}", r"&&[^\p{Han}]"),
         false => (r"\p{Lm}\p{Lo}\p{M}", ""),
     };
     let lead = r"[^\r\n\p{L}\p{N}]?";
-    let big = format!(r"[\p{{Lu}}\p{{Lt}}{uncased}{without}]");
-    let small = format!(r"[\p{{Ll}}{uncased}{without}]");
-    let known =
-        lower == format!("{lead}{big}*{small}+") && upper == format!("{lead}{big}+{small}*");
+    let upper_class = format!(r"[\p{{Lu}}\p{{Lt}}{uncased}{without}]");
+    let lower_class = format!(r"[\p{{Ll}}{uncased}{without}]");
+    let known = lower == format!("{lead}{upper_class}*{lower_class}+")
+        && upper == format!("{lead}{upper_class}+{lower_class}*");
     let (others_have_marks, tail) = tail(others)?;
     (known && others_have_marks).then_some(Rule::O200k(O200k {
         digits: digits(numbers)?,
@@ -159,7 +160,7 @@ fn o200k(alternatives: &[&str]) -> Option<Rule> {
     }))
 }
 
-/// `\p{N}` and how many of it.
+/// Parses `\p{N}` with its maximum count.
 fn digits(pattern: &str) -> Option<usize> {
     Some(match pattern.strip_prefix(r"\p{N}")? {
         "" | "{1}" | "{1,1}" => 1,
@@ -170,7 +171,7 @@ fn digits(pattern: &str) -> Option<usize> {
     })
 }
 
-/// Whether a run of other characters may hold marks, and what may end it.
+/// Parses a run of other characters: whether it may contain marks, and what may follow it.
 fn tail(pattern: &str) -> Option<(bool, Tail)> {
     let classes = [
         (r" ?[^\s\p{L}\p{N}]+", true),
@@ -190,8 +191,8 @@ fn tail(pattern: &str) -> Option<(bool, Tail)> {
     Some((marks, tail))
 }
 
-/// The alternatives before those for white space, with which these families end. The two for newlines are the same:
-/// `\s*` takes every newline but the last.
+/// Alternatives before the whitespace alternatives that end these families. The two forms for
+/// newlines are equivalent: `\s*` takes every newline but the last.
 fn before_spaces<'a, 't>(alternatives: &'a [&'t str]) -> Option<&'a [&'t str]> {
     match alternatives {
         [
@@ -204,7 +205,7 @@ fn before_spaces<'a, 't>(alternatives: &'a [&'t str]) -> Option<&'a [&'t str]> {
     }
 }
 
-/// Patterns that are rules by themselves.
+/// Patterns that are a rule by themselves.
 fn single(pattern: &str) -> Option<Rule> {
     Some(match pattern {
         r"\p{N}" | r"\d" => Rule::Numbers { limit: 1 },
@@ -216,8 +217,8 @@ fn single(pattern: &str) -> Option<Rule> {
         r"\s?\p{L}+" => Rule::SpacedLetters,
         r"\s?\p{P}+" => Rule::SpacedPunctuation,
         r"[^\n]+|[\n]+" | r"[^\n]+|\n+" => Rule::Lines,
-        r"\d{1,3}(?=(?:\d{3})*\b)" => Rule::Threes(Threes::WordBoundary),
-        r"(?=(\d{3})+(?!\d))" => Rule::Threes(Threes::Cuts),
+        r"\d{1,3}(?=(?:\d{3})*\b)" => Rule::DigitGroups(DigitGroups::WordBoundary),
+        r"(?=(\d{3})+(?!\d))" => Rule::DigitGroups(DigitGroups::Split),
         " ?[^(\\s|[.,!?…。，、।۔،])]+" | " ?[^(\\s|.,!?…。，、।۔،)]+" => {
             Rule::Bloom
         }
@@ -234,7 +235,7 @@ fn single(pattern: &str) -> Option<Rule> {
     })
 }
 
-/// A regex that cuts as `rule` does, if one is known: it has to read back as this rule.
+/// Regex equivalent to `wanted`, if one is known; it is checked by parsing it back.
 pub(super) fn pattern(wanted: Rule) -> Option<String> {
     let digits = |n: usize| match n {
         1 => r"\p{N}",
@@ -242,43 +243,43 @@ pub(super) fn pattern(wanted: Rule) -> Option<String> {
         3 => r"\p{N}{1,3}",
         _ => r"\p{N}+",
     };
-    let ending = |tail: Tail| match tail {
+    let tail_of = |tail: Tail| match tail {
         Tail::Nothing => "",
         Tail::Newlines => r"[\r\n]*",
         Tail::NewlinesAndSlashes => r"[\r\n/]*",
         Tail::OneNewlineOrSlash => r"[\r\n/]?",
     };
     let folded = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-    let spaces = r"\s*[\r\n]+|\s+(?!\S)|\s+";
+    let whitespace = r"\s*[\r\n]+|\s+(?!\S)|\s+";
     let pattern = match wanted {
         Rule::Gpt2 => {
             r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+".to_owned()
         }
-        Rule::Cl100k(it) => {
-            let (letters, others) = match it.marks {
+        Rule::Cl100k(rule) => {
+            let (letters, others) = match rule.marks {
                 false => (r"\p{L}", r"[^\s\p{L}\p{N}]"),
                 true => (r"[\p{L}\p{M}]", r"[^\s\p{L}\p{M}\p{N}]"),
             };
-            let (numbers, tail) = (digits(it.digits), ending(it.tail));
+            let (numbers, tail) = (digits(rule.digits), tail_of(rule.tail));
             format!(
-                r"{folded}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{numbers}| ?{others}+{tail}|{spaces}"
+                r"{folded}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{numbers}| ?{others}+{tail}|{whitespace}"
             )
         }
-        Rule::O200k(it) => {
-            let (first, without) = match it.han {
+        Rule::O200k(rule) => {
+            let (first, without) = match rule.han {
                 true => (r"[\p{Han}]+|", r"&&[^\p{Han}]"),
                 false => ("", ""),
             };
-            let suffix = match it.contractions {
+            let suffix = match rule.contractions {
                 true => format!("{folded}?"),
                 false => String::new(),
             };
             let lead = r"[^\r\n\p{L}\p{N}]?";
-            let big = format!(r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]");
-            let small = format!(r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]");
-            let (numbers, tail) = (digits(it.digits), ending(it.tail));
+            let upper_class = format!(r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]");
+            let lower_class = format!(r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]");
+            let (numbers, tail) = (digits(rule.digits), tail_of(rule.tail));
             format!(
-                r"{first}{lead}{big}*{small}+{suffix}|{lead}{big}+{small}*{suffix}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{tail}|{spaces}"
+                r"{first}{lead}{upper_class}*{lower_class}+{suffix}|{lead}{upper_class}+{lower_class}*{suffix}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{tail}|{whitespace}"
             )
         }
         Rule::DeepSeekV3 => DEEPSEEK_V3.to_owned(),
@@ -289,8 +290,8 @@ pub(super) fn pattern(wanted: Rule) -> Option<String> {
         Rule::SpacedLetters => r"\s?\p{L}+".to_owned(),
         Rule::SpacedPunctuation => r"\s?\p{P}+".to_owned(),
         Rule::Lines => r"[^\n]+|[\n]+".to_owned(),
-        Rule::Threes(Threes::WordBoundary) => r"\d{1,3}(?=(?:\d{3})*\b)".to_owned(),
-        Rule::Threes(Threes::Cuts) => r"(?=(\d{3})+(?!\d))".to_owned(),
+        Rule::DigitGroups(DigitGroups::WordBoundary) => r"\d{1,3}(?=(?:\d{3})*\b)".to_owned(),
+        Rule::DigitGroups(DigitGroups::Split) => r"(?=(\d{3})+(?!\d))".to_owned(),
         Rule::Bloom => " ?[^(\\s|[.,!?…。，、।۔،])]+".to_owned(),
         Rule::Ranges(sets) if sets == names::CJK_KANA_ONLY => "[一-龥\u{3040}-ゟ゠-ヿ]+".to_owned(),
         Rule::Ranges(_) => "[一-龥\u{800}-一가-\u{d7ff}]+".to_owned(),
@@ -307,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spellings_of_a_family_are_one_rule() {
+    fn variants_of_a_family_are_one_rule() {
         for (digits, pattern) in [
             (
                 3,
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn deepseek_s_rules_are_known() {
+    fn deepseek_rules_are_recognized() {
         let newlines = DEEPSEEK_V3.replace(r"\r", "\r").replace(r"\n", "\n");
         assert!(matches!(rule(&newlines), Some(Rule::DeepSeekV3)));
         assert!(matches!(
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_difference_is_another_rule_or_none() {
+    fn similar_patterns_are_other_rules_or_unknown() {
         let marks = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
         assert!(matches!(
             rule(marks),

@@ -1,10 +1,10 @@
-//! The partial rules: each isolates runs of some characters and leaves the text between them
-//! whole, for the next rule of the sequence. `None` means that no match begins at a position;
-//! finding that out takes constant time, so splitting is linear.
+//! Partial rules: each isolates runs of some characters and leaves the text between them whole for
+//! the next rule of the sequence. `None` means that no match starts at a position; deciding that
+//! takes constant time, so splitting is linear.
 
 use crate::tokenizer::unicode::{Class, char_at, class_at, skip_while};
 
-/// Inclusive ranges of code points, in order.
+/// Inclusive ranges of code points, sorted.
 pub(crate) type Ranges = &'static [(char, char)];
 
 pub(super) fn in_ranges(ranges: Ranges, c: char) -> bool {
@@ -68,7 +68,7 @@ pub(super) fn ascii_triple(text: &str, pos: usize) -> Option<usize> {
     digits.iter().all(u8::is_ascii_digit).then_some(pos + 3)
 }
 
-/// ``[\p{P}$+<=>^~|]+``, and the back quote where Falcon has it.
+/// ``[\p{P}$+<=>^~|]+``, with the back quote for Falcon.
 pub(super) fn punctuation(text: &str, pos: usize, back_quote: bool) -> Option<usize> {
     let mut end = pos;
     while let Some(c) = char_at(text, end) {
@@ -82,7 +82,7 @@ pub(super) fn punctuation(text: &str, pos: usize, back_quote: bool) -> Option<us
     (end > pos).then_some(end)
 }
 
-/// ` ?[^(\s|.,!?…。，、।۔،)]+`: BLOOM's regex, brackets and bar included by its author's slip.
+/// ` ?[^(\s|.,!?…。，、।۔،)]+`: BLOOM's regex, which excludes parentheses and bar by mistake.
 pub(super) fn bloom(text: &str, pos: usize) -> Option<usize> {
     let excluded = |c: char| {
         c.is_whitespace()
@@ -115,9 +115,9 @@ pub(super) fn bloom(text: &str, pos: usize) -> Option<usize> {
     (end > start).then_some(end)
 }
 
-/// ``IMGIMG[A-I]{1,4}Z|[\t\n]|    |  |\p{N}|[\p{P}!-/:-@\[-`{-~]``: the isolated pieces of
-/// Chameleon, five rules of which no two can overlap. (A sixth, for `<sentinel:1>`, changes
-/// nothing: the others cut what it isolates.)
+/// ``IMGIMG[A-I]{1,4}Z|[\t\n]|    |  |\p{N}|[\p{P}!-/:-@\[-`{-~]``: Chameleon's five rules, which
+/// never overlap. (A sixth, for `<sentinel:1>`, changes nothing: the others split what it
+/// isolates.)
 pub(super) fn chameleon(text: &str, pos: usize) -> Option<usize> {
     let rest = text.as_bytes().get(pos..)?;
     if let Some(tail) = rest.strip_prefix(b"IMGIMG") {
@@ -137,27 +137,27 @@ pub(super) fn chameleon(text: &str, pos: usize) -> Option<usize> {
         return Some(pos + 2);
     }
     let c = char_at(text, pos)?;
-    let alone = matches!(c, '\t' | '\n')
+    let isolated = matches!(c, '\t' | '\n')
         || c.is_ascii_punctuation()
         || Class::of(c).is(Class::NUMBER.or(Class::PUNCTUATION));
-    alone.then_some(pos + c.len_utf8())
+    isolated.then_some(pos + c.len_utf8())
 }
 
-/// Which runs of digits are cut into threes from the right.
+/// Rule for splitting runs of digits into groups of three from the right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Threes {
+pub(crate) enum DigitGroups {
     /// Runs of `\p{N}`, isolated.
     Numbers,
     /// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\d` that no letter follows, isolated.
     WordBoundary,
-    /// `(?=(\d{3})+(?!\d))`: cuts before each three; what is left over stays with the text before.
-    Cuts,
+    /// `(?=(\d{3})+(?!\d))`: splits before each group; the remainder stays with the text before it.
+    Split,
 }
 
-impl Threes {
-    /// Calls `cut` with each place where the text is to be cut, in order.
-    pub(super) fn cuts(self, text: &str, cut: &mut impl FnMut(usize)) {
-        let set = if self == Threes::Numbers {
+impl DigitGroups {
+    /// Calls `split` with each split position, in order.
+    pub(super) fn boundaries(self, text: &str, split: &mut impl FnMut(usize)) {
+        let set = if self == DigitGroups::Numbers {
             Class::NUMBER
         } else {
             Class::DIGIT
@@ -170,26 +170,26 @@ impl Threes {
                 continue;
             }
             let end = skip_while(text, pos, set);
-            if self == Threes::WordBoundary && is_word(text, end) {
+            if self == DigitGroups::WordBoundary && is_word(text, end) {
                 pos = end;
                 continue;
             }
             let count = text.get(pos..end).map_or(0, |run| run.chars().count());
-            if self != Threes::Cuts {
-                cut(pos);
+            if self != DigitGroups::Split {
+                split(pos);
             }
-            // Digits left before the next cut.
+            // Digits left before the next split.
             let mut left = count % 3;
             while pos < end {
                 if left == 0 {
-                    cut(pos);
+                    split(pos);
                     left = 3;
                 }
                 left -= 1;
                 pos += class_at(text, pos).1;
             }
-            if self != Threes::Cuts {
-                cut(end);
+            if self != DigitGroups::Split {
+                split(end);
             }
         }
     }

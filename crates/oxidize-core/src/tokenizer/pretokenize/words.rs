@@ -1,10 +1,10 @@
-//! The word rules: each tiles the whole text, as the regex of GPT-2 and its successors does.
-//! A function here is given a position and returns where the piece that begins there ends; it
-//! looks at a bounded number of characters beyond that end, so splitting is linear.
+//! Word rules: each covers the whole text, like the regexes of GPT-2 and its successors. A function
+//! here takes a position and returns the end of the piece that starts there. It looks at a bounded
+//! number of characters beyond that end, so splitting is linear.
 
 use crate::tokenizer::unicode::{Class, char_at, class_at, skip_at_most, skip_until, skip_while};
 
-/// Neither space, letter nor number is in the run of "other" characters; nor is the end.
+/// Ends a run of "other" characters: whitespace, letters, numbers.
 const NOT_OTHER: Class = Class::SPACE.or(Class::LETTER).or(Class::NUMBER);
 
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
@@ -30,7 +30,7 @@ pub(super) fn gpt2(text: &str, pos: usize) -> usize {
     }
 }
 
-/// What may follow a run of punctuation in its piece.
+/// Characters that may follow a run of punctuation in its piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tail {
     Nothing,
@@ -66,27 +66,27 @@ impl Tail {
     }
 }
 
-/// The family of cl100k: Llama 3, Qwen, StableLM, …
+/// cl100k family: Llama 3, Qwen, StableLM, …
 ///
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|
 /// ?[^\s\p{L}\p{N}]+tail|\s*[\r\n]+|\s+(?!\S)|\s+`
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cl100k {
-    /// Numbers in one piece.
+    /// Maximum numbers per piece.
     pub(super) digits: usize,
-    /// Whether `\p{M}` counts with the letters (Qwen 3.5).
+    /// Treats `\p{M}` as letters (Qwen 3.5).
     pub(super) marks: bool,
     pub(super) tail: Tail,
 }
 
 impl Cl100k {
-    /// As Llama 3 has it.
+    /// Settings of Llama 3.
     pub(super) const LLAMA3: Cl100k = Cl100k {
         digits: 3,
         marks: false,
         tail: Tail::Newlines,
     };
-    /// As Qwen 2 has it.
+    /// Settings of Qwen 2.
     pub(super) const QWEN2: Cl100k = Cl100k {
         digits: 1,
         ..Cl100k::LLAMA3
@@ -98,7 +98,7 @@ impl Cl100k {
             .unwrap_or_else(|| spaces_after_newlines(text, pos))
     }
 
-    /// Every alternative but those for white space.
+    /// All alternatives except those for whitespace.
     #[inline]
     pub(super) fn word(self, text: &str, pos: usize) -> Option<usize> {
         let letters = if self.marks {
@@ -134,26 +134,26 @@ impl Cl100k {
     }
 }
 
-/// The family of o200k: GPT-4o, Llama 4, Tekken, Kimi, …, which also split `camelCase`.
+/// o200k family: GPT-4o, Llama 4, Tekken, Kimi, …, which also split `camelCase`.
 ///
 /// With U for `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]` and W for `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`:
 /// `[^\r\n\p{L}\p{N}]?U*W+suffix?|[^\r\n\p{L}\p{N}]?U+W*suffix?|\p{N}{1,digits}|
 /// ?[^\s\p{L}\p{N}]+tail|\s*[\r\n]+|\s+(?!\S)|\s+`
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct O200k {
-    /// Numbers in one piece.
+    /// Maximum numbers per piece.
     pub(super) digits: usize,
-    /// Whether `'s`, `'re`, … stay with their word.
+    /// Keeps `'s`, `'re`, … with the word.
     pub(super) contractions: bool,
-    /// Whether runs of `\p{Han}` are pieces of their own (Kimi).
+    /// Makes runs of `\p{Han}` pieces of their own (Kimi).
     pub(super) han: bool,
     pub(super) tail: Tail,
 }
 
-const SHARED: Class = Class::OTHER_LETTER.or(Class::MARK);
+const UNCASED: Class = Class::OTHER_LETTER.or(Class::MARK);
 
 impl O200k {
-    /// As GPT-4o has it.
+    /// Settings of GPT-4o.
     pub(super) const GPT4O: O200k = O200k {
         digits: 3,
         contractions: true,
@@ -194,7 +194,7 @@ impl O200k {
             .or(Class::END));
         let after_lead = may_lead.then(|| self.cased(text, pos + len));
         let bare = || self.cased(text, pos);
-        // The order of the regex: either alternative takes the leading character if it can.
+        // As in the regex, either alternative takes the leading character if it can.
         match after_lead {
             Some(Cased::Word(end)) => Some(end),
             Some(Cased::Capitals(end)) => match bare() {
@@ -213,12 +213,12 @@ impl O200k {
         let member =
             |class: Class, set: Class| class.is(set) && !(self.han && class.is(Class::HAN));
         let mut end = pos;
-        // `U*` gives characters back until `W+` can match: to the last one that both share.
-        let mut after_shared = None;
+        // `U*` backtracks until `W+` matches: to the last character that is in both classes.
+        let mut after_uncased = None;
         loop {
             let (class, len) = class_at(text, end);
-            if member(class, SHARED) {
-                after_shared = Some(end + len);
+            if member(class, UNCASED) {
+                after_uncased = Some(end + len);
             } else if !member(class, Class::UPPER) {
                 break;
             }
@@ -227,15 +227,15 @@ impl O200k {
         let mut word_end = end;
         loop {
             let (class, len) = class_at(text, word_end);
-            if !member(class, SHARED.or(Class::LOWER)) {
+            if !member(class, UNCASED.or(Class::LOWER)) {
                 break;
             }
             word_end += len;
         }
         if word_end > end {
             Cased::Word(word_end)
-        } else if let Some(shared_end) = after_shared {
-            Cased::Word(shared_end)
+        } else if let Some(uncased_end) = after_uncased {
+            Cased::Word(uncased_end)
         } else if end > pos {
             Cased::Capitals(end)
         } else {
@@ -252,7 +252,7 @@ enum Cased {
     No,
 }
 
-/// The main rule of DeepSeek V3, which leaves numbers and control characters to others:
+/// Main rule of DeepSeek V3, which leaves numbers and control characters to other rules:
 /// ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|
 /// \s*[\r\n]+|\s+(?!\S)|\s+``
 pub(super) fn deepseek_v3(text: &str, pos: usize) -> Option<usize> {
@@ -286,7 +286,7 @@ pub(super) fn deepseek_v3(text: &str, pos: usize) -> Option<usize> {
         .then(|| spaces_after_newlines(text, pos))
 }
 
-/// EXAONE MoE, whose pieces hold several words: as [`Cl100k`] with
+/// EXAONE MoE, whose pieces contain several words: [`Cl100k`] with
 /// `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+` for the letters.
 pub(super) fn exaone_moe(text: &str, pos: usize) -> usize {
     const RULE: Cl100k = Cl100k {
@@ -323,13 +323,13 @@ pub(super) fn exaone_moe(text: &str, pos: usize) -> usize {
     RULE.next(text, pos)
 }
 
-/// Jais 2: Llama 3's rule, with white space in pieces of a power of two:
+/// Jais 2: Llama 3's rule, with whitespace split into pieces whose lengths are powers of two:
 /// `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}`.
 #[derive(Default)]
 pub(super) struct Jais2 {
-    /// End of the run of spaces that the scan is in, known to hold no newline before it: looking
-    /// for one afresh at each piece would be quadratic.
-    plain_until: usize,
+    /// End of the current run of spaces, which has no newline before it. Searching for one at each
+    /// piece would take quadratic time.
+    no_newline_until: usize,
 }
 
 impl Jais2 {
@@ -337,11 +337,11 @@ impl Jais2 {
         if let Some(end) = Cl100k::LLAMA3.word(text, pos) {
             return end;
         }
-        if pos >= self.plain_until {
+        if pos >= self.no_newline_until {
             let run = skip_while(text, pos, Class::SPACE);
             match last_newline(text, pos, run) {
                 Some(end) => return end,
-                None => self.plain_until = run,
+                None => self.no_newline_until = run,
             }
         }
         for count in [512, 256, 128, 64, 32, 16, 8, 4, 2, 1] {
@@ -357,20 +357,20 @@ impl Jais2 {
     }
 }
 
-/// `\s*[\r\n]+|\s+(?!\S)|\s+`; a character that is no space is taken alone.
+/// `\s*[\r\n]+|\s+(?!\S)|\s+`, or one character that is not whitespace.
 #[inline]
 fn spaces_after_newlines(text: &str, pos: usize) -> usize {
     let run = skip_while(text, pos, Class::SPACE);
     last_newline(text, pos, run).unwrap_or_else(|| leave_one(text, pos, run))
 }
 
-/// `\s+(?!\S)|\s+`; a character that is no space is taken alone.
+/// `\s+(?!\S)|\s+`, or one character that is not whitespace.
 #[inline]
 fn spaces(text: &str, pos: usize) -> usize {
     leave_one(text, pos, skip_while(text, pos, Class::SPACE))
 }
 
-/// Where the last newline of the run `pos..end` ends.
+/// End of the last newline in the run `pos..end`.
 fn last_newline(text: &str, pos: usize, end: usize) -> Option<usize> {
     let run = text.as_bytes().get(pos..end)?;
     run.iter()
@@ -378,7 +378,7 @@ fn last_newline(text: &str, pos: usize, end: usize) -> Option<usize> {
         .map(|last| pos + last + 1)
 }
 
-/// The run of spaces `pos..end` without its last one, which belongs to the word after it.
+/// End of the run of spaces `pos..end` without its last one, which belongs to the next word.
 #[inline]
 fn leave_one(text: &str, pos: usize, end: usize) -> usize {
     if end == pos {
@@ -415,7 +415,7 @@ fn contraction(text: &str, pos: usize, case: Case) -> usize {
     match (letter(pos + 1), letter(pos + 2)) {
         (b's' | b't' | b'm' | b'd', _) => 2,
         (b'r' | b'v', b'e') | (b'l', b'l') => 3,
-        // Case folding makes the long s an s.
+        // Case folding maps the long s to s.
         (0xc5, _) if case == Case::Folded && char_at(text, pos + 1) == Some('ſ') => 3,
         _ => 0,
     }

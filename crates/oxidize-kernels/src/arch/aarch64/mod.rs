@@ -1,16 +1,16 @@
-//! aarch64: NEON, which every processor has, its products of four bytes (`dotprod`), which those since
-//! about 2018 have, and of two rows of bytes with two (`i8mm`), since about 2021.
+//! aarch64: NEON, which every processor has, its dot products of four bytes (`dotprod`), on processors since
+//! about 2018, and its products of 2 × 8 matrices of bytes (`i8mm`), since about 2021.
 
 pub(crate) mod vector;
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::simd128::{self, Products, Registers};
+use super::simd128::{self, Int8Dot, Registers};
 use crate::table::{Isa, Kernels};
 use vector::{I8x16, I32x4, neon};
 
-/// The kernels of an instruction set, if this machine has it.
+/// Returns the kernels of an instruction set if this machine has it.
 pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     static NEON: Kernels = Kernels {
         isa: Isa::Neon,
@@ -34,12 +34,12 @@ pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     }
 }
 
-/// Products by multiplications that widen to 16 bits. Two products fit there, as no activation is −128.
+/// Products by multiplications that widen to 16 bits. Two products fit there, because no activation is −128.
 #[derive(Clone, Copy)]
 struct Neon;
 
-impl Products for Neon {
-    type Stretched = [I8x16; 1];
+impl Int8Dot for Neon {
+    type Widened = [I8x16; 1];
 
     unsafe fn assume() -> Self {
         Neon
@@ -52,7 +52,7 @@ impl Products for Neon {
     }
 
     #[inline(always)]
-    fn stretch(x: I8x16) -> [I8x16; 1] {
+    fn widen(x: I8x16) -> [I8x16; 1] {
         [x]
     }
 
@@ -72,12 +72,12 @@ impl Products for Neon {
     }
 }
 
-/// Proof that this machine has the product of four bytes. Its intrinsics are not stable.
+/// Proof that this machine has `dotprod`, whose intrinsics are not stable.
 #[derive(Clone, Copy)]
 struct Dotprod(());
 
-impl Products for Dotprod {
-    type Stretched = [I8x16; 1];
+impl Int8Dot for Dotprod {
+    type Widened = [I8x16; 1];
 
     unsafe fn assume() -> Self {
         Dotprod(())
@@ -86,7 +86,7 @@ impl Products for Dotprod {
     #[inline(always)]
     fn add_products(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4 {
         let mut sum = sum.0;
-        // SAFETY: the machine has the instruction, as `self` says; it works on registers only.
+        // SAFETY: `self` proves that the machine has `dotprod`; the instruction works on registers only.
         unsafe {
             asm!(".arch_extension dotprod", "sdot {sum:v}.4s, {x:v}.16b, {y:v}.16b",
                 sum = inout(vreg) sum, x = in(vreg) x.0, y = in(vreg) y.0,
@@ -96,14 +96,14 @@ impl Products for Dotprod {
     }
 
     #[inline(always)]
-    fn stretch(x: I8x16) -> [I8x16; 1] {
+    fn widen(x: I8x16) -> [I8x16; 1] {
         [x]
     }
 
     #[inline(always)]
     fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: &[u8; 16]) -> I32x4 {
         let (mut sum, y) = (sum.0, I8x16::load(y).0);
-        // SAFETY: as above.
+        // SAFETY: `self` proves that the machine has `dotprod`; the instruction works on registers only.
         unsafe {
             asm!(".arch_extension dotprod", "sdot {sum:v}.4s, {x:v}.16b, {y:v}.4b[{lane}]",
                 sum = inout(vreg) sum, x = in(vreg) x.0, y = in(vreg) y, lane = const LANE,
@@ -113,14 +113,13 @@ impl Products for Dotprod {
     }
 }
 
-/// Proof that this machine has the product of two rows of eight bytes with two, beside that of four bytes,
-/// which does what is not a tile.
+/// Proof that this machine has `i8mm`, for tiles, and `dotprod`, for everything else.
 #[derive(Clone, Copy)]
 struct I8mm(Dotprod);
 
-impl Products for I8mm {
-    type Stretched = [I8x16; 1];
-    const ABREAST: usize = 2;
+impl Int8Dot for I8mm {
+    type Widened = [I8x16; 1];
+    const TOKENS_PER_REGISTER: usize = 2;
 
     unsafe fn assume() -> Self {
         I8mm(Dotprod(()))
@@ -132,8 +131,8 @@ impl Products for I8mm {
     }
 
     #[inline(always)]
-    fn stretch(x: I8x16) -> [I8x16; 1] {
-        Dotprod::stretch(x)
+    fn widen(x: I8x16) -> [I8x16; 1] {
+        Dotprod::widen(x)
     }
 
     #[inline(always)]
@@ -141,9 +140,9 @@ impl Products for I8mm {
         self.0.add_lane::<LANE>(sum, x, y)
     }
 
-    /// Eight elements of two rows a register.
+    /// Eight elements of two rows per register.
     #[inline(always)]
-    fn turn(rows: [I32x4; 4]) -> [I32x4; 4] {
+    fn transpose(rows: [I32x4; 4]) -> [I32x4; 4] {
         let [a, b, c, d] = rows.map(|row| neon!(vreinterpretq_s64_s32(row.0)));
         let first = |x, y| I32x4(neon!(vreinterpretq_s32_s64(vzip1q_s64(x, y))));
         let second = |x, y| I32x4(neon!(vreinterpretq_s32_s64(vzip2q_s64(x, y))));
@@ -156,7 +155,7 @@ impl Products for I8mm {
         weights: &[[Registers; 4]],
         acts: [&[[u8; 16]]; T],
     ) -> [[I32x4; 2]; T] {
-        // For every other token, its products and its neighbour's with each pair of rows.
+        // For every other token, its products and those of the following token with each pair of rows.
         let mut squares = [[I32x4::splat(0); 4]; T];
         for (i, weights) in weights.as_flattened().chunks_exact(2).enumerate() {
             let [rows01, rows45] = weights[0].each_ref().map(I8x16::load);
@@ -181,11 +180,11 @@ impl Products for I8mm {
 }
 
 impl I8mm {
-    /// Adds the products of the first half of `x` with both of `y`, and of the second.
+    /// Adds the dot products of each half of `x` with each half of `y`.
     #[inline(always)]
     fn add_square(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4 {
         let mut sum = sum.0;
-        // SAFETY: the machine has the instruction, as `self` says; it works on registers only.
+        // SAFETY: `self` proves that the machine has `i8mm`; the instruction works on registers only.
         unsafe {
             asm!(".arch_extension i8mm", "smmla {sum:v}.4s, {x:v}.16b, {y:v}.16b",
                 sum = inout(vreg) sum, x = in(vreg) x.0, y = in(vreg) y.0,

@@ -1,4 +1,4 @@
-//! The registers of NEON, with the operations that `simd128` is written in.
+//! The registers of NEON, with the operations that `simd128` uses.
 //!
 //! `wasm32/vector.rs` has the same types and methods.
 
@@ -9,8 +9,8 @@ use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Sub};
 /// An expression of NEON intrinsics.
 macro_rules! neon {
     ($e:expr) => {
-        // SAFETY: this module is only compiled where NEON is part of the target; what intrinsics
-        // read and write through pointers are whole arrays.
+        // SAFETY: this module is only compiled if NEON is a feature of the target; intrinsics that take
+        // pointers are passed arrays as long as the register.
         unsafe { $e }
     };
 }
@@ -20,11 +20,11 @@ pub(super) use neon;
 #[derive(Clone, Copy)]
 pub(crate) struct F32x4(float32x4_t);
 
-/// Four integers, or masks that are all ones where something holds.
+/// Four integers, or masks that are all ones in lanes where a condition holds.
 #[derive(Clone, Copy)]
 pub(crate) struct I32x4(pub(super) int32x4_t);
 
-/// Sixteen bytes, signed where that matters unless a method says otherwise.
+/// Sixteen bytes, signed unless a method says otherwise.
 #[derive(Clone, Copy)]
 pub(crate) struct I8x16(pub(super) int8x16_t);
 
@@ -47,7 +47,7 @@ operators!(I8x16: Add add vaddq_s8, Sub sub vsubq_s8, BitAnd bitand vandq_s8,
     BitOr bitor vorrq_s8, BitXor bitxor veorq_s8);
 
 impl F32x4 {
-    /// The same in every lane.
+    /// One number in every lane.
     #[inline(always)]
     pub(crate) fn splat(x: f32) -> Self {
         F32x4(neon!(vdupq_n_f32(x)))
@@ -67,7 +67,8 @@ impl F32x4 {
     #[inline(always)]
     pub(crate) fn from_halves(x: [u16; 4]) -> Self {
         let out: float32x4_t;
-        // SAFETY: an instruction of NEON on registers only. Its intrinsic is not stable.
+        // SAFETY: `vld1_u16` reads the four elements of `x`; the instruction is part of NEON and works on
+        // registers only. Its intrinsic is not stable.
         unsafe {
             asm!("fcvtl {out:v}.4s, {x:v}.4h", x = in(vreg) vld1_u16(x.as_ptr()), out = lateout(vreg) out,
                 options(pure, nomem, nostack, preserves_flags));
@@ -75,12 +76,13 @@ impl F32x4 {
         F32x4(out)
     }
 
-    /// Rounded to half precision.
+    /// Rounds to half precision.
     #[inline(always)]
     pub(crate) fn to_halves(self) -> [u16; 4] {
         let halves: uint16x4_t;
         let mut out = [0; 4];
-        // SAFETY: an instruction of NEON on registers only; `out` takes four words.
+        // SAFETY: the instruction is part of NEON and works on registers only; `out` has room for the four
+        // numbers stored.
         unsafe {
             asm!("fcvtn {out:v}.4h, {x:v}.4s", x = in(vreg) self.0, out = lateout(vreg) halves,
                 options(pure, nomem, nostack, preserves_flags));
@@ -95,7 +97,7 @@ impl F32x4 {
         F32x4(neon!(vfmaq_f32(self.0, x.0, y.0)))
     }
 
-    /// `self`, or `x` where that is larger. NaN is never larger, and stays where it is in `self`.
+    /// `self`, or `x` where that is larger. NaN in `x` is never larger, and NaN in `self` stays.
     #[inline(always)]
     pub(crate) fn or_larger(self, x: F32x4) -> Self {
         x.greater(self).select(x, self)
@@ -112,13 +114,13 @@ impl F32x4 {
         F32x4(neon!(vabsq_f32(self.0)))
     }
 
-    /// Where `self > x`.
+    /// Mask of the lanes in which `self > x`.
     #[inline(always)]
     pub(crate) fn greater(self, x: F32x4) -> I32x4 {
         I32x4(neon!(vreinterpretq_s32_u32(vcgtq_f32(self.0, x.0))))
     }
 
-    /// The nearest integers, even ones of two; 0 for NaN.
+    /// Rounds to the nearest integers, ties to even; 0 for NaN.
     #[inline(always)]
     pub(crate) fn rounded(self) -> I32x4 {
         I32x4(neon!(vcvtnq_s32_f32(self.0)))
@@ -129,7 +131,7 @@ impl F32x4 {
         I32x4(neon!(vreinterpretq_s32_f32(self.0)))
     }
 
-    /// The first lanes of both, in turn, and the last: `a0 b0 a1 b1`, `a2 b2 a3 b3`.
+    /// Interleaves the first lanes of both, and the last: `a0 b0 a1 b1`, `a2 b2 a3 b3`.
     #[inline(always)]
     pub(crate) fn interleave(self, other: F32x4) -> [F32x4; 2] {
         [
@@ -146,7 +148,7 @@ impl F32x4 {
 }
 
 impl I32x4 {
-    /// The same in every lane.
+    /// One number in every lane.
     #[inline(always)]
     pub(crate) fn splat(x: i32) -> Self {
         I32x4(neon!(vdupq_n_s32(x)))
@@ -168,40 +170,40 @@ impl I32x4 {
         I32x4(neon!(vshrq_n_s32::<N>(self.0)))
     }
 
-    /// Where `self > x`.
+    /// Mask of the lanes in which `self > x`.
     #[inline(always)]
     pub(crate) fn greater(self, x: I32x4) -> I32x4 {
         I32x4(neon!(vreinterpretq_s32_u32(vcgtq_s32(self.0, x.0))))
     }
 
-    /// `yes` where this mask is all ones, and `no` where it is zeros.
+    /// `yes` where this mask is all ones, `no` where it is zeros.
     #[inline(always)]
     pub(crate) fn select(self, yes: F32x4, no: F32x4) -> F32x4 {
         let mask = neon!(vreinterpretq_u32_s32(self.0));
         F32x4(neon!(vbslq_f32(mask, yes.0, no.0)))
     }
 
-    /// The numbers as floats.
+    /// Converts the numbers to floats.
     #[inline(always)]
     pub(crate) fn to_floats(self) -> F32x4 {
         F32x4(neon!(vcvtq_f32_s32(self.0)))
     }
 
-    /// The bits as floats.
+    /// Reinterprets the bits as floats.
     #[inline(always)]
     pub(crate) fn as_floats(self) -> F32x4 {
         F32x4(neon!(vreinterpretq_f32_s32(self.0)))
     }
 
-    /// The bits as bytes.
+    /// Reinterprets the bits as bytes.
     #[inline(always)]
     pub(crate) fn as_bytes(self) -> I8x16 {
         I8x16(neon!(vreinterpretq_s8_s32(self.0)))
     }
 
-    /// The lower half of each of eight.
+    /// The low 16 bits of each of eight integers.
     #[inline(always)]
-    pub(crate) fn low_words(self, other: I32x4) -> I8x16 {
+    pub(crate) fn low_i16(self, other: I32x4) -> I8x16 {
         let words = |x: I32x4| neon!(vreinterpretq_s16_s32(x.0));
         I8x16(neon!(vreinterpretq_s8_s16(vuzp1q_s16(
             words(self),
@@ -209,7 +211,7 @@ impl I32x4 {
         ))))
     }
 
-    /// Rows to columns.
+    /// Transposes four rows of four.
     #[inline(always)]
     pub(crate) fn transpose([a, b, c, d]: [I32x4; 4]) -> [I32x4; 4] {
         let zip = |x: I32x4, y: I32x4| {
@@ -225,7 +227,7 @@ impl I32x4 {
 }
 
 impl I8x16 {
-    /// The same in every lane.
+    /// One number in every lane.
     #[inline(always)]
     pub(crate) fn splat(x: u8) -> Self {
         I8x16(neon!(vdupq_n_s8(x as i8)))
@@ -254,26 +256,26 @@ impl I8x16 {
         I8x16(neon!(vreinterpretq_s8_u8(vshrq_n_u8::<N>(bits))))
     }
 
-    /// All ones in the bytes that are equal.
+    /// Mask of the bytes that are equal.
     #[inline(always)]
     pub(crate) fn equal(self, other: I8x16) -> Self {
         I8x16(neon!(vreinterpretq_s8_u8(vceqq_s8(self.0, other.0))))
     }
 
-    /// The bytes of this table that `indices` below 16 choose.
+    /// Looks up `indices` below 16 in this table of bytes.
     #[inline(always)]
     pub(crate) fn lookup(self, indices: I8x16) -> Self {
         let indices = neon!(vreinterpretq_u8_s8(indices.0));
         I8x16(neon!(vqtbl1q_s8(self.0, indices)))
     }
 
-    /// The bits as integers of 32 bits.
+    /// Reinterprets the bits as 32-bit integers.
     #[inline(always)]
     pub(crate) fn as_ints(self) -> I32x4 {
         I32x4(neon!(vreinterpretq_s32_s8(self.0)))
     }
 
-    /// The numbers cut to what bytes can hold.
+    /// Converts the numbers to bytes, saturating.
     #[inline(always)]
     pub(crate) fn narrow([a, b, c, d]: [I32x4; 4]) -> Self {
         let low = neon!(vcombine_s16(vqmovn_s32(a.0), vqmovn_s32(b.0)));

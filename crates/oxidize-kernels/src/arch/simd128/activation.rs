@@ -17,7 +17,7 @@ pub(crate) fn activate(f: Activation, x: &mut [f32]) {
         Activation::Tanh => map(x, tanh),
         Activation::Exp => map(x, exp),
         Activation::Reciprocal => map(x, |x| F32x4::splat(1.0) / x),
-        // Only a few numbers a token go through it.
+        // Applied to only a few numbers per token, so not vectorized.
         Activation::Softplus => x.iter_mut().for_each(|x| *x = f.apply(*x)),
     }
 }

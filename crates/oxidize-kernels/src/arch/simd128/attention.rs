@@ -1,7 +1,7 @@
 //! Attention over the paged cache, a chunk of keys at a time.
 //!
-//! A chunk's keys and values become floats, which all queries share. Its scores are turned into
-//! weights by the online softmax and multiplied with its values.
+//! The keys and values of a chunk are converted to floats, which all queries share. Its scores become weights
+//! by the online softmax and are multiplied with its values.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ const CHUNK: usize = 64;
 /// Queries that share the loads of keys and values.
 const QUERIES: usize = 4;
 
-/// The largest score so far and the sum of weights.
+/// Largest score so far, and sum of weights.
 type Stats = [f32; 2];
 
 /// See [`crate::Kernels::attention_part`].
@@ -38,8 +38,8 @@ pub(crate) fn attention_part(
     }
     let buffer = grown(&mut scratch.floats, CHUNK * (k_dim + v_dim));
     let (k, v) = buffer.split_at_mut(CHUNK * k_dim);
-    let seen = args.visible.iter().filter(|visible| !visible.is_empty());
-    let first = seen.map(|visible| visible.start as usize).min();
+    let visible = args.visible.iter().filter(|range| !range.is_empty());
+    let first = visible.map(|range| range.start as usize).min();
     for start in (first.unwrap_or(0).max(keys.start)..keys.end).step_by(CHUNK) {
         let chunk = start..keys.end.min(start + CHUNK);
         let visible = |visible: &Range<u32>| {
@@ -88,20 +88,20 @@ fn step<const N: usize>(
         args.query(token, head).as_chunks().0
     });
     scores(queries, k, &mut weights);
-    let mut shrink = [1.0; N];
+    let mut rescale = [1.0; N];
     let mut records = records.chunks_exact_mut(args.kv.v_dim + 2);
     let sums: [&mut [[f32; 4]]; N] = std::array::from_fn(|i| {
         let record = records
             .next()
             .and_then(|record| record.split_first_chunk_mut());
         let (stats, sums) = record.expect("a record for each query");
-        shrink[i] = weigh(args, query(i), chunk.clone(), &mut weights[i], stats);
+        rescale[i] = exp_sum(args, query(i), chunk.clone(), &mut weights[i], stats);
         sums.as_chunks_mut().0
     });
-    values(sums, v, &weights, shrink);
+    values(sums, v, &weights, rescale);
 }
 
-/// Products of `N` queries with each key.
+/// Dot products of `N` queries with each key.
 #[inline(always)]
 fn scores<const N: usize>(queries: [&[[f32; 4]]; N], k: &[f32], out: &mut [[f32; CHUNK]; N]) {
     let dim = queries.first().map_or(0, |query| query.len());
@@ -112,7 +112,7 @@ fn scores<const N: usize>(queries: [&[[f32; 4]]; N], k: &[f32], out: &mut [[f32;
             out[i] = sum.sum();
         }
     };
-    // Two keys share the loads of the queries.
+    // Two keys share each load of a query.
     let mut i = 0;
     for pair in &mut key_pairs {
         let (a, b) = pair.split_at(dim);
@@ -145,26 +145,26 @@ fn scores<const N: usize>(queries: [&[[f32; 4]]; N], k: &[f32], out: &mut [[f32;
     }
 }
 
-/// Adds the weighted values to `N` accumulators, each multiplied by its `shrink` first.
+/// Adds the weighted values to `N` accumulators, each multiplied by its `rescale` first.
 #[inline(always)]
 fn values<const N: usize>(
     mut sums: [&mut [[f32; 4]]; N],
     v: &[f32],
     weights: &[[f32; CHUNK]; N],
-    shrink: [f32; N],
+    rescale: [f32; N],
 ) {
     let dim = sums.first().map_or(0, |sums| sums.len());
     let (v, _) = v.as_chunks();
     for d in (0..dim).step_by(2) {
-        // Two vectors at once; of an odd number, the last alone.
+        // Two vectors at a time; the last of an odd number alone.
         match d + 1 < dim {
-            true => columns::<N, 2>(&mut sums, d, v, dim, weights, shrink),
-            false => columns::<N, 1>(&mut sums, d, v, dim, weights, shrink),
+            true => columns::<N, 2>(&mut sums, d, v, dim, weights, rescale),
+            false => columns::<N, 1>(&mut sums, d, v, dim, weights, rescale),
         }
     }
 }
 
-/// The `W` vectors from `d` on of each accumulator.
+/// [`values`] for the `W` vectors from `d` on of each accumulator.
 #[inline(always)]
 fn columns<const N: usize, const W: usize>(
     sums: &mut [&mut [[f32; 4]]; N],
@@ -172,10 +172,10 @@ fn columns<const N: usize, const W: usize>(
     v: &[[f32; 4]],
     dim: usize,
     weights: &[[f32; CHUNK]; N],
-    shrink: [f32; N],
+    rescale: [f32; N],
 ) {
     let mut acc: [[F32x4; W]; N] = std::array::from_fn(|n| {
-        std::array::from_fn(|w| F32x4::load(&sums[n][d + w]) * F32x4::splat(shrink[n]))
+        std::array::from_fn(|w| F32x4::load(&sums[n][d + w]) * F32x4::splat(rescale[n]))
     });
     for (i, value) in v.chunks_exact(dim).take(CHUNK).enumerate() {
         let value: [F32x4; W] = std::array::from_fn(|w| F32x4::load(&value[d + w]));
@@ -193,11 +193,11 @@ fn columns<const N: usize, const W: usize>(
     }
 }
 
-/// Turns the products of a query with the keys of a chunk into weights, and the maximum and sum into
-/// those that include them. Keys not seen get weight 0, as does what lies past the chunk's end.
+/// Replaces the dot products of a query with `keys` by their weights, and updates the maximum and sum. Keys
+/// that the query does not see get weight 0, as do elements past the last key.
 ///
-/// Returns what the query's accumulator must be multiplied by.
-fn weigh(
+/// Returns the factor by which the query's accumulator must be multiplied.
+fn exp_sum(
     args: &AttentionArgs<'_>,
     (token, head): (usize, usize),
     keys: Range<usize>,
@@ -207,7 +207,7 @@ fn weigh(
     let Range {
         start: from,
         end: to,
-    } = args.seen(token, &keys);
+    } = args.visible_in(token, &keys);
     if from >= to {
         scores.fill(0.0);
         return 1.0;
@@ -221,7 +221,7 @@ fn weigh(
         }
         let lane = I32x4::load(&[0, 1, 2, 3]) + I32x4::splat(4 * i as i32);
         if let Some(alibi) = &args.alibi {
-            // Whole numbers, exact in a float for any context there is.
+            // Integers, exact in a float up to 2²⁴, beyond any context length.
             let position = alibi.positions[token] as i32 - keys.start as i32;
             let distance = (lane - I32x4::splat(position)).to_floats().abs();
             x = x.add_product(F32x4::splat(-alibi.slopes[head]), distance);
@@ -249,7 +249,7 @@ fn weigh(
         sum = sum + weight;
         weight.store(s);
     }
-    let shrink = (stats[0] - largest).exp();
-    *stats = [largest, stats[1] * shrink + sum.sum()];
-    shrink
+    let rescale = (stats[0] - largest).exp();
+    *stats = [largest, stats[1] * rescale + sum.sum()];
+    rescale
 }

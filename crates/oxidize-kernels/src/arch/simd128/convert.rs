@@ -1,4 +1,4 @@
-//! Between `f32` and the 16-bit floats, and rows of the key-value cache.
+//! Conversions between `f32` and the 16-bit floats, and rows of the key-value cache.
 
 use half::f16;
 
@@ -6,7 +6,7 @@ use super::vector::F32x4;
 use crate::ops::attention::{self, KvType};
 use crate::ops::convert;
 
-// For bfloat16 the plain code is as good: it is integer arithmetic that compilers vectorise.
+// The reference code for bfloat16 is integer arithmetic, which the compiler vectorizes.
 pub(crate) use crate::ops::convert::{bf16_to_f32, f32_to_bf16};
 
 pub(crate) fn f32_to_f16(x: &[f32], out: &mut [f16]) {

@@ -1,17 +1,19 @@
-//! Products of a weight row with a few tokens, straight from the stored blocks: what decoding runs.
+//! GEMV: dot products of a weight row with a few tokens, straight from the stored blocks. Decoding runs this.
 
-use super::Products;
+use super::Int8Dot;
 use super::format::{Format, Scales};
 use super::token::Token;
 use super::vector::{F32x4, I8x16, I32x4};
 use crate::ops::matmul::{Epilogue, QuantizedRows, WeightRows};
 use crate::out::TileMut;
 
-/// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
-pub(crate) const TOKENS: usize = 3;
+/// Number of tokens up to which rows are multiplied straight from the blocks; for more, unpacking panels is
+/// faster.
+pub(crate) const GEMV_TOKENS: usize = 3;
 
-/// A few tokens at a time, each as if it were alone. The weight is of the format.
-pub(crate) fn direct<F: Format, P: Products>(
+/// Products with all tokens, a few at a time, each the same to the last bit as if the token were alone. The
+/// weight is of format `F`.
+pub(crate) fn gemv<F: Format, P: Int8Dot>(
     products: P,
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
@@ -19,8 +21,8 @@ pub(crate) fn direct<F: Format, P: Products>(
     mut out: TileMut<'_>,
 ) {
     let m = acts.rows();
-    for first in (0..m).step_by(TOKENS) {
-        let tokens: [Token<'_>; TOKENS] =
+    for first in (0..m).step_by(GEMV_TOKENS) {
+        let tokens: [Token<'_>; GEMV_TOKENS] =
             std::array::from_fn(|t| Token::new(acts, (first + t).min(m - 1)));
         for r in 0..weight.rows() {
             let row: &[F::Block] = bytemuck::cast_slice(weight.row(r));
@@ -33,21 +35,21 @@ pub(crate) fn direct<F: Format, P: Products>(
             match m - first {
                 1 => write(&dot::<F, P, 1>(products, row, [a])),
                 2 => write(&dot::<F, P, 2>(products, row, [a, b])),
-                _ => write(&dot::<F, P, TOKENS>(products, row, [a, b, c])),
+                _ => write(&dot::<F, P, GEMV_TOKENS>(products, row, [a, b, c])),
             }
         }
     }
 }
 
-/// The products of one weight row with `M` tokens.
+/// Dot products of one weight row with `M` tokens.
 #[inline(always)]
-fn dot<F: Format, P: Products, const M: usize>(
+fn dot<F: Format, P: Int8Dot, const M: usize>(
     products: P,
     row: &[F::Block],
     tokens: [&Token<'_>; M],
 ) -> [f32; M] {
     let zero = F32x4::splat(0.0);
-    // A sum for even groups and one for odd: one alone would wait for each addition to end.
+    // One sum for even groups and one for odd, to hide the latency of additions.
     let mut sums = [[zero; 2]; M];
     let mut mins = [zero; M];
     let mut scales = Scales::ZERO;
@@ -71,7 +73,7 @@ fn dot<F: Format, P: Products, const M: usize>(
     std::array::from_fn(|t| (sums[t][0] + sums[t][1] + mins[t]).sum())
 }
 
-/// The scales of a chunk times those of a token, and the token's part of the minima.
+/// Multiplies the scales of a chunk by those of a token, and adds the minima times the token's sums.
 #[inline(always)]
 fn multiply_scales<F: Format>(
     scales: &Scales,
@@ -94,7 +96,7 @@ fn multiply_scales<F: Format>(
         };
         (scale * act_scale).store(&mut out[i]);
         if F::OFFSET > 0 {
-            // Cheaper than to take it off each byte.
+            // Cheaper than subtracting the offset from each byte.
             let offset = F32x4::splat(-f32::from(F::OFFSET));
             *mins = mins.add_product(scale * offset, act_sum);
         }
@@ -104,9 +106,9 @@ fn multiply_scales<F: Format>(
     }
 }
 
-/// Adds the products of a group of 32, times its factors.
+/// Adds the products of a group of 32, times the factors of the group.
 #[inline(always)]
-fn add_group<F: Format, P: Products>(
+fn add_group<F: Format, P: Int8Dot>(
     products: P,
     sum: F32x4,
     weights: [I8x16; 2],

@@ -1,13 +1,13 @@
-//! The matrix product in floats: for weights that are floats, and for formats or activations that
-//! the integer kernels do not take, whose rows become floats first.
+//! The matrix product in floats: for weights that are floats, and for formats or activations without an
+//! integer kernel, whose rows are converted to floats first.
 
 use super::vector::{F32x4, I32x4};
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize, grown};
 use crate::out::TileMut;
 use crate::quant::TensorType;
 
-/// Up to so many tokens, weight rows are multiplied as they are stored.
-const DIRECT_TOKENS: usize = 4;
+/// Number of tokens up to which weight rows are multiplied as they are stored.
+const GEMV_TOKENS: usize = 4;
 
 /// Tokens of a tile.
 const TOKENS: usize = 4;
@@ -15,7 +15,7 @@ const TOKENS: usize = 4;
 /// Rows of a panel: two registers of four.
 const ROWS: usize = 8;
 
-/// Elements of `k` that a panel holds: short enough for it to stay in the cache.
+/// Elements of `k` in a panel: few enough for the panel to stay in the cache.
 const PANEL_LEN: usize = 512;
 
 /// See [`crate::Kernels::matmul`].
@@ -26,13 +26,13 @@ pub(crate) fn matmul(
     out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    match acts.is_direct(DIRECT_TOKENS) {
-        true => direct(weight, acts, epilogue, out, scratch),
-        false => tiled(weight, acts, epilogue, out, scratch),
+    match acts.uses_gemv(GEMV_TOKENS) {
+        true => gemv(weight, acts, epilogue, out, scratch),
+        false => gemm(weight, acts, epilogue, out, scratch),
     }
 }
 
-/// Whole blocks as floats.
+/// Converts whole blocks to floats.
 pub(crate) fn to_floats(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
     match ty {
         TensorType::F16 => convert::<F16>(bytes, out),
@@ -41,9 +41,9 @@ pub(crate) fn to_floats(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
 }
 
 fn convert<F: FloatFormat>(bytes: &[u8], out: &mut [f32]) {
-    let (fours, rest) = fours::<F>(bytes);
+    let (whole, rest) = quads::<F>(bytes);
     let (vectors, out_rest) = out.as_chunks_mut();
-    for (x, out) in fours.iter().zip(vectors) {
+    for (x, out) in whole.iter().zip(vectors) {
         F::load(x).store(out);
     }
     out_rest.copy_from_slice(&F::load(&rest).lanes()[..out_rest.len()]);
@@ -51,10 +51,10 @@ fn convert<F: FloatFormat>(bytes: &[u8], out: &mut [f32]) {
 
 /// A format whose elements are floats.
 pub(crate) trait FloatFormat {
-    /// The bytes of four elements.
-    type Four: bytemuck::Pod;
+    /// Bytes of four elements.
+    type Quad: bytemuck::Pod;
 
-    fn load(x: &Self::Four) -> F32x4;
+    fn load(x: &Self::Quad) -> F32x4;
 }
 
 struct F32;
@@ -62,55 +62,59 @@ pub(crate) struct F16;
 pub(crate) struct Bf16;
 
 impl FloatFormat for F32 {
-    type Four = [[u8; 4]; 4];
+    type Quad = [[u8; 4]; 4];
 
     #[inline(always)]
-    fn load(x: &Self::Four) -> F32x4 {
+    fn load(x: &Self::Quad) -> F32x4 {
         F32x4::load(&x.map(f32::from_le_bytes))
     }
 }
 
 impl FloatFormat for F16 {
-    type Four = [[u8; 2]; 4];
+    type Quad = [[u8; 2]; 4];
 
     #[inline(always)]
-    fn load(x: &Self::Four) -> F32x4 {
+    fn load(x: &Self::Quad) -> F32x4 {
         F32x4::from_halves(x.map(u16::from_le_bytes))
     }
 }
 
 impl FloatFormat for Bf16 {
-    type Four = [[u8; 2]; 4];
+    type Quad = [[u8; 2]; 4];
 
     #[inline(always)]
-    fn load(x: &Self::Four) -> F32x4 {
+    fn load(x: &Self::Quad) -> F32x4 {
         let bits = x.map(|x| i32::from(u16::from_le_bytes(x)) << 16);
         I32x4::load(&bits).as_floats()
     }
 }
 
-/// A row four elements at a time, and the last few filled up with zeros.
+/// Splits a row into runs of four elements, and a last run padded with zeros.
 #[inline(always)]
-pub(crate) fn fours<F: FloatFormat>(row: &[u8]) -> (&[F::Four], F::Four) {
-    let (whole, rest) = row.split_at(row.len() - row.len() % size_of::<F::Four>());
-    let mut last: F::Four = bytemuck::Zeroable::zeroed();
+pub(crate) fn quads<F: FloatFormat>(row: &[u8]) -> (&[F::Quad], F::Quad) {
+    let (whole, rest) = row.split_at(row.len() - row.len() % size_of::<F::Quad>());
+    let mut last: F::Quad = bytemuck::Zeroable::zeroed();
     bytemuck::bytes_of_mut(&mut last)[..rest.len()].copy_from_slice(rest);
     (bytemuck::cast_slice(whole), last)
 }
 
-/// Row by row, as they are stored.
-fn direct(
+/// Products row by row, from rows as they are stored.
+fn gemv(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
     epilogue: Epilogue<'_>,
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // How many sums a product has depends on the number of tokens.
-    let together = if acts.are_alone() { 1 } else { DIRECT_TOKENS };
+    // The number of sums of a product depends on the number of tokens.
+    let together = if acts.is_batch_invariant() {
+        1
+    } else {
+        GEMV_TOKENS
+    };
     for r in 0..weight.rows() {
         let row = weight.row(r);
-        // What is not a float is one from here on, once for all tokens.
+        // Other types are converted to floats once for all tokens.
         let (ty, row) = match weight.ty() {
             ty @ (TensorType::F32 | TensorType::F16 | TensorType::BF16) => (ty, row),
             ty => {
@@ -121,12 +125,12 @@ fn direct(
         };
         for first in (0..acts.rows()).step_by(together) {
             let n = together.min(acts.rows() - first);
-            let tokens: [&[f32]; DIRECT_TOKENS] =
+            let tokens: [&[f32]; GEMV_TOKENS] =
                 std::array::from_fn(|t| acts.float_row(first + t.min(n - 1)));
             let dots = match ty {
-                TensorType::F16 => few::<F16>(row, tokens, n),
-                TensorType::BF16 => few::<Bf16>(row, tokens, n),
-                _ => few::<F32>(row, tokens, n),
+                TensorType::F16 => gemv_tokens::<F16>(row, tokens, n),
+                TensorType::BF16 => gemv_tokens::<Bf16>(row, tokens, n),
+                _ => gemv_tokens::<F32>(row, tokens, n),
             };
             for (t, dot) in dots[..n].iter().enumerate() {
                 epilogue.write(&mut out.row(first + t)[r], r, *dot);
@@ -135,13 +139,13 @@ fn direct(
     }
 }
 
-/// The products of a row with the first `n` tokens.
-fn few<F: FloatFormat>(
+/// Products of a row with the first `n` tokens.
+fn gemv_tokens<F: FloatFormat>(
     row: &[u8],
-    tokens: [&[f32]; DIRECT_TOKENS],
+    tokens: [&[f32]; GEMV_TOKENS],
     n: usize,
-) -> [f32; DIRECT_TOKENS] {
-    let mut out = [0.0; DIRECT_TOKENS];
+) -> [f32; GEMV_TOKENS] {
+    let mut out = [0.0; GEMV_TOKENS];
     let [a, b, c, _] = tokens;
     match n {
         1 => out[..1].copy_from_slice(&dots::<F, 1, 4>(row, [a])),
@@ -152,13 +156,13 @@ fn few<F: FloatFormat>(
     out
 }
 
-/// The products of a row with `M` tokens, in `C` independent sums each.
+/// Products of a row with `M` tokens, in `C` independent sums each.
 #[inline(always)]
 fn dots<F: FloatFormat, const M: usize, const C: usize>(
     row: &[u8],
     tokens: [&[f32]; M],
 ) -> [f32; M] {
-    let (weights, last) = fours::<F>(row);
+    let (weights, last) = quads::<F>(row);
     let (blocks, rest) = weights.as_chunks::<C>();
     let vectors: [&[[f32; 4]]; M] = tokens.map(|token| token.as_chunks().0);
     let mut sums = [[F32x4::splat(0.0); C]; M];
@@ -182,8 +186,8 @@ fn dots<F: FloatFormat, const M: usize, const C: usize>(
     })
 }
 
-/// Panel by panel, each for all tokens.
-fn tiled(
+/// Products panel by panel, each with all tokens.
+fn gemm(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
     epilogue: Epilogue<'_>,
@@ -201,7 +205,7 @@ fn tiled(
             for (r, row) in rows.chunks_exact_mut(PANEL_LEN).enumerate() {
                 let stored = weight.row(first_row + r.min(n_rows - 1));
                 to_floats(ty, &stored[bytes(from)..][..bytes(len)], &mut row[..len]);
-                // The panel is whole blocks of four; weights of zero do not count.
+                // A panel is whole runs of four elements, padded with zero weights.
                 row[len..len.next_multiple_of(4)].fill(0.0);
             }
             let panel: &mut [[f32; ROWS]] = bytemuck::cast_slice_mut(&mut *panel);
@@ -231,7 +235,7 @@ fn tiled(
     }
 }
 
-/// Eight rows, [`PANEL_LEN`] apart, into a panel.
+/// Transposes eight rows, [`PANEL_LEN`] apart, into a panel.
 fn transpose(rows: &[f32], panel: &mut [[f32; ROWS]]) {
     let rows: &[[i32; 4]] = bytemuck::cast_slice(rows);
     for (i, out) in panel.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -245,7 +249,7 @@ fn transpose(rows: &[f32], panel: &mut [[f32; ROWS]]) {
     }
 }
 
-/// The products of a panel's rows with `T` tokens.
+/// Products of a panel's rows with `T` tokens.
 #[inline(always)]
 fn tile<const T: usize>(panel: &[[f32; ROWS]], tokens: [&[f32]; T]) -> [[f32; ROWS]; T] {
     let len = tokens[0].len();

@@ -8,7 +8,7 @@ use crate::arch::coefficients::{ERFC, EXP, LN_2_HIGH, LN_2_LOW, TANH};
 /// e^x = 2ⁿ · e^r with n = round(x / ln 2), and e^r by a polynomial for |r| ≤ ln 2 / 2.
 #[inline(always)]
 pub(crate) fn exp(x: F32x4) -> F32x4 {
-    // Beyond these the result is 0 or infinite; NaN stays.
+    // Outside these bounds the result is 0 or infinite; NaN stays.
     let x = x
         .or_larger(F32x4::splat(-104.0))
         .or_smaller(F32x4::splat(89.0));
@@ -44,8 +44,8 @@ pub(crate) fn sigmoid(x: F32x4) -> F32x4 {
     one / (one + exp(F32x4::splat(0.0) - x))
 }
 
-/// The normal distribution function, ½ (1 + erf(x / √2)), by the Chebyshev fit to erfc of Press et
-/// al., Numerical Recipes, section 6.2: within 1.2e-7 of it, relatively.
+/// The normal distribution function, ½ (1 + erf(x / √2)), by the Chebyshev fit to erfc of Press et al.,
+/// Numerical Recipes, section 6.2, with a relative error below 1.2e-7.
 #[inline(always)]
 pub(crate) fn normal_distribution(x: F32x4) -> F32x4 {
     let one = F32x4::splat(1.0);
@@ -53,7 +53,7 @@ pub(crate) fn normal_distribution(x: F32x4) -> F32x4 {
     let t = one / one.add_product(z, F32x4::splat(0.5));
     let p = polynomial(t, ERFC);
     let tail = F32x4::splat(0.5) * t * exp(p - z * z);
-    // The tail below 0, the rest of 1 above.
+    // Below 0 the tail, above 0 its complement.
     F32x4::splat(0.0).greater(x).select(tail, one - tail)
 }
 

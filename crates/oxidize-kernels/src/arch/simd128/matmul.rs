@@ -1,13 +1,13 @@
-//! The matrix product: chooses between direct products, tiles and floats.
+//! Dispatch of the matrix product: chooses between GEMV, GEMM and products in floats.
 
-use super::Products;
-use super::dot::{self, direct};
+use super::Int8Dot;
+use super::dot::{self, GEMV_TOKENS};
 use super::float::{self, Bf16, F16};
 use super::format::Format;
 use super::formats::with_format;
+use super::gemm_i16;
 use super::panel::{self, Panel};
 use super::tile::{TileRows, multiply_panel};
-use super::words;
 use crate::ops::matmul::{Activations, Epilogue, QuantizedRows, Scratch, WeightRows};
 use crate::out::TileMut;
 use crate::quant::TensorType;
@@ -15,40 +15,40 @@ use crate::quant::TensorType;
 /// See [`crate::Kernels::matmul`].
 ///
 /// # Safety
-/// The machine has the instructions of `P`; the shapes fit together.
-pub(crate) unsafe fn matmul<P: Products>(
+/// The machine must have the instructions of `P`.
+pub(crate) unsafe fn matmul<P: Int8Dot>(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
     epilogue: Epilogue<'_>,
     out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the machine has the instructions of `P`.
     let products = unsafe { P::assume() };
-    match (weight.ty(), acts.words()) {
-        (TensorType::F16, Some(acts)) if P::WORDS => {
-            return words::matmul::<F16, P>(products, weight, acts, epilogue, out, scratch);
+    match (weight.ty(), acts.quantized_i16()) {
+        (TensorType::F16, Some(acts)) if P::HAS_I16 => {
+            return gemm_i16::matmul::<F16, P>(products, weight, acts, epilogue, out, scratch);
         }
-        (TensorType::BF16, Some(acts)) if P::WORDS => {
-            return words::matmul::<Bf16, P>(products, weight, acts, epilogue, out, scratch);
+        (TensorType::BF16, Some(acts)) if P::HAS_I16 => {
+            return gemm_i16::matmul::<Bf16, P>(products, weight, acts, epilogue, out, scratch);
         }
         _ => {}
     }
-    let Some(bytes) = acts.bytes() else {
+    let Some(bytes) = acts.quantized_i8() else {
         return float::matmul(weight, acts, epilogue, out, scratch);
     };
     with_format!(
         weight.ty(),
-        F => match acts.is_direct(dot::TOKENS) {
-            true => direct::<F, P>(products, weight, bytes, epilogue, out),
-            false => tiled::<F, P>(products, weight, bytes, epilogue, out, scratch),
+        F => match acts.uses_gemv(GEMV_TOKENS) {
+            true => dot::gemv::<F, P>(products, weight, bytes, epilogue, out),
+            false => gemm::<F, P>(products, weight, bytes, epilogue, out, scratch),
         },
         float::matmul(weight, acts, epilogue, out, scratch)
     );
 }
 
-/// Panel by panel. The weight is of the format.
-fn tiled<F: Format, P: Products>(
+/// Products panel by panel. The weight is of format `F`.
+fn gemm<F: Format, P: Int8Dot>(
     products: P,
     weight: WeightRows<'_>,
     acts: &QuantizedRows,

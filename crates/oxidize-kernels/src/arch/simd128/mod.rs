@@ -1,8 +1,8 @@
 //! The operations in registers of 128 bits, written once for NEON and WebAssembly.
 //!
-//! `vector` is what the instruction set calls its registers, and [`Products`] how it multiplies bytes.
-//! Everything here is made of those two and is safe code: what the machine must have is known from
-//! the witness that `Products` is.
+//! The instruction set supplies its registers (`vector`) and its integer dot products ([`Int8Dot`]).
+//! Everything else here is built on those two and is safe code: a value of an `Int8Dot` type proves that the
+//! machine has the instructions.
 
 mod activation;
 mod attention;
@@ -11,6 +11,7 @@ mod dot;
 mod float;
 mod format;
 mod formats;
+mod gemm_i16;
 mod math;
 mod matmul;
 mod panel;
@@ -19,7 +20,6 @@ mod row;
 mod slices;
 mod tile;
 mod token;
-mod words;
 
 #[cfg(target_arch = "aarch64")]
 use super::aarch64::vector;
@@ -31,45 +31,46 @@ use crate::quant;
 use crate::table::Functions;
 use vector::{I8x16, I32x4};
 
-/// How an instruction set multiplies bytes, of which the second of a product is never −128. A value of
-/// the type is proof that the machine can.
-pub(crate) trait Products: Copy {
-    /// Sixteen elements in a tile: one register of bytes, or two of words.
-    type Stretched: AsRef<[I8x16]>;
+/// Integer dot products of an instruction set. The second factor of a product is never −128. A value of the
+/// type proves that the machine has the instructions.
+pub(crate) trait Int8Dot: Copy {
+    /// Sixteen elements in a tile: one register of 8-bit integers, or two of 16-bit integers.
+    type Widened: AsRef<[I8x16]>;
 
-    /// Registers of [`Products::Stretched`].
-    const WIDTH: usize = size_of::<Self::Stretched>() / 16;
+    /// Registers of [`Int8Dot::Widened`].
+    const WIDTH: usize = size_of::<Self::Widened>() / 16;
 
-    /// Whether tiles are of words. They then serve weights of 16-bit floats, too: an instruction multiplies
-    /// twice as many words as floats.
-    const WORDS: bool = Self::WIDTH == 2;
+    /// True if tiles are of 16-bit integers. They then also serve weights of 16-bit floats: an instruction
+    /// multiplies twice as many 16-bit integers as floats.
+    const HAS_I16: bool = Self::WIDTH == 2;
 
-    /// Tokens that lie side by side in each register of a tile.
-    const ABREAST: usize = 1;
+    /// Tokens that share each register of a tile.
+    const TOKENS_PER_REGISTER: usize = 1;
 
-    /// The proof, on the caller's word.
+    /// Creates the proof without a check.
     ///
     /// # Safety
-    /// The machine has the instructions.
+    /// The machine must have the instructions.
     unsafe fn assume() -> Self;
 
-    /// Adds the sixteen products of two registers of bytes to four sums, it does not matter which to
-    /// which.
+    /// Adds the sixteen products of two registers of bytes to four sums, in any assignment.
     fn add_products(self, sum: I32x4, x: I8x16, y: I8x16) -> I32x4;
 
-    /// Bytes as tiles hold them.
-    fn stretch(x: I8x16) -> Self::Stretched;
+    /// Converts bytes to the integers of a tile.
+    fn widen(x: I8x16) -> Self::Widened;
 
-    /// Adds to each lane the products of what `x` has there, stretched, with lane `LANE` of `y`.
+    /// Adds to each lane the products of the widened elements of `x` there with lane `LANE` of `y`.
     fn add_lane<const LANE: usize>(self, sum: I32x4, x: I8x16, y: &[u8; 16]) -> I32x4;
 
-    /// A register of each of four rows, stretched, as four registers of a panel: here each lane is a row.
+    /// Arranges a widened register of each of four rows as four registers of a panel: here each lane is a
+    /// row.
     #[inline(always)]
-    fn turn(rows: [I32x4; 4]) -> [I32x4; 4] {
+    fn transpose(rows: [I32x4; 4]) -> [I32x4; 4] {
         I32x4::transpose(rows)
     }
 
-    /// The products of a panel's registers with those of `T` tokens: of four rows, and of the other four.
+    /// Products of a panel's registers with those of `T` tokens: of the first four rows, and of the other
+    /// four.
     #[inline(always)]
     fn multiply<const T: usize>(
         self,
@@ -98,16 +99,16 @@ pub(crate) trait Products: Copy {
     }
 }
 
-/// A register of a panel's first four rows, and one of the others.
+/// A register of a panel's first four rows, and one of the other four.
 pub(crate) type Registers = [[u8; 16]; 2];
 
-/// The functions of the table.
-pub(crate) const fn functions<P: Products>() -> Functions {
+/// Functions of the table.
+pub(crate) const fn functions<P: Int8Dot>() -> Functions {
     Functions {
-        encode: quant::encode,
-        settle: quant::settle,
-        spell_out: quant::spell_out,
-        quantize_row: quantize::quantize_row,
+        quantize_weights: quant::quantize_weights,
+        refine_codes: quant::refine_codes,
+        repack: quant::repack,
+        quantize_activation_row: quantize::quantize_activation_row,
         matmul: matmul::matmul::<P>,
         attention_part: attention::attention_part,
         store_kv: convert::store_kv,
@@ -124,8 +125,8 @@ pub(crate) const fn functions<P: Products>() -> Functions {
         softcap: row::softcap,
         dot: row::dot,
         argmax: row::argmax,
-        weigh: ops::weigh::weigh,
-        sum: ops::weigh::sum,
+        exp_sum: ops::exp_sum::exp_sum,
+        sum: ops::exp_sum::sum,
         f32_to_f16: convert::f32_to_f16,
         f16_to_f32: convert::f16_to_f32,
         f32_to_bf16: convert::f32_to_bf16,

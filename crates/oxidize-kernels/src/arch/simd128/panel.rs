@@ -1,12 +1,12 @@
 //! Panels: 8 weight rows unpacked, in the order in which the tile kernel reads them.
 //!
-//! Whatever the format was, a panel holds the same few elements of every row, then the next, in the order
-//! that [`Products::turn`] says; and for each group there are 8 scales and 8 minima. A panel is unpacked
-//! once and serves every token.
+//! Whatever the format, a panel holds the same few elements of every row, then the following ones, in the
+//! order of [`Int8Dot::transpose`]. For each group it has 8 scales and 8 minima. A panel is unpacked once and
+//! serves every token.
 
 use super::format::{CHUNK, Format, Scales};
 use super::vector::{I8x16, I32x4};
-use super::{Products, Registers};
+use super::{Int8Dot, Registers};
 use crate::ops::matmul::{WeightRows, grown};
 
 /// Rows of a panel: two registers of four.
@@ -14,17 +14,17 @@ pub(crate) const ROWS: usize = 8;
 
 /// A panel in a thread's scratch memory.
 pub(crate) struct Panel<'a> {
-    /// For each 16 elements of `k`, or for 8 of them stretched, four pairs of registers.
+    /// Four pairs of registers for each 16 elements of `k`, or for each 8 if they are widened.
     pub(crate) weights: &'a [Registers],
-    /// Of each group.
+    /// Scales of each group.
     pub(crate) scales: &'a [[f32; ROWS]],
-    /// Of each group, where the format has any.
+    /// Minima of each group, if the format has any.
     pub(crate) mins: &'a [[f32; ROWS]],
 }
 
 impl<'a> Panel<'a> {
-    /// Unpacks rows from `first` on; past the last row, the last row again.
-    pub(crate) fn unpack<F: Format, P: Products>(
+    /// Unpacks rows from `first` on, repeating the last row past the end.
+    pub(crate) fn unpack<F: Format, P: Int8Dot>(
         weight: &WeightRows<'_>,
         first: usize,
         bytes: &'a mut Vec<u8>,
@@ -53,20 +53,20 @@ impl<'a> Panel<'a> {
                     scales
                 });
                 let groups = c * chunk_groups..(c + 1) * chunk_groups;
-                turn_scales(
+                transpose_scales(
                     row_scales.each_ref().map(|x| &x.scale),
                     &mut scales[groups.clone()],
                     half,
                 );
                 if F::MIN {
-                    turn_scales(
+                    transpose_scales(
                         row_scales.each_ref().map(|x| &x.min),
                         &mut mins[groups],
                         half,
                     );
                 }
                 let registers = CHUNK / 4 * P::WIDTH;
-                turn_weights::<F, P>(rows, &mut weights[c * registers..][..registers], half);
+                transpose_weights::<F, P>(rows, &mut weights[c * registers..][..registers], half);
             }
         }
         Panel {
@@ -77,9 +77,9 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// Writes four rows' scales or minima to half of the columns.
+/// Writes the scales or minima of four rows to half of the columns.
 #[inline(always)]
-fn turn_scales(rows: [&[f32; 16]; 4], out: &mut [[f32; ROWS]], half: usize) {
+fn transpose_scales(rows: [&[f32; 16]; 4], out: &mut [[f32; ROWS]], half: usize) {
     let rows: [&[[i32; 4]; 4]; 4] = rows.map(bytemuck::cast_ref);
     for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         let columns = I32x4::transpose(rows.map(|row| I32x4::load(&row[i])));
@@ -89,9 +89,9 @@ fn turn_scales(rows: [&[f32; 16]; 4], out: &mut [[f32; ROWS]], half: usize) {
     }
 }
 
-/// Unpacks a chunk of four rows, and writes it to half of a panel's registers.
+/// Unpacks a chunk of four rows and writes it to half of a panel's registers.
 #[inline(always)]
-fn turn_weights<F: Format, P: Products>(
+fn transpose_weights<F: Format, P: Int8Dot>(
     rows: [&[F::Block]; 4],
     out: &mut [Registers],
     half: usize,
@@ -108,7 +108,7 @@ fn turn_weights<F: Format, P: Products>(
     }
     let (out, _) = out.as_chunks_mut::<4>();
     for (i, out) in out.chunks_exact_mut(P::WIDTH).enumerate() {
-        let rows = bytes.each_ref().map(|row| P::stretch(row[i]));
+        let rows = bytes.each_ref().map(|row| P::widen(row[i]));
         for (w, out) in out.iter_mut().enumerate() {
             let lanes = rows.each_ref().map(|row| row.as_ref()[w].as_ints());
             put_rows::<P>(lanes, out, half);
@@ -116,10 +116,10 @@ fn turn_weights<F: Format, P: Products>(
     }
 }
 
-/// Writes a register of each of four rows, stretched, to half of a panel's.
+/// Writes a widened register of each of four rows to half of a panel's registers.
 #[inline(always)]
-pub(crate) fn put_rows<P: Products>(rows: [I32x4; 4], out: &mut [Registers; 4], half: usize) {
-    for (x, out) in P::turn(rows).into_iter().zip(out) {
+pub(crate) fn put_rows<P: Int8Dot>(rows: [I32x4; 4], out: &mut [Registers; 4], half: usize) {
+    for (x, out) in P::transpose(rows).into_iter().zip(out) {
         x.as_bytes().store(&mut out[half]);
     }
 }

@@ -1,25 +1,25 @@
-//! Activations to integers.
+//! Quantization of activations to integers.
 
+use super::gemm_i16;
 use super::slices::largest;
 use super::vector::{F32x4, I8x16};
-use super::words;
-use crate::ops::matmul::{ByteRow, GROUP, MOVED, QuantizedRow};
+use crate::ops::matmul::{GROUP, I8Row, QuantizedRow, ZERO_POINT};
 
-/// See [`crate::Kernels::quantize_rows`].
-pub(crate) fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
+/// See [`crate::Kernels::quantize_activations`].
+pub(crate) fn quantize_activation_row(x: &[f32], out: QuantizedRow<'_>) {
     match out {
-        QuantizedRow::Bytes(out) => quantize_bytes(x, out),
-        QuantizedRow::Words(out) => words::quantize(x, out),
+        QuantizedRow::I8(out) => quantize_i8(x, out),
+        QuantizedRow::I16(out) => gemm_i16::quantize(x, out),
     }
 }
 
-fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
+fn quantize_i8(x: &[f32], mut out: I8Row<'_>) {
     let mut common = None;
     let mut total = 0;
     for (g, group) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         common = out.shared_from(g, x).map(magnitude).or(common);
         let scale = common.unwrap_or_else(|| magnitude(group)) / 127.0;
-        // A scale too small to be inverted stands for a group of zeros.
+        // A scale too small to be inverted makes a group of zeros.
         let inverse = match scale > f32::MIN_POSITIVE {
             true => F32x4::splat(1.0 / scale),
             false => F32x4::splat(0.0),
@@ -35,7 +35,7 @@ fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
             bytes.store(quants);
             let half_sum = bytes.sum();
             out.half_sums[2 * g + half] = scale * half_sum as f32;
-            out.moved[2 * g + half] = MOVED * half_sum;
+            out.zero_point_sums[2 * g + half] = ZERO_POINT * half_sum;
             sum += half_sum;
         }
         out.scales[g] = scale;
@@ -46,7 +46,7 @@ fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     out.clear_padding(x.len() / GROUP);
 }
 
-/// The largest magnitude, NaN left out.
+/// The largest magnitude, ignoring NaN.
 #[inline(always)]
 fn magnitude(x: &[f32]) -> f32 {
     largest(x, 0.0, F32x4::abs)

@@ -34,7 +34,7 @@ pub(crate) fn softmax(x: &mut [f32]) {
     scale(x, 1.0 / sum(x));
 }
 
-/// The largest number, −∞ if there is none.
+/// The largest number, or −∞ if there is none.
 fn max(x: &[f32]) -> f32 {
     largest(x, f32::NEG_INFINITY, |x| x)
 }
@@ -44,7 +44,7 @@ pub(crate) fn argmax(x: &[f32]) -> usize {
     if max == f32::NEG_INFINITY {
         return 0;
     }
-    // Comparing many at once vectorises; the one among them is then looked for.
+    // Comparing a block at a time vectorizes; the number is then searched in its block.
     let equal = |x: &[f32]| x.iter().fold(false, |any, &x| any | (x == max));
     let block = x.chunks(64).position(equal).unwrap_or(0);
     let start = 64 * block;

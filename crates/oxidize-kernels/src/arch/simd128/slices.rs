@@ -1,4 +1,4 @@
-//! Walking slices four floats at a time; the last few go through a buffer.
+//! Loops over slices, four floats at a time; a remainder goes through a padded buffer.
 
 use super::vector::F32x4;
 
@@ -31,8 +31,8 @@ pub(crate) fn map2(x: &mut [f32], y: &[f32], f: impl Fn(F32x4, F32x4) -> F32x4) 
     }
 }
 
-/// Combines vectors into one, in four independent chains; the slice is filled up with `fill`, which
-/// the chains start from.
+/// Combines vectors into one, in four independent chains. They start from `fill`, with which a remainder is
+/// padded.
 #[inline(always)]
 pub(crate) fn fold(x: &[f32], fill: f32, f: impl Fn(F32x4, F32x4) -> F32x4) -> F32x4 {
     let mut chains = [F32x4::splat(fill); 4];
@@ -55,14 +55,14 @@ pub(crate) fn sum(x: &[f32]) -> f32 {
     fold(x, 0.0, |a, b| a + b).sum()
 }
 
-/// The largest of `f(x)` and `least`, which is not below any; NaN is passed over.
+/// The largest of `least` and all `f(x)`, ignoring NaN.
 #[inline(always)]
 pub(crate) fn largest(x: &[f32], least: f32, f: impl Fn(F32x4) -> F32x4) -> f32 {
-    // In this order NaN is dropped. What has been through `f` before is not changed by it.
+    // With the operands in this order NaN is dropped.
     fold(x, least, |a, b| a.or_larger(f(b))).largest()
 }
 
-/// Up to four elements, filled up.
+/// Up to four elements, padded with `fill`.
 #[inline(always)]
 pub(crate) fn padded(x: &[f32], fill: f32) -> [f32; 4] {
     let mut out = [fill; 4];

@@ -1,45 +1,48 @@
 //! The integer tile kernel: a panel of 8 rows times up to four tokens, held in registers.
 
-use super::Products;
+use super::Int8Dot;
 use super::panel::{Panel, ROWS};
 use super::vector::{F32x4, I8x16};
-use crate::ops::matmul::{Epilogue, Precision, QuantizedRows, grown};
+use crate::ops::matmul::{ActivationFormat, Epilogue, QuantizedRows, grown};
 use crate::out::TileMut;
 
 /// Tokens of a tile.
 const TOKENS: usize = 4;
 
-/// Activations as the tiles of an instruction set want them.
+/// Activations in the layout of the tiles of an instruction set.
 pub(crate) struct TileRows<'a> {
     rows: &'a QuantizedRows,
-    /// The quants of [`Products::ABREAST`] rows after another, if they are not used as they are.
+    /// Quants in that layout, [`Int8Dot::TOKENS_PER_REGISTER`] rows after another; empty if it is that of the
+    /// rows.
     registers: &'a [[u8; 16]],
 }
 
 impl<'a> TileRows<'a> {
-    /// Brings all rows into order, in the buffer.
-    pub(crate) fn new<P: Products>(rows: &'a QuantizedRows, buffer: &'a mut Vec<f32>) -> Self {
+    /// Copies all rows to the buffer in that layout, if it differs.
+    pub(crate) fn new<P: Int8Dot>(rows: &'a QuantizedRows, buffer: &'a mut Vec<f32>) -> Self {
         let mut out = TileRows {
             rows,
             registers: &[],
         };
-        if rows.precision() == Precision::Words || P::WIDTH == 1 && P::ABREAST == 1 {
+        if rows.format() == ActivationFormat::I16Block64
+            || P::WIDTH == 1 && P::TOKENS_PER_REGISTER == 1
+        {
             return out;
         }
-        let n = rows.rows().next_multiple_of(P::ABREAST) * out.stride::<P>();
+        let n = rows.rows().next_multiple_of(P::TOKENS_PER_REGISTER) * out.stride::<P>();
         let registers: &mut [[u8; 16]] = bytemuck::cast_slice_mut(grown(buffer, 4 * n));
-        let together = P::ABREAST * out.stride::<P>();
+        let together = P::TOKENS_PER_REGISTER * out.stride::<P>();
         for (i, out) in registers.chunks_exact_mut(together).enumerate() {
-            for place in 0..P::ABREAST {
-                // Of an odd number, the last is its own neighbour.
-                let row = (P::ABREAST * i + place).min(rows.rows() - 1);
+            for place in 0..P::TOKENS_PER_REGISTER {
+                // The last of an odd number of rows is paired with itself.
+                let row = (P::TOKENS_PER_REGISTER * i + place).min(rows.rows() - 1);
                 let quants: &[[u8; 16]] = bytemuck::cast_slice(rows.quants(row));
-                let widths = out.chunks_exact_mut(P::ABREAST * P::WIDTH);
+                let widths = out.chunks_exact_mut(P::TOKENS_PER_REGISTER * P::WIDTH);
                 for (quants, out) in quants.iter().zip(widths) {
-                    let stretched = P::stretch(I8x16::load(quants));
-                    let shared = out.chunks_exact_mut(P::ABREAST);
-                    for (x, out) in stretched.as_ref().iter().zip(shared) {
-                        place_part::<P>(*x, place, out);
+                    let widened = P::widen(I8x16::load(quants));
+                    let shared = out.chunks_exact_mut(P::TOKENS_PER_REGISTER);
+                    for (x, out) in widened.as_ref().iter().zip(shared) {
+                        store_part::<P>(*x, place, out);
                     }
                 }
             }
@@ -49,40 +52,43 @@ impl<'a> TileRows<'a> {
     }
 
     /// Registers of a row.
-    fn stride<P: Products>(&self) -> usize {
+    fn stride<P: Int8Dot>(&self) -> usize {
         self.rows.k() / 16 * P::WIDTH
     }
 
-    /// The registers that a row is in, [`Products::ABREAST`] times its own number.
+    /// The registers that hold a row, together with the rows that share them.
     #[inline(always)]
-    fn registers<P: Products>(&self, row: usize) -> &[[u8; 16]] {
+    fn registers<P: Int8Dot>(&self, row: usize) -> &[[u8; 16]] {
         if !self.registers.is_empty() {
-            let together = P::ABREAST * self.stride::<P>();
-            return &self.registers[row / P::ABREAST * together..][..together];
+            let together = P::TOKENS_PER_REGISTER * self.stride::<P>();
+            return &self.registers[row / P::TOKENS_PER_REGISTER * together..][..together];
         }
-        match self.rows.precision() {
-            Precision::Words => bytemuck::cast_slice(self.rows.words(row)),
+        match self.rows.format() {
+            ActivationFormat::I16Block64 => bytemuck::cast_slice(self.rows.quants_i16(row)),
             _ => bytemuck::cast_slice(self.rows.quants(row)),
         }
     }
 }
 
-/// Shares a register of a row out over those that it has with others, in each of which it has its place.
+/// Stores a register of a row in parts, each in its place in a register that the row shares with others.
 #[inline(always)]
-fn place_part<P: Products>(x: I8x16, place: usize, out: &mut [[u8; 16]]) {
+fn store_part<P: Int8Dot>(x: I8x16, place: usize, out: &mut [[u8; 16]]) {
     let mut bytes = [0; 16];
     x.store(&mut bytes);
-    let len = 16 / P::ABREAST;
+    let len = 16 / P::TOKENS_PER_REGISTER;
     for (part, out) in bytes.chunks_exact(len).zip(out) {
         out[place * len..][..len].copy_from_slice(part);
     }
 }
 
-const _: () = assert!(TOKENS.is_multiple_of(2), "neighbours are in one tile");
+const _: () = assert!(
+    TOKENS.is_multiple_of(2),
+    "rows that share registers are in one tile"
+);
 
-/// Multiplies a panel with all tokens. `GROUP` elements have a scale: 16 or 32 bytes, or 64 words; `MIN` says
-/// that there are minima.
-pub(crate) fn multiply_panel<P: Products, const GROUP: usize, const MIN: bool>(
+/// Multiplies a panel with all tokens. `GROUP` elements share a scale: 16 or 32 of 8 bits, or 64 of 16 bits.
+/// `MIN` says that there are minima.
+pub(crate) fn multiply_panel<P: Int8Dot, const GROUP: usize, const MIN: bool>(
     products: P,
     panel: &Panel<'_>,
     acts: &TileRows<'_>,
@@ -115,9 +121,9 @@ pub(crate) fn multiply_panel<P: Products, const GROUP: usize, const MIN: bool>(
     }
 }
 
-/// The products of the panel's rows with tokens `first` to `first + T − 1`.
+/// Products of the panel's rows with tokens `first` to `first + T − 1`.
 #[inline(always)]
-fn tile<P: Products, const GROUP: usize, const MIN: bool, const T: usize>(
+fn tile<P: Int8Dot, const GROUP: usize, const MIN: bool, const T: usize>(
     products: P,
     panel: &Panel<'_>,
     acts: &TileRows<'_>,
@@ -134,7 +140,7 @@ fn tile<P: Products, const GROUP: usize, const MIN: bool, const T: usize>(
     let width = GROUP / 16 * P::WIDTH;
     let mut sums = [[F32x4::splat(0.0); 2]; T];
     for (g, weights) in panel.weights.chunks_exact(4 * width).enumerate() {
-        let together = P::ABREAST * width;
+        let together = P::TOKENS_PER_REGISTER * width;
         let acts = registers.map(|registers| &registers[g * together..][..together]);
         let dots = products.multiply(weights.as_chunks().0, acts);
         let scale = halves(&panel.scales[g]);

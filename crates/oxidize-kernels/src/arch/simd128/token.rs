@@ -1,9 +1,9 @@
-//! [`Token`]: a row of quantised activations in the pieces that kernels walk through.
+//! [`Token`]: a row of quantized activations, split as kernels read it.
 
 use super::vector::I8x16;
 use crate::ops::matmul::{GROUP, QuantizedRows};
 
-/// A token's activations. Scales and sums belong to eight groups of 32 at a time, ending in zeros.
+/// Activations of a token. Scales and sums come in runs of eight groups of 32, padded with zeros.
 #[derive(Clone, Copy)]
 pub(crate) struct Token<'a> {
     pub(crate) quants: &'a [[i8; GROUP]],
@@ -13,14 +13,14 @@ pub(crate) struct Token<'a> {
 }
 
 impl<'a> Token<'a> {
-    /// One of the rows.
+    /// The activations of a row.
     #[inline(always)]
     pub(crate) fn new(rows: &'a QuantizedRows, row: usize) -> Self {
         let raw = rows.raw();
         let quants = rows.quants(row).as_chunks().0;
         let at = row * raw.group_stride;
-        // SAFETY: `quants` has found that there is such a row of bytes; the buffers have a whole stride
-        // of each row.
+        // SAFETY: `quants` has asserted that `row` is a row of 8-bit integers; the buffers of scales, sums
+        // and half sums then have a whole stride of it, and are borrowed for `'a`.
         let (scales, sums, half_sums) = unsafe {
             use std::slice::from_raw_parts as slice;
             (

@@ -1,4 +1,4 @@
-//! The registers of WebAssembly's SIMD, with the operations that `simd128` is written in.
+//! The registers of WebAssembly's SIMD, with the operations that `simd128` uses.
 //!
 //! `aarch64/vector.rs` has the same types and methods.
 
@@ -9,11 +9,11 @@ use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Sub};
 #[derive(Clone, Copy)]
 pub(crate) struct F32x4(v128);
 
-/// Four integers, or masks that are all ones where something holds.
+/// Four integers, or masks that are all ones in lanes where a condition holds.
 #[derive(Clone, Copy)]
 pub(crate) struct I32x4(pub(super) v128);
 
-/// Sixteen bytes, signed where that matters unless a method says otherwise.
+/// Sixteen bytes, signed unless a method says otherwise.
 #[derive(Clone, Copy)]
 pub(crate) struct I8x16(pub(super) v128);
 
@@ -35,24 +35,25 @@ operators!(I32x4: Add add i32x4_add, Sub sub i32x4_sub, BitAnd bitand v128_and,
 operators!(I8x16: Add add i8x16_add, Sub sub i8x16_sub, BitAnd bitand v128_and,
     BitOr bitor v128_or, BitXor bitxor v128_xor);
 
-/// A register from 16 bytes at any address.
+/// Loads 16 bytes from any address.
 #[inline(always)]
 fn load<T>(x: &T) -> v128 {
     const { assert!(size_of::<T>() == 16) };
-    // SAFETY: the value has 16 bytes.
+    // SAFETY: the reference is to a value of 16 bytes, as asserted above; the load needs no alignment.
     unsafe { v128_load(std::ptr::from_ref(x).cast()) }
 }
 
-/// Writes 16 bytes of numbers to any address.
+/// Stores 16 bytes to any address.
 #[inline(always)]
 fn store<T: bytemuck::Pod>(x: v128, out: &mut T) {
     const { assert!(size_of::<T>() == 16) };
-    // SAFETY: the place has 16 bytes, and any bits are a value of its type.
+    // SAFETY: the reference is to a value of 16 bytes, as asserted above, and of type `Pod`, of which any
+    // bits are a value; the store needs no alignment.
     unsafe { v128_store(std::ptr::from_mut(out).cast(), x) }
 }
 
 impl F32x4 {
-    /// The same in every lane.
+    /// One number in every lane.
     #[inline(always)]
     pub(crate) fn splat(x: f32) -> Self {
         F32x4(f32x4_splat(x))
@@ -71,34 +72,34 @@ impl F32x4 {
     /// Four numbers of half precision.
     #[inline(always)]
     pub(crate) fn from_halves(x: [u16; 4]) -> Self {
-        // SAFETY: the array has eight bytes.
+        // SAFETY: the array has the eight bytes that are loaded.
         let bits = I32x4(unsafe { u32x4_load_extend_u16x4(x.as_ptr()) });
-        // The exponent's bias grows by 127 - 15; the product also normalises subnormals, exactly.
+        // The bias of the exponent grows by 127 − 15; the product also normalizes subnormals, exactly.
         let magnitude = (bits & I32x4::splat(0x7fff)).shift_left::<13>();
         let scaled = magnitude.as_floats() * F32x4::splat(f32::from_bits((127 + 112) << 23));
-        // What would be 65536 or more is an infinity or NaN.
+        // Numbers from 65536 on are infinities or NaN.
         let finite = F32x4::splat(65536.0).greater(scaled);
         let special = I32x4(v128_andnot(i32x4_splat(0x7f80_0000), finite.0));
         let sign = (bits & I32x4::splat(0x8000)).shift_left::<16>();
         (scaled.bits() | special | sign).as_floats()
     }
 
-    /// Rounded to half precision.
+    /// Rounds to half precision.
     #[inline(always)]
     pub(crate) fn to_halves(self) -> [u16; 4] {
-        /// The first number above the halves, 2¹⁶, and the first that is no subnormal half, 2⁻¹⁴.
+        /// The first number above half precision, 2¹⁶, and the first that is not subnormal there, 2⁻¹⁴.
         const ABOVE: i32 = (127 + 16) << 23;
         const NORMAL: i32 = (127 - 14) << 23;
-        /// Adding this moves a subnormal half's ten bits to the end of a float, rounded.
+        /// Adding this moves the ten bits of a subnormal half to the end of a float, rounded.
         const MAGIC: i32 = (127 - 15 + 23 - 10 + 1) << 23;
         let sign = self.bits() & I32x4::splat(i32::MIN);
         let magnitude = self.bits() ^ sign;
-        // Nearest even: just under a half is added, or a half where the kept part is odd.
+        // Rounds to nearest even: adds just under a half, or a half if the kept part is odd.
         let odd = magnitude.shift_right::<13>() & I32x4::splat(1);
         let rebias = I32x4::splat(((15 - 127) << 23) + 0xfff);
         let normal = (magnitude + rebias + odd).shift_right::<13>();
-        let moved = magnitude.as_floats() + I32x4::splat(MAGIC).as_floats();
-        let subnormal = moved.bits() - I32x4::splat(MAGIC);
+        let shifted = magnitude.as_floats() + I32x4::splat(MAGIC).as_floats();
+        let subnormal = shifted.bits() - I32x4::splat(MAGIC);
         let nan = magnitude.greater(I32x4::splat(0x7f80_0000));
         let payload = (magnitude.shift_right::<13>() & I32x4::splat(0x3ff)) | I32x4::splat(0x200);
         let special = I32x4::splat(0x7c00) | (payload & nan);
@@ -121,7 +122,7 @@ impl F32x4 {
         self + x * y
     }
 
-    /// `self`, or `x` where that is larger. NaN is never larger, and stays where it is in `self`.
+    /// `self`, or `x` where that is larger. NaN in `x` is never larger, and NaN in `self` stays.
     #[inline(always)]
     pub(crate) fn or_larger(self, x: F32x4) -> Self {
         F32x4(f32x4_pmax(self.0, x.0))
@@ -138,13 +139,13 @@ impl F32x4 {
         F32x4(f32x4_abs(self.0))
     }
 
-    /// Where `self > x`.
+    /// Mask of the lanes in which `self > x`.
     #[inline(always)]
     pub(crate) fn greater(self, x: F32x4) -> I32x4 {
         I32x4(f32x4_gt(self.0, x.0))
     }
 
-    /// The nearest integers, even ones of two; 0 for NaN.
+    /// Rounds to the nearest integers, ties to even; 0 for NaN.
     #[inline(always)]
     pub(crate) fn rounded(self) -> I32x4 {
         I32x4(i32x4_trunc_sat_f32x4(f32x4_nearest(self.0)))
@@ -155,7 +156,7 @@ impl F32x4 {
         I32x4(self.0)
     }
 
-    /// The first lanes of both, in turn, and the last: `a0 b0 a1 b1`, `a2 b2 a3 b3`.
+    /// Interleaves the first lanes of both, and the last: `a0 b0 a1 b1`, `a2 b2 a3 b3`.
     #[inline(always)]
     pub(crate) fn interleave(self, other: F32x4) -> [F32x4; 2] {
         [
@@ -172,7 +173,7 @@ impl F32x4 {
 }
 
 impl I32x4 {
-    /// The same in every lane.
+    /// One number in every lane.
     #[inline(always)]
     pub(crate) fn splat(x: i32) -> Self {
         I32x4(i32x4_splat(x))
@@ -205,43 +206,43 @@ impl I32x4 {
         I32x4(i32x4_shr(self.0, N as u32))
     }
 
-    /// Where `self > x`.
+    /// Mask of the lanes in which `self > x`.
     #[inline(always)]
     pub(crate) fn greater(self, x: I32x4) -> I32x4 {
         I32x4(i32x4_gt(self.0, x.0))
     }
 
-    /// `yes` where this mask is all ones, and `no` where it is zeros.
+    /// `yes` where this mask is all ones, `no` where it is zeros.
     #[inline(always)]
     pub(crate) fn select(self, yes: F32x4, no: F32x4) -> F32x4 {
         F32x4(v128_bitselect(yes.0, no.0, self.0))
     }
 
-    /// The numbers as floats.
+    /// Converts the numbers to floats.
     #[inline(always)]
     pub(crate) fn to_floats(self) -> F32x4 {
         F32x4(f32x4_convert_i32x4(self.0))
     }
 
-    /// The bits as floats.
+    /// Reinterprets the bits as floats.
     #[inline(always)]
     pub(crate) fn as_floats(self) -> F32x4 {
         F32x4(self.0)
     }
 
-    /// The bits as bytes.
+    /// Reinterprets the bits as bytes.
     #[inline(always)]
     pub(crate) fn as_bytes(self) -> I8x16 {
         I8x16(self.0)
     }
 
-    /// The lower half of each of eight.
+    /// The low 16 bits of each of eight integers.
     #[inline(always)]
-    pub(crate) fn low_words(self, other: I32x4) -> I8x16 {
+    pub(crate) fn low_i16(self, other: I32x4) -> I8x16 {
         I8x16(i16x8_shuffle::<0, 2, 4, 6, 8, 10, 12, 14>(self.0, other.0))
     }
 
-    /// Rows to columns.
+    /// Transposes four rows of four.
     #[inline(always)]
     pub(crate) fn transpose([a, b, c, d]: [I32x4; 4]) -> [I32x4; 4] {
         let zip = |x: I32x4, y: I32x4| {
@@ -257,7 +258,7 @@ impl I32x4 {
 }
 
 impl I8x16 {
-    /// The same in every lane.
+    /// One number in every lane.
     #[inline(always)]
     pub(crate) fn splat(x: u8) -> Self {
         I8x16(u8x16_splat(x))
@@ -273,7 +274,7 @@ impl I8x16 {
         store(self.0, out);
     }
 
-    /// Shifts each byte. As engines would do it for `i8x16.shl`, but with a mask they need not compute.
+    /// Shifts each byte, as engines compile `i8x16.shl`, but with a constant mask.
     #[inline(always)]
     pub(crate) fn shift_left<const N: i32>(self) -> Self {
         I8x16(i16x8_shl(self.0, N as u32)) & I8x16::splat(0xff << N)
@@ -285,25 +286,25 @@ impl I8x16 {
         I8x16(u16x8_shr(self.0, N as u32)) & I8x16::splat(0xff >> N)
     }
 
-    /// All ones in the bytes that are equal.
+    /// Mask of the bytes that are equal.
     #[inline(always)]
     pub(crate) fn equal(self, other: I8x16) -> Self {
         I8x16(i8x16_eq(self.0, other.0))
     }
 
-    /// The bytes of this table that `indices` below 16 choose.
+    /// Looks up `indices` below 16 in this table of bytes.
     #[inline(always)]
     pub(crate) fn lookup(self, indices: I8x16) -> Self {
         I8x16(i8x16_swizzle(self.0, indices.0))
     }
 
-    /// The bits as integers of 32 bits.
+    /// Reinterprets the bits as 32-bit integers.
     #[inline(always)]
     pub(crate) fn as_ints(self) -> I32x4 {
         I32x4(self.0)
     }
 
-    /// The numbers cut to what bytes can hold.
+    /// Converts the numbers to bytes, saturating.
     #[inline(always)]
     pub(crate) fn narrow([a, b, c, d]: [I32x4; 4]) -> Self {
         let (low, high) = (i16x8_narrow_i32x4(a.0, b.0), i16x8_narrow_i32x4(c.0, d.0));

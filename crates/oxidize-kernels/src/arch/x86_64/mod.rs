@@ -1,9 +1,11 @@
-//! x86-64: AVX2 with FMA and F16C, AVX-VNNI or AVX-512 with VNNI on top of it, and AMX on top of the latter.
+//! x86-64: AVX2 with FMA and F16C, AVX-VNNI and AVX-512 with VNNI, which both extend it, and AMX, which
+//! extends AVX-512.
 
 pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 mod avx_vnni;
+mod matmul;
 
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
@@ -15,7 +17,7 @@ use crate::table::{Isa, Kernels};
 pub(crate) struct Avx2(());
 
 impl Avx2 {
-    /// Asks the machine.
+    /// Returns the proof if the processor has the instructions.
     pub(crate) fn new() -> Option<Self> {
         let has = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -24,24 +26,24 @@ impl Avx2 {
     }
 }
 
-/// Proof that this machine has AVX-VNNI, beside AVX2.
+/// Proof that this machine has AVX-VNNI, in addition to AVX2.
 #[derive(Clone, Copy)]
 pub(crate) struct AvxVnni(());
 
 impl AvxVnni {
-    /// Asks the machine.
+    /// Returns the proof if the processor has the instructions.
     pub(crate) fn new() -> Option<Self> {
         let has = Avx2::new().is_some() && is_x86_feature_detected!("avxvnni");
         has.then_some(Self(()))
     }
 }
 
-/// Proof that this machine has AVX-512 F, BW, DQ, VL and VNNI, beside AVX2.
+/// Proof that this machine has AVX-512 F, BW, DQ, VL and VNNI, in addition to AVX2.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// Asks the machine.
+    /// Returns the proof if the processor has the instructions.
     pub(crate) fn new() -> Option<Self> {
         let has = Avx2::new().is_some()
             && is_x86_feature_detected!("avx512f")
@@ -53,12 +55,12 @@ impl Avx512 {
     }
 }
 
-/// Proof that this machine has AMX for bytes, beside AVX-512, and that the system lets us use it.
+/// Proof that this machine has AMX for bytes, in addition to AVX-512, and that the operating system permits it.
 #[derive(Clone, Copy)]
 pub(crate) struct Amx(());
 
 impl Amx {
-    /// Asks the machine and the system.
+    /// Returns the proof if the processor has the instructions and the system permits them.
     pub(crate) fn new() -> Option<Self> {
         static HAS: OnceLock<bool> = OnceLock::new();
         let has = || {
@@ -70,14 +72,15 @@ impl Amx {
     }
 }
 
-/// Asks Linux for the tile registers, which it gives only to processes that want them.
+/// Requests the tile registers from Linux, which grants them only to processes that request them.
 #[cfg(target_os = "linux")]
 fn allows_tiles() -> bool {
     const ARCH_PRCTL: usize = 158;
     const REQUEST_PERMISSION: usize = 0x1023;
     const TILE_DATA: usize = 18;
     let mut result = ARCH_PRCTL;
-    // SAFETY: the call changes nothing but the process's permission; `syscall` overwrites rcx and r11.
+    // SAFETY: `arch_prctl` with this code takes two integers and changes only the process's permission;
+    // `syscall` overwrites rax, rcx and r11, which are declared, and writes no memory.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -97,7 +100,7 @@ fn allows_tiles() -> bool {
     false
 }
 
-/// The kernels of an instruction set, if this machine has it.
+/// Returns the kernels of an instruction set if this machine has it.
 pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     match isa {
         Isa::Avx2 => Avx2::new().map(avx2::kernels),

@@ -1,22 +1,23 @@
-//! Matrix product of weights in any format with a batch of activations: its arguments and its
-//! reference.
+//! Matrix product of weights in any format with a batch of activations: arguments and reference
+//! implementation.
 //!
-//! Quantised weights meet activations quantised to 8 bits ([`QuantizedRows`]), 32 to a scale unless
-//! [`ActivationRounding`] says otherwise, so that the multiplication is one of integers. Weights of
-//! 16-bit floats meet a few activations as they are, and many rounded to words; others always as they are.
-//! One call computes some rows of the weight for every token; threads share out the rows.
+//! Quantized weights are multiplied in integers, with activations quantized to 8 bits ([`QuantizedRows`]), 32
+//! to a scale unless [`ActivationQuant`] says otherwise. Weights of 16-bit floats are multiplied in floats
+//! with few tokens, and with many in 16-bit integers; weights of other floats always in floats. One call
+//! computes some rows of the weight for every token; threads divide the rows among them.
 
 mod rows;
 
-pub use rows::{ActivationRounding, Precision, QuantizedRows, QuantizedRowsMut, SharedRows};
+pub use rows::{ActivationFormat, ActivationQuant, QuantizedRows, QuantizedRowsMut, SharedRows};
 pub(crate) use rows::{
-    ByteRow, GROUP, MOVED, QuantizedRow, RawRows, WORD_GROUP, WORD_MAX, WordRow, quantize_row,
+    GROUP, I8Row, I16_GROUP, I16_LIMIT, I16Row, QuantizedRow, RawRows, ZERO_POINT,
+    quantize_activation_row,
 };
 
 use crate::out::TileMut;
 use crate::quant::{self, TensorType};
 
-/// Some rows of a weight matrix, as they lie in the file.
+/// Some rows of a weight matrix, in the format of the file.
 #[derive(Clone, Copy)]
 pub struct WeightRows<'a> {
     ty: TensorType,
@@ -26,7 +27,7 @@ pub struct WeightRows<'a> {
 }
 
 impl<'a> WeightRows<'a> {
-    /// Rows of `k` elements of type `ty`. `None` if a row is not whole blocks or `data` not whole rows.
+    /// Rows of `k` elements of type `ty`, or `None` if a row is not whole blocks or `data` is not whole rows.
     pub fn new(ty: TensorType, k: usize, data: &'a [u8]) -> Option<Self> {
         let row_bytes = usize::try_from(ty.bytes_for(k as u64)?).ok()?;
         let whole = row_bytes > 0 && data.len().is_multiple_of(row_bytes);
@@ -81,18 +82,18 @@ impl<'a> WeightRows<'a> {
     }
 }
 
-/// The input of a matrix product: `m` rows of `k`, as floats and, where quantised weights need
-/// them, as integers.
+/// Input of a matrix product: rows (tokens) of `k` elements, as floats and, if quantized weights need them,
+/// as integers.
 #[derive(Clone, Copy)]
 pub struct Activations<'a> {
     floats: &'a [f32],
     k: usize,
     quantized: Option<&'a QuantizedRows>,
-    each_alone: bool,
+    batch_invariant: bool,
 }
 
 impl<'a> Activations<'a> {
-    /// For float weights, and for formats the kernels have no integer path for.
+    /// For weights of floats, and for formats without an integer kernel.
     ///
     /// # Panics
     /// If `floats` is not whole rows of `k`.
@@ -106,7 +107,7 @@ impl<'a> Activations<'a> {
             floats,
             k,
             quantized: None,
-            each_alone: false,
+            batch_invariant: false,
         }
     }
 
@@ -121,14 +122,17 @@ impl<'a> Activations<'a> {
             floats,
             k,
             quantized: Some(quantized),
-            each_alone: false,
+            batch_invariant: false,
         }
     }
 
-    /// Asks that the products of each row be, to the last bit, those it has when it is the only one.
-    /// Slower for many rows: tiles add in another order than the product of a single row.
-    pub fn each_alone(self, each_alone: bool) -> Self {
-        Self { each_alone, ..self }
+    /// Makes the products of each row the same, to the last bit, as if it were the only row. Slower for many
+    /// rows: tiles add in another order than the product of a single row.
+    pub fn batch_invariant(self, batch_invariant: bool) -> Self {
+        Self {
+            batch_invariant,
+            ..self
+        }
     }
 
     /// Number of rows (tokens).
@@ -141,18 +145,19 @@ impl<'a> Activations<'a> {
         self.k
     }
 
-    /// Whether up to `direct` rows at a time are to be multiplied as a single one is, whatever their number.
-    pub(crate) fn is_direct(&self, direct: usize) -> bool {
-        self.each_alone || self.rows() <= direct
+    /// True if rows are multiplied by the kernel for single rows: up to `max_tokens` of them, or any number
+    /// if the product must be batch invariant.
+    pub(crate) fn uses_gemv(&self, max_tokens: usize) -> bool {
+        self.batch_invariant || self.rows() <= max_tokens
     }
 
-    /// Whether each row is to have the products that it has when it is the only one.
-    pub(crate) fn are_alone(&self) -> bool {
-        self.each_alone
+    /// True if the products of each row must be the same as if it were the only row.
+    pub(crate) fn is_batch_invariant(&self) -> bool {
+        self.batch_invariant
     }
 
     /// Some of the rows, as floats.
-    pub(crate) fn floats_of(&self, rows: std::ops::Range<usize>) -> Activations<'a> {
+    pub(crate) fn float_rows(&self, rows: std::ops::Range<usize>) -> Activations<'a> {
         Activations::floats(&self.floats[rows.start * self.k..rows.end * self.k], self.k)
     }
 
@@ -166,24 +171,24 @@ impl<'a> Activations<'a> {
         self.floats
     }
 
-    /// The rows quantised to bytes, where there are any.
-    pub(crate) fn bytes(&self) -> Option<&'a QuantizedRows> {
-        self.quantized.filter(|rows| rows.precision().is_bytes())
+    /// The rows quantized to 8 bits, if they are.
+    pub(crate) fn quantized_i8(&self) -> Option<&'a QuantizedRows> {
+        self.quantized.filter(|rows| rows.format().is_i8())
     }
 
-    /// The rows rounded to words, where there are any.
-    pub(crate) fn words(&self) -> Option<&'a QuantizedRows> {
+    /// The rows quantized to 16 bits, if they are.
+    pub(crate) fn quantized_i16(&self) -> Option<&'a QuantizedRows> {
         self.quantized
-            .filter(|rows| rows.precision() == Precision::Words)
+            .filter(|rows| rows.format() == ActivationFormat::I16Block64)
     }
 }
 
-/// What a matrix product does besides: the bias it adds, and whether to what was there.
+/// Operation on the results of a matrix product: adds a bias, and stores them or adds them to the output.
 #[derive(Clone, Copy, Default)]
 pub struct Epilogue<'a> {
     /// One number per row of the weight.
     pub bias: Option<&'a [f32]>,
-    /// Adds the product to the output (a residual) and does not replace it.
+    /// Adds the product to the output (a residual) instead of replacing it.
     pub accumulate: bool,
 }
 
@@ -206,7 +211,7 @@ impl Epilogue<'_> {
         *out = if self.accumulate { *out + value } else { value };
     }
 
-    /// Writes the products of weight rows from `first` on, as many of them as `out` has room for.
+    /// Writes the products of weight rows from `first` on, as many as `out` has room for.
     #[inline(always)]
     pub(crate) fn write_rows<const N: usize>(
         &self,
@@ -215,7 +220,7 @@ impl Epilogue<'_> {
         values: &[f32; N],
     ) {
         let out = &mut out[first..];
-        // All of them, most often: the compiler then needs no call for so short a copy.
+        // The common case of all `N` and no bias has a constant length, which needs no call to copy.
         if let (Some(out), None) = (out.first_chunk_mut::<N>(), self.bias) {
             if self.accumulate {
                 out.iter_mut()
@@ -233,7 +238,7 @@ impl Epilogue<'_> {
     }
 }
 
-/// Working memory of a thread; grows to what it needs and stays.
+/// Working memory of a thread, which grows as needed and is reused.
 #[derive(Default)]
 pub struct Scratch {
     pub(crate) floats: Vec<f32>,
@@ -248,13 +253,13 @@ impl Scratch {
         Self::default()
     }
 
-    /// At least `n` floats, of any value.
+    /// `n` floats of unspecified value.
     pub(crate) fn floats(&mut self, n: usize) -> &mut [f32] {
         grown(&mut self.floats, n)
     }
 }
 
-/// The first `n` elements of a buffer that grows when it is too short.
+/// The first `n` elements of a buffer, which grows if it is too short.
 pub(crate) fn grown<T: Default + Clone>(buffer: &mut Vec<T>, n: usize) -> &mut [T] {
     if buffer.len() < n {
         buffer.resize(n, T::default());
@@ -262,15 +267,15 @@ pub(crate) fn grown<T: Default + Clone>(buffer: &mut Vec<T>, n: usize) -> &mut [
     &mut buffer[..n]
 }
 
-/// Whole blocks, of as many elements as `out`, as floats.
+/// Dequantizes whole blocks, of as many elements as `out`.
 pub(crate) fn dequantize(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
-    quant::dequantize(ty, bytes, out).expect("the caller has counted the blocks");
+    quant::dequantize(ty, bytes, out).expect("as many whole blocks as the output has elements");
 }
 
-/// `out[t][r] = weight row r · activation row t`, with the shapes already checked.
+/// `out[t][r] = weight row r · activation row t`, for shapes that have been checked.
 ///
-/// Quantised weights use the quantised activations where there are any, as the fast kernels do,
-/// but in float arithmetic.
+/// Quantized weights use the quantized activations if there are any, as the SIMD kernels do, but in float
+/// arithmetic.
 pub(crate) fn matmul(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
@@ -278,10 +283,10 @@ pub(crate) fn matmul(
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    /// Weight rows that are unpacked together and meet each token once.
+    /// Weight rows that are dequantized together and multiplied with each token.
     const PANEL: usize = 16;
     let k = weight.k();
-    let quantized = acts.bytes().filter(|_| weight.ty().is_quantized());
+    let quantized = acts.quantized_i8().filter(|_| weight.ty().is_quantized());
     let (panel, act) = scratch.floats((PANEL + 1) * k).split_at_mut(PANEL * k);
     for first in (0..weight.rows()).step_by(PANEL) {
         let rows = first..weight.rows().min(first + PANEL);
@@ -308,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn multiplies_and_finishes() {
+    fn applies_bias_and_accumulates() {
         let weight: Vec<u8> = [1.0f32, 2.0, 3.0, -1.0, 0.5, 0.0]
             .iter()
             .flat_map(|x| x.to_le_bytes())
@@ -332,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_not_whole_are_refused() {
+    fn partial_blocks_and_rows_are_rejected() {
         assert!(WeightRows::new(TensorType::Q4_K, 255, &[0; 144]).is_none());
         assert!(WeightRows::new(TensorType::Q4_K, 256, &[0; 145]).is_none());
         assert_eq!(

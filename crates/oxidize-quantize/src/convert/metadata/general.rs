@@ -1,5 +1,5 @@
-//! What a model is and who made it: names, size, licence, authors, and how they would have tokens
-//! chosen, from the files beside the weights.
+//! The `general.*` keys: name, size, license, authors and recommended sampling, from the files beside the
+//! weights.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,11 @@ use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, ValueBuf};
 use serde_json::{Map, Value};
 
-use crate::convert::folder_name;
+use crate::convert::directory_name;
 use crate::output::Output;
 use crate::tensor::Tensor;
 
-/// Writes the `general.` keys. Gives what could not be read, in a line.
+/// Writes the `general.*` keys. Returns a message if a file could not be read.
 pub(in crate::convert) fn general(
     output: &mut Output,
     file: &ModelFile,
@@ -25,19 +25,19 @@ pub(in crate::convert) fn general(
         .sidecar("README.md")
         .and_then(|path| std::fs::read_to_string(path).ok());
     let card = Card::parse(&text.unwrap_or_default());
-    let name = card.text("model_name").or_else(|| folder_name(file));
+    let name = card.text("model_name").or_else(|| directory_name(file));
     if let Some(name) = name {
         output.set("general.name", ValueBuf::Str(name));
     }
     output.set("general.size_label", ValueBuf::Str(size_label(tensors)));
     card.write(output);
-    // Known when types are chosen; here is its place.
+    // Reserves the position of the key; the value follows from the types.
     output.set("general.file_type", ValueBuf::U32(0));
     output.set("general.quantization_version", ValueBuf::U32(2));
     sampling(output, file).err()
 }
 
-/// What GGUF calls the numbers of a sampler, behind `general.sampling.`, and `generation_config.json`.
+/// Sampling parameters: name after `general.sampling.` in GGUF, and name in `generation_config.json`.
 pub(in crate::convert) const SAMPLING: &[(&str, &str)] = &[
     ("temp", "temperature"),
     ("top_p", "top_p"),
@@ -45,17 +45,13 @@ pub(in crate::convert) const SAMPLING: &[(&str, &str)] = &[
     ("penalty_repeat", "repetition_penalty"),
 ];
 
-/// How the authors would have tokens chosen. A model is one without that too, so what is wrong there is only said.
+/// Writes the recommended sampling parameters. They are optional, so an unreadable file is only reported.
 fn sampling(output: &mut Output, file: &ModelFile) -> Result<(), String> {
     let Some(path) = file.sidecar("generation_config.json") else {
         return Ok(());
     };
-    let wrong = |problem: &dyn std::fmt::Display| {
-        format!(
-            "left out: {}, which cannot be read: {problem}",
-            path.display()
-        )
-    };
+    let wrong =
+        |problem: &dyn std::fmt::Display| format!("left out: {}: {problem}", path.display());
     let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
     let config: Map<String, Value> = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
     for (key, field) in SAMPLING {
@@ -73,8 +69,8 @@ fn sampling(output: &mut Output, file: &ModelFile) -> Result<(), String> {
     Ok(())
 }
 
-/// Fields at the head of a README that are texts, and the keys that they are. Of those with the same key, the
-/// first is written.
+/// Text fields of a README's front matter and their GGUF keys. Of fields with the same key, the first
+/// applies.
 const TEXTS: &[(&str, &str)] = &[
     ("license", "general.license"),
     ("license_name", "general.license.name"),
@@ -85,11 +81,11 @@ const TEXTS: &[(&str, &str)] = &[
     ("model_creator", "general.organization"),
 ];
 
-/// Where models are.
+/// Base URL of repositories.
 const HUB: &str = "https://huggingface.co/";
 
-/// The README of a directory that is made of a GGUF file, with a head that [`Card`] reads; `None` where the file says
-/// nothing of itself.
+/// The README for a directory converted from GGUF, with front matter that [`Card`] reads; `None` if the file
+/// has no such keys.
 pub(in crate::convert) fn readme(file: &ModelFile) -> Option<String> {
     let metadata = file.metadata();
     let text = |key: &str| metadata.str(key).map(str::to_owned);
@@ -97,7 +93,7 @@ pub(in crate::convert) fn readme(file: &ModelFile) -> Option<String> {
         let strings = metadata.array(key).and_then(|array| array.strings());
         strings.into_iter().flatten().map(String::from).collect()
     };
-    // JSON's strings are YAML's; without quotes, Norwegian (`no`) would be a denial.
+    // JSON strings are valid YAML. Unquoted, the language `no` (Norwegian) would be the YAML value false.
     let quoted = |text: &str| Value::from(text).to_string();
     let name = text("general.name");
     let mut head = String::new();
@@ -121,7 +117,7 @@ pub(in crate::convert) fn readme(file: &ModelFile) -> Option<String> {
             None => name,
         })
     };
-    // Nobody mixes more than that.
+    // Bounds the loop for a count that the file chooses.
     let n_bases = metadata.u64("general.base_model.count").unwrap_or(0);
     let bases = (0..n_bases.min(64)).filter_map(base).collect();
     for (field, values) in [
@@ -143,7 +139,7 @@ pub(in crate::convert) fn readme(file: &ModelFile) -> Option<String> {
     (!head.is_empty()).then(|| format!("---\n{head}---\n{title}"))
 }
 
-/// The fields at the head of a README, between lines of dashes: texts, and lists of texts.
+/// The YAML front matter of a README: texts and lists of texts.
 #[derive(Debug, Default, PartialEq)]
 struct Card(HashMap<String, Vec<String>>);
 
@@ -170,7 +166,7 @@ impl Card {
                 list.push(item);
                 continue;
             }
-            // What is further in belongs to fields that are not of interest here.
+            // Indented lines belong to fields that are not used.
             let top = !line.starts_with([' ', '\t', '#', '-']);
             let Some((key, value)) = line.split_once(':').filter(|_| top) else {
                 continue;
@@ -235,7 +231,7 @@ impl Card {
     }
 }
 
-/// A number of parameters as people say it; of a mixture, how many experts of which size.
+/// The size label: the parameter count such as `7B`, or for experts `8x7B`.
 fn size_label(tensors: &[Tensor<'_>]) -> String {
     let experts = |tensor: &&Tensor<'_>| tensor.name.contains("_exps.") && tensor.matrices() > 1;
     let n_experts = tensors.iter().filter(experts).map(Tensor::matrices).max();
@@ -268,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_head_of_a_readme_is_read() {
+    fn readme_front_matter_is_parsed() {
         let card = Card::parse(
             "---\nlicense: apache-2.0\nlanguage:\n- en\n- \"fr\"\ntags: [chat, 'small']\nbase_model: a/b\nmodel-index:\n  - name: x\n---\n# A model\nlicense: other\n",
         );

@@ -1,4 +1,4 @@
-//! The keys of a GGUF file, from the numbers of a model and the files beside it.
+//! The metadata keys of a GGUF file, from a model's hyperparameters and the files beside its weights.
 
 mod general;
 mod recurrent;
@@ -11,7 +11,7 @@ use oxidize_core::embedding::Pooling;
 use oxidize_core::file::ModelFile;
 use oxidize_core::gguf::{ArrayBuf, Value as Gguf, ValueBuf, ValueType};
 use oxidize_core::graph::rope::{RopeFactors, RopeScaling};
-use oxidize_core::graph::{Gating, Sees, Window};
+use oxidize_core::graph::{AttentionMask, Gating, Window};
 use serde_json::Value;
 
 pub(super) use general::{SAMPLING, general, readme};
@@ -19,7 +19,7 @@ pub(super) use general::{SAMPLING, general, readme};
 use crate::output::Output;
 use crate::tensor::Tensor;
 
-/// Writes under the architecture's prefix.
+/// Writer of keys with the architecture's prefix.
 struct Keys<'o> {
     output: &'o mut Output,
     prefix: &'static str,
@@ -42,7 +42,7 @@ impl Keys<'_> {
         self.set(name, ValueBuf::Bool(flag));
     }
 
-    /// One number where all layers agree, else a list.
+    /// Writes one number if all layers agree, else an array.
     fn per_layer(&mut self, name: &str, values: impl Iterator<Item = usize> + Clone) {
         let mut all = values.clone();
         let first = all.next().unwrap_or(0);
@@ -55,7 +55,7 @@ impl Keys<'_> {
     }
 }
 
-/// The model's numbers.
+/// Writes the hyperparameters.
 pub(super) fn numbers(
     output: &mut Output,
     file: &ModelFile,
@@ -76,18 +76,18 @@ pub(super) fn numbers(
         None => hp.n_layers_in_file,
     };
     keys.count("block_count", n_layers);
-    // Of learned positions, there are as many as the table has rows.
+    // Learned positions are limited by the rows of their table.
     let table = tensors.iter().find(|t| t.name == "position_embd.weight");
     let positions = table.map_or(usize::MAX, |table| table.rows() as usize);
     keys.count("context_length", hp.n_ctx_train.min(positions));
     keys.count("embedding_length", hp.n_embd);
     let both = if arch.ff_counts_both { 2 } else { 1 };
-    // Granite's configuration has the width of the shared experts first; readers want that of the others.
+    // Granite's intermediate size is that of the shared experts; GGUF readers expect that of the routed ones.
     let shared = config.get("shared_intermediate_size").is_some();
     let moe = hp.moe.as_ref().filter(|_| shared);
     let width = |layer: &LayerParams| moe.map_or(both * layer.n_ff, |moe| moe.n_ff);
     keys.per_layer("feed_forward_length", hp.layers.iter().map(width));
-    // Layers without attention are known by their keys and values, not by their queries.
+    // Layers without attention are marked by their number of KV heads, not of query heads.
     let most = hp.layers.iter().map(|layer| layer.n_heads).max();
     let heads = |layer: &LayerParams| match arch.recurrent {
         Some(_) => most.unwrap_or(0),
@@ -95,7 +95,7 @@ pub(super) fn numbers(
     };
     keys.per_layer("attention.head_count", hp.layers.iter().map(heads));
     keys.count("vocab_size", n_vocab);
-    // Readers differ in which of the two they ask for.
+    // Readers differ in which of the two keys they use.
     keys.float("attention.layer_norm_rms_epsilon", hp.epsilon);
     keys.float("attention.layer_norm_epsilon", hp.epsilon);
     attention(&mut keys, arch, hp);
@@ -144,14 +144,14 @@ const XIELU: &[(&str, TensorRole)] = &[
     ("xielu.eps", FFN_XIELU_EPSILON),
 ];
 
-/// Whether a tensor of a directory is a key in GGUF.
+/// True if a tensor of a directory becomes a key in GGUF.
 pub(super) fn is_key(tensor: &str) -> bool {
     let ending = |role: &TensorRole| role.hf.rsplit("{}").next().unwrap_or(role.hf);
     let mut roles = XIELU.iter().map(|(_, role)| role);
     roles.any(|role| tensor.ends_with(ending(role)))
 }
 
-/// xIELU's parameters, which are tensors in one format and keys in the other.
+/// Writes the xIELU parameters, which are tensors in directories and keys in GGUF.
 fn xielu(output: &mut Output, file: &ModelFile, arch: &Arch, hp: &Hparams) {
     for (key, role) in XIELU {
         let of_layer = |layer: usize| {
@@ -176,7 +176,7 @@ fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
     let listed = recurrent::lists_attention(arch, hp);
     let kv_heads = |layer: &LayerParams| match listed || layer.n_heads > 0 {
         true => layer.n_kv_heads,
-        // Where the file says which layers attend, all have the same number.
+        // If another key marks the attention layers, all layers have the same number.
         false => layers.iter().map(|l| l.n_kv_heads).max().unwrap_or(0),
     };
     if let Some(mla) = &hp.mla {
@@ -221,7 +221,7 @@ fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
     if let Some(size) = window {
         keys.count("attention.sliding_window", size);
         let all = layers.iter().all(|layer| layer.window.is_some());
-        // A reader that makes nothing of the number alone has to be told.
+        // Readers that ignore the window size alone need the pattern.
         if !all || arch.windows == Windows::Never || readers_ignore_windows(arch) {
             let flags = layers
                 .iter()
@@ -245,7 +245,7 @@ fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
     }
 }
 
-/// Whether the first descriptor of this name, which reads the file, has no windows of its own.
+/// True if the first descriptor of this name, which reads the file, has no windows by default.
 fn readers_ignore_windows(arch: &Arch) -> bool {
     let reader = oxidize_core::arch::ARCHS
         .iter()
@@ -253,7 +253,7 @@ fn readers_ignore_windows(arch: &Arch) -> bool {
     reader.is_some_and(|reader| reader.windows == Windows::Never)
 }
 
-/// What encoders have of their own.
+/// Writes the keys of encoders.
 fn encoder(
     keys: &mut Keys<'_>,
     file: &ModelFile,
@@ -261,7 +261,7 @@ fn encoder(
     config: &Value,
     tensors: &[Tensor<'_>],
 ) {
-    if hp.sees == Sees::All {
+    if hp.mask == AttentionMask::Full {
         keys.flag("attention.causal", false);
         let name = config.get("hidden_activation").and_then(Value::as_str);
         if let Some(name) = name {
@@ -311,11 +311,11 @@ fn encoder(
 
 fn rope(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
     let attends = hp.layers.iter().any(|layer| layer.n_heads > 0);
-    let turns = hp.layers.iter().any(|layer| layer.rope.is_some());
+    let has_rope = hp.layers.iter().any(|layer| layer.rope.is_some());
     if arch.recurrent.is_some() && attends {
-        // Where attention stands beside recurrent parts, it often knows no positions.
-        keys.flag("rope.scaling.finetuned", turns);
-    } else if !turns {
+        // Attention layers of hybrid models often have no RoPE.
+        keys.flag("rope.scaling.finetuned", has_rope);
+    } else if !has_rope {
         return;
     }
     let Some(rope) = hp.ropes.first().filter(|_| attends) else {
@@ -353,7 +353,7 @@ fn rope(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
                 keys.float("rope.scaling.yarn_log_multiplier", weight as f32);
             }
         }
-        // Llama 3's ramp is a tensor of factors in GGUF.
+        // GGUF stores Llama 3 scaling as a tensor of frequency factors.
         RopeScaling::None | RopeScaling::Dynamic { .. } | RopeScaling::Llama3 { .. } => {}
     }
     if let RopeFactors::ByContext {
@@ -365,14 +365,14 @@ fn rope(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
     }
 }
 
-/// The pairs of a head that turn by time, by height and by width, where pictures may come between.
+/// Writes the M-RoPE sections of a head: pairs rotated by time, height and width.
 fn sections(keys: &mut Keys<'_>, arch: &Arch, pairs: usize, config: &Value) {
     let listed = |name: &str| config.get(name)?.get("mrope_section")?.as_array();
     let number = |value: &Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
     let given = listed("rope_parameters").or_else(|| listed("rope_scaling"));
     let given = given.map(|list| list.iter().filter_map(number).collect::<Vec<i32>>());
-    // Those of the family's usual head, in proportion.
-    let usual = arch.rope_sections.map(|sections| {
+    // The sections of the family's default head, scaled to this head size.
+    let default = arch.rope_sections.map(|sections| {
         let all: usize = sections.iter().sum();
         let share = |end: usize| (2 * end * pairs + all) / (2 * all);
         let mut end = 0;
@@ -383,7 +383,7 @@ fn sections(keys: &mut Keys<'_>, arch: &Arch, pairs: usize, config: &Value) {
         let sections = sections.iter().map(section);
         sections.map(|n| i32::try_from(n).unwrap_or(0)).collect()
     });
-    if let Some(sections) = given.or(usual) {
+    if let Some(sections) = given.or(default) {
         let padded = sections.into_iter().chain([0; 4]).take(4);
         let list = ValueBuf::Array(ArrayBuf::i32s(padded));
         keys.set("rope.dimension_sections", list);
@@ -391,12 +391,12 @@ fn sections(keys: &mut Keys<'_>, arch: &Arch, pairs: usize, config: &Value) {
 }
 
 fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<'_>]) {
-    // Some say it for each layer.
+    // Some configurations have a list with one entry per layer.
     let first = |value: &Value| value.get(0).unwrap_or(value).as_u64();
     let number = |names: &[&str]| names.iter().find_map(|name| first(config.get(name)?));
     let routed = tensors.iter().any(|t| t.name.contains(".ffn_gate_inp."));
     let Some(moe) = hp.moe.as_ref().filter(|_| routed) else {
-        // A family with experts says that it has none.
+        // A model without experts in a family that has them.
         if number(&["num_local_experts"]) == Some(0) {
             keys.count("expert_count", 0);
             keys.count("expert_used_count", 0);
@@ -406,7 +406,7 @@ fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<
         return;
     };
     keys.count("expert_count", moe.n_experts);
-    keys.count("expert_used_count", moe.n_used);
+    keys.count("expert_used_count", moe.n_expert_used);
     keys.count("expert_feed_forward_length", moe.n_ff);
     let shared = number(&[
         "n_shared_experts",
@@ -462,7 +462,7 @@ fn experts(keys: &mut Keys<'_>, hp: &Hparams, config: &Value, tensors: &[Tensor<
     }
 }
 
-/// Factors that a family's files state.
+/// Writes the scale factors of the family.
 fn scales(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, config: &Value) {
     let number = |name: &str| config.get(name).and_then(Value::as_f64).map(|x| x as f32);
     match arch.scales {

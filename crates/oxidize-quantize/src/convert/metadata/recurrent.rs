@@ -1,16 +1,16 @@
-//! The keys of recurrent parts: what [`oxidize_core::arch::hparams::RecurrentParams`] is read from.
+//! The keys of recurrent layers, from which [`oxidize_core::arch::hparams::RecurrentParams`] are read.
 
 use oxidize_core::arch::{Arch, Hparams, RecurrentKind, RecurrentLayers};
 
 use super::Keys;
 use crate::tensor::Tensor;
 
-/// Writes them, where the model has such parts.
+/// Writes the keys if the model has recurrent layers.
 pub(super) fn write(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, tensors: &[Tensor<'_>]) {
     let (Some(params), Some(_)) = (&hp.recurrent, arch.recurrent) else {
         return;
     };
-    // Ranks are told by the matrices that have them.
+    // Ranks follow from the shapes of the matrices.
     let rows = |ending: &str| {
         let named = |tensor: &&Tensor<'_>| tensor.name.ends_with(ending);
         let tensor = tensors.iter().find(named);
@@ -64,12 +64,12 @@ pub(super) fn write(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams, tensors: &[T
     }
 }
 
-/// Whether the number of key and value heads says which layers attend.
+/// True if the per-layer number of KV heads marks the attention layers.
 pub(super) fn lists_attention(arch: &Arch, hp: &Hparams) -> bool {
     arch.recurrent.is_some() && interval(arch, hp).is_none()
 }
 
-/// Each how-manieth layer attends, where readers of the family ask for that.
+/// The interval of attention layers, if readers of the family use it.
 fn interval(arch: &Arch, hp: &Hparams) -> Option<usize> {
     let spec = arch.recurrent?;
     if !matches!(spec.layers, RecurrentLayers::AllButEvery(_)) {

@@ -9,105 +9,105 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::answer::{Timings, TokenLogprob, token_logprob};
+use crate::answer::{Timings, TokenLogprob};
 use crate::auth::Client;
 use crate::body::Body;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
-use crate::generate::{self, End, Generation, Job, Part, Piece, StopReason, TokenInfo};
+use crate::generate::{self, Delta, End, Generation, GenerationRequest, Input, Update};
 use crate::models::Loaded;
+use crate::prompt::{Infill, Prompt};
 use crate::routes::bounded;
-use crate::routes::completions::Prompt;
 use crate::sampling::{SamplingFields, one_grammar};
 use crate::state::AppState;
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 
-/// A text to continue, by llama-server's names.
+/// Request of a completion.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct NativeRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// Text or tokens.
+    /// Prompt, as a text or as token ids.
     #[serde(default)]
     pub prompt: Option<Prompt>,
-    /// Whether the answer comes as server-sent events.
+    /// Stream the answer as server-sent events.
     pub stream: Option<bool>,
-    /// Most tokens of the answer; -1 is until the end.
+    /// Maximum number of tokens to generate; -1 is no limit.
     #[schema(minimum = -1, maximum = 2147483647)]
     pub n_predict: Option<i32>,
-    /// The same, by OpenAI's name.
+    /// OpenAI's name of `n_predict`.
     #[schema(minimum = -1, maximum = 2147483647)]
     pub max_tokens: Option<i32>,
-    /// How many of the most likely tokens come with each token.
+    /// Number of most likely tokens to return at each position.
     #[serde(alias = "logprobs")]
     #[schema(maximum = 100)]
     pub n_probs: Option<u32>,
-    /// Whether the answer's tokens come with it.
+    /// Return the token ids of the answer.
     pub return_tokens: Option<bool>,
-    /// A grammar in GBNF that the answer follows.
+    /// GBNF grammar that constrains the answer.
     pub grammar: Option<String>,
-    /// A JSON schema that the answer fits.
+    /// JSON schema that constrains the answer.
     #[schema(value_type = Option<Object>)]
     pub json_schema: Option<Value>,
-    /// For `/infill`: what goes before the gap.
+    /// Text before the gap, for `/infill`.
     pub input_prefix: Option<String>,
-    /// For `/infill`: what goes after it.
+    /// Text after the gap, for `/infill`.
     pub input_suffix: Option<String>,
-    /// For `/infill`: other files of the project.
+    /// Other files of the project, for `/infill`.
     pub input_extra: Option<Vec<ExtraFile>>,
     #[serde(flatten)]
-    #[allow(missing_docs, reason = "its fields have their own")]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
 }
 
-/// A file that belongs to the same project as a gap.
+/// A file of the same project as the text with the gap.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ExtraFile {
-    /// Its name.
+    /// Name of the file.
     pub filename: Option<String>,
-    /// What is in it.
+    /// Text of the file.
     pub text: String,
 }
 
-/// A text that went on.
+/// A completion, or a part of one.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct NativeCompletion {
     /// Always 0.
     pub index: usize,
-    /// What was written.
+    /// Generated text.
     pub content: String,
-    /// Its tokens, if asked for.
+    /// Token ids of the text, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<u32>,
-    /// Whether this is all.
+    /// True for the last part.
     pub stop: bool,
-    /// Who answered.
+    /// Name of the model.
     pub model: String,
-    /// Tokens of the answer.
+    /// Tokens generated.
     pub tokens_predicted: usize,
-    /// Tokens of the prompt.
+    /// Tokens in the prompt.
     pub tokens_evaluated: usize,
-    /// Those of them that were found in the cache.
+    /// Prompt tokens found in the prefix cache.
     pub tokens_cached: usize,
-    /// `eos`, `word` or `limit`; `none` while it goes on.
+    /// Reason for the end: `eos`, `word` or `limit`; `none` until then.
     pub stop_type: &'static str,
-    /// The stop string that came up.
+    /// The stop string that ended the answer.
     pub stopping_word: String,
-    /// Always false: a prompt that does not fit is an error.
+    /// Always false: a prompt that exceeds the context is an error.
     pub truncated: bool,
-    /// How likely each token was, if asked for.
+    /// Log probability of each token, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub completion_probabilities: Vec<TokenLogprob>,
-    /// How long it took.
+    /// Timings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
 }
 
-/// Continue a text
+/// Create a completion
 #[utoipa::path(
     post, path = "/completion", tag = "llama-server",
     request_body = NativeRequest,
     responses(
-        (status = 200, description = "The text; with `stream`, server-sent events of its pieces", content(
+        (status = 200, description = "The completion; with `stream`, server-sent events with its parts", content(
             (NativeCompletion = "application/json"), (StreamEvent = "text/event-stream"),
         )),
         OpenAiErrors,
@@ -116,24 +116,21 @@ pub struct NativeCompletion {
 pub async fn completion(
     State(state): State<AppState>,
     Extension(client): Extension<Client>,
-    Body(request): Body<NativeRequest>,
+    Body(mut request): Body<NativeRequest>,
 ) -> ApiResult<Response> {
-    let Some(prompt) = request.prompt.clone().filter(|prompt| prompt.count() == 1) else {
-        return Err(ApiError::bad_request("one prompt is needed"));
+    let prompt = request.prompt.take();
+    let Some(prompt) = prompt.filter(|prompt| prompt.count() == 1) else {
+        return Err(ApiError::bad_request("exactly one prompt is required"));
     };
-    answer(state, client, request, move |model| {
-        let tokens = prompt.tokens(model)?.into_iter().next();
-        tokens.ok_or_else(|| ApiError::bad_request("one prompt is needed"))
-    })
-    .await
+    answer(state, client, request, prompt.into()).await
 }
 
-/// Fill a gap in a text
+/// Fill a gap in a text (fill-in-the-middle)
 #[utoipa::path(
     post, path = "/infill", tag = "llama-server",
     request_body = NativeRequest,
     responses(
-        (status = 200, description = "What goes into the gap", content(
+        (status = 200, description = "The text that fills the gap; with `stream`, server-sent events with its parts", content(
             (NativeCompletion = "application/json"), (StreamEvent = "text/event-stream"),
         )),
         OpenAiErrors,
@@ -144,35 +141,39 @@ pub async fn infill(
     Extension(client): Extension<Client>,
     Body(mut request): Body<NativeRequest>,
 ) -> ApiResult<Response> {
-    let prefix = request.input_prefix.take().unwrap_or_default();
+    let mut prefix = request.input_prefix.take().unwrap_or_default();
     let suffix = request.input_suffix.take().unwrap_or_default();
-    // What was typed on the line with the gap comes after the prefix.
-    let typed = match request.prompt.take() {
-        None => String::new(),
-        Some(Prompt::Text(text)) => text,
-        Some(_) => return Err(ApiError::bad_request("the prompt of /infill is text")),
-    };
+    // The prompt is the start of the line with the gap: it follows the prefix.
+    match request.prompt.take() {
+        None => {}
+        Some(Prompt::Text(text)) => prefix.push_str(&text),
+        Some(_) => {
+            return Err(ApiError::bad_request(
+                "the prompt of /infill must be a text",
+            ));
+        }
+    }
     let extra = request.input_extra.take().unwrap_or_default().into_iter();
-    let files: Vec<(String, String)> = extra
-        .map(|file| (file.filename.unwrap_or_else(|| "tmp".into()), file.text))
-        .collect();
-    answer(state, client, request, move |model| {
-        crate::infill::tokens(model.tokenizer()?, &(prefix + &typed), &suffix, &files)
-    })
-    .await
+    let files = extra.map(|file| (file.filename.unwrap_or_else(|| "tmp".into()), file.text));
+    let infill = Infill {
+        prefix,
+        suffix,
+        files: files.collect(),
+    };
+    answer(state, client, request, infill.into()).await
 }
 
 async fn answer(
     state: AppState,
     client: Client,
     request: NativeRequest,
-    tokens: impl FnOnce(&Loaded) -> ApiResult<Vec<u32>> + Send + 'static,
+    input: Input,
 ) -> ApiResult<Response> {
     let max_tokens = match request.n_predict.or(request.max_tokens) {
         None | Some(-1) => None,
         Some(n) => Some(usize::try_from(n).map_err(|_| {
             ApiError::bad_request(format!(
-                "n_predict is {n}; it must be -1 (until the end) or more"
+                "n_predict is {n}; it must be at least 0, or -1 for no limit"
             ))
         })?),
     };
@@ -183,23 +184,20 @@ async fn answer(
         .filter(|&n| n > 0);
     let return_tokens = request.return_tokens.unwrap_or(false);
     let streamed = request.stream.unwrap_or(false);
-    let name = request.model.clone();
-    let prepare = move |model: &Loaded| {
-        let mut job = Job::new(model, &request.sampling)?;
-        // Tokens are told with their probabilities or not at all.
-        job.sampling.n_probs = n_probs.or(return_tokens.then_some(0));
-        Ok(Job {
-            prompts: vec![tokens(model)?],
-            grammar: one_grammar(
-                None,
-                request.grammar.as_deref(),
-                request.json_schema.as_ref(),
-            )?,
-            max_tokens,
-            ..job
-        })
+    let request = GenerationRequest {
+        model: request.model,
+        sampling: request.sampling,
+        // Token ids come with log probabilities.
+        n_probs: n_probs.or(return_tokens.then_some(0)),
+        grammar: one_grammar(
+            None,
+            request.grammar.as_deref(),
+            request.json_schema.as_ref(),
+        )?,
+        max_tokens,
+        ..GenerationRequest::new(input)
     };
-    let generation = Generation::begin(&state, &client, name.as_deref(), 1, prepare).await?;
+    let generation = Generation::begin(&state, &client, request).await?;
     let writer = NativeWriter {
         prompt_tokens: generation.prompt_tokens(),
         model: generation.model().clone(),
@@ -213,7 +211,7 @@ async fn answer(
     let answer = generate::collect_one(generation).await?;
     let mut completion = writer.last(&answer.end);
     completion.content = answer.content;
-    writer.add_tokens(&mut completion, &answer.tokens);
+    writer.add_tokens(&mut completion, answer.logprobs);
     Ok(Json(completion).into_response())
 }
 
@@ -226,7 +224,7 @@ struct NativeWriter {
 }
 
 impl NativeWriter {
-    fn piece_of(&self, content: String) -> NativeCompletion {
+    fn part(&self, content: String) -> NativeCompletion {
         NativeCompletion {
             index: 0,
             content,
@@ -250,47 +248,40 @@ impl NativeWriter {
             tokens_predicted: end.finished.generated_tokens,
             tokens_evaluated: end.finished.prompt_tokens,
             tokens_cached: end.finished.cached_tokens,
-            stop_type: match end.reason {
-                StopReason::StopString => "word",
-                StopReason::Length => "limit",
-                StopReason::Stop | StopReason::ToolCalls => "eos",
-            },
-            stopping_word: end.stop.clone().unwrap_or_default(),
+            stop_type: end.reason.llama_server(),
+            stopping_word: end.reason.stop_string().unwrap_or_default().to_owned(),
             timings: Some(Timings::of(&end.finished)),
-            ..self.piece_of(String::new())
+            ..self.part(String::new())
         }
     }
 
-    fn add_tokens(&self, completion: &mut NativeCompletion, tokens: &[TokenInfo]) {
+    fn add_tokens(&self, completion: &mut NativeCompletion, tokens: Vec<TokenLogprob>) {
         if self.return_tokens {
             completion.tokens = tokens.iter().map(|token| token.id).collect();
         }
-        if let Ok(tokenizer) = self.model.tokenizer()
-            && self.probabilities
-        {
-            let told = tokens.iter().map(|token| token_logprob(tokenizer, token));
-            completion.completion_probabilities = told.collect();
+        if self.probabilities {
+            completion.completion_probabilities = tokens;
         }
     }
 }
 
 impl Writer for NativeWriter {
-    fn piece(&mut self, piece: Piece, out: &mut Frames) {
-        match piece {
-            Piece::Part {
-                part: Part::Content(text),
-                tokens,
+    fn update(&mut self, update: Update, out: &mut Frames) {
+        match update {
+            Update::Delta {
+                delta: Delta::Content(text),
+                logprobs,
                 ..
             } => {
                 self.n_tokens += 1;
-                let mut completion = self.piece_of(text);
-                self.add_tokens(&mut completion, &tokens);
+                let mut completion = self.part(text);
+                self.add_tokens(&mut completion, logprobs);
                 out.json(&completion);
             }
-            Piece::Part { .. } => {}
-            Piece::End(end) => {
+            Update::Delta { .. } => {}
+            Update::End(end) => {
                 let mut completion = self.last(&end);
-                self.add_tokens(&mut completion, &end.tokens);
+                self.add_tokens(&mut completion, end.logprobs);
                 out.json(&completion);
             }
         }

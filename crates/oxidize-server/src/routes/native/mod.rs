@@ -1,4 +1,4 @@
-//! What clients of llama-server ask: texts to continue, tokens, and the state of the server.
+//! llama-server's own API: completions, tokenization and the state of the server.
 
 pub mod completion;
 pub mod server;

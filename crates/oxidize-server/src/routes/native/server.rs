@@ -1,4 +1,4 @@
-//! llama-server's `/props`, `/slots` and `/lora-adapters`: what the server is and does.
+//! llama-server's `/props`, `/slots` and `/lora-adapters`: properties and state of the server.
 
 use std::sync::atomic::Ordering;
 
@@ -12,49 +12,48 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::body::Body;
 use crate::error::{ApiResult, OpenAiErrors};
-use crate::generate;
 use crate::models::Loaded;
 use crate::routes::chat::FINGERPRINT;
-use crate::sampling::AdapterScale;
+use crate::sampling::{AdapterScale, with_scales};
 use crate::state::AppState;
 
-/// Which model is meant.
+/// Query parameters that select a model.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct ModelQuery {
-    /// Its name; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
 }
 
-/// What the server is.
+/// Properties of the server and a model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Props {
-    /// How tokens are chosen where nobody says.
+    /// Default sampling parameters and the context size.
     #[schema(value_type = Object)]
     pub default_generation_settings: Value,
-    /// How many requests run at once.
+    /// Number of requests that run at once.
     pub total_slots: usize,
-    /// What the model is called.
+    /// Name of the model.
     pub model_alias: String,
-    /// The model's chat template.
+    /// Chat template of the model, as Jinja source.
     pub chat_template: String,
-    /// What the template knows of.
+    /// Capabilities of the chat template.
     #[schema(value_type = Object)]
     pub chat_template_caps: Value,
-    /// The token that begins a text.
+    /// Text of the BOS token.
     pub bos_token: String,
-    /// The token that ends one.
+    /// Text of the EOS token.
     pub eos_token: String,
-    /// The server and its version.
+    /// Name and version of the server.
     pub build_info: &'static str,
 }
 
-/// Describe the server and a model
+/// Get the properties of the server and a model
 #[utoipa::path(
     get, path = "/props", tag = "llama-server",
     params(ModelQuery),
     responses(
-        (status = 200, description = "What they are", body = Props),
+        (status = 200, description = "The properties", body = Props),
         OpenAiErrors,
     ),
 )]
@@ -105,33 +104,33 @@ fn settings(params: &SamplingParams) -> Value {
     })
 }
 
-/// A place for a request.
+/// A slot for a running request.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Slot {
-    /// Its number.
+    /// Number of the slot.
     pub id: usize,
-    /// The model that it belongs to.
+    /// Name of the model.
     pub model: String,
-    /// Most tokens of a request.
+    /// Context size: maximum number of tokens of a request, prompt and answer together.
     pub n_ctx: usize,
-    /// Whether a request is in it.
+    /// True if the slot holds a request.
     pub is_processing: bool,
-    /// The request.
+    /// Number of the request.
     pub id_task: Option<u64>,
-    /// Tokens of its prompt.
+    /// Tokens in the prompt.
     pub n_prompt_tokens: usize,
-    /// Tokens of its answer so far.
+    /// Tokens generated so far.
     pub n_decoded: usize,
-    /// Seconds since it came.
+    /// Seconds since the request arrived.
     pub seconds: f64,
 }
 
-/// What runs
+/// List slots
 ///
-/// Requests that wait come after those that run; none of them says what it is about.
+/// Queued requests follow the running ones. Prompts and answers are not shown.
 #[utoipa::path(
     get, path = "/slots", tag = "llama-server",
-    responses((status = 200, description = "Every slot", body = Vec<Slot>)),
+    responses((status = 200, description = "All slots", body = Vec<Slot>)),
 )]
 pub async fn slots(State(state): State<AppState>) -> Json<Vec<Slot>> {
     let mut slots = Vec::new();
@@ -160,14 +159,14 @@ pub async fn slots(State(state): State<AppState>) -> Json<Vec<Slot>> {
     Json(slots)
 }
 
-/// An adapter of a model's weights.
+/// A LoRA adapter.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct LoraAdapter {
-    /// Its number.
+    /// Number of the adapter.
     pub id: usize,
-    /// The name of its file.
+    /// Name of the adapter's file.
     pub path: String,
-    /// How strongly it counts where a request does not say.
+    /// Default scale, for requests that set none.
     pub scale: f32,
 }
 
@@ -176,7 +175,7 @@ pub struct LoraAdapter {
     get, path = "/lora-adapters", tag = "llama-server",
     params(ModelQuery),
     responses(
-        (status = 200, description = "Those that were loaded with the model", body = Vec<LoraAdapter>),
+        (status = 200, description = "The adapters loaded with the model", body = Vec<LoraAdapter>),
         OpenAiErrors,
     ),
 )]
@@ -191,7 +190,7 @@ pub async fn lora_adapters(
 fn list_adapters(model: &Loaded) -> Vec<LoraAdapter> {
     let adapters = model.model().adapters().iter();
     let scaled = adapters.zip(model.adapter_scales()).enumerate();
-    // Where files lie is nobody's business but the operator's.
+    // Directories are not disclosed to clients.
     let name = |path: &std::path::Path| {
         path.file_name()
             .map(|name| name.to_string_lossy().into_owned())
@@ -204,25 +203,25 @@ fn list_adapters(model: &Loaded) -> Vec<LoraAdapter> {
     scaled.map(entry).collect()
 }
 
-/// Set how strongly LoRA adapters count
+/// Set the default scales of LoRA adapters
 ///
-/// Holds for requests from now on; those that are not named count for nothing.
+/// Applies to later requests. Adapters that are not listed get the scale 0.
 #[utoipa::path(
     post, path = "/lora-adapters", tag = "llama-server",
     params(ModelQuery),
     request_body = Vec<AdapterScale>,
     responses(
-        (status = 200, description = "The adapters as they are now", body = Vec<LoraAdapter>),
+        (status = 200, description = "The adapters with their new scales", body = Vec<LoraAdapter>),
         OpenAiErrors,
     ),
 )]
 pub async fn scale_adapters(
     State(state): State<AppState>,
     Query(query): Query<ModelQuery>,
-    Body(asked): Body<Vec<AdapterScale>>,
+    Body(scales): Body<Vec<AdapterScale>>,
 ) -> ApiResult<Json<Vec<LoraAdapter>>> {
     let model = state.models().get(query.model.as_deref()).await?;
-    let nothing = vec![0.0; model.adapter_scales().len()];
-    model.set_adapter_scales(generate::adapter_scales(nothing, &asked)?);
+    let zeros = vec![0.0; model.adapter_scales().len()];
+    model.set_adapter_scales(with_scales(zeros, &scales)?);
     Ok(Json(list_adapters(&model)))
 }

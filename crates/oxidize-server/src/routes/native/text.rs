@@ -1,50 +1,49 @@
-//! llama-server's `/tokenize`, `/detokenize` and `/apply-template`: from text to tokens and back.
+//! llama-server's `/tokenize`, `/detokenize` and `/apply-template`.
 
 use axum::Json;
 use axum::extract::State;
-use oxidize_core::chat::Message;
+use oxidize_core::chat::{Conversation, Message};
 use oxidize_core::tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::body::Body;
-use crate::conversation::Conversation;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
 use crate::generate::blocking;
 use crate::routes::chat::MessageSchema;
 use crate::state::AppState;
 use crate::tools::{ToolChoice, Tools};
 
-/// A text to cut into tokens.
+/// Text to tokenize.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct TokenizeRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// The text.
+    /// Text.
     pub content: String,
-    /// Whether the tokens that the model expects around a text are added.
+    /// Add the special tokens that the model expects around a text, such as BOS.
     pub add_special: Option<bool>,
-    /// Whether the names of special tokens become those tokens.
+    /// Parse the text of special tokens as those tokens. On by default.
     pub parse_special: Option<bool>,
-    /// Whether each token comes with its text.
+    /// Return the text of each token.
     pub with_pieces: Option<bool>,
 }
 
-/// Tokens.
+/// Token ids.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TokenList {
-    /// Ids, or with `with_pieces` objects of id and piece.
+    /// Token ids; with `with_pieces`, objects with the fields `id` and `piece`.
     #[schema(value_type = Vec<Object>)]
     pub tokens: Vec<Value>,
 }
 
-/// Cut a text into tokens
+/// Tokenize a text
 #[utoipa::path(
     post, path = "/tokenize", tag = "llama-server",
     request_body = TokenizeRequest,
     responses(
-        (status = 200, description = "Its tokens", content_type = "application/json", body = Value),
+        (status = 200, description = "The tokens", content_type = "application/json", body = Value),
         OpenAiErrors,
     ),
 )]
@@ -62,7 +61,7 @@ pub async fn tokenize(
         let with_pieces = request.with_pieces.unwrap_or(false);
         let token = |id: u32| match tokenizer.piece(id) {
             Some(bytes) if with_pieces => {
-                // A piece that is no text by itself comes as bytes.
+                // A piece that is not valid UTF-8 is returned as bytes.
                 let piece = match std::str::from_utf8(bytes) {
                     Ok(text) => json!(text),
                     Err(_) => json!(bytes),
@@ -81,28 +80,28 @@ pub async fn tokenize(
     .await?
 }
 
-/// Tokens to join.
+/// Tokens to convert to text.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct DetokenizeRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// The tokens.
+    /// Token ids.
     pub tokens: Vec<u32>,
 }
 
-/// A text.
+/// Text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TextBody {
-    /// The text.
+    /// Text of the tokens.
     pub content: String,
 }
 
-/// Join tokens to a text
+/// Convert tokens to text
 #[utoipa::path(
     post, path = "/detokenize", tag = "llama-server",
     request_body = DetokenizeRequest,
     responses(
-        (status = 200, description = "Their text", body = TextBody),
+        (status = 200, description = "The text", body = TextBody),
         OpenAiErrors,
     ),
 )]
@@ -128,26 +127,26 @@ pub async fn detokenize(
     blocking(work).await?
 }
 
-/// A conversation to render.
+/// Conversation to render.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct TemplateRequest {
-    /// Which model; the first one where it is not said.
+    /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// The turns, oldest first.
+    /// Messages of the conversation, oldest first. A last message of the assistant is continued.
     #[schema(value_type = Vec<MessageSchema>)]
     pub messages: Vec<Message>,
-    /// What the model may call.
+    /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Vec<Value>>,
-    /// More variables for the chat template.
+    /// Variables for the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
 }
 
-/// The text that a model continues.
+/// A rendered conversation.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PromptBody {
-    /// The text.
+    /// Prompt: the text that the model continues.
     pub prompt: String,
 }
 
@@ -156,7 +155,7 @@ pub struct PromptBody {
     post, path = "/apply-template", tag = "llama-server",
     request_body = TemplateRequest,
     responses(
-        (status = 200, description = "The text that the model would continue", body = PromptBody),
+        (status = 200, description = "The prompt", body = PromptBody),
         OpenAiErrors,
     ),
 )]
@@ -165,15 +164,17 @@ pub async fn apply_template(
     Body(request): Body<TemplateRequest>,
 ) -> ApiResult<Json<PromptBody>> {
     let model = state.models().get(request.model.as_deref()).await?;
+    let tools = Tools::new(request.tools.unwrap_or_default(), ToolChoice::Auto, true)?;
     let conversation = Conversation {
         messages: request.messages,
-        tools: Tools::new(request.tools.unwrap_or_default(), ToolChoice::Auto, true)?,
+        tools: tools.offered(),
         template_args: request.chat_template_kwargs.unwrap_or_default(),
         ..Conversation::default()
     };
     blocking(move || {
+        let rendered = conversation.render(&model.template, model.tokenizer()?)?;
         Ok(Json(PromptBody {
-            prompt: conversation.prompt(&model)?,
+            prompt: rendered.text,
         }))
     })
     .await?

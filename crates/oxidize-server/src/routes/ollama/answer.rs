@@ -6,9 +6,8 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use oxidize_core::chat::{FunctionCall, Message, ToolCall};
+use oxidize_core::chat::{Conversation, FunctionCall, Message, ToolCall};
 use oxidize_core::grammar::Grammar;
-use oxidize_core::tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -16,170 +15,170 @@ use utoipa::ToSchema;
 use super::rfc3339;
 use crate::auth::Client;
 use crate::body::Body;
-use crate::conversation::Conversation;
 use crate::error::{ApiError, ApiResult, OllamaErrors};
-use crate::generate::{self, Call, End, Generation, Job, Part, Piece, StopReason};
+use crate::generate::{self, Call, Chat, Delta, End, Generation, GenerationRequest, Input, Update};
 use crate::models::Loaded;
+use crate::prompt::{Infill, Prompt};
 use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, Writer};
 use crate::tools::{ToolChoice, Tools};
 
-/// A text to continue, in Ollama's shape.
+/// Request of a completion.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct GenerateRequest {
-    /// Which model.
+    /// Name of the model.
     pub model: String,
-    /// What is asked; without it the model is only loaded.
+    /// Prompt. Without one, the request only loads the model.
     pub prompt: Option<String>,
-    /// What comes after the gap, for models that fill gaps.
+    /// Text after the completion, for models trained to fill gaps.
     pub suffix: Option<String>,
-    /// What the model is told first.
+    /// System message.
     pub system: Option<String>,
-    /// Whether the prompt goes in as it is, without the model's template.
+    /// Use the prompt as it is, without the chat template.
     pub raw: Option<bool>,
-    /// Whether the answer comes in lines; it does unless this is false.
+    /// Stream the answer as lines of JSON. On by default.
     pub stream: Option<bool>,
-    /// `json`, or a JSON schema.
+    /// Format of the answer: `json`, or a JSON schema.
     #[schema(value_type = Option<Object>)]
     pub format: Option<Value>,
-    /// How tokens are chosen.
+    /// Sampling parameters and limits.
     pub options: Option<Options>,
-    /// Whether a model that can think should.
+    /// Turns reasoning on or off, for models that support it; or a reasoning effort.
     #[schema(value_type = Option<bool>)]
     pub think: Option<Value>,
 }
 
-/// How tokens are chosen, by Ollama's names.
+/// Sampling parameters and limits.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct Options {
-    /// Most tokens of the answer; -1 and -2 are until the end.
+    /// Maximum number of tokens to generate; -1 and -2 are no limit.
     #[schema(minimum = -2, maximum = 2147483647)]
     pub num_predict: Option<i32>,
     #[serde(flatten)]
-    #[allow(missing_docs, reason = "its fields have their own")]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
 }
 
-/// A conversation to continue, in Ollama's shape.
+/// Request of a chat completion.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct OllamaChatRequest {
-    /// Which model.
+    /// Name of the model.
     pub model: String,
-    /// The turns, oldest first; without any the model is only loaded.
+    /// Messages of the conversation, oldest first. Without any, the request only loads the model.
     pub messages: Option<Vec<OllamaMessage>>,
-    /// What the model may call.
+    /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Vec<Value>>,
-    /// Whether the answer comes in lines; it does unless this is false.
+    /// Stream the answer as lines of JSON. On by default.
     pub stream: Option<bool>,
-    /// `json`, or a JSON schema.
+    /// Format of the answer: `json`, or a JSON schema.
     #[schema(value_type = Option<Object>)]
     pub format: Option<Value>,
-    /// How tokens are chosen.
+    /// Sampling parameters and limits.
     pub options: Option<Options>,
-    /// Whether a model that can think should.
+    /// Turns reasoning on or off, for models that support it; or a reasoning effort.
     #[schema(value_type = Option<bool>)]
     pub think: Option<Value>,
 }
 
-/// A turn of a conversation.
+/// A message of a conversation.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct OllamaMessage {
-    /// Who speaks.
+    /// Role of the author: `system`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// What is said.
+    /// Text of the message.
     pub content: Option<String>,
-    /// Pictures, which no text model can see.
+    /// Images: not supported.
     pub images: Option<Vec<String>>,
-    /// Calls of the assistant.
+    /// Tool calls of the assistant.
     pub tool_calls: Option<Vec<OllamaCall>>,
-    /// The tool whose result this is.
+    /// Name of the tool that returned this result.
     pub tool_name: Option<String>,
-    /// Thoughts before an answer.
+    /// Reasoning before the answer.
     pub thinking: Option<String>,
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct OllamaCall {
-    /// What is called.
+    /// Function and arguments.
     pub function: OllamaFunction,
 }
 
 /// A function and its arguments.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct OllamaFunction {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// The arguments.
+    /// Arguments of the call.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub arguments: Value,
 }
 
-/// A piece of an answer; the last one has counts and times in nanoseconds.
+/// A part of an answer. The last one has token counts and times in nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Line {
-    /// Who answers.
+    /// Name of the model.
     pub model: String,
-    /// When.
+    /// Time of creation, in RFC 3339.
     pub created_at: String,
-    /// For `/api/generate`: text.
+    /// Generated text, for `/api/generate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response: Option<String>,
-    /// For `/api/generate`: thoughts.
+    /// Reasoning, for `/api/generate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thinking: Option<String>,
-    /// For `/api/chat`: text, thoughts and calls.
+    /// Message of the assistant, for `/api/chat`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<LineMessage>,
-    /// Whether this is all.
+    /// True for the last part.
     pub done: bool,
-    /// `stop`, `length` or `load`.
+    /// Reason for the end: `stop`, `length` or `load`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub done_reason: Option<&'static str>,
-    /// All of it.
+    /// Total time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_duration: Option<u64>,
-    /// Loading and waiting.
+    /// Time of loading the model and waiting for a slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_duration: Option<u64>,
-    /// Tokens of the prompt.
+    /// Tokens in the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_eval_count: Option<usize>,
-    /// Time for the prompt.
+    /// Prompt processing time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_eval_duration: Option<u64>,
-    /// Tokens of the answer.
+    /// Tokens generated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_count: Option<usize>,
-    /// Time for the answer.
+    /// Generation time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_duration: Option<u64>,
 }
 
-/// A piece of a chat's answer.
+/// A part of the assistant's message.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct LineMessage {
-    /// `assistant`
+    /// Always `assistant`.
     pub role: &'static str,
-    /// Text.
+    /// Generated text.
     pub content: String,
-    /// Thoughts.
+    /// Reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thinking: Option<String>,
-    /// Calls.
+    /// Tool calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<OllamaCall>,
 }
 
-/// Continue a text
+/// Generate a completion
 #[utoipa::path(
     post, path = "/api/generate", tag = "Ollama",
     request_body = GenerateRequest,
     responses(
-        (status = 200, description = "The answer, in lines unless `stream` is false", content(
+        (status = 200, description = "The answer, as lines of JSON unless `stream` is false", content(
             (Line = "application/json"), (String = "application/x-ndjson"),
         )),
         OllamaErrors,
@@ -194,50 +193,44 @@ pub async fn generate(
     if prompt.is_empty() && request.suffix.is_none() {
         return load(&state, &request.model, false).await;
     }
-    let options = request.options.clone().unwrap_or_default();
-    let max_tokens = options.max_tokens()?;
-    let grammar = form(request.format.as_ref())?;
-    let streamed = request.stream.unwrap_or(true);
-    let name = request.model.clone();
-    let as_it_is = request.raw.unwrap_or(false) || request.suffix.is_some();
-    let prepare = move |model: &Loaded| {
-        if !as_it_is {
-            let mut messages = Vec::new();
-            messages.extend(request.system.map(|text| Message::new("system", text)));
-            messages.push(Message::new("user", prompt));
-            let conversation = Conversation {
-                messages,
-                template_args: think(request.think.as_ref()),
-                sampling: options.sampling,
-                grammar,
-                max_tokens,
-                n: 1,
-                ..Conversation::default()
+    let options = request.options.unwrap_or_default();
+    let input = match request.suffix {
+        Some(suffix) => Input::from(Infill {
+            prefix: prompt,
+            suffix,
+            ..Infill::default()
+        }),
+        None if request.raw.unwrap_or(false) => Prompt::Text(prompt).into(),
+        None => {
+            let system = request.system.map(|text| Message::new("system", text));
+            let chat = Chat {
+                conversation: Conversation {
+                    template_args: think(request.think.as_ref()),
+                    ..Conversation::from_iter(system).user(prompt)
+                },
+                ..Chat::default()
             };
-            return conversation.job(model);
+            chat.into()
         }
-        let tokenizer = model.tokenizer()?;
-        let tokens = match &request.suffix {
-            Some(suffix) => crate::infill::tokens(tokenizer, &prompt, suffix, &[])?,
-            None => tokenizer.encode(&prompt, EncodeOptions::default()),
-        };
-        Ok(Job {
-            prompts: vec![tokens],
-            grammar,
-            max_tokens,
-            ..Job::new(model, &options.sampling)?
-        })
     };
-    let generation = Generation::begin(&state, &client, Some(&name), 1, prepare).await?;
+    let generation = GenerationRequest {
+        model: Some(request.model),
+        grammar: grammar(request.format.as_ref())?,
+        max_tokens: options.max_tokens()?,
+        sampling: options.sampling,
+        ..GenerationRequest::new(input)
+    };
+    let streamed = request.stream.unwrap_or(true);
+    let generation = Generation::begin(&state, &client, generation).await?;
     answer(generation, false, streamed).await
 }
 
-/// Continue a conversation
+/// Generate a chat completion
 #[utoipa::path(
     post, path = "/api/chat", tag = "Ollama",
     request_body = OllamaChatRequest,
     responses(
-        (status = 200, description = "The answer, in lines unless `stream` is false", content(
+        (status = 200, description = "The answer, as lines of JSON unless `stream` is false", content(
             (Line = "application/json"), (String = "application/x-ndjson"),
         )),
         OllamaErrors,
@@ -253,21 +246,24 @@ pub async fn chat(
         return load(&state, &request.model, true).await;
     }
     let options = request.options.unwrap_or_default();
-    let conversation = Conversation {
-        messages: messages
-            .into_iter()
-            .map(OllamaMessage::message)
-            .collect::<ApiResult<_>>()?,
+    let messages = messages.into_iter().map(OllamaMessage::message);
+    let chat = Chat {
+        conversation: Conversation {
+            messages: messages.collect::<ApiResult<_>>()?,
+            template_args: think(request.think.as_ref()),
+            ..Conversation::default()
+        },
         tools: Tools::new(request.tools.unwrap_or_default(), ToolChoice::Auto, true)?,
-        template_args: think(request.think.as_ref()),
+        ..Chat::default()
+    };
+    let generation = GenerationRequest {
+        model: Some(request.model),
+        grammar: grammar(request.format.as_ref())?,
         max_tokens: options.max_tokens()?,
         sampling: options.sampling,
-        grammar: form(request.format.as_ref())?,
-        n: 1,
-        ..Conversation::default()
+        ..GenerationRequest::new(chat)
     };
-    let prepare = move |model: &Loaded| conversation.job(model);
-    let generation = Generation::begin(&state, &client, Some(&request.model), 1, prepare).await?;
+    let generation = Generation::begin(&state, &client, generation).await?;
     answer(generation, true, request.stream.unwrap_or(true)).await
 }
 
@@ -287,9 +283,7 @@ impl Options {
 impl OllamaMessage {
     fn message(self) -> ApiResult<Message> {
         if self.images.is_some_and(|images| !images.is_empty()) {
-            return Err(ApiError::not_supported(
-                "images are not supported by this model",
-            ));
+            return Err(ApiError::not_supported("images are not supported"));
         }
         let calls = self.tool_calls.filter(|calls| !calls.is_empty());
         let calls = calls.map(|calls| {
@@ -311,7 +305,7 @@ impl OllamaMessage {
     }
 }
 
-fn form(format: Option<&Value>) -> ApiResult<Option<Grammar>> {
+fn grammar(format: Option<&Value>) -> ApiResult<Option<Grammar>> {
     match format {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(word)) if word.is_empty() => Ok(None),
@@ -323,7 +317,7 @@ fn form(format: Option<&Value>) -> ApiResult<Option<Grammar>> {
     }
 }
 
-/// What the template is told about thinking.
+/// Template variables of `think`.
 fn think(think: Option<&Value>) -> Map<String, Value> {
     let mut args = Map::new();
     match think {
@@ -338,7 +332,7 @@ fn think(think: Option<&Value>) -> Map<String, Value> {
     args
 }
 
-/// Loads a model and says so.
+/// Loads a model without generating anything.
 async fn load(state: &AppState, name: &str, chat: bool) -> ApiResult<Response> {
     let start = Instant::now();
     let model = state.models().get(Some(name)).await?;
@@ -370,15 +364,15 @@ async fn answer(generation: Generation, chat: bool, streamed: bool) -> ApiResult
     let answer = generate::collect_one(generation).await?;
     writer.calls = answer.calls;
     let mut line = writer.last(&answer.end);
-    let thoughts = Some(answer.reasoning).filter(|text| !text.is_empty());
+    let reasoning = Some(answer.reasoning).filter(|text| !text.is_empty());
     match &mut line.message {
         Some(message) => {
             message.content = answer.content;
-            message.thinking = thoughts;
+            message.thinking = reasoning;
         }
         None => {
             line.response = Some(answer.content);
-            line.thinking = thoughts;
+            line.thinking = reasoning;
         }
     }
     Ok(Json(line).into_response())
@@ -387,7 +381,7 @@ async fn answer(generation: Generation, chat: bool, streamed: bool) -> ApiResult
 struct LineWriter {
     model: Arc<Loaded>,
     chat: bool,
-    /// Here calls come as a whole.
+    /// Calls are sent whole, in one line.
     calls: Vec<Call>,
 }
 
@@ -415,10 +409,7 @@ impl LineWriter {
         }
         Line {
             done: true,
-            done_reason: Some(match end.reason {
-                StopReason::Length => "length",
-                _ => "stop",
-            }),
+            done_reason: Some(end.reason.ollama()),
             total_duration: ns(timings.queued + timings.prompt + timings.generation),
             load_duration: ns(timings.queued),
             prompt_eval_count: Some(end.finished.prompt_tokens),
@@ -444,25 +435,25 @@ impl From<Call> for OllamaCall {
 }
 
 impl Writer for LineWriter {
-    fn piece(&mut self, piece: Piece, out: &mut Frames) {
+    fn update(&mut self, update: Update, out: &mut Frames) {
         let mut line = self.line();
-        match piece {
-            Piece::Part {
-                part: Part::Content(text),
+        match update {
+            Update::Delta {
+                delta: Delta::Content(text),
                 ..
             } => match &mut line.message {
                 Some(message) => message.content = text,
                 None => line.response = Some(text),
             },
-            Piece::Part {
-                part: Part::Reasoning(text),
+            Update::Delta {
+                delta: Delta::Reasoning(text),
                 ..
             } => match &mut line.message {
                 Some(message) => message.thinking = Some(text),
                 None => line.thinking = Some(text),
             },
-            Piece::Part {
-                part: Part::CallStart { id, name, .. },
+            Update::Delta {
+                delta: Delta::CallStart { id, name, .. },
                 ..
             } => {
                 self.calls.push(Call {
@@ -472,8 +463,8 @@ impl Writer for LineWriter {
                 });
                 return;
             }
-            Piece::Part {
-                part: Part::CallArguments { text, .. },
+            Update::Delta {
+                delta: Delta::CallArguments { text, .. },
                 ..
             } => {
                 if let Some(call) = self.calls.last_mut() {
@@ -481,7 +472,7 @@ impl Writer for LineWriter {
                 }
                 return;
             }
-            Piece::End(end) => {
+            Update::End(end) => {
                 if self.chat && !self.calls.is_empty() {
                     if let Some(message) = &mut line.message {
                         message.tool_calls = self.calls.drain(..).map(OllamaCall::from).collect();
@@ -506,16 +497,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_of_answers() {
-        assert_eq!(form(None).unwrap(), None);
+    fn formats_become_grammars() {
+        assert_eq!(grammar(None).unwrap(), None);
         assert_eq!(
-            form(Some(&json!("json"))).unwrap(),
+            grammar(Some(&json!("json"))).unwrap(),
             Some(Grammar::JsonObject)
         );
         assert!(matches!(
-            form(Some(&json!({}))).unwrap(),
+            grammar(Some(&json!({}))).unwrap(),
             Some(Grammar::JsonSchema(_))
         ));
-        assert!(form(Some(&json!("xml"))).is_err());
+        assert!(grammar(Some(&json!("xml"))).is_err());
     }
 }

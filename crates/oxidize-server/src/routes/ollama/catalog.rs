@@ -1,4 +1,4 @@
-//! Ollama's `/api/tags`, `/api/ps`, `/api/show` and `/api/version`: what there is.
+//! Ollama's `/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the models and the version.
 
 use axum::Json;
 use axum::extract::State;
@@ -13,42 +13,42 @@ use crate::models::{Entry, Loaded};
 use crate::routes::models::n_params;
 use crate::state::AppState;
 
-/// What is served, in Ollama's shape.
+/// A list of models.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TagList {
-    /// The models.
+    /// Models.
     pub models: Vec<Tag>,
 }
 
 /// A model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Tag {
-    /// What requests call it.
+    /// Name of the model.
     pub name: String,
-    /// The same.
+    /// Name of the model.
     pub model: String,
-    /// When its file was changed.
+    /// Modification time of the model file, in RFC 3339.
     pub modified_at: String,
-    /// Bytes of its file.
+    /// Size of the model file in bytes.
     pub size: u64,
-    /// Always empty: files are not hashed.
+    /// Always empty: model files are not hashed.
     pub digest: String,
-    /// What it is.
+    /// Format, architecture and size.
     pub details: Details,
 }
 
-/// What a model is.
+/// Format, architecture and size of a model. Empty until the model is loaded.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct Details {
     /// `gguf` or `safetensors`.
     pub format: String,
-    /// Its architecture.
+    /// Architecture.
     pub family: String,
-    /// The same.
+    /// Architecture, as a list of one.
     pub families: Vec<String>,
-    /// How many weights.
+    /// Number of parameters, such as `1.5B`.
     pub parameter_size: String,
-    /// How most of them are stored.
+    /// Tensor type that holds most bytes of the weights.
     pub quantization_level: String,
 }
 
@@ -76,7 +76,6 @@ impl Tag {
 fn details(loaded: &Loaded) -> Details {
     let model = loaded.model();
     let family = model.arch().name.to_owned();
-    // The type of the largest share of the weights.
     let mut sizes: Vec<(String, u64)> = Vec::new();
     for tensor in model.file().tensors() {
         let name = tensor.ty.name().to_string();
@@ -103,7 +102,7 @@ fn details(loaded: &Loaded) -> Details {
 /// List models
 #[utoipa::path(
     get, path = "/api/tags", tag = "Ollama",
-    responses((status = 200, description = "What is served", body = TagList)),
+    responses((status = 200, description = "The models that the server offers", body = TagList)),
 )]
 pub async fn tags(State(state): State<AppState>) -> Json<TagList> {
     let models = state
@@ -118,7 +117,7 @@ pub async fn tags(State(state): State<AppState>) -> Json<TagList> {
 /// List models in memory
 #[utoipa::path(
     get, path = "/api/ps", tag = "Ollama",
-    responses((status = 200, description = "What is in memory", body = TagList)),
+    responses((status = 200, description = "The models in memory", body = TagList)),
 )]
 pub async fn ps(State(state): State<AppState>) -> Json<TagList> {
     let loaded = state
@@ -131,28 +130,28 @@ pub async fn ps(State(state): State<AppState>) -> Json<TagList> {
     })
 }
 
-/// Which model is meant.
+/// Request for the description of a model.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ShowRequest {
-    /// Its name.
+    /// Name of the model.
     pub model: Option<String>,
-    /// The same, by its older name.
+    /// Older name of the field `model`.
     pub name: Option<String>,
 }
 
-/// What a model is.
+/// Description of a model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Shown {
-    /// Its chat template.
+    /// Chat template, as Jinja source.
     pub template: String,
-    /// What it is.
+    /// Format, architecture and size.
     pub details: Details,
-    /// The numbers of its file.
+    /// Metadata under the keys of the GGUF specification.
     #[schema(value_type = Object)]
     pub model_info: Value,
-    /// What it can do.
+    /// Capabilities: `completion`, `tools`, `thinking`, `insert`.
     pub capabilities: Vec<&'static str>,
-    /// When its file was changed.
+    /// Modification time of the model file, in RFC 3339.
     pub modified_at: String,
 }
 
@@ -161,7 +160,7 @@ pub struct Shown {
     post, path = "/api/show", tag = "Ollama",
     request_body = ShowRequest,
     responses(
-        (status = 200, description = "What it is", body = Shown),
+        (status = 200, description = "The description of the model", body = Shown),
         OllamaErrors,
     ),
 )]
@@ -175,12 +174,12 @@ pub async fn show(
     let capabilities = model.template.capabilities();
     let hparams = model.model().hparams();
     let arch = model.model().arch().name;
-    let fills_gaps = model.tokenizer()?.special_ids().fim_middle.is_some();
+    let has_fim = model.tokenizer()?.special_ids().fim_middle.is_some();
     let known = [
         ("completion", true),
         ("tools", capabilities.tools),
         ("thinking", capabilities.reasoning),
-        ("insert", fills_gaps),
+        ("insert", has_fim),
     ];
     let mut model_info = Map::new();
     model_info.insert("general.architecture".into(), arch.into());
@@ -204,14 +203,14 @@ pub async fn show(
     }))
 }
 
-/// Which version this is.
+/// Version of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Version {
-    /// The version.
+    /// Version.
     pub version: &'static str,
 }
 
-/// Tell the version
+/// Get the version
 #[utoipa::path(
     get, path = "/api/version", tag = "Ollama",
     responses((status = 200, description = "The version", body = Version)),

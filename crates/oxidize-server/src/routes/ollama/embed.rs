@@ -10,35 +10,35 @@ use utoipa::ToSchema;
 use crate::auth::Client;
 use crate::body::Body;
 use crate::error::{ApiResult, OllamaErrors};
-use crate::routes::completions::Prompt;
+use crate::prompt::Prompt;
 use crate::routes::embeddings::{embed as embed_texts, shorten};
 use crate::sampling::OneOrMany;
 use crate::state::AppState;
 
-/// Texts to embed, in Ollama's shape.
+/// Request of embeddings.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EmbedRequest {
-    /// Which model.
+    /// Name of the model.
     pub model: String,
-    /// A text or several.
+    /// A text or a list of texts.
     pub input: OneOrMany,
-    /// How many of the first dimensions are wanted.
+    /// Number of dimensions to return. The embedding is truncated and normalized again.
     #[schema(minimum = 1)]
     pub dimensions: Option<u32>,
 }
 
-/// Vectors.
+/// Embeddings.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EmbedList {
-    /// Who made them.
+    /// Name of the model.
     pub model: String,
-    /// One for each text, of length one.
+    /// Embedding of each text, normalized to length 1.
     pub embeddings: Vec<Vec<f32>>,
-    /// How long it took, in nanoseconds.
+    /// Total time in nanoseconds.
     pub total_duration: u64,
     /// Always 0.
     pub load_duration: u64,
-    /// How many tokens.
+    /// Tokens in the texts.
     pub prompt_eval_count: usize,
 }
 
@@ -47,7 +47,7 @@ pub struct EmbedList {
     post, path = "/api/embed", tag = "Ollama",
     request_body = EmbedRequest,
     responses(
-        (status = 200, description = "A vector for each text", body = EmbedList),
+        (status = 200, description = "An embedding for each text", body = EmbedList),
         OllamaErrors,
     ),
 )]

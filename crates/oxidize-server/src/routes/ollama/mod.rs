@@ -1,4 +1,4 @@
-//! Ollama's API: answers in lines of JSON, the catalogue of models, embeddings.
+//! Ollama's API: generation, the list of models, embeddings.
 
 pub mod answer;
 pub mod catalog;
@@ -6,7 +6,7 @@ pub mod embed;
 
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Seconds since 1970 as a date and a time.
+/// Formats a Unix time in seconds as a date and a time.
 fn rfc3339(seconds: u64) -> String {
     let moment = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     oxidize_core::chat::strftime(moment.unwrap_or(UNIX_EPOCH), "%Y-%m-%dT%H:%M:%SZ")
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_right() {
+    fn dates_match_known_ones() {
         for (seconds, date) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),

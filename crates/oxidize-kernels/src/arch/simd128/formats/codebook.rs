@@ -1,4 +1,4 @@
-//! The formats whose 4 bits choose among 16 levels: IQ4_NL, IQ4_XS, MXFP4.
+//! The formats whose 4-bit codes index a codebook of 16 levels: IQ4_NL, IQ4_XS, MXFP4.
 
 use super::super::format::{Format, Scales, nibbles, set_halves};
 use super::super::vector::I8x16;
@@ -66,7 +66,7 @@ impl Format for Mxfp4 {
     }
 }
 
-/// The levels that 32 nibbles choose.
+/// Looks up 32 nibbles in a table of levels.
 #[inline(always)]
 fn levels(table: &[i8; 16], qs: &[u8; 16]) -> [I8x16; 2] {
     let table = I8x16::load(bytemuck::cast_ref(table));

@@ -1,4 +1,4 @@
-//! The formats that index tables of 4 or 8 magnitudes: IQ1_S to IQ3_S.
+//! The formats whose codes index a grid, a table of vectors of 4 or 8 magnitudes: IQ1_S to IQ3_S.
 
 use super::super::format::{Format, Scales, bytes32, spread_bits};
 use super::super::vector::I8x16;
@@ -13,8 +13,8 @@ use crate::quant::iq2_xxs::IQ2_XXS;
 use crate::quant::iq3_s::IQ3_S;
 use crate::quant::iq3_xxs::IQ3_XXS;
 
-/// A format of one block a chunk: `unit` times an odd number is the scale of group `g`, and `weights`
-/// are 32 of them.
+/// A format with one block per chunk: the scale of group `g` is `unit` times an odd number, and `weights` are
+/// 32 of its weights.
 macro_rules! grid {
     ($name:ident of $ty:ty, groups of $group:literal, |$block:ident, $g:ident|
      unit $unit:expr, scale $scale:expr, weights $weights:expr) => {
@@ -47,10 +47,10 @@ macro_rules! grid {
 
 grid!(Iq2Xxs of IQ2_XXS, groups of 32, |block, g|
 unit block.d.to_f32() * 0.125,
-scale upper_word(&block.qs[g]) >> 28,
+scale upper_u32(&block.qs[g]) >> 28,
 weights {
     let entries = std::array::from_fn(|i| IQ2_XXS_GRID[usize::from(block.qs[g][i])]);
-    signed(eights(entries), seven_bits(upper_word(&block.qs[g])))
+    signed(from_u64s(entries), seven_bits(upper_u32(&block.qs[g])))
 });
 
 grid!(Iq2Xs of IQ2_XS, groups of 16, |block, g|
@@ -59,7 +59,7 @@ scale nibble(&block.scales, g),
 weights {
     let qs: [u16; 4] = std::array::from_fn(|i| block.qs[4 * g + i].get());
     let signs = qs.map(|q| even_signs((q >> 9) as u8));
-    signed(eights(qs.map(|q| IQ2_XS_GRID[usize::from(q & 511)])), signs)
+    signed(from_u64s(qs.map(|q| IQ2_XS_GRID[usize::from(q & 511)])), signs)
 });
 
 grid!(Iq2S of IQ2_S, groups of 16, |block, g|
@@ -70,7 +70,7 @@ weights {
         let high = usize::from(block.qh[g] >> (2 * i) & 3);
         IQ2_S_GRID[usize::from(block.qs[4 * g + i]) | high << 8]
     });
-    signed(eights(entries), std::array::from_fn(|i| block.signs[4 * g + i]))
+    signed(from_u64s(entries), std::array::from_fn(|i| block.signs[4 * g + i]))
 });
 
 grid!(Iq3Xxs of IQ3_XXS, groups of 32, |block, g|
@@ -78,7 +78,7 @@ unit block.d.to_f32() * 0.25,
 scale block.scales[g].get() >> 28,
 weights {
     let entries = std::array::from_fn(|i| IQ3_XXS_GRID[usize::from(block.qs[8 * g + i])]);
-    signed(fours(entries), seven_bits(block.scales[g].get()))
+    signed(from_u32s(entries), seven_bits(block.scales[g].get()))
 });
 
 grid!(Iq3S of IQ3_S, groups of 32, |block, g|
@@ -89,7 +89,7 @@ weights {
         let high = usize::from(block.qh[g] >> i & 1);
         IQ3_S_GRID[usize::from(block.qs[8 * g + i]) | high << 8]
     });
-    signed(fours(entries), std::array::from_fn(|i| block.signs[4 * g + i]))
+    signed(from_u32s(entries), std::array::from_fn(|i| block.signs[4 * g + i]))
 });
 
 grid!(Iq1S of IQ1_S, groups of 32, |block, g|
@@ -115,46 +115,45 @@ weights {
     shifted(entries, std::array::from_fn(|i| nibble(i) & 8 != 0))
 });
 
-/// Number `i` of 4 bits, two a byte.
+/// The `i`th number of 4 bits, two per byte.
 #[inline(always)]
 fn nibble(packed: &[u8], i: usize) -> u32 {
     u32::from(packed[i / 2] >> (i % 2 * 4) & 15)
 }
 
-/// The second four of eight bytes.
+/// The last four of eight bytes.
 #[inline(always)]
-fn upper_word(bytes: &[u8; 8]) -> u32 {
+fn upper_u32(bytes: &[u8; 8]) -> u32 {
     u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]])
 }
 
-/// Four times seven sign bits, each with the eighth, which makes their number even.
+/// Four times seven sign bits, completed by the eighth, which makes the number of set bits even.
 #[inline(always)]
 fn seven_bits(word: u32) -> [u8; 4] {
     std::array::from_fn(|i| even_signs((word >> (7 * i)) as u8))
 }
 
 #[inline(always)]
-fn eights(entries: [u64; 4]) -> [I8x16; 2] {
+fn from_u64s(entries: [u64; 4]) -> [I8x16; 2] {
     bytes32(bytemuck::cast_ref(&entries.map(u64::to_le_bytes)))
 }
 
 #[inline(always)]
-fn fours(entries: [u32; 8]) -> [I8x16; 2] {
+fn from_u32s(entries: [u32; 8]) -> [I8x16; 2] {
     bytes32(bytemuck::cast_ref(&entries.map(u32::to_le_bytes)))
 }
 
-/// Magnitudes, negated where the bit of the same number is set.
+/// Magnitudes, negated where the bit of the same index is set.
 #[inline(always)]
 fn signed([a, b]: [I8x16; 2], signs: [u8; 4]) -> [I8x16; 2] {
     let [c, d] = spread_bits(u32::from_le_bytes(signs), 0xff);
     [(a ^ c) - c, (b ^ d) - d]
 }
 
-/// Eight times the entries' −1, 0 and 1, and one more for each eight weights, or one less for those that
-/// say minus.
+/// Eight times the entries' −1, 0 and 1, plus 1 for each eight weights, or minus 1 where `minus` is true.
 #[inline(always)]
 fn shifted(entries: [u64; 4], minus: [bool; 4]) -> [I8x16; 2] {
-    let [a, b] = eights(entries).map(I8x16::shift_left::<3>);
+    let [a, b] = from_u64s(entries).map(I8x16::shift_left::<3>);
     let shifts = minus.map(|minus| {
         if minus {
             u64::MAX
@@ -162,6 +161,6 @@ fn shifted(entries: [u64; 4], minus: [bool; 4]) -> [I8x16; 2] {
             0x0101_0101_0101_0101
         }
     });
-    let [c, d] = eights(shifts);
+    let [c, d] = from_u64s(shifts);
     [a + c, b + d]
 }

@@ -1,4 +1,4 @@
-//! The K-quants, blocks of 256 with quantised scales, and TQ2_0, whose bits lie as theirs do.
+//! The K-quants, blocks of 256 with quantized scales, and TQ2_0, whose bits are packed in the same order.
 
 use super::super::format::{Format, Scales, bits_set, bytes32, low_nibbles};
 use super::super::vector::I8x16;
@@ -172,7 +172,7 @@ impl Format for Tq2_0 {
     }
 }
 
-/// The scales and minima of Q4_K and Q5_K.
+/// Unpacks the scales and minima of Q4_K and Q5_K.
 #[inline(always)]
 fn set_eight(out: &mut Scales, d: f32, dmin: f32, packed: &[u8; 12]) {
     let (scales, mins) = scales_and_mins(packed);
@@ -182,7 +182,7 @@ fn set_eight(out: &mut Scales, d: f32, dmin: f32, packed: &[u8; 12]) {
     }
 }
 
-/// Groups of which 32 bytes hold four, two bits each.
+/// Unpacks groups of which 32 bytes hold four, two bits each.
 #[inline(always)]
 fn bit_pairs(qs: &[u8; 64], mut put: impl FnMut(usize, [I8x16; 2])) {
     let two = I8x16::splat(3);

@@ -1,29 +1,28 @@
-//! AMX: matrix products of many tokens in tile registers; all the rest is AVX-512's.
+//! AMX: matrix products of many tokens in tile registers. The other operations are AVX-512's.
 
-mod matmul;
+mod gemm;
 mod tile;
 
-use super::Amx;
-use super::avx2::products::Bytes;
-use super::avx512;
+use super::avx2::int8_dot::PanelBytes;
+use super::{Amx, avx512, matmul};
 use crate::table::{Functions, Isa, Kernels};
 
-/// The table, for a machine that has the instructions.
+/// The table of kernels; the witness proves that the machine has the instructions.
 pub(crate) fn kernels(_witness: Amx) -> &'static Kernels {
     static KERNELS: Kernels = Kernels {
         isa: Isa::Amx,
         functions: Functions {
-            matmul: matmul::matmul,
+            matmul: matmul::matmul::<gemm::MatmulTiles>,
             ..avx512::FUNCTIONS
         },
     };
     &KERNELS
 }
 
-/// What panels are unpacked for: tiles multiply bytes with a sign.
-struct Tiles;
+/// Panels of signed bytes, which tile registers multiply.
+struct SignedBytes;
 
-impl Bytes for Tiles {
-    const FOURS: bool = true;
-    const CENTRE: u8 = 0;
+impl PanelBytes for SignedBytes {
+    const HAS_VNNI: bool = true;
+    const ZERO_POINT: u8 = 0;
 }

@@ -1,8 +1,8 @@
-//! The tile registers: eight of 16 rows of 64 bytes. The compiler does not know them, so that what is in them
-//! lives from one function of this module to the next.
+//! The tile registers: eight of 16 rows of 64 bytes. The compiler does not know them, so that their contents
+//! survive from a call of this module to the following one.
 //!
-//! Registers 0 and 1 hold sums (a row a token, a lane a weight row), 2 and 4 activations (a row a token), 3 and 5
-//! weights (a row for each four elements, as a panel has them).
+//! Registers 0 and 1 hold sums (a row per token, a lane per weight row), 2 and 4 activations (a row per
+//! token), 3 and 5 weights (a row per four elements, as in a panel).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -12,28 +12,29 @@ use super::super::avx2::panel::ROWS;
 /// Tokens of a tile.
 pub(super) const TOKENS: usize = 16;
 
-/// Two products of tokens with a panel.
+/// Products of tokens with two groups of a panel.
 #[repr(C, align(64))]
-pub(super) struct Products([[[i32; ROWS]; TOKENS]; 2]);
+pub(super) struct TileSums([[[i32; ROWS]; TOKENS]; 2]);
 
-impl Products {
-    pub(super) const ZERO: Products = Products([[[0; ROWS]; TOKENS]; 2]);
+impl TileSums {
+    pub(super) const ZERO: TileSums = TileSums([[[0; ROWS]; TOKENS]; 2]);
 
-    /// One of the products of a token.
+    /// Products of a token with one of the groups.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) fn row(&self, product: usize, token: usize) -> __m512i {
-        // SAFETY: 16 integers, aligned.
+        // SAFETY: each row has 16 integers and begins at a multiple of 64 bytes, to which the struct is
+        // aligned; AVX-512 F is enabled here.
         unsafe { _mm512_load_si512(self.0[product][token].as_ptr().cast()) }
     }
 }
 
-/// Sets the sizes of all registers, for up to [`TOKENS`] tokens and groups of `ELEMENTS` that are multiplied at once.
+/// Sets the sizes of all registers, for up to [`TOKENS`] tokens and groups of `ELEMENTS` elements.
 ///
 /// # Safety
-/// Needs AMX.
+/// Needs AMX; `ELEMENTS` is a multiple of 4 and at most 64.
 pub(super) unsafe fn configure<const ELEMENTS: usize>(tokens: usize) {
-    /// The layout that `ldtilecfg` reads.
+    /// The memory layout that `ldtilecfg` reads.
     #[repr(C, align(64))]
     struct Config {
         palette: u8,
@@ -62,32 +63,34 @@ pub(super) unsafe fn configure<const ELEMENTS: usize>(tokens: usize) {
     for (i, (rows, bytes)) in sizes.into_iter().enumerate() {
         (config.rows[i], config.bytes[i]) = (rows, bytes);
     }
-    // SAFETY: the caller has the instruction; it reads 64 bytes.
+    // SAFETY: the caller has AMX; the instruction reads the 64 bytes of `config`, whose sizes are within the
+    // limits of palette 1.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
 }
 
-/// Gives the registers back, so that a switch of threads need not save them.
+/// Releases the registers, so that a context switch need not save them.
 ///
 /// # Safety
 /// Needs AMX.
 pub(super) unsafe fn release() {
-    // SAFETY: the caller has the instruction.
+    // SAFETY: the caller has AMX; the instruction reads and writes no memory.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// Two products, of neighbouring groups of elements.
+/// Products of two neighboring groups of elements.
 ///
 /// # Safety
-/// Needs AMX, configured for such groups; `a` has both groups of each token, tokens `stride` bytes apart, and `b` of
-/// the panel.
+/// Needs AMX, configured for groups of `ELEMENTS`; `a` has both groups of each configured token, tokens
+/// `stride` bytes apart, and `b` both groups of the panel.
 #[inline(always)]
 pub(super) unsafe fn multiply_two<const ELEMENTS: usize>(
     a: *const i8,
     stride: usize,
     b: *const u8,
-    out: &mut Products,
+    out: &mut TileSums,
 ) {
-    // SAFETY: as the caller says; each product is 16 rows of 64 bytes at most.
+    // SAFETY: the caller has AMX and both groups at `a` and `b`, whose second follows after `ELEMENTS` and
+    // `ROWS · ELEMENTS` bytes; each half of `out` has the 16 rows of 64 bytes that are stored at most.
     unsafe {
         asm!(
             "tileloadd tmm2, [{a0} + {stride}*1]",
@@ -112,13 +115,13 @@ pub(super) unsafe fn multiply_two<const ELEMENTS: usize>(
     }
 }
 
-/// One product.
+/// Products of one group of elements.
 ///
 /// # Safety
-/// As [`multiply_two`], for one group.
+/// As [`multiply_two`], with one group at `a` and `b`.
 #[inline(always)]
-pub(super) unsafe fn multiply_one(a: *const i8, stride: usize, b: *const u8, out: &mut Products) {
-    // SAFETY: as the caller says.
+pub(super) unsafe fn multiply_one(a: *const i8, stride: usize, b: *const u8, out: &mut TileSums) {
+    // SAFETY: the caller has AMX, configured, and one group at `a` and `b`.
     unsafe {
         clear();
         add_one(a, stride, b);
@@ -126,23 +129,24 @@ pub(super) unsafe fn multiply_one(a: *const i8, stride: usize, b: *const u8, out
     }
 }
 
-/// Clears the first sums.
+/// Clears register 0.
 ///
 /// # Safety
 /// Needs AMX, configured.
 #[inline(always)]
 pub(super) unsafe fn clear() {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AMX and has configured the register; no memory is touched.
     unsafe { asm!("tilezero tmm0", options(nostack, nomem)) };
 }
 
-/// Adds a product to the first sums.
+/// Adds the products of one group of elements to register 0.
 ///
 /// # Safety
 /// As [`multiply_one`].
 #[inline(always)]
 pub(super) unsafe fn add_one(a: *const i8, stride: usize, b: *const u8) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AMX, configured, and one group of each configured token at `a` and of the panel
+    // at `b`.
     unsafe {
         asm!(
             "tileloadd tmm2, [{a} + {stride}*1]",
@@ -157,13 +161,14 @@ pub(super) unsafe fn add_one(a: *const i8, stride: usize, b: *const u8) {
     }
 }
 
-/// Stores the first sums.
+/// Stores register 0.
 ///
 /// # Safety
 /// Needs AMX, configured.
 #[inline(always)]
-pub(super) unsafe fn store(out: &mut Products) {
-    // SAFETY: 16 rows of 64 bytes at most.
+pub(super) unsafe fn store(out: &mut TileSums) {
+    // SAFETY: the caller has AMX, configured; at most 16 rows of 64 bytes are stored, for which `out` has
+    // room.
     unsafe {
         asm!(
             "tilestored [{c} + {line}*1], tmm0",

@@ -19,7 +19,7 @@ pub(crate) fn activate(f: Activation, x: &mut [f32]) {
         Activation::Tanh => map(x, |x| tanh(x)),
         Activation::Exp => map(x, |x| exp(x)),
         Activation::Reciprocal => map(x, |x| _mm256_div_ps(_mm256_set1_ps(1.0), x)),
-        // Only a few numbers a token go through it.
+        // Applied to only a few numbers per token, so not vectorized.
         Activation::Softplus => x.iter_mut().for_each(|x| *x = f.apply(*x)),
     }
 }

@@ -1,71 +1,74 @@
-//! Products of a weight row with a few tokens, straight from the stored blocks: what decoding runs.
+//! GEMV: dot products of a weight row with a few tokens, straight from the stored blocks. Decoding runs this.
 //!
-//! It reads each weight once, in order, and keeps up with memory. Instruction sets that multiply bytes in
-//! other ways share it ([`Products`]).
+//! It reads each weight once, in order, at the speed of memory. Instruction sets with other integer dot
+//! products share it ([`Int8Dot`]).
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::format::{Format, Scales, ask_ahead, negate_where, spread_bits};
-use super::products::Products;
+use super::format::{Format, Scales, negate_where, prefetch_ahead, spread_bits};
+use super::int8_dot::Int8Dot;
 use crate::ops::matmul::{Epilogue, QuantizedRows, RawRows, WeightRows};
 use crate::out::TileMut;
 
-/// Up to so many tokens are multiplied straight from the blocks: beyond, unpacking panels is faster.
-pub(crate) const TOKENS: usize = 3;
+/// Number of tokens up to which rows are multiplied straight from the blocks; for more, unpacking panels is
+/// faster.
+pub(crate) const GEMV_TOKENS: usize = 3;
 
-/// How a row meets a few tokens.
+/// Dot products of a weight row with a few tokens.
 ///
 /// # Safety
-/// `dot` needs the instructions that the implementation says, a row of `acts.k` elements of its format,
-/// and `acts` with the tokens.
-pub(crate) unsafe trait RowProduct {
-    /// The products of one weight row with tokens `first` to `first + M − 1`.
+/// `dot` needs the instructions that the implementation names, a row of `acts.k` elements of its format, and
+/// tokens `first` to `first + M − 1` in `acts`, which holds 8-bit integers.
+pub(crate) unsafe trait RowDot {
+    /// Dot products of one weight row with tokens `first` to `first + M − 1`.
     ///
     /// # Safety
     /// See the trait.
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M];
 }
 
-/// Rows that meet all tokens, a few at a time, before the next rows are read.
+/// Rows that are multiplied with all tokens, a few at a time, before the following rows are read.
 const ROWS: usize = 16;
 
-/// A few tokens at a time, each as if it were alone.
+/// Products with all tokens, a few at a time, each the same to the last bit as if the token were alone.
 ///
 /// # Safety
-/// As [`RowProduct`]; the shapes fit together.
+/// Needs the instructions of `P`; the weight is of its format, `acts` has rows of `weight.k()` elements, and
+/// `out` a row for each of them and a column for each row of the weight.
 #[inline(always)]
-pub(crate) unsafe fn direct<P: RowProduct>(
+pub(crate) unsafe fn gemv<P: RowDot>(
     weight: WeightRows<'_>,
     acts: &QuantizedRows,
     epilogue: Epilogue<'_>,
     mut out: TileMut<'_>,
 ) {
     let (m, acts) = (acts.rows(), acts.raw());
-    let at_once = if m > TOKENS { ROWS } else { weight.rows() };
+    let at_once = if m > GEMV_TOKENS { ROWS } else { weight.rows() };
     for first in (0..weight.rows()).step_by(at_once.max(1)) {
         let rows = first..weight.rows().min(first + at_once);
-        for token in (0..m).step_by(TOKENS) {
-            // SAFETY: the rows are the weight's, of as many elements as `acts` has; so many tokens are left.
+        for token in (0..m).step_by(GEMV_TOKENS) {
+            // SAFETY: the rows are the weight's, of as many elements as those of `acts`; each arm takes no
+            // more tokens than the `m - token` that are left.
             unsafe {
                 let (rows, out) = (rows.clone(), &mut out);
                 match m - token {
-                    1 => each_row::<P, 1>(weight, rows, &acts, token, &epilogue, out),
-                    2 => each_row::<P, 2>(weight, rows, &acts, token, &epilogue, out),
-                    _ => each_row::<P, TOKENS>(weight, rows, &acts, token, &epilogue, out),
+                    1 => for_each_row::<P, 1>(weight, rows, &acts, token, &epilogue, out),
+                    2 => for_each_row::<P, 2>(weight, rows, &acts, token, &epilogue, out),
+                    _ => for_each_row::<P, GEMV_TOKENS>(weight, rows, &acts, token, &epilogue, out),
                 }
             }
         }
     }
 }
 
-/// Some rows with tokens `first` to `first + M − 1`.
+/// Products of some rows with tokens `first` to `first + M − 1`.
 ///
 /// # Safety
-/// As [`direct`].
+/// As [`gemv`]; the weight has the rows, and `acts` the tokens.
 #[inline(always)]
-unsafe fn each_row<P: RowProduct, const M: usize>(
+unsafe fn for_each_row<P: RowDot, const M: usize>(
     weight: WeightRows<'_>,
     rows: Range<usize>,
     acts: &RawRows,
@@ -75,7 +78,7 @@ unsafe fn each_row<P: RowProduct, const M: usize>(
 ) {
     for r in rows {
         let row = weight.row(r).as_ptr();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller has the instructions of `P` and the tokens; `row` is one of the weight's.
         let dots = unsafe { P::dot::<M>(row, acts, first) };
         for (t, dot) in dots.into_iter().enumerate() {
             epilogue.write(&mut out.row(first + t)[r], r, dot);
@@ -83,32 +86,34 @@ unsafe fn each_row<P: RowProduct, const M: usize>(
     }
 }
 
-/// Products in registers of 256 bits.
-pub(crate) struct Narrow<F, P>(PhantomData<(F, P)>);
+/// Dot products in registers of 256 bits.
+pub(crate) struct Dot256<F, P>(PhantomData<(F, P)>);
 
-// SAFETY: needs AVX2, FMA and F16C, and what the products need.
-unsafe impl<F: Format, P: Products> RowProduct for Narrow<F, P> {
+// SAFETY: `dot` needs AVX2, FMA and F16C, and the instructions of `P`.
+unsafe impl<F: Format, P: Int8Dot> RowDot for Dot256<F, P> {
     #[inline(always)]
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M] {
-        // SAFETY: as the caller says.
+        // SAFETY: the trait's row begins with group 0, and its instructions are those that the function
+        // needs.
         unsafe { dot_groups::<F, P, M>(row, acts, first, 0) }
     }
 }
 
-/// The products of a row's groups of 32 from `first_group` on, which begins a chunk, with tokens `first`
-/// to `first + M − 1`.
+/// Dot products of a row's groups of 32 from `first_group` on, which begins a chunk, with tokens `first` to
+/// `first + M − 1`.
 ///
 /// # Safety
-/// As [`Narrow`], with `rest` pointing to the first group.
+/// Needs the instructions of [`Dot256`]; `rest` points to group `first_group` of a row of `acts.k` elements
+/// of format `F`, and `acts` has the tokens.
 #[inline(always)]
-pub(crate) unsafe fn dot_groups<F: Format, P: Products, const M: usize>(
+pub(crate) unsafe fn dot_groups<F: Format, P: Int8Dot, const M: usize>(
     rest: *const u8,
     acts: &RawRows,
     first: usize,
     first_group: usize,
 ) -> [f32; M] {
-    // SAFETY: the caller's row has so many groups of 32 in whole blocks, and each token of `acts` as
-    // many quants, scales and sums.
+    // SAFETY: the caller's row has `acts.k / 32` groups of 32 in whole blocks, and each token of `acts` as
+    // many quants, scales and sums; the last chunk is read only as far as its groups go.
     unsafe {
         let groups = acts.k / 32;
         let mut sums = Sums::<M> {
@@ -119,7 +124,7 @@ pub(crate) unsafe fn dot_groups<F: Format, P: Products, const M: usize>(
         let mut chunk = rest;
         let mut group = first_group;
         while group + 8 <= groups {
-            ask_ahead(chunk, F::CHUNK_BYTES);
+            prefetch_ahead(chunk, F::CHUNK_BYTES);
             F::scales(chunk, 8, &mut scales);
             dot_chunk::<F, P, M>(chunk, 8, &scales, acts, first, group, &mut sums);
             chunk = chunk.add(F::CHUNK_BYTES);
@@ -138,7 +143,7 @@ pub(crate) unsafe fn dot_groups<F: Format, P: Products, const M: usize>(
     }
 }
 
-/// Independent sums of a token: one alone would wait for each addition to end.
+/// Independent sums of a token, which hide the latency of additions.
 const CHAINS: usize = 2;
 
 struct Sums<const M: usize> {
@@ -149,10 +154,10 @@ struct Sums<const M: usize> {
 /// Adds the products of up to eight groups of 32.
 ///
 /// # Safety
-/// As [`dot_groups`]. Eight scales and sums of each token are read, whatever `groups` is: they end in
-/// zeros.
+/// As [`dot_groups`]; `chunk` has `groups` groups, and `first_group` is a multiple of 8. Eight scales and
+/// sums of each token are read, whatever `groups` is: their rows are padded with zeros to multiples of 8.
 #[inline(always)]
-unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
+unsafe fn dot_chunk<F: Format, P: Int8Dot, const M: usize>(
     chunk: *const u8,
     groups: usize,
     scales: &Scales,
@@ -161,9 +166,11 @@ unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
     first_group: usize,
     sums: &mut Sums<M>,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `P`. Each token's scales and sums come
+    // in multiples of eight, which cover those of `first_group`; `Scales` has 16 aligned numbers of each
+    // kind; quants of group `g` are read only for `g < groups`.
     unsafe {
-        let shifted = P::FOURS && F::SIGNED && !F::SIGNS;
+        let shifted = P::HAS_VNNI && F::SIGNED && !F::SIGNS;
         let mut products = [[0.0f32; 16]; M];
         for t in 0..M {
             let at = (first + t) * acts.group_stride + first_group;
@@ -181,7 +188,7 @@ unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
                 for half in 0..2 {
                     let act_scale = _mm256_broadcast_ps(&*acts.scales.add(at + 4 * half).cast());
                     let scale = _mm256_load_ps(scales.scale.as_ptr().add(8 * half));
-                    // The first sixteens of four groups, and then their second ones.
+                    // The first halves of four groups, then their second halves.
                     let by_side = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
                     let scale = _mm256_permutevar8x32_ps(scale, by_side);
                     let product = _mm256_mul_ps(scale, act_scale);
@@ -197,7 +204,7 @@ unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
         let quants = acts
             .quants
             .add(first * acts.quant_stride + first_group * 32);
-        // A chain for even groups and one for odd.
+        // One chain for even groups and one for odd.
         for pair in 0..groups / 2 {
             let g = 2 * pair;
             dot_group::<F, P, M, 0>(chunk, g, scales, &products, quants, acts, sums);
@@ -213,9 +220,9 @@ unsafe fn dot_chunk<F: Format, P: Products, const M: usize>(
 /// Adds the products of a group of 32 to one of the chains.
 ///
 /// # Safety
-/// As [`dot_groups`]; `quants` are the chunk's, of the first token.
+/// As [`dot_groups`]; `chunk` has group `g`, and `quants` points to the chunk's elements of the first token.
 #[inline(always)]
-unsafe fn dot_group<F: Format, P: Products, const M: usize, const CHAIN: usize>(
+unsafe fn dot_group<F: Format, P: Int8Dot, const M: usize, const CHAIN: usize>(
     chunk: *const u8,
     g: usize,
     scales: &Scales,
@@ -224,10 +231,11 @@ unsafe fn dot_group<F: Format, P: Products, const M: usize, const CHAIN: usize>(
     acts: &RawRows,
     sums: &mut Sums<M>,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `P`. Each token has 32 quants of group
+    // `g`, `quant_stride` apart, and `g / 4 * 8` is at most 8, so that four products are left from there on.
     unsafe {
         let mut weight = F::quants(chunk, g);
-        if P::FOURS && F::SIGNED && !F::SIGNS {
+        if P::HAS_VNNI && F::SIGNED && !F::SIGNS {
             weight = _mm256_xor_si256(weight, _mm256_set1_epi8(-128));
         }
         for t in 0..M {
@@ -253,13 +261,14 @@ unsafe fn dot_group<F: Format, P: Products, const M: usize, const CHAIN: usize>(
     }
 }
 
-/// Eight minima, less 128 scales where the weights are shifted.
+/// Eight minima, less 128 times the scales if the weights are offset by 128.
 ///
 /// # Safety
 /// Needs AVX2 and FMA.
 #[inline(always)]
 unsafe fn min_of<F: Format>(scales: &Scales, half: usize, shifted: bool) -> __m256 {
-    // SAFETY: both arrays have 16 elements and are aligned.
+    // SAFETY: the caller has AVX2 and FMA; `half` is 0 or 1, and both arrays have 16 numbers at multiples of
+    // 64 bytes.
     unsafe {
         let min = _mm256_load_ps(scales.min.as_ptr().add(8 * half));
         if !shifted {
@@ -273,16 +282,16 @@ unsafe fn min_of<F: Format>(scales: &Scales, half: usize, shifted: bool) -> __m2
 /// Eight sums of four products each.
 ///
 /// # Safety
-/// Needs AVX2, and what the products need.
+/// Needs AVX2 and the instructions of `P`.
 #[inline(always)]
-unsafe fn inner_product<F: Format, P: Products>(weight: __m256i, act: __m256i) -> __m256i {
-    // SAFETY: the caller has the instructions.
+unsafe fn inner_product<F: Format, P: Int8Dot>(weight: __m256i, act: __m256i) -> __m256i {
+    // SAFETY: the caller has AVX2 and the instructions of `P`; all of them work on registers only.
     unsafe {
-        let (weight, act) = match F::SIGNED && !F::SIGNS && !P::FOURS {
+        let (weight, act) = match F::SIGNED && !F::SIGNS && !P::HAS_VNNI {
             true => (_mm256_abs_epi8(weight), _mm256_sign_epi8(act, weight)),
             false => (weight, act),
         };
-        P::add_fours(_mm256_setzero_si256(), weight, act)
+        P::dot4(_mm256_setzero_si256(), weight, act)
     }
 }
 
@@ -292,7 +301,7 @@ unsafe fn inner_product<F: Format, P: Products>(weight: __m256i, act: __m256i) -
 /// Needs AVX2.
 #[inline(always)]
 pub(crate) unsafe fn horizontal_sum(x: __m256) -> f32 {
-    // SAFETY: the caller has the instructions.
+    // SAFETY: the caller has AVX2; the instructions work on registers only.
     unsafe {
         let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_add_ps(x, _mm_movehl_ps(x, x));

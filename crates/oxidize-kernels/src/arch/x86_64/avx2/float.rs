@@ -1,16 +1,16 @@
-//! The matrix product in floats: for weights that are floats, and for formats or activations that
-//! the integer kernels do not take, whose rows become floats first.
+//! The matrix product in floats: for weights that are floats, and for formats or activations without an
+//! integer kernel, whose rows are converted to floats first.
 
 use std::arch::x86_64::*;
 
-use super::float_rows::{DIRECT_TOKENS, direct};
+use super::float_rows::{GEMV_TOKENS, gemv};
 use super::format::transpose;
 use super::vector::{Vector, tile};
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize, grown};
 use crate::out::TileMut;
 use crate::quant::TensorType;
 
-/// Elements of `k` that a panel holds: short enough for it to stay in the cache.
+/// Elements of `k` in a panel: few enough for the panel to stay in the cache.
 const PANEL_LEN: usize = 512;
 
 /// Tokens of a tile.
@@ -22,7 +22,8 @@ pub(crate) const ROWS: usize = 16;
 /// See [`crate::Kernels::matmul`].
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; the shapes fit together.
+/// Needs AVX2, FMA and F16C; `acts` has rows of `weight.k()` elements, and `out` a row for each of them and a
+/// column for each row of the weight.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn matmul(
     weight: WeightRows<'_>,
@@ -31,23 +32,23 @@ pub(crate) unsafe fn matmul(
     out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: AVX2, FMA and F16C are enabled here, and the shapes are those that both functions demand.
     unsafe {
-        if acts.is_direct(DIRECT_TOKENS) {
-            return direct::<__m256>(weight, acts, epilogue, out, scratch);
+        if acts.uses_gemv(GEMV_TOKENS) {
+            return gemv::<__m256>(weight, acts, epilogue, out, scratch);
         }
-        tiled::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);
+        gemm::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);
     }
 }
 
 /// A format whose elements are floats.
 ///
 /// # Safety
-/// `load` needs the instructions of the vector, and as many readable elements as it has lanes.
+/// `load` needs the instructions of the vector, and as many readable elements as the vector has lanes.
 pub(crate) unsafe trait FloatFormat {
     /// Bytes of an element.
     const BYTES: usize;
-    /// As many elements as the vector has lanes.
+    /// Loads as many elements as the vector has lanes.
     ///
     /// # Safety
     /// See the trait.
@@ -60,12 +61,13 @@ pub(crate) struct Bf16;
 
 macro_rules! float_format {
     ($name:ident, $bytes:literal, |$p:ident| $load:expr) => {
-        // SAFETY: reads as many elements as the vector has lanes.
+        // SAFETY: `load` reads as many elements as the vector has lanes.
         unsafe impl FloatFormat for $name {
             const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn load<V: Vector>($p: *const u8) -> V {
-                // SAFETY: as the trait says.
+                // SAFETY: the caller has the vector's instructions, and `BYTES` readable bytes for each of
+                // its lanes.
                 unsafe { $load }
             }
         }
@@ -76,14 +78,12 @@ float_format!(F32, 4, |p| V::load(p.cast()));
 float_format!(F16, 2, |p| V::load_f16(p));
 float_format!(Bf16, 2, |p| V::load_bf16(p));
 
-/// Panel by panel: `R` rows of up to [`PANEL_LEN`] elements, times `T` tokens at once.
-///
-/// `multiply(n, panel, len, rows, sums)` is a [`Multiply`].
+/// Multiplies panels of `R` rows of up to [`PANEL_LEN`] elements with `T` tokens at a time.
 ///
 /// # Safety
-/// As [`matmul`]; `multiply` reads and writes no more than it says.
+/// As [`matmul`]; the machine has the instructions of `multiply`, which keeps to the sizes of [`Multiply`].
 #[inline(always)]
-pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
+pub(crate) unsafe fn gemm<const R: usize, const T: usize>(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
     epilogue: Epilogue<'_>,
@@ -95,7 +95,7 @@ pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
     let buffer = grown(&mut scratch.floats, 2 * R * PANEL_LEN + 16);
     let start = buffer.as_ptr().align_offset(64);
     let (panel, rows) = buffer[start..][..2 * R * PANEL_LEN].split_at_mut(R * PANEL_LEN);
-    // Tiles of nearly equal size, rather than full ones and a small rest.
+    // Tiles of nearly equal size instead of full ones and a small remainder.
     let tile = m.div_ceil(m.div_ceil(T));
     for first_row in (0..weight.rows()).step_by(R) {
         let n_rows = R.min(weight.rows() - first_row);
@@ -103,10 +103,12 @@ pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
             let len = PANEL_LEN.min(k - from);
             for (r, row) in rows.chunks_exact_mut(PANEL_LEN).enumerate() {
                 let r = first_row + r.min(n_rows - 1);
-                // SAFETY: the caller has the instructions.
+                // SAFETY: the caller has AVX2 and F16C; `r` is a row of the weight, and `from` a multiple of
+                // a block.
                 unsafe { load_row(&weight, r, from, &mut row[..len]) };
             }
-            // SAFETY: both hold `R` rows of PANEL_LEN elements.
+            // SAFETY: the caller has AVX2; both buffers hold `R` rows of `PANEL_LEN` elements, and `len` is
+            // no more.
             unsafe { transpose_rows::<R>(rows, len, panel) };
             for token in (0..m).step_by(tile) {
                 let n = tile.min(m - token);
@@ -117,14 +119,15 @@ pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
                         sums[..n_rows].copy_from_slice(so_far);
                     }
                 }
-                // The last tile may be shorter; what lies past it is not read.
+                // The last tile may be shorter; pointers past it are not read.
                 let input: [*const f32; T] = std::array::from_fn(|t| {
                     acts.all_floats()
                         .as_ptr()
                         .wrapping_add((token + t) * k + from)
                 });
                 let outputs = sums.each_mut().map(|sums| sums.as_mut_ptr());
-                // SAFETY: the panel has `len` elements of `R` rows, and so many the `n` tokens.
+                // SAFETY: the panel has `len` elements of `R` rows, each of the `n` tokens has `len` from
+                // `from` on, and each of the sums has room for `R` products.
                 unsafe { multiply(n, panel.as_ptr(), len, &input, &outputs) };
                 for (t, sums) in sums[..n].iter().enumerate() {
                     let epilogue = if from == 0 { epilogue } else { Epilogue::STORE };
@@ -138,13 +141,13 @@ pub(crate) unsafe fn tiled<const R: usize, const T: usize>(
 /// Elements `from` to `from + out.len()` of a weight row, as floats.
 ///
 /// # Safety
-/// Needs AVX2 and F16C; the row has the elements, in whole blocks.
+/// Needs AVX2 and F16C; the weight has the row, and the row the elements, in whole blocks.
 #[inline(always)]
 unsafe fn load_row(weight: &WeightRows<'_>, r: usize, from: usize, out: &mut [f32]) {
     let ty = weight.ty();
     let bytes = |n: usize| n / ty.block_len() * ty.block_bytes();
     let row = &weight.row(r)[bytes(from)..][..bytes(out.len())];
-    // SAFETY: `row` holds exactly the elements that `out` takes.
+    // SAFETY: the caller has AVX2 and F16C; `row` is the bytes of `out.len()` elements.
     unsafe {
         match ty {
             TensorType::F16 => convert_row::<F16>(row, out),
@@ -161,7 +164,8 @@ unsafe fn load_row(weight: &WeightRows<'_>, r: usize, from: usize, out: &mut [f3
 unsafe fn convert_row<F: FloatFormat>(row: &[u8], out: &mut [f32]) {
     debug_assert_eq!(row.len(), out.len() * F::BYTES);
     let whole = out.len() / 8 * 8;
-    // SAFETY: eight elements are left at each step, in both.
+    // SAFETY: the caller has AVX2 and F16C. At each step eight elements are left in both slices; the rest is
+    // read from 32 bytes, which hold eight elements of any format, and written to eight floats.
     unsafe {
         for i in (0..whole).step_by(8) {
             let eight: __m256 = F::load(row.as_ptr().add(i * F::BYTES));
@@ -185,7 +189,8 @@ unsafe fn convert_row<F: FloatFormat>(row: &[u8], out: &mut [f32]) {
 #[inline(always)]
 unsafe fn transpose_rows<const R: usize>(rows: &[f32], len: usize, panel: &mut [f32]) {
     let whole = len / 8 * 8;
-    // SAFETY: all indices stay below `R · PANEL_LEN`.
+    // SAFETY: the caller has AVX2. Row `r + j` is below `R` and element `i + 7` below `len`, so that all
+    // offsets stay below `R · PANEL_LEN`.
     unsafe {
         for i in (0..whole).step_by(8) {
             for r in (0..R).step_by(8) {
@@ -205,15 +210,17 @@ unsafe fn transpose_rows<const R: usize>(rows: &[f32], len: usize, panel: &mut [
     }
 }
 
-/// Multiplies a panel `[len][R]` with `n` rows of `len` elements and adds the products to `n` rows of
-/// `R`: the inner kernel of a blocked product. The arrays have room for `T` pointers.
+/// The inner kernel of a blocked product, `multiply(n, panel, len, rows, sums)`: multiplies a panel
+/// `[len][R]` with `n` rows of `len` elements and adds the products to `n` rows of `R` sums. Pointers from
+/// the `n`th on are not read.
 pub(crate) type Multiply<const T: usize> =
     unsafe fn(usize, *const f32, usize, &[*const f32; T], &[*mut f32; T]);
 
 /// The [`Multiply`] of AVX2: panels of [`ROWS`] rows, up to [`TOKENS`] tokens.
 ///
 /// # Safety
-/// Needs AVX2 and FMA; the sizes are as [`Multiply`] says.
+/// Needs AVX2 and FMA; pointers have the sizes that [`Multiply`] says, with [`ROWS`] for `R`, and `n` is 1 to
+/// [`TOKENS`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn multiply(
@@ -223,7 +230,8 @@ pub(crate) unsafe fn multiply(
     rows: &[*const f32; TOKENS],
     sums: &[*mut f32; TOKENS],
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: AVX2 and FMA are enabled here; each arm reads `n` of the pointers, of the sizes that
+    // [`Multiply`] says.
     unsafe {
         match n {
             1 => tile::<__m256, 1, _>(panel, len, rows, sums),

@@ -1,59 +1,61 @@
-//! Products of weight rows of floats with a few tokens, straight from memory: what decoding runs.
+//! GEMV in floats: dot products of weight rows with a few tokens, straight from memory. Decoding runs this.
 //!
-//! One long stream is what memory likes best, so rows are read one after the other while the tokens
-//! stay in the first cache beside it. Where they do not, several rows at once use what is loaded of them.
+//! Memory is fastest as one long stream, so rows are read one after the other while the tokens stay in the
+//! first-level cache. Tokens that do not fit there are shared by several rows at a time.
 
 use super::float::{Bf16, F16, F32, FloatFormat};
-use super::format::ask_ahead;
+use super::format::prefetch_ahead;
 use super::vector::Vector;
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows, dequantize};
 use crate::out::TileMut;
 use crate::quant::TensorType;
 
-/// Up to so many tokens, weight rows are multiplied as they are stored.
-pub(crate) const DIRECT_TOKENS: usize = 4;
+/// Number of tokens up to which weight rows are multiplied as they are stored.
+pub(crate) const GEMV_TOKENS: usize = 4;
 
-/// Floats of all tokens that stay in the first cache, half of which they take.
+/// Floats of all tokens that stay in the first-level cache, half of which they take.
 const CACHED: usize = 4096;
 
 /// The product with all tokens.
 ///
 /// # Safety
-/// Needs the instructions of the vector; the shapes fit together, and there are at most
-/// [`DIRECT_TOKENS`] tokens, or each is to be as if it were alone.
+/// Needs the instructions of the vector; `acts` has rows of `weight.k()` elements, at most [`GEMV_TOKENS`]
+/// unless it is batch invariant, and `out` a row for each of them and a column for each row of the weight.
 #[inline(always)]
-pub(crate) unsafe fn direct<V: Vector>(
+pub(crate) unsafe fn gemv<V: Vector>(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
     epilogue: Epilogue<'_>,
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // How many sums a product has depends on the number of tokens.
-    let together = if acts.are_alone() {
+    // The number of sums of a product depends on the number of tokens.
+    let together = if acts.is_batch_invariant() {
         1
     } else {
         acts.rows().max(1)
     };
     for first in (0..acts.rows()).step_by(together) {
         let out = out.part(first..first + together, 0..weight.rows());
-        let acts = &acts.floats_of(first..first + together);
-        // SAFETY: as the caller says.
-        unsafe { few::<V>(weight, acts, epilogue, out, scratch) };
+        let acts = &acts.float_rows(first..first + together);
+        // SAFETY: the caller has the vector's instructions, and these tokens are one, or all of at most
+        // `GEMV_TOKENS`.
+        unsafe { gemv_batch::<V>(weight, acts, epilogue, out, scratch) };
     }
 }
 
 /// # Safety
-/// As [`direct`], for at most [`DIRECT_TOKENS`] tokens.
+/// As [`gemv`], for at most [`GEMV_TOKENS`] tokens.
 #[inline(always)]
-unsafe fn few<V: Vector>(
+unsafe fn gemv_batch<V: Vector>(
     weight: WeightRows<'_>,
     acts: &Activations<'_>,
     epilogue: Epilogue<'_>,
     mut out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has the vector's instructions, and each arm reads the format of the weight. The
+    // bytes of a slice of floats may be read as such.
     unsafe {
         match weight.ty() {
             TensorType::F32 => all_rows::<V, F32>(weight, acts, epilogue, out),
@@ -77,7 +79,7 @@ unsafe fn few<V: Vector>(
 }
 
 /// # Safety
-/// As [`direct`], for weights of the format.
+/// As [`gemv`], for weights of format `F` and at most [`GEMV_TOKENS`] tokens.
 #[inline(always)]
 unsafe fn all_rows<V: Vector, F: FloatFormat>(
     weight: WeightRows<'_>,
@@ -85,21 +87,21 @@ unsafe fn all_rows<V: Vector, F: FloatFormat>(
     epilogue: Epilogue<'_>,
     out: TileMut<'_>,
 ) {
-    // Rows at once: as many as leave registers for their sums.
-    // SAFETY: as the caller says.
+    // As many rows at a time as leave registers for their sums.
+    // SAFETY: the caller has the vector's instructions and weights of format `F`; each arm takes all tokens.
     unsafe {
         match acts.rows() {
             1 => for_tokens::<V, F, 1, 8>(weight, acts, epilogue, out),
             2 => for_tokens::<V, F, 2, 6>(weight, acts, epilogue, out),
             3 => for_tokens::<V, F, 3, 4>(weight, acts, epilogue, out),
-            DIRECT_TOKENS => for_tokens::<V, F, 4, 3>(weight, acts, epilogue, out),
+            GEMV_TOKENS => for_tokens::<V, F, 4, 3>(weight, acts, epilogue, out),
             n => debug_assert_eq!(n, 0),
         }
     }
 }
 
 /// # Safety
-/// As [`all_rows`], for `M` tokens; `R` rows at once if not one.
+/// As [`all_rows`], for `M` tokens; `R` rows at a time, or one.
 #[inline(always)]
 unsafe fn for_tokens<V: Vector, F: FloatFormat, const M: usize, const R: usize>(
     weight: WeightRows<'_>,
@@ -109,7 +111,8 @@ unsafe fn for_tokens<V: Vector, F: FloatFormat, const M: usize, const R: usize>(
 ) {
     let together = if M > 1 || acts.k() > CACHED { R } else { 1 };
     let whole = weight.rows() / together * together;
-    // SAFETY: as the caller says; so many rows are left.
+    // SAFETY: the caller has the vector's instructions and `M` tokens; the rows from `first` on are the
+    // weight's.
     unsafe {
         if together == R {
             for first in (0..whole).step_by(R) {
@@ -119,7 +122,7 @@ unsafe fn for_tokens<V: Vector, F: FloatFormat, const M: usize, const R: usize>(
         }
         let rest = if together == R { whole } else { 0 };
         for first in rest..weight.rows() {
-            // A single sum would wait for each addition to end.
+            // Four sums hide the latency of additions.
             let dots = multiply::<V, F, M, 1, 4>(&weight, first, acts);
             write(dots, first, &epilogue, &mut out);
         }
@@ -139,10 +142,10 @@ fn write<const M: usize, const R: usize>(
     }
 }
 
-/// The products of `R` rows from `first` on with `M` tokens, in `C` independent sums each.
+/// Products of `R` rows from `first` on with `M` tokens, in `C` independent sums each.
 ///
 /// # Safety
-/// As [`all_rows`]; the rows and tokens are there.
+/// As [`all_rows`]; the weight has the rows and `acts` the tokens.
 #[inline(always)]
 unsafe fn multiply<V: Vector, F: FloatFormat, const M: usize, const R: usize, const C: usize>(
     weight: &WeightRows<'_>,
@@ -150,16 +153,18 @@ unsafe fn multiply<V: Vector, F: FloatFormat, const M: usize, const R: usize, co
     acts: &Activations<'_>,
 ) -> [[f32; M]; R] {
     let k = acts.k();
-    // SAFETY: `i` stays so far below `k` that a vector, or one for each sum, can be read.
+    // SAFETY: the caller has the vector's instructions. The first loop reads `C` vectors from `i` on while as
+    // many elements are left; the second reads copies of the rest, which have room for a vector of 16
+    // elements of 4 bytes.
     unsafe {
         let rows: [*const u8; R] = std::array::from_fn(|r| weight.row(first + r).as_ptr());
         let tokens: [*const f32; M] = std::array::from_fn(|t| acts.float_row(t).as_ptr());
         let mut sums = [[[V::zero(); C]; M]; R];
         let mut i = 0;
         while i + C * V::LANES <= k {
-            // Several rows at once are each too short a stream to be asked for from here.
+            // Several rows at a time are each too short a stream to prefetch.
             if R == 1 {
-                ask_ahead(rows[0].add(i * F::BYTES), C * V::LANES * F::BYTES);
+                prefetch_ahead(rows[0].add(i * F::BYTES), C * V::LANES * F::BYTES);
             }
             for c in 0..C {
                 let at = i + c * V::LANES;
@@ -174,7 +179,7 @@ unsafe fn multiply<V: Vector, F: FloatFormat, const M: usize, const R: usize, co
             i += C * V::LANES;
         }
         while i < k {
-            // What is left, a vector at a time; the last filled up with zeros.
+            // The remainder, a vector at a time; the last is padded with zeros.
             let n = V::LANES.min(k - i);
             for t in 0..M {
                 let mut x = [0.0f32; 16];

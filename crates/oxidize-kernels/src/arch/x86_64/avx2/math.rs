@@ -10,7 +10,7 @@ use crate::arch::coefficients::{ERFC, EXP, LN_2_HIGH, LN_2_LOW, TANH};
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn exp(x: __m256) -> __m256 {
-    // Beyond these the result is 0 or infinite; NaN passes both comparisons.
+    // Outside these bounds the result is 0 or infinite; NaN passes both comparisons.
     let x = _mm256_max_ps(_mm256_set1_ps(-104.0), x);
     let x = _mm256_min_ps(_mm256_set1_ps(89.0), x);
     let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm256_mul_ps(
@@ -71,8 +71,8 @@ pub(crate) fn sigmoid(x: __m256) -> __m256 {
     _mm256_div_ps(one, _mm256_add_ps(one, e))
 }
 
-/// The normal distribution function, ½ (1 + erf(x / √2)), by the Chebyshev fit to erfc of Press et
-/// al., Numerical Recipes, section 6.2: within 1.2e-7 of it, relatively.
+/// The normal distribution function, ½ (1 + erf(x / √2)), by the Chebyshev fit to erfc of Press et al.,
+/// Numerical Recipes, section 6.2, with a relative error below 1.2e-7.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn normal_distribution(x: __m256) -> __m256 {
@@ -83,7 +83,7 @@ pub(crate) fn normal_distribution(x: __m256) -> __m256 {
     let p = polynomial(t, ERFC);
     let tail = _mm256_mul_ps(t, exp(_mm256_fnmadd_ps(z, z, p)));
     let tail = _mm256_mul_ps(tail, _mm256_set1_ps(0.5));
-    // The sign bit of x chooses: the tail below 0, the rest of 1 above.
+    // Below 0 the tail, above 0 its complement: the sign bit of x selects.
     _mm256_blendv_ps(_mm256_sub_ps(one, tail), tail, x)
 }
 

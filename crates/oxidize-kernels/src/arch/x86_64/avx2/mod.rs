@@ -4,27 +4,28 @@ mod activation;
 pub(crate) mod attention;
 mod convert;
 pub(crate) mod dot;
-mod encode;
 pub(crate) mod float;
 pub(crate) mod float_rows;
 pub(crate) mod format;
 pub(crate) mod formats;
+pub(crate) mod gemm;
+pub(crate) mod gemm_i16;
+pub(crate) mod int8_dot;
 mod math;
-pub(crate) mod matmul;
 pub(crate) mod panel;
-pub(crate) mod products;
 pub(crate) mod quantize;
+mod quantize_weights;
 mod row;
 mod slices;
 mod tile;
 pub(crate) mod vector;
-pub(crate) mod words;
 
-use super::Avx2;
+use super::{Avx2, matmul};
 use crate::table::{Functions, Isa, Kernels};
-use products::Widening;
+use gemm::Matmul256;
+use int8_dot::Widening;
 
-/// The table, for a machine that has the instructions.
+/// The table of kernels; the witness proves that the machine has the instructions.
 pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
     static KERNELS: Kernels = Kernels {
         isa: Isa::Avx2,
@@ -33,13 +34,13 @@ pub(crate) fn kernels(_witness: Avx2) -> &'static Kernels {
     &KERNELS
 }
 
-/// The functions of the table.
+/// Functions of the table, from which other sets take those they do not replace.
 pub(crate) const FUNCTIONS: Functions = Functions {
-    encode: encode::encode,
-    settle: encode::settle,
-    spell_out: encode::spell_out,
-    quantize_row: quantize::quantize_row,
-    matmul: matmul::matmul::<Widening>,
+    quantize_weights: quantize_weights::quantize_weights,
+    refine_codes: quantize_weights::refine_codes,
+    repack: quantize_weights::repack,
+    quantize_activation_row: quantize::quantize_activation_row,
+    matmul: matmul::matmul::<Matmul256<Widening>>,
     attention_part: attention::attention_part,
     store_kv: convert::store_kv,
     rms_norm: row::rms_norm,
@@ -55,7 +56,7 @@ pub(crate) const FUNCTIONS: Functions = Functions {
     softcap: row::softcap,
     dot: row::dot,
     argmax: row::argmax,
-    weigh: row::weigh,
+    exp_sum: row::exp_sum,
     sum: row::sum,
     f32_to_f16: convert::f32_to_f16,
     f16_to_f32: convert::f16_to_f32,

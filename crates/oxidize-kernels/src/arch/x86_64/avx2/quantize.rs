@@ -1,46 +1,47 @@
-//! Activations to integers.
+//! Quantization of activations to integers.
 
 use std::arch::x86_64::*;
 
 use super::float::F32;
-use super::words::round_group;
-use crate::ops::matmul::{ByteRow, GROUP, MOVED, QuantizedRow, WORD_GROUP, WordRow};
+use super::gemm_i16::quantize_group;
+use crate::ops::matmul::{GROUP, I8Row, I16_GROUP, I16Row, QuantizedRow, ZERO_POINT};
 
-/// See [`crate::Kernels::quantize_rows`].
+/// See [`crate::Kernels::quantize_activations`].
 ///
 /// # Safety
-/// Needs AVX2; the slices of `out` fit `x`.
+/// Needs AVX2, FMA and F16C; `x` is whole groups, and the slices of `out` have room for as many elements and
+/// groups.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn quantize_row(x: &[f32], out: QuantizedRow<'_>) {
+pub(crate) unsafe fn quantize_activation_row(x: &[f32], out: QuantizedRow<'_>) {
     match out {
-        // SAFETY: as the caller says.
-        QuantizedRow::Bytes(out) => unsafe { quantize_bytes(x, out) },
-        QuantizedRow::Words(out) => quantize_words(x, out),
+        // SAFETY: the caller's `x` is whole groups, for which `out` has room.
+        QuantizedRow::I8(out) => unsafe { quantize_i8(x, out) },
+        QuantizedRow::I16(out) => quantize_i16(x, out),
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quantize_words(x: &[f32], out: WordRow<'_>) {
-    let (groups, rest) = x.as_chunks::<WORD_GROUP>();
-    let (words, _) = out.words.as_chunks_mut::<WORD_GROUP>();
-    let mut last = [0.0; WORD_GROUP];
+fn quantize_i16(x: &[f32], out: I16Row<'_>) {
+    let (groups, rest) = x.as_chunks::<I16_GROUP>();
+    let (quants, _) = out.quants.as_chunks_mut::<I16_GROUP>();
+    let mut last = [0.0; I16_GROUP];
     last[..rest.len()].copy_from_slice(rest);
     let all = groups.iter().chain((!rest.is_empty()).then_some(&last));
-    for ((x, words), scale) in all.zip(words).zip(out.scales) {
-        // SAFETY: both hold a group.
-        *scale = unsafe { round_group::<F32>(x.as_ptr().cast(), words) };
+    for ((x, quants), scale) in all.zip(quants).zip(out.scales) {
+        // SAFETY: AVX2 and F16C are enabled here; both arrays have the 64 elements of a group.
+        *scale = unsafe { quantize_group::<F32>(x.as_ptr().cast(), quants) };
     }
 }
 
 /// # Safety
-/// As [`quantize_row`].
+/// As [`quantize_activation_row`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
+unsafe fn quantize_i8(x: &[f32], mut out: I8Row<'_>) {
     let groups = x.len() / GROUP;
     let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
-    // Packing interleaves 128-bit halves; this puts the words of four back in order.
+    // Packing interleaves 128-bit halves; this restores the order of each four bytes.
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     let mut common = None;
     let mut total = 0;
@@ -48,7 +49,8 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
         if let Some(shared) = out.shared_from(g, x) {
             common = Some(largest(shared));
         }
-        // SAFETY: the group's 32 elements are in `x`, and its places in `out`.
+        // SAFETY: AVX2 is enabled here. `g` is below the number of whole groups of `x`; the caller guarantees
+        // that `out` has 32 quants, a scale, a sum and two half sums for each.
         unsafe {
             let x: [__m256; 4] =
                 std::array::from_fn(|i| _mm256_loadu_ps(x.as_ptr().add(g * GROUP + 8 * i)));
@@ -81,8 +83,8 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
             *out.scales.get_unchecked_mut(g) = scale;
             *out.half_sums.get_unchecked_mut(2 * g) = scale * first as f32;
             *out.half_sums.get_unchecked_mut(2 * g + 1) = scale * second as f32;
-            *out.moved.get_unchecked_mut(2 * g) = MOVED * first;
-            *out.moved.get_unchecked_mut(2 * g + 1) = MOVED * second;
+            *out.zero_point_sums.get_unchecked_mut(2 * g) = ZERO_POINT * first;
+            *out.zero_point_sums.get_unchecked_mut(2 * g + 1) = ZERO_POINT * second;
             *out.sums.get_unchecked_mut(g) = scale * (first + second) as f32;
             total += first + second;
         }
@@ -91,21 +93,21 @@ unsafe fn quantize_bytes(x: &[f32], mut out: ByteRow<'_>) {
     out.clear_padding(groups);
 }
 
-/// The largest magnitude of whole vectors.
+/// The largest magnitude of a slice of whole vectors.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn largest(x: &[f32]) -> f32 {
     let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
     let (vectors, _) = x.as_chunks::<8>();
     let larger = |max: __m256, x: &[f32; 8]| {
-        // SAFETY: eight floats.
+        // SAFETY: the array has eight floats; AVX2 is enabled here.
         let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
         _mm256_max_ps(max, _mm256_and_ps(x, magnitude))
     };
     largest_lane(vectors.iter().fold(_mm256_setzero_ps(), larger))
 }
 
-/// The largest of eight.
+/// The largest of eight lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn largest_lane(x: __m256) -> f32 {

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::dot::horizontal_sum;
 use super::math::{exp, tanh};
 use super::slices::{fold, horizontal_max, load, map, map2, store};
+use crate::ops::exp_sum;
 use crate::ops::rope::{self, RopeLayout};
-use crate::ops::weigh;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn rms_norm(x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
@@ -17,7 +17,7 @@ pub(crate) fn rms_norm(x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
 pub(crate) fn layer_norm(x: &mut [f32], weight: Option<&[f32]>, bias: Option<&[f32]>, eps: f32) {
     let zero = _mm256_setzero_ps();
     let add = |a, b| _mm256_add_ps(a, b);
-    // SAFETY: this function has the instructions.
+    // SAFETY: AVX2 is enabled here.
     let sum = unsafe { horizontal_sum(fold(x, 0.0, zero, add, add)) };
     let mean = _mm256_set1_ps(sum / x.len() as f32);
     map(x, |x| _mm256_sub_ps(x, mean));
@@ -47,17 +47,17 @@ pub(crate) fn softmax(x: &mut [f32]) {
     map(x, |x| exp(_mm256_sub_ps(x, shift)));
     let zero = _mm256_setzero_ps();
     let add = |a, b| _mm256_add_ps(a, b);
-    // SAFETY: this function has the instructions.
+    // SAFETY: AVX2 is enabled here.
     let sum = unsafe { horizontal_sum(fold(x, 0.0, zero, add, add)) };
     scale(x, 1.0 / sum);
 }
 
-/// The largest number, −∞ if there is none.
+/// The largest number, or −∞ if there is none.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn max(x: &[f32]) -> f32 {
     let least = f32::NEG_INFINITY;
-    // In this order the instruction drops NaN.
+    // With the operands in this order the instruction drops NaN.
     let larger = |a, b| _mm256_max_ps(b, a);
     horizontal_max(fold(x, least, _mm256_set1_ps(least), larger, larger))
 }
@@ -81,13 +81,13 @@ pub(crate) fn argmax(x: &[f32]) -> usize {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn weigh(logits: &[f32], max: f32, weights: &mut [f32]) -> f64 {
-    weigh::weigh(logits, max, weights)
+pub(crate) fn exp_sum(logits: &[f32], max: f32, weights: &mut [f32]) -> f64 {
+    exp_sum::exp_sum(logits, max, weights)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn sum(x: &[f32]) -> f64 {
-    weigh::sum(x)
+    exp_sum::sum(x)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -134,7 +134,7 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
         _mm256_add_ps(chains[0], chains[1]),
         _mm256_add_ps(chains[2], chains[3]),
     );
-    // SAFETY: this function has the instructions.
+    // SAFETY: AVX2 is enabled here.
     unsafe { horizontal_sum(sum) + rest }
 }
 
@@ -162,7 +162,7 @@ pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], lay
                 for (i, pair) in pairs.iter_mut().enumerate() {
                     let (c, s) = (load(&cos[i]), load(&sin[i]));
                     for (h, x) in pair.iter_mut().enumerate() {
-                        // Each angle twice: 0 0 1 1 2 2 3 3, or the same from 4 on.
+                        // Each angle twice: 0 0 1 1 2 2 3 3, or 4 4 5 5 6 6 7 7.
                         let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
                         let twice = _mm256_add_epi32(twice, _mm256_set1_epi32(4 * h as i32));
                         let c = _mm256_permutevar8x32_ps(c, twice);

@@ -1,4 +1,4 @@
-//! Walking slices eight floats at a time; the last few go through a buffer.
+//! Loops over slices, eight floats at a time; a remainder goes through a padded buffer.
 
 use std::arch::x86_64::*;
 
@@ -38,7 +38,7 @@ pub(crate) fn map2(x: &mut [f32], y: &[f32], f: impl Fn(__m256, __m256) -> __m25
     }
 }
 
-/// Combines vectors into one, in four independent chains; the slice is filled up with `fill`.
+/// Combines vectors into one, in four independent chains; a remainder is padded with `fill`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn fold(
@@ -71,14 +71,14 @@ pub(crate) fn fold(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn load(x: &[f32; 8]) -> __m256 {
-    // SAFETY: the array has eight elements.
+    // SAFETY: the array has eight floats; AVX2 is enabled here.
     unsafe { _mm256_loadu_ps(x.as_ptr()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn store(x: &mut [f32; 8], value: __m256) {
-    // SAFETY: the array has eight elements.
+    // SAFETY: the array has eight floats; AVX2 is enabled here.
     unsafe { _mm256_storeu_ps(x.as_mut_ptr(), value) }
 }
 

@@ -1,157 +1,159 @@
 //! The integer tile kernel: a panel of 16 rows times up to four tokens, held in registers.
 //!
-//! AVX2 multiplies bytes into 16-bit pairs (`vpmaddubsw`). How many of those can be added before they
-//! must be widened depends on the bits of the weights: eight for 4 bits, which is a whole group. Where
-//! there is an instruction for it ([`Bytes::FOURS`](super::products::Bytes::FOURS)), four products go straight into 32 bits.
+//! AVX2 multiplies bytes and adds pairs of products in 16 bits (`vpmaddubsw`). The number of such sums that
+//! can be added before they must be widened depends on the bits of the weights: eight for 4 bits, which is a
+//! whole group. VNNI ([`PanelBytes::HAS_VNNI`](super::int8_dot::PanelBytes::HAS_VNNI)) adds four products
+//! straight into 32 bits.
 //!
-//! Loops have their intrinsics in them: a closure that is not inlined is compiled without the instructions,
-//! and calls each of them as a function, which `make bench-check` shows.
+//! Intrinsics are called directly in the loops: a closure that is not inlined is compiled without the target
+//! features and calls each intrinsic as a function, which `make bench-check` shows.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::format::Format;
 use super::formats::Q8_0;
-use super::matmul::TileKernel;
-use super::panel::{Next, Panel, has_mins, has_unit};
-use super::products::{Products, Widening};
-use crate::ops::matmul::{MOVED, RawRows};
+use super::gemm::TileKernel;
+use super::int8_dot::{Int8Dot, Widening};
+use super::panel::{Panel, Prefetcher, has_integer_scales, has_mins};
+use crate::ops::matmul::{RawRows, ZERO_POINT};
 
-/// What of a format the kernel must know, so that formats of a kind share its code.
-#[derive(Clone, Copy)]
-pub(crate) struct Kind {
-    /// How many products of pairs fit into 16 bits, where they go there.
-    depth: usize,
-    signed: bool,
-    /// Whether there is a scale for each 16 elements.
-    halves: bool,
-    min: bool,
-    /// Whether the scales of sixteens are integers.
-    unit: bool,
-    /// The level that stands for 0, where bytes without a sign have one.
-    level: Option<u32>,
+/// Layout of a panel's bytes, as far as the tile kernel needs to know it.
+pub(crate) trait PanelLayout {
+    /// Results of `vpmaddubsw`, each the sum of two products, whose sum fits into 16 bits.
+    const DEPTH: usize;
+    /// True if the bytes are signed.
+    const SIGNED: bool;
+    /// True if 16 elements share a scale, false if 32 do.
+    const HALVES: bool;
+    /// True if the panel has minima.
+    const MIN: bool;
+    /// True if the scales are integers.
+    const INTEGER_SCALES: bool;
+    /// The unsigned byte that stands for 0, a power of two, if the kernel must compensate for it.
+    const ZERO_POINT: Option<u32>;
 }
 
-impl Kind {
-    /// The kind of a format, as a number that can be a parameter of [`BytePanel`].
-    pub(crate) const fn of<F: Format, P: Products>() -> u16 {
-        let depth = match F::BITS {
-            _ if P::FOURS => 0,
-            0..=4 => 3,
-            5 => 2,
-            6 => 1,
-            _ => 0,
-        };
-        let level: u8 = match P::FOURS {
-            true if F::CENTRED => 128,
-            true => 0,
-            false => F::LEVEL,
-        };
-        let signed = F::SIGNED && !P::FOURS;
-        let unit = has_unit::<F, P>();
-        let min = has_mins::<F, P>();
-        let halves = F::GROUP == 16;
-        let level = match level {
-            0 => 0,
-            _ if unit => 0,
-            level => level.ilog2() as u16,
-        };
-        let flags = (signed as u16) << 2 | (halves as u16) << 3 | (min as u16) << 4;
-        depth | flags | level << 5 | (unit as u16) << 8
-    }
+/// Panels of a format for `vpmaddubsw`.
+pub(crate) struct MaddubsLayout<F>(PhantomData<F>);
 
-    const fn decode(kind: u16) -> Kind {
-        Kind {
-            depth: 1 << (kind & 3),
-            signed: kind >> 2 & 1 == 1,
-            halves: kind >> 3 & 1 == 1,
-            min: kind >> 4 & 1 == 1,
-            unit: kind >> 8 == 1,
-            level: match kind >> 5 & 7 {
-                0 => None,
-                bits => Some(1 << bits),
-            },
-        }
+impl<F: Format> PanelLayout for MaddubsLayout<F> {
+    const DEPTH: usize = match F::BITS {
+        0..=4 => 8,
+        5 => 4,
+        6 => 2,
+        _ => 1,
+    };
+    const SIGNED: bool = F::SIGNED;
+    const HALVES: bool = F::GROUP == 16;
+    const MIN: bool = has_mins::<F, Widening>();
+    const INTEGER_SCALES: bool = has_integer_scales::<F, Widening>();
+    const ZERO_POINT: Option<u32> = match F::ZERO_POINT {
+        0 => None,
+        _ if Self::INTEGER_SCALES => None,
+        zero_point => Some(zero_point as u32),
+    };
+}
+
+/// Panels for VNNI, which takes unsigned bytes of any size. `SYMMETRIC` says that 128 stands for 0 and that
+/// there are no minima.
+pub(crate) struct VnniLayout<const HALVES: bool, const SYMMETRIC: bool>;
+
+impl<const HALVES: bool, const SYMMETRIC: bool> PanelLayout for VnniLayout<HALVES, SYMMETRIC> {
+    const DEPTH: usize = 1;
+    const SIGNED: bool = false;
+    const HALVES: bool = HALVES;
+    const MIN: bool = !SYMMETRIC;
+    const INTEGER_SCALES: bool = false;
+    const ZERO_POINT: Option<u32> = if SYMMETRIC { Some(128) } else { None };
+}
+
+/// A panel of layout `L`.
+pub(crate) struct BytePanel<L>(Panel, PhantomData<L>);
+
+impl<L> BytePanel<L> {
+    /// The panel, which has the layout.
+    pub(crate) fn new(panel: Panel) -> Self {
+        Self(panel, PhantomData)
     }
 }
 
-/// A panel that was unpacked from a format of the kind.
-pub(crate) struct BytePanel<const KIND: u16>(pub(crate) Panel);
-
-// SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl<P: Products, const KIND: u16> TileKernel<P> for BytePanel<KIND> {
+// SAFETY: `tile` reads only inside the panel and inside the rows of the tokens.
+unsafe impl<P: Int8Dot, L: PanelLayout> TileKernel<P> for BytePanel<L> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tile<const T: usize>(
         &self,
         acts: &RawRows,
         first: usize,
-        next: &mut Next,
+        prefetcher: &mut Prefetcher,
     ) -> [[__m256; 2]; T] {
-        // SAFETY: as the caller says.
-        unsafe { tile::<P, KIND, T>(&self.0, acts, first, next) }
+        // SAFETY: the trait demands what the function does, and the panel has layout `L`.
+        unsafe { tile::<P, L, T>(&self.0, acts, first, prefetcher) }
     }
 }
 
 /// See [`TileKernel`].
 ///
 /// # Safety
-/// Needs AVX2 and FMA, and what the products need. The panel is of the kind, with rows of `acts.k`, and `acts`
-/// has the tokens.
+/// Needs AVX2 and FMA and the instructions of `P`. The panel has layout `L` and rows of `acts.k` elements,
+/// and `acts` has tokens `first` to `first + T − 1`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<P: Products, const KIND: u16, const T: usize>(
+unsafe fn tile<P: Int8Dot, L: PanelLayout, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
-    next: &mut Next,
+    prefetcher: &mut Prefetcher,
 ) -> [[__m256; 2]; T] {
-    let kind = const { Kind::decode(KIND) };
     let mut sums = [[_mm256_setzero_ps(); 2]; T];
-    // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
+    // SAFETY: AVX2 and FMA are enabled here. Groups run to `acts.k / 32`, and the panel and each token's row
+    // have as many of every array that is read; arrays of a panel are aligned to 64 bytes and read in steps
+    // of 32.
     unsafe {
         let quants: [*const i8; T] =
             std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
         let at = first * acts.group_stride;
         let ones = [_mm256_set1_epi16(1); 2];
         for g in 0..acts.k / 32 {
-            next.ask();
-            if !kind.halves {
+            prefetcher.prefetch();
+            if !L::HALVES {
                 let quants = quants.map(|q| q.add(32 * g));
-                let starts = starts::<KIND, T>(panel, acts, first, g, 2 * g..2 * g + 2);
+                let initial = initial_sums::<L, T>(panel, acts, first, g, 2 * g..2 * g + 2);
                 let weights = panel.quants.add(g * 32 * 16);
-                let dots = group::<P, KIND, T, 8>(weights, quants, starts, ones);
+                let dots = group::<P, L, T, 8>(weights, quants, initial, ones);
                 let scales = halves(panel.scales.add(16 * g));
                 add_scaled::<T>(scales, dots, acts, at + g, &mut sums);
-                if kind.min {
+                if L::MIN {
                     let mins = halves(panel.mins.add(16 * g));
                     add_mins::<T>(mins, acts.sums.add(at + g), acts.group_stride, &mut sums);
                 }
                 continue;
             }
-            if kind.unit {
+            if L::INTEGER_SCALES {
                 let mut dots = [[_mm256_setzero_si256(); 2]; T];
                 for i in 2 * g..2 * g + 2 {
                     let quants = quants.map(|q| q.add(16 * i));
                     let weights = panel.quants.add(i * 16 * 16);
                     let scales = panel.scales.add(16 * i).cast::<__m256i>();
                     let scales = [_mm256_load_si256(scales), _mm256_load_si256(scales.add(1))];
-                    dots = group::<P, KIND, T, 4>(weights, quants, dots, scales);
+                    dots = group::<P, L, T, 4>(weights, quants, dots, scales);
                 }
-                let units = halves(panel.units.add(16 * (g / 8)));
-                add_scaled::<T>(units, dots, acts, at + g, &mut sums);
+                let super_scales = halves(panel.super_scales.add(16 * (g / 8)));
+                add_scaled::<T>(super_scales, dots, acts, at + g, &mut sums);
             }
             for i in 2 * g..2 * g + 2 {
-                if !kind.unit {
+                if !L::INTEGER_SCALES {
                     let quants = quants.map(|q| q.add(16 * i));
-                    let starts = starts::<KIND, T>(panel, acts, first, i, i..i + 1);
+                    let initial = initial_sums::<L, T>(panel, acts, first, i, i..i + 1);
                     let weights = panel.quants.add(i * 16 * 16);
-                    let dots = group::<P, KIND, T, 4>(weights, quants, starts, ones);
+                    let dots = group::<P, L, T, 4>(weights, quants, initial, ones);
                     let scales = halves(panel.scales.add(16 * i));
                     add_scaled::<T>(scales, dots, acts, at + g, &mut sums);
                 }
-                if kind.min {
+                if L::MIN {
                     let mins = halves(panel.mins.add(16 * i));
                     let act_sums = acts.half_sums.add(2 * at + i);
                     add_mins::<T>(mins, act_sums, 2 * acts.group_stride, &mut sums);
@@ -162,37 +164,40 @@ unsafe fn tile<P: Products, const KIND: u16, const T: usize>(
     sums
 }
 
-/// What the integer products of a group begin with: `halves` are its sixteens.
+/// Initial values of a group's integer sums, which make up for signs or for the zero point. `halves` are the
+/// group's runs of 16 elements.
 ///
 /// # Safety
-/// As [`tile`].
+/// As [`tile`]; the panel and the tokens have the group.
 #[inline(always)]
-unsafe fn starts<const KIND: u16, const T: usize>(
+unsafe fn initial_sums<L: PanelLayout, const T: usize>(
     panel: &Panel,
     acts: &RawRows,
     first: usize,
     group: usize,
     halves: Range<usize>,
 ) -> [[__m256i; 2]; T] {
-    let kind = const { Kind::decode(KIND) };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2. A panel of signed bytes has 16 aligned sums for each group; each token has
+    // a zero-point sum for each 16 elements.
     unsafe {
-        if kind.signed {
-            let starts = panel.starts.add(16 * group).cast::<__m256i>();
-            return [[_mm256_load_si256(starts), _mm256_load_si256(starts.add(1))]; T];
+        if L::SIGNED {
+            let sums = panel.negative_sums.add(16 * group).cast::<__m256i>();
+            return [[_mm256_load_si256(sums), _mm256_load_si256(sums.add(1))]; T];
         }
-        let Some(level) = kind.level else {
+        let Some(zero_point) = L::ZERO_POINT else {
             return [[_mm256_setzero_si256(); 2]; T];
         };
         std::array::from_fn(|t| {
-            let moved = acts.moved.add(2 * (first + t) * acts.group_stride);
-            let mut start = _mm256_set1_epi32(*moved.add(halves.start));
+            let sums = acts
+                .zero_point_sums
+                .add(2 * (first + t) * acts.group_stride);
+            let mut sum = _mm256_set1_epi32(*sums.add(halves.start));
             if halves.len() == 2 {
-                start = _mm256_add_epi32(start, _mm256_set1_epi32(*moved.add(halves.start + 1)));
+                sum = _mm256_add_epi32(sum, _mm256_set1_epi32(*sums.add(halves.start + 1)));
             }
-            // Divided by as many times as 128 is the level.
-            let bits = _mm_cvtsi32_si128((7 - level.ilog2()) as i32);
-            [_mm256_sra_epi32(start, bits); 2]
+            // The sums are for a zero point of 128.
+            let bits = _mm_cvtsi32_si128((7 - zero_point.ilog2()) as i32);
+            [_mm256_sra_epi32(sum, bits); 2]
         })
     }
 }
@@ -200,7 +205,7 @@ unsafe fn starts<const KIND: u16, const T: usize>(
 /// Adds the products of a group, with its scales and those of the activations, to the sums.
 ///
 /// # Safety
-/// Needs AVX2 and FMA; `act_group` is the group of the first token's scales.
+/// Needs AVX2 and FMA; `act_group` is the index of the group's scale in the row of the first of `T` tokens.
 #[inline(always)]
 unsafe fn add_scaled<const T: usize>(
     scales: [__m256; 2],
@@ -209,7 +214,8 @@ unsafe fn add_scaled<const T: usize>(
     act_group: usize,
     sums: &mut [[__m256; 2]; T],
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2 and FMA, and each token's scale of the group lies `group_stride` after the
+    // one before.
     unsafe {
         for t in 0..T {
             let scale = _mm256_broadcast_ss(&*acts.scales.add(act_group + t * acts.group_stride));
@@ -224,8 +230,8 @@ unsafe fn add_scaled<const T: usize>(
 /// Adds the minima of a group, with the sums of the activations, to the sums.
 ///
 /// # Safety
-/// Needs AVX2 and FMA; `act_sums` is the group's sum of the first token, which those of other tokens follow in
-/// steps of `stride`.
+/// Needs AVX2 and FMA; `act_sums` points to the group's sum of the first of `T` tokens, and the following
+/// tokens' sums are `stride` floats apart.
 #[inline(always)]
 unsafe fn add_mins<const T: usize>(
     mins: [__m256; 2],
@@ -233,7 +239,7 @@ unsafe fn add_mins<const T: usize>(
     stride: usize,
     sums: &mut [[__m256; 2]; T],
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2 and FMA, and there are `T` sums, `stride` apart.
     unsafe {
         for t in 0..T {
             let sum = _mm256_broadcast_ss(&*act_sums.add(t * stride));
@@ -245,39 +251,40 @@ unsafe fn add_mins<const T: usize>(
 }
 
 /// A panel of Q8_0 rows of one scale each, for tokens of one scale each.
-pub(crate) struct RowPanel(pub(crate) Panel);
+pub(crate) struct RowScalePanel(pub(crate) Panel);
 
-// SAFETY: reads only inside the panel and inside the rows of the tokens.
-unsafe impl<P: Products> TileKernel<P> for RowPanel {
+// SAFETY: `tile` reads only inside the panel and inside the rows of the tokens.
+unsafe impl<P: Int8Dot> TileKernel<P> for RowScalePanel {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tile<const T: usize>(
         &self,
         acts: &RawRows,
         first: usize,
-        next: &mut Next,
+        prefetcher: &mut Prefetcher,
     ) -> [[__m256; 2]; T] {
-        // What the kind says of signs is of no account to products that want none.
-        const SIGNED: u16 = Kind::of::<Q8_0, Widening>();
-        // SAFETY: all reads lie inside the panel and inside the rows of the tokens.
+        // VNNI ignores the signs of this layout: its panels are unsigned.
+        type Signed = MaddubsLayout<Q8_0>;
+        // SAFETY: AVX2 and FMA are enabled here. Groups run to `acts.k / 32`, and the panel and each token's
+        // row have as many; a row of either has at least one scale.
         unsafe {
             let quants: [*const i8; T] =
                 std::array::from_fn(|t| acts.quants.add((first + t) * acts.quant_stride));
             let ones = [_mm256_set1_epi16(1); 2];
             let mut sums: [[__m256i; 2]; T] = std::array::from_fn(|t| {
-                // What the weights are moved up by comes off first.
-                let moved = if P::FOURS { MOVED } else { 0 };
-                [_mm256_set1_epi32(moved * *acts.totals.add(first + t)); 2]
+                // VNNI's panels are offset by 128, which comes off first.
+                let offset = if P::HAS_VNNI { ZERO_POINT } else { 0 };
+                [_mm256_set1_epi32(offset * *acts.totals.add(first + t)); 2]
             });
             for g in 0..acts.k / 32 {
-                next.ask();
+                prefetcher.prefetch();
                 let weights = self.0.quants.add(g * 32 * 16);
-                let starts = match P::FOURS {
+                let initial = match P::HAS_VNNI {
                     true => [[_mm256_setzero_si256(); 2]; T],
-                    false => starts::<SIGNED, T>(&self.0, acts, first, g, 2 * g..2 * g + 2),
+                    false => initial_sums::<Signed, T>(&self.0, acts, first, g, 2 * g..2 * g + 2),
                 };
                 let quants = quants.map(|q| q.add(32 * g));
-                let dots = group::<P, SIGNED, T, 8>(weights, quants, starts, ones);
+                let dots = group::<P, Signed, T, 8>(weights, quants, initial, ones);
                 for (sums, dots) in sums.iter_mut().zip(dots) {
                     for h in 0..2 {
                         sums[h] = _mm256_add_epi32(sums[h], dots[h]);
@@ -296,29 +303,31 @@ unsafe impl<P: Products> TileKernel<P> for RowPanel {
     }
 }
 
-/// Integer products over `STEPS` × 4 elements: 16 rows in two halves, for each token, times the `factors` of the rows (a
-/// word twice for each), added to `wide`.
+/// Adds integer products over `STEPS` × 4 elements to `wide`: of 16 rows in two halves with each token, times
+/// the `factors` of the rows (an `i16` twice for each).
 ///
-/// `vpmaddubsw` wants one side without a sign. Of signed weights that is the magnitude; where one is below 0,
-/// the bits of the activation are turned round, which makes of `a` not `−a` but `−a − 1`, so that the products
-/// are too small by the magnitudes of all weights below 0 ([`Panel::starts`]). The instruction that negates
-/// exactly starts where multiplications do.
+/// `vpmaddubsw` needs one unsigned operand. For signed weights that is the magnitude. Where a weight is
+/// negative, the bits of the activation `a` are inverted, which makes it `−a − 1` instead of `−a`, so that
+/// the sum is too small by the magnitudes of all negative weights ([`Panel::negative_sums`]). The instruction
+/// that negates exactly (`vpsignb`) would compete with the multiplications for a port.
 ///
 /// # Safety
-/// Needs AVX2, and what the products need; reads `STEPS` × 64 bytes of weights and `STEPS` × 4 of each token.
+/// Needs AVX2 and the instructions of `P`; `weights` has `STEPS` × 64 bytes, aligned to 32, and each token
+/// `STEPS` × 4.
 #[inline(always)]
-unsafe fn group<P: Products, const KIND: u16, const T: usize, const STEPS: usize>(
+unsafe fn group<P: Int8Dot, L: PanelLayout, const T: usize, const STEPS: usize>(
     weights: *const u8,
     quants: [*const i8; T],
     mut wide: [[__m256i; 2]; T],
     factors: [__m256i; 2],
 ) -> [[__m256i; 2]; T] {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2 and the instructions of `P`; step `s` reads 64 bytes of weights from `64 ·
+    // s` on, and four of each token from `4 · s` on.
     unsafe {
         let zero = _mm256_setzero_si256();
-        let Kind { depth, signed, .. } = const { Kind::decode(KIND) };
+        let (depth, signed) = (L::DEPTH, L::SIGNED);
         if depth == 2 && !signed {
-            // Sums of 16 bits last for two steps, which are taken together.
+            // 16 bits hold the sums of two steps, which are computed together.
             for step in (0..STEPS).step_by(2) {
                 let weight = weights.add(64 * step).cast::<__m256i>();
                 let a = [_mm256_load_si256(weight), _mm256_load_si256(weight.add(1))];
@@ -336,7 +345,7 @@ unsafe fn group<P: Products, const KIND: u16, const T: usize, const STEPS: usize
                             _mm256_maddubs_epi16(b[h], act_b),
                         );
                         let widened = _mm256_madd_epi16(pairs, factors[h]);
-                        wide[t][h] = in_order(_mm256_add_epi32(wide[t][h], widened));
+                        wide[t][h] = pin(_mm256_add_epi32(wide[t][h], widened));
                     }
                 }
             }
@@ -351,8 +360,8 @@ unsafe fn group<P: Products, const KIND: u16, const T: usize, const STEPS: usize
             for t in 0..T {
                 let act = _mm256_set1_epi32(quants[t].add(4 * step).cast::<i32>().read_unaligned());
                 for h in 0..2 {
-                    if P::FOURS {
-                        wide[t][h] = P::add_fours(wide[t][h], weight[h], act);
+                    if P::HAS_VNNI {
+                        wide[t][h] = P::dot4(wide[t][h], weight[h], act);
                         continue;
                     }
                     let pairs = if signed {
@@ -366,7 +375,7 @@ unsafe fn group<P: Products, const KIND: u16, const T: usize, const STEPS: usize
                         _mm256_add_epi16(narrow[t][h], pairs)
                     };
                     if depth == 8 {
-                        narrow[t][h] = in_order(narrow[t][h]);
+                        narrow[t][h] = pin(narrow[t][h]);
                     }
                     if step % depth == depth - 1 || step == STEPS - 1 {
                         let widened = _mm256_madd_epi16(narrow[t][h], factors[h]);
@@ -379,15 +388,16 @@ unsafe fn group<P: Products, const KIND: u16, const T: usize, const STEPS: usize
     }
 }
 
-/// The same vector, in a register at this point of the program. Left to itself the compiler adds up a whole group
-/// token by token, which has more in registers than there are, and reads weights again for each token.
+/// Returns the vector unchanged, but forces it into a register at this point of the program. Otherwise the
+/// compiler adds up a whole group token by token, which needs more registers than there are and loads the
+/// weights again for each token.
 ///
 /// # Safety
 /// Needs AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn in_order(mut vector: __m256i) -> __m256i {
-    // SAFETY: there is no instruction.
+unsafe fn pin(mut vector: __m256i) -> __m256i {
+    // SAFETY: the assembly is only a comment, which changes nothing.
     unsafe {
         asm!("/* {0} */", inout(ymm_reg) vector, options(nomem, nostack, preserves_flags));
     }
@@ -400,6 +410,6 @@ unsafe fn in_order(mut vector: __m256i) -> __m256i {
 /// Needs AVX2, and 16 readable floats, aligned to 32 bytes.
 #[inline(always)]
 unsafe fn halves(p: *const f32) -> [__m256; 2] {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2 and 16 floats from `p` on, aligned to 32 bytes.
     unsafe { [_mm256_load_ps(p), _mm256_load_ps(p.add(8))] }
 }

@@ -1,4 +1,4 @@
-//! Attention: the AVX2 code with wider registers.
+//! Attention: the code of AVX2 with wider registers.
 
 use std::arch::x86_64::__m512;
 use std::ops::Range;
@@ -11,7 +11,8 @@ use crate::ops::matmul::Scratch;
 /// See [`crate::Kernels::attention_part`].
 ///
 /// # Safety
-/// Needs AVX-512; the arguments have been checked.
+/// Needs AVX-512 F, BW, DQ, VL and VNNI, and AVX2, FMA and F16C; [`AttentionArgs::check`] has passed, `keys`
+/// end at [`AttentionArgs::end`] at most, and `part` has [`AttentionArgs::part_len`] elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn attention_part(
     args: &AttentionArgs<'_>,
@@ -19,7 +20,8 @@ pub(crate) unsafe fn attention_part(
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the instructions of `__m512` and `float::multiply` are enabled here; the arguments are the
+    // caller's.
     unsafe {
         attention::<__m512, { float::ROWS }, { float::TOKENS }>(
             args,

@@ -1,9 +1,9 @@
-//! The matrix product in floats: the code of AVX2 with wider vectors, and panels of 32 rows.
+//! The matrix product in floats: the code of AVX2 with wider registers, and panels of 32 rows.
 
 use std::arch::x86_64::*;
 
 use super::super::avx2::float as avx2;
-use super::super::avx2::float_rows::{DIRECT_TOKENS, direct};
+use super::super::avx2::float_rows::{GEMV_TOKENS, gemv};
 use super::super::avx2::vector::tile;
 use crate::ops::matmul::{Activations, Epilogue, Scratch, WeightRows};
 use crate::out::TileMut;
@@ -17,7 +17,8 @@ pub(crate) const ROWS: usize = 32;
 /// See [`crate::Kernels::matmul`].
 ///
 /// # Safety
-/// Needs AVX-512; the shapes fit together.
+/// Needs AVX-512 F, BW, DQ, VL and VNNI, and AVX2, FMA and F16C; `acts` has rows of `weight.k()` elements,
+/// and `out` a row for each of them and a column for each row of the weight.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn matmul(
     weight: WeightRows<'_>,
@@ -26,24 +27,28 @@ pub(crate) unsafe fn matmul(
     out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the instructions of both vectors and of `multiply` are enabled here, and the shapes are the
+    // caller's.
     unsafe {
-        if acts.is_direct(DIRECT_TOKENS) {
-            // For one token the narrower vectors read faster.
+        if acts.uses_gemv(GEMV_TOKENS) {
+            // For one token the narrower registers are faster.
             return match acts.rows() {
-                _ if acts.are_alone() => direct::<__m256>(weight, acts, epilogue, out, scratch),
-                1 => direct::<__m256>(weight, acts, epilogue, out, scratch),
-                _ => direct::<__m512>(weight, acts, epilogue, out, scratch),
+                _ if acts.is_batch_invariant() => {
+                    gemv::<__m256>(weight, acts, epilogue, out, scratch)
+                }
+                1 => gemv::<__m256>(weight, acts, epilogue, out, scratch),
+                _ => gemv::<__m512>(weight, acts, epilogue, out, scratch),
             };
         }
-        avx2::tiled::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);
+        avx2::gemm::<ROWS, TOKENS>(weight, acts, epilogue, out, scratch, multiply);
     }
 }
 
 /// The [`avx2::Multiply`] of AVX-512: panels of [`ROWS`] rows, up to [`TOKENS`] tokens.
 ///
 /// # Safety
-/// Needs AVX-512; the sizes are as [`avx2::Multiply`] says.
+/// Needs AVX-512 F; pointers have the sizes that [`avx2::Multiply`] says, with [`ROWS`] for `R`, and `n` is 1
+/// to [`TOKENS`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn multiply(
@@ -53,7 +58,8 @@ pub(crate) unsafe fn multiply(
     rows: &[*const f32; TOKENS],
     sums: &[*mut f32; TOKENS],
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: AVX-512 F is enabled here; each arm reads `n` of the pointers, of the sizes that
+    // `avx2::Multiply` says.
     unsafe {
         match n {
             1 => tile::<__m512, 1, _>(panel, len, rows, sums),

@@ -1,4 +1,5 @@
-//! Many queries: a chunk of keys and values becomes panels of floats, which all queries share.
+//! Attention of many queries: a chunk of keys and values is packed into panels of floats, which all queries
+//! share.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -6,7 +7,7 @@ use std::ops::Range;
 use super::super::float::Multiply;
 use super::chunks;
 use super::rows::convert;
-use super::softmax::weigh;
+use super::softmax::exp_sum;
 use crate::ops::attention::AttentionArgs;
 use crate::ops::matmul::{Scratch, grown};
 
@@ -14,7 +15,7 @@ use crate::ops::matmul::{Scratch, grown};
 const CHUNK: usize = 64;
 
 /// # Safety
-/// Needs AVX2, FMA and F16C, and what `multiply` needs; the arguments have been checked.
+/// As [`attention`](super::attention); [`CHUNK`] is a multiple of `R`, and `R` of 8.
 #[inline(always)]
 pub(super) unsafe fn run<const R: usize, const T: usize>(
     args: &AttentionArgs<'_>,
@@ -38,8 +39,9 @@ pub(super) unsafe fn run<const R: usize, const T: usize>(
         if !(0..args.tokens()).any(visible) {
             continue;
         }
-        // SAFETY: the buffers have the sizes that the functions want; queries and records are
-        // those of the arguments.
+        // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `multiply`. `k_panels` has `CHUNK ·
+        // k_dim` floats and `v_panels` `CHUNK · R` for each `R` elements of a value; the tiles' queries are
+        // below `queries`, for each of which `part` has a record.
         unsafe {
             let mut rows = [(std::ptr::null(), std::ptr::null()); CHUNK];
             let rows = &mut rows[..chunk.len()];
@@ -59,7 +61,7 @@ pub(super) unsafe fn run<const R: usize, const T: usize>(
     }
 }
 
-/// Up to `T` queries, from `first` on.
+/// Tile of `n` queries, at most `T`, from `first` on.
 struct Tile<'a, const T: usize> {
     args: &'a AttentionArgs<'a>,
     first: usize,
@@ -68,7 +70,7 @@ struct Tile<'a, const T: usize> {
 
 impl<const T: usize> Tile<'_, T> {
     /// # Safety
-    /// As the function [`run`]; the panels hold the chunk.
+    /// As the function [`run`]; the panels hold the chunk, and `part` has a record for each of the queries.
     #[inline(always)]
     unsafe fn run<const R: usize>(
         &self,
@@ -84,8 +86,10 @@ impl<const T: usize> Tile<'_, T> {
             (i / self.args.heads, i % self.args.heads)
         };
         let mut weights = [[0.0f32; CHUNK]; T];
-        // SAFETY: the panels have `k_dim` elements of `R` keys, and so many have the queries; then
-        // CHUNK elements of `R` values, and so many the weights.
+        // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `multiply`. A key panel has `k_dim`
+        // elements of `R` keys, and each query `k_dim`; a value panel has `CHUNK` rows of `R` elements, and
+        // each query `CHUNK` weights. Products go to `R` weights from `p · R` on, or to `R` floats of the
+        // record or of `wide`.
         unsafe {
             let queries: [*const f32; T] = std::array::from_fn(|i| {
                 let (token, head) = query(i);
@@ -102,9 +106,9 @@ impl<const T: usize> Tile<'_, T> {
                 let Some((stats, acc)) = record.split_first_chunk_mut::<2>() else {
                     continue;
                 };
-                let shrink = weigh(self.args, query(i), chunk.clone(), &mut weights[i], stats);
-                if shrink != 1.0 {
-                    super::super::row::scale(acc, shrink);
+                let rescale = exp_sum(self.args, query(i), chunk.clone(), &mut weights[i], stats);
+                if rescale != 1.0 {
+                    super::super::row::scale(acc, rescale);
                 }
             }
             let rows = weights.each_ref().map(|w| w.as_ptr());
@@ -117,7 +121,7 @@ impl<const T: usize> Tile<'_, T> {
                     multiply(self.n, panel.as_ptr(), chunk.len(), &rows, &acc);
                     continue;
                 }
-                // The last panel is wider than what is left of the accumulators.
+                // The last panel is wider than the rest of the accumulators.
                 let mut wide = [[0.0f32; R]; T];
                 let out = wide.each_mut().map(|w| w.as_mut_ptr());
                 multiply(self.n, panel.as_ptr(), chunk.len(), &rows, &out);
@@ -131,10 +135,11 @@ impl<const T: usize> Tile<'_, T> {
     }
 }
 
-/// The chunk's keys as panels `[k_dim][R]`; past the last key, anything.
+/// Packs the chunk's keys into panels `[k_dim][R]`. Past the last key the contents are unspecified.
 ///
 /// # Safety
-/// Needs AVX2 and F16C; `panels` has `CHUNK · k_dim` elements, and `CHUNK` is a multiple of `R`.
+/// Needs AVX2 and F16C. `rows` are keys of the cache, at most [`CHUNK`]; `panels` has `CHUNK · k_dim`
+/// elements, `k_dim` is a multiple of 8, and `CHUNK` of `R`.
 #[inline(always)]
 unsafe fn pack_keys<const R: usize>(
     args: &AttentionArgs<'_>,
@@ -150,8 +155,9 @@ unsafe fn pack_keys<const R: usize>(
         for d in (0..dim).step_by(32) {
             let width = 32.min(dim - d);
             let mut block = [[0.0f32; 32]; 8];
-            // SAFETY: the rows are the cache's, a piece of which begins at a whole block; the panel
-            // has a place for each of the eight keys.
+            // SAFETY: the caller has AVX2 and F16C. Element `d`, a multiple of 32, begins a block of the
+            // cache's rows, and `width` elements follow, a multiple of 8; the panel has `dim` rows of `R`
+            // columns, of which the eight keys take those from `first % R` on.
             unsafe {
                 for (row, block) in keys.iter().zip(&mut block) {
                     let piece = row.add(crate::ops::attention::row_bytes(ty, d));
@@ -174,10 +180,11 @@ unsafe fn pack_keys<const R: usize>(
     }
 }
 
-/// The chunk's values as panels `[CHUNK][R]`, one for each `R` elements of a value.
+/// Packs the chunk's values into panels `[CHUNK][R]`, one for each `R` elements of a value.
 ///
 /// # Safety
-/// Needs AVX2 and F16C; `panels` has `CHUNK · R` elements for each panel.
+/// Needs AVX2 and F16C. `rows` are values of the cache, at most [`CHUNK`]; `panels` has `CHUNK · R` elements
+/// for each `R` elements of a value, which has a multiple of 8.
 #[inline(always)]
 unsafe fn pack_values<const R: usize>(
     args: &AttentionArgs<'_>,
@@ -187,7 +194,8 @@ unsafe fn pack_values<const R: usize>(
     let (ty, dim) = (args.kv.v_ty, args.kv.v_dim);
     for (i, &(_, row)) in rows.iter().enumerate() {
         let base = panels.as_mut_ptr();
-        // SAFETY: the row is the cache's, and each eight elements have their place in a panel.
+        // SAFETY: the caller has AVX2 and F16C. The row has `dim` elements; panel `d / R` has row `i` below
+        // `CHUNK`, in which eight elements from `d % R` on end at `R`, a multiple of 8.
         unsafe {
             convert(ty, row, dim, |d, x| {
                 _mm256_storeu_ps(base.add((d / R * CHUNK + i) * R + d % R), x);

@@ -1,8 +1,8 @@
 //! Attention over the paged cache, a chunk of keys at a time.
 //!
-//! A chunk's scores are computed for all queries, turned into weights by the online softmax
-//! (`softmax.rs`) and multiplied with its values. Few queries, as in decoding, multiply the stored
-//! rows as they stream by (`stream.rs`); many queries share a converted chunk (`blocked.rs`).
+//! The scores of a chunk are computed for all queries, become weights by the online softmax (`softmax.rs`)
+//! and are multiplied with its values. Few queries, as in decoding, are multiplied with the rows as they are
+//! read (`stream.rs`); many queries share a chunk that was converted to floats (`blocked.rs`).
 
 mod blocked;
 mod rows;
@@ -18,13 +18,14 @@ use crate::ops::attention::{AttentionArgs, KvType};
 use crate::ops::matmul::Scratch;
 use stream::StreamVector;
 
-/// From so many queries on, converting a chunk first is faster.
+/// Number of queries from which on it is faster to convert a chunk first.
 const BLOCKED_QUERIES: usize = 24;
 
 /// See [`crate::Kernels::attention_part`].
 ///
 /// # Safety
-/// Needs AVX2, FMA and F16C; the arguments have been checked.
+/// Needs AVX2, FMA and F16C; [`AttentionArgs::check`] has passed, `keys` end at [`AttentionArgs::end`] at
+/// most, and `part` has [`AttentionArgs::part_len`] elements.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn attention_part(
     args: &AttentionArgs<'_>,
@@ -32,7 +33,8 @@ pub(crate) unsafe fn attention_part(
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: AVX2, FMA and F16C are enabled here, which is all that `__m256` and `float::multiply` need; the
+    // arguments are the caller's.
     unsafe {
         attention::<__m256, { float::ROWS }, { float::TOKENS }>(
             args,
@@ -45,7 +47,7 @@ pub(crate) unsafe fn attention_part(
 }
 
 /// # Safety
-/// Needs AVX2, FMA and F16C, and what the vector and `multiply` need; the arguments have been checked.
+/// As [`attention_part`], and the machine has the instructions of `V` and `multiply`.
 #[inline(always)]
 pub(crate) unsafe fn attention<V: StreamVector, const R: usize, const T: usize>(
     args: &AttentionArgs<'_>,
@@ -62,28 +64,31 @@ pub(crate) unsafe fn attention<V: StreamVector, const R: usize, const T: usize>(
         record.fill(0.0);
         record[0] = f32::NEG_INFINITY;
     }
-    // SAFETY: as the caller says; rows are multiples of eight.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V` and `multiply`, and checked
+    // arguments. Keys and values have a multiple of eight elements, and the registers of `V` are only used if
+    // their lanes divide both.
     unsafe {
         if args.tokens() * args.heads >= BLOCKED_QUERIES {
             blocked::run::<R, T>(args, keys, part, scratch, multiply);
         } else if kv.k_dim.is_multiple_of(V::LANES) && kv.v_dim.is_multiple_of(V::LANES) {
-            few::<V>(args, keys, part, scratch);
+            stream::<V>(args, keys, part, scratch);
         } else {
-            few::<__m256>(args, keys, part, scratch);
+            stream::<__m256>(args, keys, part, scratch);
         }
     }
 }
 
 /// # Safety
-/// Needs AVX2, FMA and F16C, and what the vector needs; the arguments have been checked, and rows are whole vectors.
+/// As [`attention`], with keys and values of whole vectors `V`.
 #[inline(always)]
-unsafe fn few<V: StreamVector>(
+unsafe fn stream<V: StreamVector>(
     args: &AttentionArgs<'_>,
     keys: Range<usize>,
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    // SAFETY: as the caller says; each arm reads the type that the cache has.
+    // SAFETY: the caller guarantees all that the functions demand, and each arm reads the types that the
+    // cache has.
     unsafe {
         match (args.kv.k_ty, args.kv.v_ty) {
             (KvType::F32, KvType::F32) => stream::run::<F32, V>(args, keys, part, scratch),
@@ -93,15 +98,15 @@ unsafe fn few<V: StreamVector>(
     }
 }
 
-/// Ranges of at most `size` of the keys that some token sees.
+/// Ranges of at most `size` keys, from the first key that is visible to some token on.
 fn chunks(
     args: &AttentionArgs<'_>,
     keys: Range<usize>,
     size: usize,
 ) -> impl Iterator<Item = Range<usize>> {
-    let seen = args.visible.iter().filter(|visible| !visible.is_empty());
-    let start = seen
-        .map(|visible| visible.start as usize)
+    let visible = args.visible.iter().filter(|range| !range.is_empty());
+    let start = visible
+        .map(|range| range.start as usize)
         .min()
         .unwrap_or(0)
         .max(keys.start);

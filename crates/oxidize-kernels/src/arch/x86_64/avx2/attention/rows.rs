@@ -1,4 +1,4 @@
-//! Rows of the cache as floats.
+//! Conversion of rows of the cache to floats.
 
 use std::arch::x86_64::*;
 
@@ -6,11 +6,10 @@ use super::super::float::{F16, F32, FloatFormat};
 use super::super::format::{half_at, nibbles};
 use crate::ops::attention::KvType;
 
-/// Converts a stored row and hands it over eight floats at a time: `put(i, x)` gets the elements from
-/// `i` on.
+/// Converts a stored row, eight floats at a time: calls `put(i, x)` with the elements from `i` on.
 ///
 /// # Safety
-/// Needs AVX2 and F16C; `row` has `dim` elements, a multiple of eight.
+/// Needs AVX2 and F16C; `row` has `dim` elements of type `ty`, a multiple of 8, in whole blocks.
 #[inline(always)]
 pub(super) unsafe fn convert(
     ty: KvType,
@@ -18,7 +17,8 @@ pub(super) unsafe fn convert(
     dim: usize,
     mut put: impl FnMut(usize, __m256),
 ) {
-    // SAFETY: all reads lie inside the row.
+    // SAFETY: the caller has AVX2 and F16C. Floats are read eight at a time up to `dim`, which 8 divides;
+    // quantized rows have `dim / 32` whole blocks of 34 or 18 bytes.
     unsafe {
         match ty {
             KvType::F32 => (0..dim)

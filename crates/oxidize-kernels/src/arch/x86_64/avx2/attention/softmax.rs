@@ -1,4 +1,4 @@
-//! The online softmax: scores of a chunk into weights, with the running maximum and sum.
+//! The online softmax: converts scores of a chunk to weights and keeps the running maximum and sum.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -8,17 +8,16 @@ use super::super::math::{exp, tanh};
 use super::super::slices::horizontal_max;
 use crate::ops::attention::AttentionArgs;
 
-/// Turns the products of a query with the keys from `first_key` on into weights, and the record's
-/// maximum and sum into those that include them. Keys not seen get weight 0, as does what lies
-/// past the chunk's end.
+/// Replaces the dot products of a query with `keys` by their weights, and updates the record's maximum and
+/// sum. Keys that the query does not see get weight 0, as do elements past the last key.
 ///
-/// Returns what the record's accumulator must be multiplied by.
+/// Returns the factor by which the record's accumulator must be multiplied.
 ///
 /// # Safety
 /// Needs AVX2 and FMA.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn weigh<const CHUNK: usize>(
+pub(super) unsafe fn exp_sum<const CHUNK: usize>(
     args: &AttentionArgs<'_>,
     (token, head): (usize, usize),
     keys: Range<usize>,
@@ -28,7 +27,7 @@ pub(super) unsafe fn weigh<const CHUNK: usize>(
     let Range {
         start: from,
         end: to,
-    } = args.seen(token, &keys);
+    } = args.visible_in(token, &keys);
     if from >= to {
         scores.fill(0.0);
         return 1.0;
@@ -41,7 +40,7 @@ pub(super) unsafe fn weigh<const CHUNK: usize>(
     let (scores, rest) = scores.as_chunks_mut::<8>().0.split_at_mut(vectors);
     rest.as_flattened_mut().fill(0.0);
     for (i, s) in scores.iter_mut().enumerate() {
-        // SAFETY: the array has eight elements.
+        // SAFETY: `s` and `bias` are arrays of eight floats; AVX2 and FMA are enabled here.
         unsafe {
             let mut x = _mm256_mul_ps(_mm256_loadu_ps(s.as_ptr()), scale);
             if let Some(cap) = args.softcap {
@@ -50,7 +49,7 @@ pub(super) unsafe fn weigh<const CHUNK: usize>(
             }
             let lane = _mm256_add_epi32(lanes, _mm256_set1_epi32(8 * i as i32));
             if let Some(alibi) = &args.alibi {
-                // Whole numbers, exact in a float for any context there is.
+                // Integers, exact in a float up to 2²⁴, beyond any context length.
                 let position = alibi.positions[token] as i32 - keys.start as i32;
                 let distance =
                     _mm256_abs_epi32(_mm256_sub_epi32(lane, _mm256_set1_epi32(position)));
@@ -81,20 +80,20 @@ pub(super) unsafe fn weigh<const CHUNK: usize>(
     let shift = _mm256_set1_ps(largest);
     let mut sum = _mm256_setzero_ps();
     for s in scores {
-        // SAFETY: the array has eight elements.
+        // SAFETY: `s` and `bias` are arrays of eight floats; AVX2 and FMA are enabled here.
         unsafe {
             let weight = exp(_mm256_sub_ps(_mm256_loadu_ps(s.as_ptr()), shift));
             sum = _mm256_add_ps(sum, weight);
             _mm256_storeu_ps(s.as_mut_ptr(), weight);
         }
     }
-    let shrink = if stats[0] == largest {
+    let rescale = if stats[0] == largest {
         1.0
     } else {
         (stats[0] - largest).exp()
     };
-    // SAFETY: this function has the instructions.
-    stats[1] = stats[1] * shrink + unsafe { horizontal_sum(sum) };
+    // SAFETY: AVX2 is enabled here.
+    stats[1] = stats[1] * rescale + unsafe { horizontal_sum(sum) };
     stats[0] = largest;
-    shrink
+    rescale
 }

@@ -1,44 +1,46 @@
-//! A few queries: keys and values are multiplied as they are read.
+//! Attention of a few queries: keys and values are multiplied as they are read.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::float::{F32, FloatFormat};
-use super::super::format::ask;
+use super::super::format::prefetch;
 use super::super::vector::Vector;
 use super::chunks;
 use super::rows::convert;
-use super::softmax::weigh;
+use super::softmax::exp_sum;
 use crate::ops::attention::{AttentionArgs, KvType, row_bytes};
 use crate::ops::matmul::{Scratch, grown};
 
-/// A register that few queries are multiplied in.
+/// A register in which a few queries are multiplied.
 ///
 /// # Safety
 /// As for [`Vector`].
 pub(crate) unsafe trait StreamVector: Vector {
-    /// Keys that are multiplied with four queries at once: their sums must fit into registers.
+    /// Keys that are multiplied with four queries at a time, at most [`MAX`]: their sums must fit into
+    /// registers.
     const KEYS: usize;
-    /// Registers of a value that are weighted for four queries at once.
+    /// Registers of a value that are weighted for four queries at a time, at most [`MAX`].
     const WIDTH: usize;
 
-    /// The sums over the lanes of each vector, `[key][query]`, as `[query][key]`.
+    /// Sums over the lanes of each vector, `[key][query]`, as `[query][key]`.
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn lane_sums(x: [[Self; QUERIES]; MOST]) -> [[f32; MOST]; QUERIES];
+    unsafe fn lane_sums(x: [[Self; QUERIES]; MAX]) -> [[f32; MAX]; QUERIES];
 }
 
-/// Keys of a chunk: these, their values, and the next ones that were asked for meanwhile leave room in the first cache.
+/// Keys of a chunk. They, their values and the prefetched ones of the following chunk leave room in the
+/// first-level cache.
 const CHUNK: usize = 32;
 /// Queries that share the reading of keys and values.
 const QUERIES: usize = 4;
-/// No vector has more [`StreamVector::KEYS`] or more [`StreamVector::WIDTH`].
-const MOST: usize = 4;
+/// The largest [`StreamVector::KEYS`] and [`StreamVector::WIDTH`].
+const MAX: usize = 4;
 
 /// # Safety
-/// Needs the instructions of the vector, AVX2, FMA and F16C; the arguments have been checked, the cache stores `F`,
-/// and its rows are whole vectors.
+/// As [`attention`](super::attention) for fewer than `BLOCKED_QUERIES` queries. The machine has the
+/// instructions of `V`; the cache stores `F`, in rows of whole vectors.
 #[inline(always)]
 pub(super) unsafe fn run<F: FloatFormat, V: StreamVector>(
     args: &AttentionArgs<'_>,
@@ -47,36 +49,38 @@ pub(super) unsafe fn run<F: FloatFormat, V: StreamVector>(
     scratch: &mut Scratch,
 ) {
     let weights = scores_buffer(args, scratch);
-    let mut rows = Rows::new();
+    let mut rows = ChunkRows::new();
     for chunk in chunks(args, keys.clone(), CHUNK) {
-        rows.go_to(args, &chunk, keys.end);
-        // SAFETY: the rows are the cache's, of the dimensions it has.
-        unsafe { step::<F, V>(args, chunk, rows.here(), rows.next(), part, weights) };
+        rows.advance(args, &chunk, keys.end);
+        // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V`; `ChunkRows` looked the rows up
+        // in the cache, one for each position of the chunk.
+        unsafe { step::<F, V>(args, chunk, rows.current(), rows.next(), part, weights) };
     }
 }
 
-/// The stored key and value of a position.
+/// Stored key and value of a position.
 type KvRow = (*const u8, *const u8);
 
-/// The rows of a chunk, and of the chunk after that, to be asked for from memory meanwhile.
-struct Rows {
+/// Rows of a chunk, and of the following chunk, which are prefetched meanwhile.
+struct ChunkRows {
     rows: [[KvRow; CHUNK]; 2],
-    /// How many of each there are.
+    /// Number of rows of each.
     len: [usize; 2],
 }
 
-impl Rows {
-    fn new() -> Rows {
-        let nowhere = (std::ptr::null(), std::ptr::null());
-        Rows {
-            rows: [[nowhere; CHUNK]; 2],
+impl ChunkRows {
+    fn new() -> ChunkRows {
+        let null = (std::ptr::null(), std::ptr::null());
+        ChunkRows {
+            rows: [[null; CHUNK]; 2],
             len: [0; 2],
         }
     }
 
-    /// Looks up the rows of a chunk, unless they were next before, and those after it, up to `end`.
+    /// Looks up the rows of a chunk, unless they already were as the following chunk, and the rows after it,
+    /// up to `end`.
     #[inline(always)]
-    fn go_to(&mut self, args: &AttentionArgs<'_>, chunk: &Range<usize>, end: usize) {
+    fn advance(&mut self, args: &AttentionArgs<'_>, chunk: &Range<usize>, end: usize) {
         self.rows.swap(0, 1);
         if self.len[1] == 0 {
             args.kv.rows(chunk.start, &mut self.rows[0][..chunk.len()]);
@@ -85,7 +89,7 @@ impl Rows {
         args.kv.rows(chunk.end, &mut self.rows[1][..self.len[1]]);
     }
 
-    fn here(&self) -> &[KvRow] {
+    fn current(&self) -> &[KvRow] {
         &self.rows[0][..self.len[0]]
     }
 
@@ -94,11 +98,10 @@ impl Rows {
     }
 }
 
-/// The same for a quantised cache, or one of mixed types: each chunk becomes floats first.
+/// [`run`] for a quantized cache, or one of mixed types: each chunk is converted to floats first.
 ///
 /// # Safety
-/// Needs the instructions of the vector, AVX2, FMA and F16C; the arguments have been checked, and the rows are
-/// whole vectors.
+/// As [`run`], for a cache of any types.
 #[inline(always)]
 pub(super) unsafe fn run_converted<V: StreamVector>(
     args: &AttentionArgs<'_>,
@@ -113,19 +116,20 @@ pub(super) unsafe fn run_converted<V: StreamVector>(
     let (k_rows, v_rows) =
         grown(&mut converted, CHUNK * (k_dim + v_dim)).split_at_mut(CHUNK * k_dim);
     let (k_bytes, v_bytes) = (row_bytes(k_ty, k_dim), row_bytes(v_ty, v_dim));
-    let mut rows = Rows::new();
+    let mut rows = ChunkRows::new();
     let mut floats = [(std::ptr::null(), std::ptr::null()); CHUNK];
     for chunk in chunks(args, keys.clone(), CHUNK) {
-        rows.go_to(args, &chunk, keys.end);
+        rows.advance(args, &chunk, keys.end);
         let buffers = k_rows
             .chunks_exact_mut(k_dim)
             .zip(v_rows.chunks_exact_mut(v_dim));
-        for (i, (&(k, v), (k_row, v_row))) in rows.here().iter().zip(buffers).enumerate() {
+        for (i, (&(k, v), (k_row, v_row))) in rows.current().iter().zip(buffers).enumerate() {
             if let Some(&(k, v)) = rows.next().get(i) {
-                ask(k, k_bytes);
-                ask(v, v_bytes);
+                prefetch(k, k_bytes);
+                prefetch(v, v_bytes);
             }
-            // SAFETY: the rows are the cache's, and have as many elements as the buffers.
+            // SAFETY: the caller has AVX2 and F16C; the rows are the cache's, of the types and dimensions of
+            // the buffers.
             unsafe {
                 to_floats(k_ty, k, k_row);
                 to_floats(v_ty, v, v_row);
@@ -133,19 +137,21 @@ pub(super) unsafe fn run_converted<V: StreamVector>(
             floats[i] = (k_row.as_ptr().cast(), v_row.as_ptr().cast());
         }
         let floats = &floats[..chunk.len()];
-        // SAFETY: the rows are those just converted.
+        // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V`; each row is one of the buffers
+        // just filled, with `k_dim` and `v_dim` floats.
         unsafe { step::<F32, V>(args, chunk, floats, &[], part, weights) };
     }
     scratch.scales = converted;
 }
 
 /// # Safety
-/// Needs AVX2 and F16C; `row` has as many elements as `out`.
+/// Needs AVX2 and F16C; `row` has as many elements of type `ty` as `out`, a multiple of 8, in whole blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn to_floats(ty: KvType, row: *const u8, out: &mut [f32]) {
     let (dim, out) = (out.len(), out.as_mut_ptr());
-    // SAFETY: as the caller says; `put` stays inside `out`.
+    // SAFETY: AVX2 and F16C are enabled here and the row is as the caller guarantees; `i` is a multiple of 8
+    // below `dim`, so that eight floats are left in `out`.
     unsafe { convert(ty, row, dim, |i, x| _mm256_storeu_ps(out.add(i), x)) }
 }
 
@@ -154,11 +160,12 @@ fn scores_buffer<'a>(args: &AttentionArgs<'_>, scratch: &'a mut Scratch) -> &'a 
     floats.as_chunks_mut().0
 }
 
-/// One chunk: scores, weights, weighted values. Of the `next` chunk keys are asked for while scores are
-/// computed, and values while values are.
+/// One chunk: scores, weights, weighted values. Keys of the `next` chunk are prefetched while scores are
+/// computed, and its values while values are.
 ///
 /// # Safety
-/// As [`run`]; `rows` has a key and a value of `F` for each position of the chunk.
+/// As [`run`]; `rows` has a key and a value of `F` for each position of the chunk, and `part` and `weights` a
+/// record and a row for each query.
 #[inline(always)]
 unsafe fn step<F: FloatFormat, V: StreamVector>(
     args: &AttentionArgs<'_>,
@@ -171,7 +178,9 @@ unsafe fn step<F: FloatFormat, V: StreamVector>(
     let (queries, v_dim) = (weights.len(), args.kv.v_dim);
     let query = |i: usize| (i / args.heads, i % args.heads);
     let record = v_dim + 2;
-    // SAFETY: the queries are those of the arguments, the records theirs in `part`.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V`. Queries are numbered up to `queries
+    // - 1`, for each of which the arguments have `k_dim` floats and `part` two floats and an accumulator of
+    // `v_dim`; each arm takes no more queries than are left.
     unsafe {
         for first in (0..queries).step_by(QUERIES) {
             let q: [*const f32; QUERIES] = std::array::from_fn(|i| {
@@ -187,7 +196,7 @@ unsafe fn step<F: FloatFormat, V: StreamVector>(
                 _ => scores::<F, V, 4>(q, args.kv.k_dim, rows, next, weights),
             }
         }
-        let mut shrink = [1.0; super::BLOCKED_QUERIES];
+        let mut rescale = [1.0; super::BLOCKED_QUERIES];
         for (i, (weights, record)) in weights
             .iter_mut()
             .zip(part.chunks_exact_mut(record))
@@ -196,20 +205,20 @@ unsafe fn step<F: FloatFormat, V: StreamVector>(
             let Some((stats, _)) = record.split_first_chunk_mut::<2>() else {
                 continue;
             };
-            shrink[i] = weigh(args, query(i), chunk.clone(), weights, stats);
+            rescale[i] = exp_sum(args, query(i), chunk.clone(), weights, stats);
         }
         for first in (0..queries).step_by(QUERIES) {
             let acc: [*mut f32; QUERIES] = std::array::from_fn(|i| {
                 let i = (first + i).min(queries - 1);
                 part[i * record + 2..].as_mut_ptr()
             });
-            let (weights, shrink) = (&weights[first..], &shrink[first..]);
+            let (weights, rescale) = (&weights[first..], &rescale[first..]);
             let next = if first == 0 { next } else { &[] };
             match queries - first {
-                1 => values::<F, V, 1>(acc, v_dim, rows, next, weights, shrink),
-                2 => values::<F, V, 2>(acc, v_dim, rows, next, weights, shrink),
-                3 => values::<F, V, 3>(acc, v_dim, rows, next, weights, shrink),
-                _ => values::<F, V, 4>(acc, v_dim, rows, next, weights, shrink),
+                1 => values::<F, V, 1>(acc, v_dim, rows, next, weights, rescale),
+                2 => values::<F, V, 2>(acc, v_dim, rows, next, weights, rescale),
+                3 => values::<F, V, 3>(acc, v_dim, rows, next, weights, rescale),
+                _ => values::<F, V, 4>(acc, v_dim, rows, next, weights, rescale),
             }
         }
     }
@@ -218,7 +227,7 @@ unsafe fn step<F: FloatFormat, V: StreamVector>(
 /// Products of `N` queries with each key.
 ///
 /// # Safety
-/// As [`run`]; queries and keys have `dim` elements.
+/// As [`run`]; `N` queries and all keys have `dim` elements, and `out` has a row for each of the queries.
 #[inline(always)]
 unsafe fn scores<F: FloatFormat, V: StreamVector, const N: usize>(
     q: [*const f32; QUERIES],
@@ -227,18 +236,20 @@ unsafe fn scores<F: FloatFormat, V: StreamVector, const N: usize>(
     next: &[KvRow],
     out: &mut [[f32; CHUNK]],
 ) {
-    // SAFETY: as the caller says; chunks have whole runs of keys, past the last of which is nothing that counts.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V`. Indices of keys are clamped to the
+    // last one; `dim` is whole vectors; scores are written from `first` on, a multiple of `KEYS` below
+    // `CHUNK`, which `KEYS` divides.
     unsafe {
         for first in (0..rows.len()).step_by(V::KEYS) {
             for &(key, _) in next.iter().skip(first).take(V::KEYS) {
-                ask(key, dim * F::BYTES);
+                prefetch(key, dim * F::BYTES);
             }
-            // Past the end the last key again, so that a key's sum is the same wherever it stands.
-            let keys: [*const u8; MOST] =
+            // Past the end the last key is repeated, so that a key's sum does not depend on its place.
+            let keys: [*const u8; MAX] =
                 std::array::from_fn(|i| rows.get_unchecked((first + i).min(rows.len() - 1)).0);
-            let mut sums = [[V::zero(); QUERIES]; MOST];
+            let mut sums = [[V::zero(); QUERIES]; MAX];
             for d in (0..dim).step_by(V::LANES) {
-                let mut k = [V::zero(); MOST];
+                let mut k = [V::zero(); MAX];
                 for i in 0..V::KEYS {
                     k[i] = F::load::<V>(keys[i].add(d * F::BYTES));
                 }
@@ -258,12 +269,13 @@ unsafe fn scores<F: FloatFormat, V: StreamVector, const N: usize>(
     }
 }
 
-const _: () = assert!(CHUNK.is_multiple_of(MOST));
+const _: () = assert!(CHUNK.is_multiple_of(MAX));
 
-/// Adds the weighted values to `N` accumulators, each multiplied by its `shrink` first.
+/// Adds the weighted values to `N` accumulators, each multiplied by its `rescale` first.
 ///
 /// # Safety
-/// As [`run`]; accumulators and values have `dim` elements.
+/// As [`run`]; `N` accumulators and all values have `dim` elements, and `weights` and `rescale` an entry for
+/// each accumulator.
 #[inline(always)]
 unsafe fn values<F: FloatFormat, V: StreamVector, const N: usize>(
     acc: [*mut f32; QUERIES],
@@ -271,27 +283,28 @@ unsafe fn values<F: FloatFormat, V: StreamVector, const N: usize>(
     rows: &[KvRow],
     next: &[KvRow],
     weights: &[[f32; CHUNK]],
-    shrink: &[f32],
+    rescale: &[f32],
 ) {
     let step = V::WIDTH * V::LANES;
     let whole = dim / step * step;
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V`; `dim` is whole vectors, so that
+    // `WIDTH` of them are left in the first loop and one in the second.
     unsafe {
         for d in (0..whole).step_by(step) {
             let acc = acc.map(|acc| acc.add(d));
-            columns::<F, V, N>(acc, d, V::WIDTH, rows, next, weights, shrink);
+            columns::<F, V, N>(acc, d, V::WIDTH, rows, next, weights, rescale);
         }
         for d in (whole..dim).step_by(V::LANES) {
             let acc = acc.map(|acc| acc.add(d));
-            columns::<F, V, N>(acc, d, 1, rows, next, weights, shrink);
+            columns::<F, V, N>(acc, d, 1, rows, next, weights, rescale);
         }
     }
 }
 
-/// [`values`] for `width` vectors, from element `d` on.
+/// [`values`] for `width` vectors from element `d` on, to which `acc` points.
 ///
 /// # Safety
-/// As there.
+/// As [`values`]; accumulators and values have `width` vectors from there on, at most [`MAX`].
 #[inline(always)]
 unsafe fn columns<F: FloatFormat, V: StreamVector, const N: usize>(
     acc: [*mut f32; QUERIES],
@@ -300,18 +313,20 @@ unsafe fn columns<F: FloatFormat, V: StreamVector, const N: usize>(
     rows: &[KvRow],
     next: &[KvRow],
     weights: &[[f32; CHUNK]],
-    shrink: &[f32],
+    rescale: &[f32],
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V`, `width` vectors at each accumulator
+    // and in each value from `d` on, and a weight of each of the `N` queries for each row, of which there are
+    // at most `CHUNK`.
     unsafe {
-        let mut sums = [[V::zero(); MOST]; N];
+        let mut sums = [[V::zero(); MAX]; N];
         for n in 0..N {
             for w in 0..width {
                 let old = V::load(acc[n].add(V::LANES * w));
-                sums[n][w] = V::zero().add_product(old, V::load_one(&shrink[n]));
+                sums[n][w] = V::zero().add_product(old, V::load_one(&rescale[n]));
             }
         }
-        // Each line once.
+        // Each cache line once.
         let next = match d * F::BYTES % 64 {
             0 => next,
             _ => &[],
@@ -319,12 +334,12 @@ unsafe fn columns<F: FloatFormat, V: StreamVector, const N: usize>(
         for (i, &(_, value)) in rows.iter().enumerate() {
             let value = value.add(d * F::BYTES);
             if let Some(&(_, value)) = next.get(i) {
-                ask(
+                prefetch(
                     value.wrapping_add(d * F::BYTES),
                     width * V::LANES * F::BYTES,
                 );
             }
-            let mut v = [V::zero(); MOST];
+            let mut v = [V::zero(); MAX];
             for w in 0..width {
                 v[w] = F::load::<V>(value.add(V::LANES * w * F::BYTES));
             }
@@ -343,16 +358,16 @@ unsafe fn columns<F: FloatFormat, V: StreamVector, const N: usize>(
     }
 }
 
-// SAFETY: needs AVX2.
+// SAFETY: `lane_sums` needs AVX2.
 unsafe impl StreamVector for __m256 {
     const KEYS: usize = 2;
     const WIDTH: usize = 2;
 
     #[inline(always)]
-    unsafe fn lane_sums(x: [[Self; QUERIES]; MOST]) -> [[f32; MOST]; QUERIES] {
-        let mut out = [[0.0; MOST]; QUERIES];
+    unsafe fn lane_sums(x: [[Self; QUERIES]; MAX]) -> [[f32; MAX]; QUERIES] {
+        let mut out = [[0.0; MAX]; QUERIES];
         for (i, [a, b, c, d]) in x.into_iter().take(Self::KEYS).enumerate() {
-            // SAFETY: the caller has the instructions; the array has four elements.
+            // SAFETY: the caller has AVX2; the array has room for four floats.
             let sums = unsafe {
                 let all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
                 let all = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
@@ -368,25 +383,25 @@ unsafe impl StreamVector for __m256 {
     }
 }
 
-// SAFETY: needs AVX-512 F.
+// SAFETY: `lane_sums` needs AVX-512 F.
 unsafe impl StreamVector for __m512 {
     const KEYS: usize = 4;
     const WIDTH: usize = 4;
 
     #[inline(always)]
-    unsafe fn lane_sums(x: [[Self; QUERIES]; MOST]) -> [[f32; MOST]; QUERIES] {
+    unsafe fn lane_sums(x: [[Self; QUERIES]; MAX]) -> [[f32; MAX]; QUERIES] {
         let [a, b, c, d] = x;
-        // SAFETY: the caller has the instructions; the array has 16 elements.
+        // SAFETY: the caller has AVX-512 F; the array has room for 16 floats.
         unsafe {
-            let all = add_fours(quarters(a), quarters(b), quarters(c), quarters(d));
-            let mut out = [[0.0; MOST]; QUERIES];
+            let all = sum_quarters(quarters(a), quarters(b), quarters(c), quarters(d));
+            let mut out = [[0.0; MAX]; QUERIES];
             _mm512_storeu_ps(out.as_mut_ptr().cast(), all);
             out
         }
     }
 }
 
-/// Four sums of each of four vectors, a quarter of the result for each.
+/// Adds the quarters of each of four vectors: a quarter of the result holds the four sums of one vector.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
@@ -399,10 +414,10 @@ fn quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
     _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd))
 }
 
-/// In each quarter the sum of that quarter of `a`, of `b`, of `c` and of `d`.
+/// In each quarter, the sums of that quarter of `a`, `b`, `c` and `d`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn add_fours(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
+fn sum_quarters(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
     let two = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     let (ab, cd) = (two(a, b), two(c, d));
     let low = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);

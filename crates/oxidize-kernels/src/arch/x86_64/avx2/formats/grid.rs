@@ -1,4 +1,4 @@
-//! The formats that index tables of 4 or 8 magnitudes: IQ1_S to IQ3_S.
+//! The formats whose codes index a grid, a table of vectors of 4 or 8 magnitudes: IQ1_S to IQ3_S.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -10,7 +10,7 @@ use crate::quant::grids::{
 
 pub(crate) struct Iq2Xxs;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Iq2Xxs {
     const CHUNK_BYTES: usize = 66;
     const GROUP: usize = 32;
@@ -22,10 +22,11 @@ unsafe impl Format for Iq2Xxs {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             let d = half_at(chunk) * 0.125;
-            // The upper words of eight pairs.
+            // The upper 32 bits of eight 64-bit entries.
             let (a, b) = (bytes32(chunk.add(2)), bytes32(chunk.add(34)));
             let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
             let words = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
@@ -39,7 +40,8 @@ unsafe impl Format for Iq2Xxs {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let indices = unsafe { chunk.add(2 + 8 * group).cast::<[u8; 4]>().read() };
         four(&IQ2_XXS_GRID, |i| usize::from(indices[i]))
     }
@@ -47,7 +49,7 @@ unsafe impl Format for Iq2Xxs {
 
 pub(crate) struct Iq2Xs;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Iq2Xs {
     const CHUNK_BYTES: usize = 74;
     const GROUP: usize = 16;
@@ -59,10 +61,11 @@ unsafe impl Format for Iq2Xs {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             nibble_scales(chunk, chunk.add(66), out);
-            // The upper seven bits of 32 entries, in the order that packing leaves them and back.
+            // The upper seven bits of 32 entries; the permutation undoes the order of packing.
             let seven = |at: usize| _mm256_srli_epi16::<9>(bytes32(chunk.add(at)));
             let seven = _mm256_packus_epi16(seven(2), seven(34));
             let seven = _mm256_permute4x64_epi64::<0b11_01_10_00>(seven);
@@ -73,7 +76,8 @@ unsafe impl Format for Iq2Xs {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let word = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
         let entry = |i: usize| (word >> (16 * i)) as usize & 0xffff;
         four(&IQ2_XS_GRID, |i| entry(i) & 0x1ff)
@@ -82,7 +86,7 @@ unsafe impl Format for Iq2Xs {
 
 pub(crate) struct Iq2S;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Iq2S {
     const CHUNK_BYTES: usize = 82;
     const GROUP: usize = 16;
@@ -94,7 +98,8 @@ unsafe impl Format for Iq2S {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             nibble_scales(chunk, chunk.add(74), out);
             out.set_signs(bytes32(chunk.add(34)));
@@ -104,7 +109,8 @@ unsafe impl Format for Iq2S {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let (low, high) = unsafe {
             let low = chunk.add(2 + 4 * group).cast::<u32>().read_unaligned();
             (low, usize::from(chunk.add(66 + group).read()))
@@ -117,7 +123,7 @@ unsafe impl Format for Iq2S {
 
 pub(crate) struct Iq3Xxs;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Iq3Xxs {
     const CHUNK_BYTES: usize = 98;
     const GROUP: usize = 32;
@@ -129,7 +135,8 @@ unsafe impl Format for Iq3Xxs {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             let d = half_at(chunk) * 0.25;
             let words = bytes32(chunk.add(66));
@@ -141,7 +148,8 @@ unsafe impl Format for Iq3Xxs {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let indices = unsafe { chunk.add(2 + 8 * group).cast::<u64>().read_unaligned() };
         eight(&IQ3_XXS_GRID, |i| (indices >> (8 * i)) as usize & 0xff)
     }
@@ -149,7 +157,7 @@ unsafe impl Format for Iq3Xxs {
 
 pub(crate) struct Iq3S;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Iq3S {
     const CHUNK_BYTES: usize = 110;
     const GROUP: usize = 32;
@@ -161,7 +169,8 @@ unsafe impl Format for Iq3S {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             let nibbles = chunk.add(106).cast::<i32>().read_unaligned();
             let words = _mm256_sllv_epi32(_mm256_set1_epi32(nibbles), nibbles_to_top());
@@ -173,7 +182,8 @@ unsafe impl Format for Iq3S {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let (low, high) = unsafe {
             let low = _mm_loadl_epi64(chunk.add(2 + 8 * group).cast());
             (low, i16::from(chunk.add(66 + group).read()))
@@ -195,7 +205,7 @@ unsafe impl Format for Iq3S {
 
 pub(crate) struct Iq1S;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Iq1S {
     const CHUNK_BYTES: usize = 50;
     const GROUP: usize = 32;
@@ -205,9 +215,10 @@ unsafe impl Format for Iq1S {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
-            // Three bits of scale, then one that says that the shift is −⅛, not ⅛.
+            // Three bits of scale; the bit above them is set if the shift is −⅛ and not ⅛.
             let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(chunk.add(34).cast()));
             let three = _mm256_and_si256(_mm256_srli_epi32::<12>(words), _mm256_set1_epi32(7));
             set_shifted(
@@ -221,7 +232,8 @@ unsafe impl Format for Iq1S {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let (low, high) = unsafe {
             let high = chunk.add(34 + 2 * group).cast::<u16>().read_unaligned();
             (
@@ -238,7 +250,7 @@ unsafe impl Format for Iq1S {
 
 pub(crate) struct Iq1M;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Iq1M {
     const CHUNK_BYTES: usize = 56;
     const GROUP: usize = 16;
@@ -248,10 +260,11 @@ unsafe impl Format for Iq1M {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let words = unsafe { chunk.add(48).cast::<[u16; 4]>().read_unaligned() };
         let d = words[0] >> 12 | words[1] >> 8 & 0xf0 | words[2] >> 4 & 0xf00 | words[3] & 0xf000;
-        // SAFETY: the two bytes of `d`.
+        // SAFETY: the pointer is to a local `u16`, which has two bytes.
         let d = unsafe { half_at((&raw const d).cast()) } * 0.125;
         let shifts = _mm256_setr_epi32(0, 3, 6, 9, 0, 3, 6, 9);
         for half in 0..2 {
@@ -259,7 +272,8 @@ unsafe impl Format for Iq1M {
             let bits = _mm256_srlv_epi32(_mm256_setr_epi32(a, a, a, a, b, b, b, b), shifts);
             let scale = odd(_mm256_and_si256(bits, _mm256_set1_epi32(7)), d);
             let min = _mm256_mul_ps(scale, _mm256_set1_ps(-9.0));
-            // SAFETY: both arrays have 16 elements.
+            // SAFETY: both arrays have 16 floats, of which eight from `8 · half` on are written; AVX2 is
+            // enabled here.
             unsafe {
                 _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * half), scale);
                 _mm256_storeu_ps(out.min.as_mut_ptr().add(8 * half), min);
@@ -267,12 +281,13 @@ unsafe impl Format for Iq1M {
         }
     }
 
-    /// Eight times the table's value, plus or minus one for the shift of an eighth, plus nine so
-    /// that nothing is negative.
+    /// Eight times the grid's value, plus or minus one for the shift of ⅛, plus nine so that no byte is
+    /// negative.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let (low, high) = unsafe {
             let high = chunk.add(32 + 2 * group).cast::<u16>().read_unaligned();
             (
@@ -283,22 +298,22 @@ unsafe impl Format for Iq1M {
         let grid = four(&IQ1_GRID, |i| {
             (low >> (8 * i)) as usize & 0xff | (high >> (4 * i) & 7) << 8
         });
-        // Bit 3 of each nibble says minus.
+        // Bit 3 of each nibble is set if the shift is negative.
         let minus = _mm256_and_si256(
             _mm256_set1_epi64x(high as i64),
             _mm256_setr_epi64x(0x8, 0x80, 0x800, 0x8000),
         );
         let plus = _mm256_cmpeq_epi64(minus, _mm256_setzero_si256());
         let shift = _mm256_blendv_epi8(_mm256_set1_epi8(8), _mm256_set1_epi8(10), plus);
-        // The mask drops what a shift of 16-bit lanes carries from one byte into the next, and the
-        // sum wraps as two's complement does.
+        // The mask drops the bits that a shift of 16-bit lanes carries from one byte into the other; the sum
+        // wraps, as in two's complement.
         let times_8 = _mm256_and_si256(_mm256_slli_epi16::<3>(grid), _mm256_set1_epi8(-8));
         _mm256_add_epi8(times_8, shift)
     }
 }
 
-/// Sets the scales of IQ1_S, and minima for bytes that are one more than its −1, 0, 1: the top bit of each word of
-/// `down` says that the weights are shifted by −⅛, not ⅛.
+/// Sets the scales of IQ1_S, and minima for bytes that are 1 above its −1, 0, 1. The top bit of each lane of
+/// `down` is set if the weights are shifted by −⅛ and not ⅛.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn set_shifted(scale: __m256, down: __m256i, out: &mut Scales) {
@@ -309,14 +324,14 @@ pub(super) fn set_shifted(scale: __m256, down: __m256i, out: &mut Scales) {
     out.set_min8(min);
 }
 
-/// The scales of IQ2_XS and IQ2_S: `d · (½ + scale) / 4`, two of 4 bits a byte.
+/// Unpacks the scales of IQ2_XS and IQ2_S, `d · (½ + scale) / 4`, two of 4 bits per byte.
 ///
 /// # Safety
 /// Needs F16C; `d` has two readable bytes and `nibbles` eight.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn nibble_scales(d: *const u8, nibbles: *const u8, out: &mut Scales) {
-    // SAFETY: the caller's bytes.
+    // SAFETY: the caller has two readable bytes at `d` and eight at `nibbles`, which are read unaligned.
     let (d, nibbles) = unsafe {
         (
             half_at(d) * 0.125,
@@ -325,19 +340,20 @@ unsafe fn nibble_scales(d: *const u8, nibbles: *const u8, out: &mut Scales) {
     };
     for (half, nibbles) in nibbles.into_iter().enumerate() {
         let words = _mm256_sllv_epi32(_mm256_set1_epi32(nibbles), nibbles_to_top());
-        // SAFETY: the array has 16 elements.
+        // SAFETY: the array has 16 floats, of which eight from `8 · half` on are written; AVX2 is enabled
+        // here.
         unsafe { _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * half), odd_scales(words, d)) };
     }
 }
 
-/// Shifts that move nibble g to the top of word g.
+/// Shifts that move nibble `g` of an integer to its top in lane `g`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn nibbles_to_top() -> __m256i {
     _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0)
 }
 
-/// `d · (2 · scale + 1)`, the scales being the upper four bits of eight words.
+/// `d · (2 · scale + 1)`, with the scales in the upper four bits of eight lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn odd_scales(words: __m256i, d: f32) -> __m256 {
@@ -352,7 +368,7 @@ pub(super) fn odd(scales: __m256i, d: f32) -> __m256 {
     _mm256_fmadd_ps(scales, _mm256_set1_ps(2.0 * d), _mm256_set1_ps(d))
 }
 
-/// Of each word, four times seven bits from the lowest on, each in a byte of its own.
+/// The low 28 bits of each lane as four times seven bits, each in a byte.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn seven_bits(words: __m256i) -> __m256i {
@@ -365,11 +381,11 @@ fn seven_bits(words: __m256i) -> __m256i {
     _mm256_or_si256(low, high)
 }
 
-/// Seven sign bits of each byte with the eighth, which makes their number even.
+/// Completes seven sign bits of each byte by the eighth, which makes the number of set bits even.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn even_signs(seven: __m256i) -> __m256i {
-    // For each four bits the top bit of a byte, set where their number is odd.
+    // For each value of four bits a byte whose top bit is set if their number of ones is odd.
     let odd = _mm256_setr_epi8(
         0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0, //
         0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0,
@@ -381,17 +397,16 @@ fn even_signs(seven: __m256i) -> __m256i {
     _mm256_or_si256(seven, _mm256_xor_si256(low, high))
 }
 
-/// Four entries of a table, side by side; `N` is a power of two, and indices are taken modulo it.
+/// Four entries of a table, one after the other; `N` is a power of two, and indices are taken modulo it.
 ///
-/// In assembly, because where AVX-512 is there the compiler would otherwise make a gather of it, which
-/// takes several times as long.
+/// In assembly, because with AVX-512 the compiler would use a gather, which takes several times as long.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn four<const N: usize>(table: &[u64; N], index: impl Fn(usize) -> usize) -> __m256i {
     const { assert!(N.is_power_of_two()) };
     let pair = |i: usize| {
         let out: __m128i;
-        // SAFETY: reads two entries of the table.
+        // SAFETY: both indices are below `N`, the length of the table; AVX2 is enabled here.
         unsafe {
             asm!(
                 "vmovq {out}, qword ptr [{table} + 8 * {a}]",
@@ -408,15 +423,15 @@ fn four<const N: usize>(table: &[u64; N], index: impl Fn(usize) -> usize) -> __m
     _mm256_set_m128i(pair(2), pair(0))
 }
 
-/// Eight entries of a table, as [`four`].
+/// Eight entries of a table, read as [`four`] does.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn eight<const N: usize>(table: &[u32; N], index: impl Fn(usize) -> usize) -> __m256i {
     const { assert!(N.is_power_of_two()) };
     let quad = |i: usize| {
         let out: __m128i;
-        // Loads that fill the register and blends, rather than insertions, which wait for one another.
-        // SAFETY: reads four entries of the table.
+        // Broadcasting loads and blends instead of insertions, each of which depends on the one before.
+        // SAFETY: all four indices are below `N`, the length of the table; AVX2 is enabled here.
         unsafe {
             asm!(
                 "vpbroadcastd {out}, dword ptr [{table} + 4 * {a}]",

@@ -1,14 +1,14 @@
-//! The K-quants: blocks of 256 with quantised scales.
+//! The K-quants: blocks of 256 with quantized scales.
 
 use std::arch::x86_64::*;
 
 use super::super::format::{
-    Format, Scales, bytes32, half_at, halves_of, low_and_high, turned, turned16,
+    Format, Scales, bytes32, half_at, halves_of, low_and_high, transposed, transposed16,
 };
 
 pub(crate) struct Q4K;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Q4K {
     const CHUNK_BYTES: usize = 144;
     const GROUP: usize = 32;
@@ -19,7 +19,7 @@ unsafe impl Format for Q4K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: the header of the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, which begin with the header.
         unsafe { scales_and_mins(chunk, out) }
     }
 
@@ -29,20 +29,22 @@ unsafe impl Format for Q4K {
         _rows: &mut [Scales; 8],
         put: impl FnMut(usize, __m256, __m256),
     ) {
-        // SAFETY: the headers of the caller's blocks.
+        // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, which begin with
+        // the header.
         unsafe { scale_and_min_columns(chunks, put) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe { nibble_half(chunk.add(16), group) }
     }
 
     #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller has AVX2, and each of the eight is a whole chunk.
         unsafe {
             Self::nibble_columns(chunks, |pair, step, x| {
                 let (low, high) = low_and_high(x);
@@ -55,8 +57,9 @@ unsafe impl Format for Q4K {
     #[inline(always)]
     unsafe fn nibble_columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
         for pair in 0..4 {
-            // SAFETY: inside the caller's blocks.
-            let columns = unsafe { turned(chunks, 16 + 32 * pair) };
+            // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which
+            // the offsets lie.
+            let columns = unsafe { transposed(chunks, 16 + 32 * pair) };
             for (step, x) in columns.into_iter().enumerate() {
                 put(pair, step, x);
             }
@@ -66,7 +69,7 @@ unsafe impl Format for Q4K {
 
 pub(crate) struct Q5K;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Q5K {
     const CHUNK_BYTES: usize = 176;
     const GROUP: usize = 32;
@@ -76,7 +79,7 @@ unsafe impl Format for Q5K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: the header of the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, which begin with the header.
         unsafe { scales_and_mins(chunk, out) }
     }
 
@@ -86,25 +89,28 @@ unsafe impl Format for Q5K {
         _rows: &mut [Scales; 8],
         put: impl FnMut(usize, __m256, __m256),
     ) {
-        // SAFETY: the headers of the caller's blocks.
+        // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, which begin with
+        // the header.
         unsafe { scale_and_min_columns(chunks, put) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let (low, high) = unsafe { (nibble_half(chunk.add(48), group), bytes32(chunk.add(16))) };
         with_bit::<0x10>(low, high, group)
     }
 
     #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
-        // SAFETY: inside the caller's blocks.
+        // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which the
+        // offsets lie.
         unsafe {
-            let highs = turned(chunks, 16);
+            let highs = transposed(chunks, 16);
             for pair in 0..4 {
-                let columns = turned(chunks, 48 + 32 * pair);
+                let columns = transposed(chunks, 48 + 32 * pair);
                 for (step, (x, high)) in columns.into_iter().zip(highs).enumerate() {
                     let (a, b) = low_and_high(x);
                     put(2 * pair, step, with_bit::<0x10>(a, high, 2 * pair));
@@ -117,19 +123,20 @@ unsafe impl Format for Q5K {
 
 pub(crate) struct Q6K;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Q6K {
     const CHUNK_BYTES: usize = 210;
     const GROUP: usize = 16;
     const BITS: u32 = 6;
     const MIN: bool = true;
-    const LEVEL: u8 = 32;
-    const UNIT: Option<usize> = Some(208);
+    const ZERO_POINT: u8 = 32;
+    const SUPER_SCALE_OFFSET: Option<usize> = Some(208);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             let scales = _mm_loadu_si128(chunk.add(192).cast());
             signed_scales(scales, half_at(chunk.add(208)), -32.0, out);
@@ -142,10 +149,11 @@ unsafe impl Format for Q6K {
         _rows: &mut [Scales; 8],
         put: impl FnMut(usize, __m256, __m256),
     ) {
-        // SAFETY: inside the caller's blocks.
+        // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which the
+        // offsets lie.
         unsafe {
             let d = halves_of(chunks, 208);
-            signed_scale_columns(turned16(chunks, 192), d, -32.0, put);
+            signed_scale_columns(transposed16(chunks, 192), d, -32.0, put);
         }
     }
 
@@ -153,7 +161,8 @@ unsafe impl Format for Q6K {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
         let (half, quarter) = (group / 4, group % 4);
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let (low, high) = unsafe {
             let low = bytes32(chunk.add(64 * half + 32 * (quarter & 1)));
             (low, bytes32(chunk.add(128 + 32 * half)))
@@ -178,11 +187,12 @@ unsafe impl Format for Q6K {
     #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
         for half in 0..2 {
-            // SAFETY: inside the caller's blocks.
+            // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which
+            // the offsets lie.
             unsafe {
-                let first = turned(chunks, 64 * half);
-                let second = turned(chunks, 64 * half + 32);
-                let high = turned(chunks, 128 + 32 * half);
+                let first = transposed(chunks, 64 * half);
+                let second = transposed(chunks, 64 * half + 32);
+                let high = transposed(chunks, 128 + 32 * half);
                 for (step, high) in high.into_iter().enumerate() {
                     let ((a, c), (b, d)) = (low_and_high(first[step]), low_and_high(second[step]));
                     let upper = [
@@ -203,7 +213,7 @@ unsafe impl Format for Q6K {
 
 pub(crate) struct Q2K;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Q2K {
     const CHUNK_BYTES: usize = 84;
     const GROUP: usize = 16;
@@ -213,7 +223,8 @@ unsafe impl Format for Q2K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             let both = _mm_loadu_si128(chunk.cast());
             let mask = _mm_set1_epi8(0x0f);
@@ -234,11 +245,12 @@ unsafe impl Format for Q2K {
         _rows: &mut [Scales; 8],
         mut put: impl FnMut(usize, __m256, __m256),
     ) {
-        // SAFETY: inside the caller's blocks.
+        // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which the
+        // offsets lie.
         unsafe {
             let d = halves_of(chunks, 80);
             let dmin = _mm256_sub_ps(_mm256_set1_ps(-0.0), halves_of(chunks, 82));
-            for (quarter, bytes) in turned16(chunks, 0).into_iter().enumerate() {
+            for (quarter, bytes) in transposed16(chunks, 0).into_iter().enumerate() {
                 for i in 0..4 {
                     let nibble = |shift: i32| {
                         let x = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(shift));
@@ -255,18 +267,20 @@ unsafe impl Format for Q2K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe { bit_pairs(chunk.add(16), group) }
     }
 
     #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
         for half in 0..2 {
-            // SAFETY: inside the caller's blocks.
-            let columns = unsafe { turned(chunks, 16 + 32 * half) };
+            // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which
+            // the offsets lie.
+            let columns = unsafe { transposed(chunks, 16 + 32 * half) };
             for (step, x) in columns.into_iter().enumerate() {
                 for quarter in 0..4 {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller has AVX2; registers only.
                     put(4 * half + quarter, step, unsafe { pairs_of(x, quarter) });
                 }
             }
@@ -276,19 +290,20 @@ unsafe impl Format for Q2K {
 
 pub(crate) struct Q3K;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Q3K {
     const CHUNK_BYTES: usize = 110;
     const GROUP: usize = 16;
     const BITS: u32 = 3;
     const MIN: bool = true;
-    const LEVEL: u8 = 4;
-    const UNIT: Option<usize> = Some(108);
+    const ZERO_POINT: u8 = 4;
+    const SUPER_SCALE_OFFSET: Option<usize> = Some(108);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let ([a, b, high], d) = unsafe {
             (
                 chunk.add(96).cast::<[u32; 3]>().read_unaligned(),
@@ -315,11 +330,12 @@ unsafe impl Format for Q3K {
         _rows: &mut [Scales; 8],
         put: impl FnMut(usize, __m256, __m256),
     ) {
-        // SAFETY: inside the caller's blocks.
+        // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which the
+        // offsets lie.
         unsafe {
             let d = halves_of(chunks, 108);
-            // The words are those of `scales`, with four bytes of weights before them.
-            let [_, a, b, high] = turned16(chunks, 92);
+            // The integers `a`, `b` and `high` of `scales`, after four bytes of weights.
+            let [_, a, b, high] = transposed16(chunks, 92);
             let [low, two, middle] =
                 [0x0f0f_0f0f, 0x0303_0303, 0x2020_2020].map(|x| _mm256_set1_epi32(x));
             let word = |nibbles: __m256i, quarter: i32| {
@@ -339,18 +355,20 @@ unsafe impl Format for Q3K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let (low, high) = unsafe { (bit_pairs(chunk.add(32), group), bytes32(chunk)) };
         with_bit::<4>(low, high, group)
     }
 
     #[inline(always)]
     unsafe fn columns(chunks: &[*const u8; 8], mut put: impl FnMut(usize, usize, __m256i)) {
-        // SAFETY: inside the caller's blocks.
+        // SAFETY: the caller has AVX2 and F16C, and each chunk `CHUNK_BYTES` readable bytes, inside which the
+        // offsets lie.
         unsafe {
-            let highs = turned(chunks, 0);
+            let highs = transposed(chunks, 0);
             for half in 0..2 {
-                let columns = turned(chunks, 32 + 32 * half);
+                let columns = transposed(chunks, 32 + 32 * half);
                 for (step, (x, high)) in columns.into_iter().zip(highs).enumerate() {
                     for quarter in 0..4 {
                         let group = 4 * half + quarter;
@@ -366,14 +384,14 @@ unsafe impl Format for Q3K {
     }
 }
 
-/// The scales and minima of Q4_K and Q5_K: eight of 6 bits each, in 12 bytes.
+/// Unpacks the scales and minima of Q4_K and Q5_K: eight of 6 bits each, in 12 bytes.
 ///
 /// # Safety
 /// Needs AVX2 and F16C, and the 16 bytes of a block's header.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn scales_and_mins(block: *const u8, out: &mut Scales) {
-    // SAFETY: the caller's header.
+    // SAFETY: the caller has the 16 bytes of the header, which are read unaligned.
     let (d, dmin, [a, b, c]) = unsafe {
         let words = block.add(4).cast::<[u32; 3]>().read_unaligned();
         (half_at(block), half_at(block.add(2)), words)
@@ -389,7 +407,7 @@ unsafe fn scales_and_mins(block: *const u8, out: &mut Scales) {
     out.set_min8(_mm256_mul_ps(widen(mins), _mm256_set1_ps(-dmin)));
 }
 
-/// See [`Format::scale_columns`], for Q4_K and Q5_K; the words are those of [`scales_and_mins`].
+/// See [`Format::scale_columns`], for Q4_K and Q5_K, with `a`, `b` and `c` as in [`scales_and_mins`].
 ///
 /// # Safety
 /// Needs AVX2 and F16C, and the 16 bytes of each block's header.
@@ -398,9 +416,9 @@ unsafe fn scale_and_min_columns(
     blocks: &[*const u8; 8],
     mut put: impl FnMut(usize, __m256, __m256),
 ) {
-    // SAFETY: the caller's headers.
+    // SAFETY: the caller has AVX2 and F16C, and the 16 bytes of each block's header.
     unsafe {
-        let [d, a, b, c] = turned16(blocks, 0);
+        let [d, a, b, c] = transposed16(blocks, 0);
         // Scales of eight blocks first, then minima.
         let d = _mm256_packus_epi32(
             _mm256_and_si256(d, _mm256_set1_epi32(0xffff)),
@@ -437,7 +455,7 @@ unsafe fn scale_and_min_columns(
     }
 }
 
-/// Sixteen signed bytes times `d` as scales, and those times `offset` as minima.
+/// Sets the scales to sixteen signed bytes times `d`, and the minima to the scales times `offset`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn signed_scales(scales: __m128i, d: f32, offset: f32, out: &mut Scales) {
@@ -447,7 +465,8 @@ fn signed_scales(scales: __m128i, d: f32, offset: f32, out: &mut Scales) {
         .enumerate()
     {
         let scale = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), d);
-        // SAFETY: both arrays have 16 elements.
+        // SAFETY: both arrays have 16 floats, of which eight from `8 · i` on are written; AVX2 is enabled
+        // here.
         unsafe {
             _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * i), scale);
             _mm256_storeu_ps(
@@ -458,7 +477,7 @@ fn signed_scales(scales: __m128i, d: f32, offset: f32, out: &mut Scales) {
     }
 }
 
-/// The same of eight blocks, whose bytes are turned round.
+/// [`signed_scales`] of eight blocks, whose scales are transposed: calls `put` with each group's.
 ///
 /// # Safety
 /// Needs AVX2.
@@ -471,9 +490,9 @@ unsafe fn signed_scale_columns(
 ) {
     for (quarter, bytes) in words.into_iter().enumerate() {
         for i in 0..4 {
-            // SAFETY: the caller has the instructions.
+            // SAFETY: the caller has AVX2; registers only.
             unsafe {
-                // The byte to the top, and down again with its sign.
+                // Shifts the byte to the top, and down again with its sign.
                 let scale = _mm256_sll_epi32(bytes, _mm_cvtsi32_si128(24 - 8 * i));
                 let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(scale));
                 let scale = _mm256_mul_ps(scale, d);
@@ -491,19 +510,19 @@ fn store16(bytes: __m128i, d: f32, out: &mut [f32; 16]) {
     let d = _mm256_set1_ps(d);
     for (i, bytes) in [bytes, _mm_srli_si128::<8>(bytes)].into_iter().enumerate() {
         let scale = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), d);
-        // SAFETY: the array has 16 elements.
+        // SAFETY: the array has 16 floats, of which eight from `8 · i` on are written; AVX2 is enabled here.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * i), scale) };
     }
 }
 
-/// Group `group` where 32 bytes hold two groups, low nibbles first.
+/// Unpacks group `group`, below 8, of bytes that hold two groups per 32, low nibbles first.
 ///
 /// # Safety
 /// Needs AVX2, and 128 readable bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn nibble_half(qs: *const u8, group: usize) -> __m256i {
-    // SAFETY: `group` is below 8.
+    // SAFETY: `group` is below 8, so that 32 bytes from `32 · (group / 2)` on end at 128 at most.
     let x = unsafe { bytes32(qs.add(32 * (group / 2))) };
     let x = if group & 1 == 0 {
         x
@@ -513,18 +532,18 @@ unsafe fn nibble_half(qs: *const u8, group: usize) -> __m256i {
     _mm256_and_si256(x, _mm256_set1_epi8(0x0f))
 }
 
-/// Group `group` where 32 bytes hold four groups, two bits each.
+/// Unpacks group `group`, below 8, of bytes that hold four groups per 32, two bits each.
 ///
 /// # Safety
 /// Needs AVX2, and 64 readable bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn bit_pairs(qs: *const u8, group: usize) -> __m256i {
-    // SAFETY: `group` is below 8.
+    // SAFETY: `group` is below 8, so that 32 bytes from `32 · (group / 4)` on end at 64 at most.
     pairs_of(unsafe { bytes32(qs.add(32 * (group / 4))) }, group % 4)
 }
 
-/// The bits `2 · quarter` and the next of each byte.
+/// Bits `2 · quarter` and `2 · quarter + 1` of each byte.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pairs_of(x: __m256i, quarter: usize) -> __m256i {
@@ -537,7 +556,7 @@ fn pairs_of(x: __m256i, quarter: usize) -> __m256i {
     _mm256_and_si256(x, _mm256_set1_epi8(3))
 }
 
-/// `low`, with the bits of `BIT` where bit `group` of `high` is set.
+/// `low`, with `BIT` added where bit `group` of `high` is set.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn with_bit<const BIT: i8>(low: __m256i, high: __m256i, group: usize) -> __m256i {

@@ -7,9 +7,9 @@ use super::super::format::{
     transpose,
 };
 
-/// Where the minimum of a block comes from.
+/// Source of the minimum of a block.
 enum Min {
-    /// The level that stands for 0.
+    /// The byte that stands for 0.
     Offset(u8),
     /// The half-precision number after the scale.
     Stored,
@@ -20,14 +20,15 @@ macro_rules! legacy {
      min $min:expr, quants |$p:ident| $quants:expr $(, columns $columns:expr)?) => {
         pub(crate) struct $name;
 
-        // SAFETY: reads only inside the blocks that the caller answers for.
+        // SAFETY: the methods need AVX2, FMA and F16C, and read only inside the first `groups` blocks, or
+        // block `group`.
         unsafe impl Format for $name {
             const CHUNK_BYTES: usize = CHUNK / 32 * $bytes;
             const GROUP: usize = 32;
             const SIGNED: bool = $signed;
             const BITS: u32 = $bits;
             const MIN: bool = !$signed;
-            const LEVEL: u8 = match $min {
+            const ZERO_POINT: u8 = match $min {
                 Min::Offset(level) => level,
                 Min::Stored => 0,
             };
@@ -35,7 +36,8 @@ macro_rules! legacy {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn scales(chunk: *const u8, groups: usize, out: &mut Scales) {
-                // SAFETY: the blocks that the caller answers for.
+                // SAFETY: `chunk` points to `groups` blocks of `$bytes` bytes; `halves_at` ends at
+                // `7 · ($bytes − 2) + 16`, or two bytes later, which is before the end of the eighth block.
                 unsafe {
                     if groups == 8 {
                         let scale = halves_at::<$bytes>(chunk);
@@ -64,7 +66,7 @@ macro_rules! legacy {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-                // SAFETY: one of the blocks that the caller answers for.
+                // SAFETY: `chunk` has block `group`, of `$bytes` bytes, inside which `$quants` reads.
                 unsafe {
                     let $p = chunk.add(group * $bytes);
                     $quants
@@ -77,7 +79,7 @@ macro_rules! legacy {
                     chunks: &[*const u8; 8],
                     put: impl FnMut(usize, usize, __m256i),
                 ) {
-                    // SAFETY: the blocks that the caller answers for.
+                    // SAFETY: the caller has AVX2, and each chunk eight blocks of `$bytes` bytes.
                     unsafe { $columns(chunks, put) }
                 }
             )?
@@ -110,21 +112,22 @@ legacy!(Q8_0, bytes 34, bits 8, signed true,
 /// See [`Format::columns`], for 16 bytes of nibbles at `OFFSET` of each block.
 ///
 /// # Safety
-/// Needs AVX2, and whole chunks of blocks of `BYTES`.
+/// Needs AVX2, and whole chunks of blocks of `BYTES`, which is at least `OFFSET + 16`.
 #[inline(always)]
 unsafe fn nibble_columns<const BYTES: usize, const OFFSET: usize>(
     chunks: &[*const u8; 8],
     mut put: impl FnMut(usize, usize, __m256i),
 ) {
     for pair in 0..4 {
-        // SAFETY: the caller's blocks.
+        // SAFETY: the caller has AVX2, and each chunk eight blocks of `BYTES`, in which 16 bytes follow
+        // `OFFSET`.
         unsafe {
             let rows = chunks.map(|chunk| {
                 let at = |group: usize| _mm_loadu_si128(chunk.add(group * BYTES + OFFSET).cast());
                 _mm256_set_m128i(at(2 * pair + 1), at(2 * pair))
             });
             for (column, x) in transpose(rows).into_iter().enumerate() {
-                // Four columns a block: the low nibbles are its first half, the high ones its second.
+                // Four columns per block: the low nibbles are its first half, the high ones its second.
                 let (group, step) = (2 * pair + column / 4, column % 4);
                 let (low, high) = low_and_high(x);
                 put(group, step, low);
@@ -141,7 +144,7 @@ unsafe fn nibble_columns<const BYTES: usize, const OFFSET: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn with_fifth_bits(p: *const u8, nibbles: __m256i) -> __m256i {
-    // SAFETY: the caller's four bytes.
+    // SAFETY: the caller has four readable bytes at `p`, which are read unaligned.
     let bits = unsafe { p.cast::<u32>().read_unaligned() };
     let fifth = _mm256_and_si256(spread_bits(bits), _mm256_set1_epi8(0x10));
     _mm256_or_si256(nibbles, fifth)

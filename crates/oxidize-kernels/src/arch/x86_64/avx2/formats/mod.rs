@@ -1,24 +1,24 @@
-//! The quantised formats, each as a [`super::format::Format`]; one file a family.
+//! The quantized formats, each as a [`super::format::Format`]; one file per family.
 
 mod codebook;
 mod grid;
 mod k_quants;
 mod legacy;
-mod spelled;
+mod repacked;
 mod ternary;
 
 pub(crate) use codebook::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4};
 pub(crate) use grid::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-pub(crate) use spelled::{
-    IQ2_LEVELS, IQ3_XXS_SHIFTED, Iq1MSpelled, Iq1SSpelled, Iq2SSpelled, Iq2XxsSpelled, Iq3SSpelled,
-    Iq3XxsSpelled, SPELLED_OFFSET,
+pub(crate) use repacked::{
+    IQ2_LEVELS, IQ3_XXS_SHIFTED, Iq1MRepacked, Iq1SRepacked, Iq2SRepacked, Iq2XxsRepacked,
+    Iq3SRepacked, Iq3XxsRepacked, REPACKED_OFFSET,
 };
 pub(crate) use ternary::{Tq1_0, Tq2_0};
 
-/// Runs `$body` with `$F` being the [`super::format::Format`] of a tensor type, or `$none` for a type
-/// that has none.
+/// Evaluates `$body` with `$F` as the [`super::format::Format`] of a tensor type, or `$none` for a type
+/// without one.
 macro_rules! with_format {
     ($ty:expr, $F:ident => $body:expr, $none:expr) => {
         $crate::arch::formats::with_format_of!(
@@ -34,7 +34,7 @@ mod tests {
     use crate::quant::TensorType;
 
     #[test]
-    fn chunks_have_the_size_that_the_registry_says() {
+    fn chunk_bytes_match_tensor_types() {
         for ty in TensorType::all() {
             let bytes = with_format!(ty, F => Some(F::CHUNK_BYTES as u64), None);
             if let Some(bytes) = bytes {

@@ -7,7 +7,7 @@ use super::k_quants::bit_pairs;
 
 pub(crate) struct Tq2_0;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Tq2_0 {
     const CHUNK_BYTES: usize = 66;
     const GROUP: usize = 32;
@@ -17,7 +17,8 @@ unsafe impl Format for Tq2_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let d = unsafe { half_at(chunk.add(64)) };
         (out.scale, out.min) = ([d; 16], [-d; 16]);
     }
@@ -25,14 +26,15 @@ unsafe impl Format for Tq2_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe { bit_pairs(chunk, group) }
     }
 }
 
 pub(crate) struct Tq1_0;
 
-// SAFETY: reads only inside the block that the caller answers for.
+// SAFETY: the methods need AVX2, FMA and F16C, and read only inside `CHUNK_BYTES` bytes from `chunk` on.
 unsafe impl Format for Tq1_0 {
     const CHUNK_BYTES: usize = 54;
     const GROUP: usize = 32;
@@ -42,7 +44,8 @@ unsafe impl Format for Tq1_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(chunk: *const u8, _groups: usize, out: &mut Scales) {
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         let d = unsafe { half_at(chunk.add(52)) };
         (out.scale, out.min) = ([d; 16], [-d; 16]);
     }
@@ -50,11 +53,12 @@ unsafe impl Format for Tq1_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(chunk: *const u8, group: usize) -> __m256i {
-        /// 3ⁿ: times this, digit n of a byte is on top.
+        /// 3ⁿ: multiplied by it, a byte has digit n on top.
         const POWERS: [i16; 5] = [1, 3, 9, 27, 81];
         // The first 32 bytes have digit 0 of 32 weights, then digit 1, …: five groups. The next 16
         // bytes have five digits of 16 weights, and the last four bytes four digits of 4.
-        // SAFETY: inside the caller's block.
+        // SAFETY: `chunk` points to `CHUNK_BYTES` readable bytes, inside which the offsets read lie; loads
+        // are unaligned.
         unsafe {
             if group < 5 {
                 return digit(bytes32(chunk), _mm256_set1_epi16(POWERS[group]));
@@ -76,7 +80,7 @@ unsafe impl Format for Tq1_0 {
     }
 }
 
-/// Of each byte, the base-3 digit that `power`, one for two bytes, moves to the top.
+/// The base-3 digit of each byte that `power`, one for two bytes, moves to the top.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn digit(bytes: __m256i, power: __m256i) -> __m256i {
@@ -84,8 +88,8 @@ fn digit(bytes: __m256i, power: __m256i) -> __m256i {
     let three = _mm256_set1_epi16(3);
     // (byte · power mod 256) · 3 / 256, in 16-bit lanes for even and odd bytes.
     let top = |x: __m256i| {
-        let moved = _mm256_and_si256(_mm256_mullo_epi16(x, power), low);
-        _mm256_srli_epi16::<8>(_mm256_mullo_epi16(moved, three))
+        let digits = _mm256_and_si256(_mm256_mullo_epi16(x, power), low);
+        _mm256_srli_epi16::<8>(_mm256_mullo_epi16(digits, three))
     };
     let even = top(_mm256_and_si256(bytes, low));
     let odd = top(_mm256_srli_epi16::<8>(bytes));

@@ -1,25 +1,25 @@
-//! The formats whose bytes index tables of 4 or 8 magnitudes: IQ2_XXS and IQ3_XXS. Looking up is what
-//! takes the time.
+//! The formats whose bytes index a grid of 4 or 8 magnitudes: IQ2_XXS and IQ3_XXS. Lookups dominate their
+//! time.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::super::avx2::formats as narrow;
-use super::super::dot::WideFormat;
+use super::super::super::avx2::formats as avx2;
+use super::super::dot::Format512;
 use crate::quant::grids::{IQ2_XXS_GRID, IQ3_XXS_GRID};
 
-/// A format whose elements are `$quants` of a span, 128 of them at a time.
+/// A format whose elements are `$quants` of a span, 128 at a time.
 macro_rules! grid {
     ($name:ident, quants |$span:ident, $part:ident| $quants:expr) => {
         pub(crate) struct $name;
 
-        // SAFETY: reads only inside the span that the caller answers for.
-        unsafe impl WideFormat for $name {
-            type Narrow = narrow::$name;
+        // SAFETY: the methods need the instructions of `Format512`, and read only inside the span.
+        unsafe impl Format512 for $name {
+            type Avx2 = avx2::$name;
 
             #[inline(always)]
             unsafe fn quants($span: *const u8, $part: usize) -> [__m512i; 2] {
-                // SAFETY: inside the caller's span.
+                // SAFETY: the caller has AVX-512; `$quants` reads inside the span, in part `$part`.
                 unsafe { $quants }
             }
         }
@@ -39,13 +39,13 @@ grid!(
     }
 );
 
-// The table is small enough to be looked up in registers.
+// The grid is small enough for lookups in registers.
 grid!(
     Iq3Xxs,
     quants | span,
     part | {
         let indices = span.add(98 * (part / 2) + 2 + 32 * (part % 2));
-        // In an order that the interleaving below undoes.
+        // The interleaving below undoes this order.
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         let indices = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(indices.cast()), order);
         let indices = _mm512_cvtepu8_epi16(indices);
@@ -75,7 +75,7 @@ grid!(
     }
 );
 
-/// For each entry of the table of IQ3_XXS four levels: those of the first two magnitudes in the low
+/// The grid of IQ3_XXS as indices of magnitudes, four per entry: those of the first two elements in the low
 /// nibbles of two bytes, those of the others in the high ones.
 static IQ3_XXS_LEVELS: [u16; 256] = {
     let mut table = [0; 256];
@@ -89,10 +89,9 @@ static IQ3_XXS_LEVELS: [u16; 256] = {
     table
 };
 
-/// Four entries of eight bytes, by bytes in memory.
+/// Four entries of eight bytes, whose indices are bytes in memory.
 ///
-/// In assembly, because the compiler would otherwise make a gather of it, which takes several times as
-/// long.
+/// In assembly, because the compiler would use a gather, which takes several times as long.
 ///
 /// # Safety
 /// Needs AVX2, and four readable bytes.
@@ -100,7 +99,8 @@ static IQ3_XXS_LEVELS: [u16; 256] = {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn four_by_bytes(table: &[u64; 256], indices: *const u8) -> __m256i {
     let (low, high): (__m128i, __m128i);
-    // SAFETY: reads the indices and four entries of the table, which has one for every byte.
+    // SAFETY: the caller has four readable bytes at `indices`, and the table has an entry for every value of
+    // a byte.
     unsafe {
         asm!(
             "movzx {i:e}, byte ptr [{indices}]",

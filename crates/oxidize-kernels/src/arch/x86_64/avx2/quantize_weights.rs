@@ -1,0 +1,40 @@
+//! Quantization of weights: the reference code, compiled for AVX2.
+
+use crate::quant::{self, SecondMoment, TensorType};
+
+/// See [`crate::Kernels::quantize_weights`].
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn quantize_weights(
+    ty: TensorType,
+    src: &[f32],
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+) {
+    quant::quantize_weights(ty, src, importance, out);
+}
+
+/// See [`crate::Kernels::quantize_weights_compensated`].
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn refine_codes(
+    ty: TensorType,
+    rows: &[f32],
+    second_moment: &SecondMoment,
+    out: &mut [u8],
+) {
+    quant::refine_codes(ty, rows, second_moment, out);
+}
+
+/// See [`crate::Kernels::repack`].
+///
+/// # Safety
+/// Needs AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn repack(ty: TensorType, src: &[u8], out: &mut [u8]) {
+    quant::repack(ty, src, out);
+}

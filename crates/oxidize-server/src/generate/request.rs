@@ -1,0 +1,184 @@
+//! [`GenerationRequest`]: what the request of any API comes down to, before its model is loaded.
+
+use oxidize_core::chat::{AnswerOptions, AnswerParser, CallReader, Conversation};
+use oxidize_core::engine::Request;
+use oxidize_core::grammar::Grammar;
+
+use crate::auth::Client;
+use crate::error::{ApiError, ApiResult};
+use crate::models::Loaded;
+use crate::prompt::{Infill, Prompt};
+use crate::sampling::{SamplingFields, with_scales};
+use crate::tools::Tools;
+
+/// A request for generated text.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    /// Name of the model; the default model if `None`.
+    pub model: Option<String>,
+    /// The input of the model.
+    pub input: Input,
+    /// Number of answers to each prompt.
+    pub n: usize,
+    /// Sampling parameters of the request.
+    pub sampling: SamplingFields,
+    /// `Some(k)` reports the log probability of each token and of the `k` most likely ones.
+    pub n_probs: Option<u32>,
+    /// Grammar of the answers.
+    pub grammar: Option<Grammar>,
+    /// Maximum number of tokens of an answer; up to the end of the context if `None`.
+    pub max_tokens: Option<usize>,
+}
+
+/// The input of a model.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A conversation to continue, rendered with the model's chat template.
+    Chat(Box<Chat>),
+    /// Prompts to continue as they are.
+    Prompt(Prompt),
+    /// A gap to fill.
+    Infill(Infill),
+}
+
+/// A conversation and how its answer is parsed.
+#[derive(Clone, Debug, Default)]
+pub struct Chat {
+    /// Messages and template variables. Its tools are set from [`Chat::tools`].
+    pub conversation: Conversation,
+    /// Tools of the request and `tool_choice`.
+    pub tools: Tools,
+    /// Leaves reasoning in the content of the answer.
+    pub inline_reasoning: bool,
+    /// Reports tool calls while they are generated.
+    pub stream_calls: bool,
+}
+
+impl From<Chat> for Input {
+    fn from(chat: Chat) -> Input {
+        Input::Chat(Box::new(chat))
+    }
+}
+
+impl From<Prompt> for Input {
+    fn from(prompt: Prompt) -> Input {
+        Input::Prompt(prompt)
+    }
+}
+
+impl From<Infill> for Input {
+    fn from(infill: Infill) -> Input {
+        Input::Infill(infill)
+    }
+}
+
+/// Parser of the text of an answer.
+#[derive(Clone, Debug, Default)]
+pub enum ResponseParser {
+    /// All text is content.
+    #[default]
+    Text,
+    /// Text is split into reasoning, content and tool calls.
+    Answer(Box<AnswerParser>),
+    /// All text is tool calls.
+    Calls(CallReader),
+}
+
+/// A [`GenerationRequest`] in terms of a model's engine.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Token ids of each prompt.
+    pub prompts: Vec<Vec<u32>>,
+    /// Everything but the prompt.
+    pub request: Request,
+    /// Parser of each answer.
+    pub parser: ResponseParser,
+}
+
+impl GenerationRequest {
+    /// A request for one answer to each prompt of `input`, by the default model.
+    pub fn new(input: impl Into<Input>) -> GenerationRequest {
+        GenerationRequest {
+            model: None,
+            input: input.into(),
+            n: 1,
+            sampling: SamplingFields::default(),
+            n_probs: None,
+            grammar: None,
+            max_tokens: None,
+        }
+    }
+
+    /// Number of answers to all prompts together.
+    pub fn n_answers(&self) -> usize {
+        let prompts = match &self.input {
+            Input::Prompt(prompt) => prompt.count(),
+            Input::Chat(_) | Input::Infill(_) => 1,
+        };
+        prompts.saturating_mul(self.n)
+    }
+
+    /// Renders and encodes the prompts and resolves the parameters against the defaults of `model`.
+    pub fn prepare(self, model: &Loaded, client: &Client) -> ApiResult<Prepared> {
+        let tokenizer = model.tokenizer()?;
+        let mut grammar = self.grammar;
+        let mut parser = ResponseParser::Text;
+        let prompts = match self.input {
+            Input::Prompt(prompt) => prompt.tokens(tokenizer),
+            Input::Infill(infill) => vec![infill.tokens(tokenizer)?],
+            Input::Chat(chat) => {
+                let (tokens, chat_parser, forced) = chat.prepare(model)?;
+                if forced.is_some() && grammar.is_some() {
+                    return Err(ApiError::bad_request(
+                        "a required tool call and a response format exclude each other",
+                    ));
+                }
+                grammar = forced.or(grammar);
+                parser = chat_parser;
+                vec![tokens]
+            }
+        };
+        let mut sampling = self.sampling.params(&model.defaults, tokenizer)?;
+        sampling.n_probs = self.n_probs;
+        let scales = self.sampling.lora.as_deref().unwrap_or_default();
+        let request = Request {
+            sampling: Some(sampling),
+            grammar,
+            max_tokens: self.max_tokens,
+            ignore_eos: self.sampling.ignore_eos.unwrap_or(false),
+            adapters: Some(with_scales(model.adapter_scales(), scales)?),
+            render_special: matches!(parser, ResponseParser::Answer(_)),
+            priority: client.priority(self.sampling.priority),
+            cache_salt: client.salt(),
+            ..Request::default()
+        };
+        Ok(Prepared {
+            prompts,
+            request,
+            parser,
+        })
+    }
+}
+
+impl Chat {
+    /// The prompt's tokens, the parser of the answer, and the grammar of a required tool call.
+    fn prepare(mut self, model: &Loaded) -> ApiResult<(Vec<u32>, ResponseParser, Option<Grammar>)> {
+        self.conversation.tools = self.tools.offered();
+        let prompt = self
+            .conversation
+            .render(&model.template, model.tokenizer()?)?;
+        let forced = self.tools.forced();
+        let parser = if forced.is_some() {
+            ResponseParser::Calls(CallReader::default())
+        } else {
+            let options = AnswerOptions {
+                reasoning: !self.inline_reasoning,
+                tools: self.conversation.tools.as_ref(),
+                prompt: &prompt.text,
+                stream_calls: self.stream_calls,
+            };
+            ResponseParser::Answer(Box::new(AnswerParser::new(&model.format, &options)))
+        };
+        Ok((prompt.tokens, parser, forced))
+    }
+}
