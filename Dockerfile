@@ -7,11 +7,11 @@ FROM rust:1-slim-bookworm AS build
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY crates crates
-# The target folder is a cache mount, so the binary is copied out of it in the same step.
+# The target directory is a cache mount, so the binary is copied out of it in the same step.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p oxidize-cli && \
-    install -D --strip target/release/oxidize /out/oxidize
+    cargo build --profile dist --locked -p oxidize-cli && \
+    install -D target/dist/oxidize /out/oxidize
 
 FROM debian:bookworm-slim
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin oxidize

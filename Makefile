@@ -1,4 +1,4 @@
-# Everyday commands; `make` alone lists them. Each says what it runs, so cargo can be used directly.
+# Everyday commands; `make` alone lists them.
 
 CARGO ?= cargo
 NIGHTLY ?= +nightly
@@ -10,14 +10,21 @@ PROMPT ?= Explain in one sentence what a compiler does.
 
 CACHE := $(if $(OXIDIZE_TEST_CACHE),$(OXIDIZE_TEST_CACHE),$(HOME)/.cache/oxidize)
 DEMO_MODEL := $(CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
-# What must compile for machines without files or threads, too.
+# The crates that must also compile for machines without files or threads.
 PORTABLE := -p oxidize-kernels -p oxidize-core
-# A cargo subcommand, installed the first time it is needed.
-ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) --locked
+# A tool, installed the first time it is needed; $(2) may give its version.
+ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) $(if $(2),--version $(2)) --locked
+MDBOOK_VERSION := 0.5.4
+# Each version reads the rustdoc JSON of a few versions of Rust; this one that of 1.95.
+PUBLIC_API_VERSION := 0.52.0
+SEMVER_VERSION := 0.49.0
+# The tag or commit that `make semver` compares with.
+BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint docs coverage fuzz-smoke fuzz-replay deny miri \
-	check-targets check-neon check-wasm check-convert check-imatrix clean
+.PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint check-docs check-words docs \
+	book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
+	check-imatrix package clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,10 +32,11 @@ help: ## list these commands
 setup: ## fetch tools, Python packages and test models (300 MB, once)
 	@scripts/setup
 
+# The profile demo builds in a third of the time of a release.
 demo: ## fetch a small model, build, and ask it PROMPT
 	@scripts/setup --demo
-	$(CARGO) build --release -p oxidize-cli
-	$(CARGO) run --release --quiet -p oxidize-cli -- run "$(DEMO_MODEL)" "$(PROMPT)"
+	$(CARGO) build --profile demo -p oxidize-cli
+	$(CARGO) run --profile demo --quiet -p oxidize-cli -- run "$(DEMO_MODEL)" "$(PROMPT)"
 
 test: setup ## run all tests
 	$(CARGO) test --workspace
@@ -63,20 +71,44 @@ bench-serve: ## measure the server beside llama-server
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/bench_serve.py $(SERVE_FLAGS)
 
-check-convert: ## convert the golden models and compare with a built llama.cpp checkout, LLAMA=folder
+check-convert: ## convert the golden models and compare with a built llama.cpp checkout, LLAMA=directory
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/check-convert-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
 
-check-imatrix: ## collect importance matrices and compare with a built llama.cpp checkout, LLAMA=folder
+check-imatrix: ## collect importance matrices and compare with a built llama.cpp checkout, LLAMA=directory
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/check-imatrix-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
 
-lint: ## check formatting, and clippy without warnings
+lint: ## check formatting, clippy without warnings, and that the modules of core have no cycle
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(PYTHON) scripts/check_modules.py --self-test
+	$(PYTHON) scripts/check_modules.py
 
+check-docs: ## check that every page is in the book and every link leads somewhere
+	$(PYTHON) scripts/check_docs.py --self-test
+	$(PYTHON) scripts/check_docs.py
+
+check-words: ## check for words of the old vocabulary, listed in scripts/banned_words.txt
+	$(PYTHON) scripts/check_words.py --self-test
+	$(PYTHON) scripts/check_words.py
+
+# The second time without the feature `unstable`: what users of the library see.
 docs: ## build the API documentation without warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc -p oxidize -p oxidize-core --no-deps
+
+book: docs ## build the documentation as a book, target/book/index.html, with the API in api/
+	$(call ensure,mdbook,$(MDBOOK_VERSION))
+	$(PYTHON) scripts/book.py
+
+public-api: ## list the public items of the library in docs/public-api
+	$(call ensure,cargo-public-api,$(PUBLIC_API_VERSION))
+	scripts/public_api
+
+semver: ## check that the library's interface is compatible with that of BASELINE
+	$(call ensure,cargo-semver-checks,$(SEMVER_VERSION))
+	$(CARGO) semver-checks -p oxidize --baseline-rev $(or $(BASELINE),$(error BASELINE is not given and there is no tag))
 
 coverage: setup ## measure test coverage; report in target/llvm-cov/html
 	$(call ensure,cargo-llvm-cov)
@@ -92,7 +124,7 @@ fuzz-replay: ## run each fuzz target over its stored corpus
 	$(call ensure,cargo-fuzz)
 	scripts/fuzz 0
 
-deny: ## check licences, advisories and sources of dependencies
+deny: ## check licenses, advisories and sources of dependencies
 	$(call ensure,cargo-deny)
 	$(CARGO) deny check
 
@@ -111,6 +143,9 @@ check-neon: ## run the kernels' tests and every op for aarch64, emulated by qemu
 
 check-wasm: ## run the kernels' tests for WebAssembly's SIMD, in Node
 	scripts/check-isa wasm
+
+package: ## build the archive of a release for this machine, in target/package
+	scripts/package
 
 clean: ## delete build output (the cache of models stays)
 	$(CARGO) clean

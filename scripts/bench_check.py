@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Count the instructions of the main kernels under callgrind and compare them with the counts kept in
-the repository: a change that makes a kernel do more is seen, whatever else the machine does meanwhile.
+"""Count the instructions of the main kernels with callgrind and compare them with the stored counts.
+
+The counts do not depend on the load of the machine, unlike times.
 
     bench_check.py PROGRAM [--update]
 
-PROGRAM is the example `instructions` of oxidize-kernels. Valgrind has no AVX-512, so that the counts
-are those of the AVX2 kernels. A count may grow by 3% before the check fails; compilers differ.
+PROGRAM is the example `instructions` of oxidize-kernels. Valgrind does not support AVX-512, so the
+counts are those of the AVX2 kernels. A count may grow by 3%, because compilers differ.
 """
 
 import argparse
@@ -24,7 +25,7 @@ TOKENS = [1, 4, 32]
 
 
 def collected(program: Path, arguments: list[str]) -> int:
-    """Instructions of a whole run."""
+    """Number of instructions of a run."""
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
     done = subprocess.run(
         [*command, str(program), *arguments], capture_output=True, text=True, check=False
@@ -36,7 +37,7 @@ def collected(program: Path, arguments: list[str]) -> int:
 
 
 def count(program: Path, tensor_type: str, tokens: int) -> int:
-    """Instructions of one product: what a second one adds, without what starting costs."""
+    """Number of instructions of one product: the difference between two products and one, without startup."""
     once, twice = (collected(program, [tensor_type, str(tokens), str(n)]) for n in (1, 2))
     return twice - once
 
@@ -44,10 +45,10 @@ def count(program: Path, tensor_type: str, tokens: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare instruction counts of the kernels.")
     parser.add_argument("program", type=Path)
-    parser.add_argument("--update", action="store_true", help="keep the counts of this build")
+    parser.add_argument("--update", action="store_true", help="store the counts of this build")
     options = parser.parse_args()
     if not shutil.which("valgrind"):
-        sys.exit("valgrind is needed")
+        sys.exit("valgrind not found")
     counts = {
         f"{ty} x{tokens}": count(options.program, ty, tokens) for ty in TYPES for tokens in TOKENS
     }
@@ -63,7 +64,7 @@ def main() -> None:
         if ratio > TOLERANCE:
             worse.append(name)
     if worse:
-        sys.exit(f"more instructions than before: {', '.join(worse)} (--update if that is meant)")
+        sys.exit(f"more instructions than stored: {', '.join(worse)} (use --update if this is intended)")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Measure oxidize beside other engines, on the same files and threads, and print one table.
+"""Compare oxidize with other engines on the same files and threads.
 
     bench_peers.py --oxidize target/release/oxidize [--llama-bench PATH] [--ik-llama-bench PATH]
 
-Engines take turns, several rounds, and the best of each counts: what disturbs a run only ever makes
-it slower. Beside the speeds stands the limit that memory sets to generation: the machine's measured
-read bandwidth over the bytes a token reads. Also measured: generation in a long context and for
-several sequences at once, how soon a model answers, how much memory it takes at most, and how much
-speed is left when another process takes a core.
+Engines take turns for several rounds, and the best round of each counts, because disturbances only make a run slower.
+The table also has the limit that memory bandwidth sets to generation: the measured read bandwidth divided by the bytes
+read per token. Also measured: generation in a long context and for several sequences at once, the time to the first
+answer, peak memory, and the speed while another process occupies a core.
 
-Peers are a `llama-bench` (LLAMA_BENCH, or on PATH) and one of ik_llama.cpp (IK_LLAMA_BENCH); where
-there is no llama-bench, the xllamacpp and mistralrs packages, if this Python has them. Files are
-made by `oxidize synth`, and whatever models the test cache has are measured, too. Needs only Python.
+The other engines are llama.cpp's `llama-bench` (LLAMA_BENCH, or on PATH) and that of ik_llama.cpp (IK_LLAMA_BENCH).
+Without a llama-bench, the Python packages xllamacpp and mistralrs are used, if installed. The files are made by
+`oxidize synth`, and the models of the test cache are measured, too. Needs only Python.
 """
 
 import argparse
@@ -33,12 +32,12 @@ import bench_plot
 
 
 class BenchError(Exception):
-    """Something the user has to know about; printed without a traceback."""
+    """An error for the user, printed without a traceback."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every engine is asked to do."""
+    """Settings of all engines."""
 
     threads: int
     prompt: int
@@ -51,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Finished:
-    """A process that has ended well."""
+    """Result of a successful process."""
 
     output: str
     seconds: float
@@ -60,7 +59,7 @@ class Finished:
 
 @dataclass
 class Measured:
-    """The best of an engine on a file so far."""
+    """Best results of an engine on a file."""
 
     prompt: float = 0.0
     generate: float = 0.0
@@ -69,14 +68,14 @@ class Measured:
     peak_bytes: int = 0
 
     def improve(self, other: "Measured") -> None:
-        """Keeps the better of each speed, and the most memory."""
+        """Keeps the maximum of each speed and of the memory."""
         for name, value in vars(other).items():
             setattr(self, name, max(getattr(self, name), value))
 
 
 @dataclass
 class Row:
-    """All that is known about a file."""
+    """Results of a file."""
 
     file: Path
     bytes: int
@@ -89,10 +88,10 @@ class Row:
 
 
 def run(command: list[str], settings: Settings) -> Finished:
-    """Runs a command; its peak memory is what the kernel counted for it alone."""
+    """Runs a command; the peak memory is that of its process."""
 
     def raise_priority() -> None:
-        # A session of its own is a scheduling group of its own on Linux, whose priority counts.
+        # On Linux, each session is a scheduling group with its own priority.
         os.setsid()
         Path("/proc/self/autogroup").write_text("-20")
 
@@ -108,7 +107,7 @@ def run(command: list[str], settings: Settings) -> Finished:
     output, errors = "", ""
     try:
         assert process.stdout is not None and process.stderr is not None
-        # Errors are few: they cannot fill their pipe while the output is read.
+        # Standard error is short and cannot fill its pipe while standard output is read.
         output, errors = process.stdout.read(), process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -128,11 +127,11 @@ class Engine:
     name: str
 
     def measure(self, model: Path, settings: Settings) -> Measured:
-        """Prompt and generation speed in tokens a second; a test of 0 tokens is left out."""
+        """Prompt and generation speed in tokens per second; a test of 0 tokens is skipped."""
         raise NotImplementedError
 
     def measure_more(self, model: Path, settings: Settings) -> Measured:
-        """Generation in a long context, and of several sequences at once, as far as it can."""
+        """Generation in a long context and of several sequences at once, if supported."""
         return Measured()
 
 
@@ -169,7 +168,7 @@ class Oxidize(Engine):
         return json.loads(run(command, settings).output)[0]["gigabytes_per_second"]
 
     def answer(self, model: Path, settings: Settings) -> Finished:
-        """One token after a short prompt, in a process of its own."""
+        """Generates one token after a short prompt in a new process."""
         return run(
             [self.program, "run", str(model), "Hello there", "--raw", "-n", "1"]
             + ["-t", str(settings.threads)],
@@ -183,7 +182,7 @@ class Oxidize(Engine):
 
 @dataclass
 class LlamaBench(Engine):
-    """llama.cpp, or a fork that kept its benchmark."""
+    """llama.cpp, or a fork with the same benchmark."""
 
     program: str
     name: str
@@ -199,7 +198,7 @@ class LlamaBench(Engine):
     def measure_more(self, model: Path, settings: Settings) -> Measured:
         common = ["-m", str(model), "-t", str(settings.threads)]
         usage = subprocess.run([self.program, "--help"], capture_output=True, text=True).stdout
-        # What the forks call a context that is there beforehand.
+        # Forks have different flags for a context before the test.
         if "--n-depth" in usage:
             depth = ["-p", "0", "-n", str(LONG_TOKENS), "-d", str(settings.depth)]
         else:
@@ -210,7 +209,7 @@ class LlamaBench(Engine):
         return Measured(deep=deep, together=self.together(common, settings))
 
     def together(self, common: list[str], settings: Settings) -> float:
-        """What the program beside this one says of several sequences; 0 where there is none."""
+        """Result of llama-batched-bench in the same directory for several sequences; 0 without it."""
         program = Path(self.program).with_name("llama-batched-bench")
         if not program.exists():
             return 0.0
@@ -218,7 +217,7 @@ class LlamaBench(Engine):
         sizes["-c"] = 2 * settings.parallel * (TOGETHER_PROMPT + TOGETHER_TOKENS)
         flags = [str(word) for pair in sizes.items() for word in pair]
         output = run([str(program), *common, *flags, "-fa", "on"], settings).output
-        # A table whose eighth column is the speed of generation.
+        # The eighth column of the table is the generation speed.
         lines = [line.split("|") for line in output.splitlines()]
         cells = [line[8].strip() for line in lines if len(line) > 10]
         return max((float(cell) for cell in cells if cell.replace(".", "").isdigit()), default=0.0)
@@ -226,7 +225,7 @@ class LlamaBench(Engine):
 
 @dataclass
 class Package(Engine):
-    """An engine that is a Python package: the script below runs in a Python of its own."""
+    """An engine that is a Python package, run by a script in a new Python process."""
 
     name: str
     script: str
@@ -240,7 +239,7 @@ class Package(Engine):
 
 
 def bench_flags(settings: Settings) -> list[str]:
-    """The flags that all benchmarks of llama.cpp's kind share."""
+    """Flags that all benchmarks like llama.cpp's share."""
     flags = {"-t": settings.threads, "-p": settings.prompt, "-n": settings.generate}
     flags["-r"] = settings.repetitions
     return [str(word) for pair in flags.items() for word in pair]
@@ -292,7 +291,7 @@ print(json.dumps(speeds))
 
 
 def find_peers(options: argparse.Namespace) -> list[Engine]:
-    """Every engine to compare with that is here."""
+    """Available engines to compare with."""
     peers: list[Engine] = []
     llama_bench = options.llama_bench or shutil.which("llama-bench")
     if llama_bench:
@@ -301,26 +300,26 @@ def find_peers(options: argparse.Namespace) -> list[Engine]:
         peers.append(LlamaBench(options.ik_llama_bench, "ik_llama.cpp"))
     if not llama_bench:
         packages = {"xllamacpp": XLLAMACPP, "mistralrs": MISTRALRS}
-        here = (name for name in packages if importlib.util.find_spec(name))
-        peers.extend(Package(name, packages[name]) for name in here)
+        installed = (name for name in packages if importlib.util.find_spec(name))
+        peers.extend(Package(name, packages[name]) for name in installed)
     return peers
 
 
 # Tokens generated in a long context.
 LONG_TOKENS = 16
-# Tokens generated by each of several sequences, and those in their contexts beforehand.
+# Tokens generated by each of several sequences, and the length of their prompts.
 TOGETHER_TOKENS, TOGETHER_PROMPT = 32, 64
-# Tokens of context where none is asked for and the model has as many: the size of the KV cache.
+# Default context length, which determines the size of the KV cache.
 CONTEXT = 4096
-# What a process may take beside the file and its KV cache.
+# Memory that a process may use besides the file and its KV cache.
 ALLOWANCE = 200 << 20
 
 
 def describe(file: Path, info: dict) -> Row:
-    """What a file's header says about the bytes that matter."""
+    """Reads the sizes from a file's header."""
     tensors = {tensor["name"]: tensor for tensor in info["tensors"]}
     read = sum(tensor["bytes"] for tensor in info["tensors"])
-    # Of a table of embeddings, a token reads a row, unless it also makes the logits.
+    # A token reads only one row of the embeddings, unless they are also the output matrix.
     if "output.weight" in tensors and "token_embd.weight" in tensors:
         read -= tensors["token_embd.weight"]["bytes"]
     row = Row(file, info["bytes"], read)
@@ -336,13 +335,13 @@ def describe(file: Path, info: dict) -> Row:
     return row
 
 
-def make_files(oxidize: Oxidize, options: argparse.Namespace, folder: Path) -> list[Path]:
-    """The synthetic files that were asked for, made where they are missing."""
-    folder.mkdir(parents=True, exist_ok=True)
+def make_files(oxidize: Oxidize, options: argparse.Namespace, directory: Path) -> list[Path]:
+    """The requested synthetic files; missing ones are made."""
+    directory.mkdir(parents=True, exist_ok=True)
     files = []
     for shape in options.shapes:
         for kind in options.types:
-            file = folder / f"{shape}-{kind}.gguf"
+            file = directory / f"{shape}-{kind}.gguf"
             if not file.exists():
                 print(f"making {file}", file=sys.stderr)
                 command = [oxidize.program, "synth", "-o", str(file)]
@@ -352,18 +351,18 @@ def make_files(oxidize: Oxidize, options: argparse.Namespace, folder: Path) -> l
 
 
 def cached_models() -> list[Path]:
-    """The real models that the tests use, as far as they are here."""
+    """Models in the test cache."""
     cache = os.environ.get("OXIDIZE_TEST_CACHE") or Path.home() / ".cache" / "oxidize"
     return sorted((Path(cache) / "models").glob("*.gguf"))
 
 
 @contextmanager
 def busy_core(settings: Settings) -> Iterator[None]:
-    """Keeps the first core busy, at the priority of what is measured."""
+    """Keeps the first core busy, with the same priority as the measured process."""
     script = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     if settings.priority:
         script += "os.setsid()\nopen('/proc/self/autogroup', 'w').write('-20')\n"
-    # It ends with us, however we end.
+    # The script ends when this process ends for any reason.
     script += "parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
     process = subprocess.Popen([sys.executable, "-c", script])
     try:
@@ -377,7 +376,7 @@ def busy_core(settings: Settings) -> Iterator[None]:
 def measure_row(
     row: Row, oxidize: Oxidize, peers: list[Engine], settings: Settings, options: argparse.Namespace
 ) -> None:
-    """Fills in a row, the engines taking turns."""
+    """Measures a row; the engines take turns."""
     engines = [oxidize, *peers]
     kinds = [("", "measure")]
     if any(name in row.file.name for name in options.more):
@@ -396,27 +395,27 @@ def measure_row(
         row.startup_seconds = min(answer.seconds for answer in answers)
         row.run_peak_bytes = max(answer.peak_bytes for answer in answers)
     except BenchError as error:
-        # A model for embeddings answers nothing.
+        # An embedding model cannot generate text.
         print(f"  {error}", file=sys.stderr)
     if options.contention:
-        # Few tokens: an engine whose threads wait for one another takes seconds for each.
+        # Few tokens: an engine whose threads wait for each other takes seconds per token.
         n_tokens = min(settings.generate, 16)
         decode = Settings(settings.threads, 0, n_tokens, 1, settings.priority)
         with busy_core(settings):
             for engine in engines:
                 quiet = row.engines.get(engine.name, Measured()).generate
                 if quiet > 0:
-                    print(f"{row.file.name}: {engine.name}, a core busy", file=sys.stderr)
+                    print(f"{row.file.name}: {engine.name}, one core busy", file=sys.stderr)
                     busy = engine.measure(row.file, decode).generate
                     row.contention[engine.name] = busy / quiet
 
 
 def table(rows: list[Row], engines: list[str], settings: Settings, bandwidth: float) -> str:
-    """The result as Markdown."""
+    """Speeds as a Markdown table."""
     peers = engines[1:]
     head = ["model", "test", "oxidize t/s"]
     head += [column for peer in peers for column in (f"{peer} t/s", "ratio")]
-    head += ["memory allows", "of it"]
+    head += ["bandwidth limit t/s", "of limit"]
     lines = [head, ["---", "---"] + ["--:"] * (len(head) - 2)]
     for row in rows:
         limit = bandwidth * 1e9 / row.bytes_per_token
@@ -428,7 +427,7 @@ def table(rows: list[Row], engines: list[str], settings: Settings, bandwidth: fl
             cells = [row.file.stem, name, f"{ours:.1f}"]
             for peer in peers:
                 theirs = speed(peer)
-                cells += [f"{theirs:.1f}", f"{ours / theirs:.2f} ×"] if theirs else ["–", "–"]
+                cells += [f"{theirs:.1f}", f"{ours / theirs:.2f}×"] if theirs else ["–", "–"]
             is_decode = test == "generate"
             cells += [f"{limit:.1f}", f"{ours / limit:.0%}"] if is_decode else ["", ""]
             lines.append(cells)
@@ -436,7 +435,7 @@ def table(rows: list[Row], engines: list[str], settings: Settings, bandwidth: fl
 
 
 def tests_of(settings: Settings) -> list[tuple[str, str]]:
-    """The fields of a measurement, and what the tests are called."""
+    """Fields of a measurement and names of the tests."""
     return [
         ("prompt", f"pp{settings.prompt}"),
         ("generate", f"tg{settings.generate}"),
@@ -446,10 +445,10 @@ def tests_of(settings: Settings) -> list[tuple[str, str]]:
 
 
 def footprint(rows: list[Row], engines: list[str]) -> str:
-    """Start-up, memory and contention as Markdown."""
-    head = ["model", "answers after", "peak memory", "file + KV + 200 MiB"]
+    """Startup time, memory and contention as a Markdown table."""
+    head = ["model", "first token after", "peak memory", "file + KV + 200 MiB"]
     busy = [engine for engine in engines if any(engine in row.contention for row in rows)]
-    head += [f"{engine}, a core busy" for engine in busy]
+    head += [f"{engine}, one core busy" for engine in busy]
     lines = [head, ["---"] + ["--:"] * (len(head) - 1)]
     mib = lambda n: "–" if n is None else f"{n / (1 << 20):.0f} MiB"
     for row in rows:
@@ -466,7 +465,7 @@ def markdown(lines: list[list[str]]) -> str:
 
 
 def processor() -> str:
-    """What the machine calls its processor."""
+    """Name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -489,25 +488,25 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words = lambda text: [word for word in text.split(",") if word]
-    parser.add_argument("--oxidize", default="target/release/oxidize", help="our program")
+    parser.add_argument("--oxidize", default="target/release/oxidize", help="path of oxidize")
     parser.add_argument("--llama-bench", default=os.environ.get("LLAMA_BENCH"))
     parser.add_argument("--ik-llama-bench", default=os.environ.get("IK_LLAMA_BENCH"))
-    parser.add_argument("--shapes", type=words, default=["1b"], help="of synthetic files")
+    parser.add_argument("--shapes", type=words, default=["1b"], help="shapes of synthetic files")
     parser.add_argument("--types", type=words, default=["Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "F16"])
-    parser.add_argument("-m", "--model", action="append", type=Path, help="instead of the cache's")
+    parser.add_argument("-m", "--model", action="append", type=Path, help="model to measure instead of those of the test cache")
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
-    parser.add_argument("-p", "--prompt", type=int, default=512, help="tokens; 0 leaves it out")
-    parser.add_argument("-n", "--generate", type=int, default=64, help="tokens; 0 leaves it out")
-    parser.add_argument("-r", "--repetitions", type=int, default=2, help="in each process")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine")
-    parser.add_argument("--contention", action="store_true", help="measure with a core taken, too")
-    parser.add_argument("--depth", type=int, default=4096, help="tokens of a long context")
-    parser.add_argument("--parallel", type=int, default=16, help="sequences at once")
+    parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt tokens; 0 skips the test")
+    parser.add_argument("-n", "--generate", type=int, default=64, help="generated tokens; 0 skips the test")
+    parser.add_argument("-r", "--repetitions", type=int, default=2, help="repetitions in each process")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of all engines")
+    parser.add_argument("--contention", action="store_true", help="also measure with one core busy")
+    parser.add_argument("--depth", type=int, default=4096, help="length of the long context")
+    parser.add_argument("--parallel", type=int, default=16, help="number of sequences at once")
     parser.add_argument(
         "--more",
         type=words,
         default=["1b-Q4_K_M", "SmolLM2"],
-        help="names of files that are measured in a long context and for several sequences, too",
+        help="parts of the names of files that are also measured in a long context and for several sequences",
     )
     parser.add_argument(
         "--priority", action="store_true", help="run at the highest priority (Linux, root)"
@@ -530,7 +529,7 @@ def main() -> None:
     oxidize = Oxidize(options.oxidize)
     peers = find_peers(options)
     if not peers:
-        print("no peer found: set LLAMA_BENCH, or install xllamacpp", file=sys.stderr)
+        print("no other engine found: set LLAMA_BENCH, or install xllamacpp", file=sys.stderr)
     files = make_files(oxidize, options, options.out / "models")
     files += cached_models() if options.model is None else options.model
     engines = [oxidize.name, *(peer.name for peer in peers)]
@@ -541,7 +540,7 @@ def main() -> None:
         row = describe(file, oxidize.inspect(file))
         measure_row(row, oxidize, peers, settings, options)
         rows.append(row)
-        # After each file, so that an interrupted run leaves what it has.
+        # Written after each file, so that an interrupted run keeps its results.
         (options.out / "results.json").write_text(as_json(rows, machine, settings))
     print(f"{machine['processor']}, {settings.threads} threads, reading {bandwidth:.1f} GB/s;", end=" ")
     print(f"load {machine['load'][0]:.1f}\n")

@@ -1,16 +1,16 @@
-"""The plot of bench_peers.py: speeds of all engines as bars, an SVG without dependencies."""
+"""Bar chart of the speeds that bench_peers.py measured, as SVG."""
 
 from html import escape
 
-COLOURS = ["#d9480f", "#868e96", "#4dabf7", "#69db7c", "#b197fc"]
+COLORS = ["#d9480f", "#868e96", "#4dabf7", "#69db7c", "#b197fc"]
 LABEL_WIDTH, BAR_WIDTH, BAR_HEIGHT, GAP, TOP = 250, 430, 13, 14, 56
 
 
 def draw(
     rows: list, engines: list[str], tests: list[tuple[str, str]], threads: int, bandwidth: float
 ) -> str:
-    """A group of bars for each file and test, scaled to its fastest engine; a tick marks what memory
-    bandwidth allows generation."""
+    """Draws a group of bars per file and test, scaled to its fastest engine. A line marks the limit that memory
+    bandwidth sets to generation."""
     groups = []
     for row in rows:
         for test, title in tests:
@@ -29,11 +29,11 @@ def draw(
         'font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="8" y="20" font-weight="bold">Tokens per second, {threads} threads; '
-        f"the line is what {bandwidth:.1f} GB/s of memory allow</text>",
+        f"the line is the limit of {bandwidth:.1f} GB/s memory bandwidth</text>",
     ]
     x = 8
-    for name, colour in zip(engines, COLOURS):
-        parts.append(f'<rect x="{x}" y="31" width="11" height="11" fill="{colour}"/>')
+    for name, color in zip(engines, COLORS):
+        parts.append(f'<rect x="{x}" y="31" width="11" height="11" fill="{color}"/>')
         parts.append(f'<text x="{x + 16}" y="41">{escape(name)}</text>')
         x += 36 + 8 * len(name)
     y = TOP
@@ -45,11 +45,11 @@ def draw(
             f'<text x="{LABEL_WIDTH - 8}" y="{middle:.0f}" text-anchor="end">{escape(label)}</text>'
         )
         for index, (name, speed) in enumerate(speeds):
-            at, colour = y + index * BAR_HEIGHT, COLOURS[engines.index(name) % len(COLOURS)]
+            at, color = y + index * BAR_HEIGHT, COLORS[engines.index(name) % len(COLORS)]
             length = speed * scale
             parts.append(
                 f'<rect x="{LABEL_WIDTH}" y="{at}" width="{length:.1f}" '
-                f'height="{BAR_HEIGHT - 1}" fill="{colour}"/>'
+                f'height="{BAR_HEIGHT - 1}" fill="{color}"/>'
             )
             parts.append(
                 f'<text x="{LABEL_WIDTH + length + 6:.1f}" y="{at + 10}" font-size="10">'

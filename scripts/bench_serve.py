@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measure `oxidize serve` beside llama-server: the same file, slots, threads and requests, in one run.
+"""Compare `oxidize serve` with llama-server on the same file, slots, threads and requests.
 
     bench_serve.py --oxidize target/release/oxidize --llama-server PATH [--model FILE]
 
-For each number of concurrent streams: tokens per second in all, time to the first token (p50, p99) and memory. Servers
-take turns and the best round of each counts. Then what a cached prefix of 2k tokens saves. Without --model, a file of
-the 1B shape is made by `oxidize synth`.
+For each number of concurrent streams, measures the total tokens per second, the time to the first token (p50, p99) and
+memory. The servers take turns, and the best round of each counts. Also measures the time to the first token of a long
+prompt with and without a cached prefix. Without --model, `oxidize synth` makes a file of the 1B shape.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Result:
-    """One round with so many streams."""
+    """Result of one round with some number of streams."""
 
     rate: float
     p50: float
@@ -47,17 +47,17 @@ async def streams(server: Server, n: int, words: int, tokens: int, seed: int) ->
                "ignore_eos": True, "temperature": 0.8, "seed": i, "cache_prompt": True} for i in range(n)]
     start = time.perf_counter()
     answers = await asyncio.gather(*(ask("127.0.0.1", server.port, CHAT, body) for body in bodies))
-    took = time.perf_counter() - start
+    elapsed = time.perf_counter() - start
     bad = [answer.status for answer in answers if answer.status != 200]
     if bad:
         raise RuntimeError(f"{len(bad)} of {n} failed, the first with {bad[0]}")
     firsts = sorted(answer.first_token or answer.seconds for answer in answers)
-    # As many tokens as were asked for came, whatever part of them was text.
-    return Result(n * tokens / took, firsts[len(firsts) // 2], firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], server.memory())
+    # All requested tokens were generated, even if some have no text.
+    return Result(n * tokens / elapsed, firsts[len(firsts) // 2], firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], server.memory())
 
 
 async def prefix(server: Server, words: int) -> tuple[float, float]:
-    """Time to the first token of a long prompt, new and known."""
+    """Time to the first token of a long prompt, without and with a cached prefix."""
     rng = random.Random(99)
     shared = prompt(rng, words)
     times = []
@@ -81,40 +81,40 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--prefix", type=int, default=600, help="words of the long prompt, about three tokens each; 0 leaves it out")
+    parser.add_argument("--prefix", type=int, default=600, help="words of the long prompt, about three tokens each; 0 skips it")
     parser.add_argument("--port", type=int, default=18100)
-    parser.add_argument("--folder", type=Path, default=Path("target/bench-serve"))
+    parser.add_argument("--directory", type=Path, default=Path("target/bench-serve"))
     options = parser.parse_args()
-    # Ended from outside, the servers end, too.
+    # On SIGTERM, the servers are stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options.directory.mkdir(parents=True, exist_ok=True)
     model = options.model
     if model is None:
-        model = options.folder / f"1b-{options.type}.gguf"
+        model = options.directory / f"1b-{options.type}.gguf"
         if not model.exists():
             subprocess.run([options.oxidize, "synth", "-o", model, "--shape", "1b", "--type", options.type], check=True)
     sizes = [int(n) for n in options.streams.split(",")]
     slots, context = max(sizes), 4096
     port, threads = str(options.port), str(options.threads)
-    # Every stream of 64 fits into this many tokens of cache; a long prompt needs it, too.
+    # Enough for all streams at 256 tokens each, and for the long prompt.
     cache = str(max(slots * 256, context))
     engines = {
         "oxidize": [str(options.oxidize), "serve", str(model), "--port", port, "-t", threads, "-c", str(context), "--parallel", str(slots),
                     "--cache-tokens", cache, "--queue", "256", "--log", "warn"],
     }
     if options.llama_server:
-        # Its context is for all slots together, and one slot may have all of it.
+        # Its context is shared by all slots, and one slot may use all of it.
         engines["llama-server"] = [options.llama_server, "-m", str(model), "--host", "127.0.0.1", "--port", port, "-t", threads, "-tb", threads,
                                    "-c", cache, "-np", str(slots), "--kv-unified", "--no-webui"]
     else:
-        print("no llama-server: name one with --llama-server or LLAMA_SERVER", file=sys.stderr)
+        print("llama-server not found; set --llama-server or LLAMA_SERVER", file=sys.stderr)
 
     best: dict[tuple[str, int], Result] = {}
     prefixes: dict[str, tuple[float, float]] = {}
     idle: dict[str, int] = {}
     for round_ in range(options.rounds):
         for name, command in engines.items():
-            server = Server(command, options.port, options.folder / f"{name}.log")
+            server = Server(command, options.port, options.directory / f"{name}.log")
             try:
                 server.wait_ready()
                 asyncio.run(streams(server, 1, options.words, 4, 1000))
@@ -137,17 +137,17 @@ def main() -> int:
     print("|--:|" + "--:|" * (2 * len(engines) + 1))
     for n in sizes:
         row = [best[name, n] for name in engines]
-        ratio = f"{row[0].rate / row[1].rate:.2f} ×" if len(row) > 1 else "–"
+        ratio = f"{row[0].rate / row[1].rate:.2f}×" if len(row) > 1 else "–"
         print(f"| {n} | " + " | ".join(f"{r.rate:.1f}" for r in row) + f" | {ratio} | " + " | ".join(f"{r.p50:.2f} / {r.p99:.2f} s" for r in row) + " |")
     print()
     for name in engines:
         grown = best[name, sizes[-1]].memory
-        print(f"{name}: memory {idle[name] / 1e6:.0f} MB at first, {grown / 1e6:.0f} MB after {sizes[-1]} streams")
+        print(f"{name}: memory {idle[name] / 1e6:.0f} MB at start, {grown / 1e6:.0f} MB after {sizes[-1]} streams")
         if name in prefixes:
             cold, warm = prefixes[name]
-            print(f"  a prompt of {options.prefix} words {cold:.2f} s to the first token, known {warm:.3f} s ({warm / cold:.3f} ×)")
+            print(f"  a prompt of {options.prefix} words {cold:.2f} s to the first token, cached {warm:.3f} s ({warm / cold:.3f}×)")
     results = {f"{name}/{n}": vars(result) for (name, n), result in best.items()}
-    (options.folder / "results.json").write_text(json.dumps({"streams": results, "prefix": prefixes}, indent=2))
+    (options.directory / "results.json").write_text(json.dumps({"streams": results, "prefix": prefixes}, indent=2))
     return 0
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Converts the golden directories, loads the files in llama.cpp, and compares the logits with ours.
+"""Convert the golden directories, load the files in llama.cpp, and compare the logits with ours.
 
     scripts/check-convert-peers.py --oxidize target/quick/oxidize --llama LLAMA.CPP [--only NAME]
 
-LLAMA.CPP is a checkout that was built in `build/`; the little program that asks it for logits is compiled
-here. For every golden model that has safetensors: `oxidize convert`, llama.cpp's logits of the result at
-every position of the first golden input, and `oxidize logits` of the same file. Encoders, which have no logits,
-are compared with PyTorch's hidden states. Needs numpy, ml_dtypes and safetensors.
+LLAMA.CPP is a checkout built in `build/`; this script compiles a small program that prints its logits. Every golden
+model with safetensors is converted with `oxidize convert`, and llama.cpp's logits at every position of the first
+golden input are compared with those of `oxidize logits` on the same file. Encoders, which have no logits, are compared
+with PyTorch's hidden states. Needs numpy, ml_dtypes and safetensors.
 """
 
 import argparse
@@ -86,8 +86,8 @@ int main(int argc, char ** argv) {
 """
 
 
-def compile_program(llama, folder):
-    source, program = folder / "dump.cpp", folder / "dump"
+def compile_program(llama, work):
+    source, program = work / "dump.cpp", work / "dump"
     source.write_text(PROGRAM)
     libraries = llama / "build" / "bin"
     subprocess.run(
@@ -99,7 +99,7 @@ def compile_program(llama, folder):
 
 
 def distance(ours, theirs):
-    """The largest difference beside the spread of the reference."""
+    """The largest difference relative to the standard deviation of the reference."""
     return float(np.abs(ours - theirs).max() / theirs.std())
 
 
@@ -108,11 +108,11 @@ def joined(tokens):
 
 
 class Checker:
-    def __init__(self, oxidize, program, folder, limit):
-        self.oxidize, self.program, self.folder, self.limit = oxidize, program, folder, limit
+    def __init__(self, oxidize, program, work, limit):
+        self.oxidize, self.program, self.work, self.limit = oxidize, program, work, limit
 
     def llama(self, model, kind, inputs, adapter="-"):
-        out = self.folder / "theirs.bin"
+        out = self.work / "theirs.bin"
         command = [self.program, model, adapter, kind, out, *map(joined, inputs)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode != 0:
@@ -126,10 +126,10 @@ class Checker:
             raise RuntimeError(run.stderr.strip().splitlines()[-1])
 
     def check(self, directory, kind):
-        """How far llama.cpp and PyTorch are from us."""
-        model = self.folder / "model.gguf"
-        # llama.cpp has rules for models by their names; these have only the shape of those.
-        neutral = self.folder / "golden"
+        """Distance of our logits from llama.cpp's or PyTorch's, and a description of the reference."""
+        model = self.work / "model.gguf"
+        # llama.cpp has rules for some model names, which must not apply to the golden models.
+        neutral = self.work / "golden"
         neutral.unlink(missing_ok=True)
         neutral.symlink_to(directory)
         self.ours("convert", neutral, "-o", model, "--type", "F32")
@@ -142,13 +142,13 @@ class Checker:
             decoder = reference["decoder_tokens_0"]
             logits = reference["logits_0"].reshape(len(decoder), -1)
             return distance(self.llama(model, "logits", [tokens, decoder]), logits), "PyTorch's logits"
-        out = self.folder / "ours.npy"
+        out = self.work / "ours.npy"
         exact = ["-ctk", "f32", "-ctv", "f32"]
         self.ours("logits", "-m", model, "--tokens", joined(tokens), "-o", out, *exact)
         theirs = self.llama(model, "logits", [tokens])
         apart = distance(np.load(out), theirs)
         if apart > self.limit:
-            # Where it does not compute what was trained, it does so from its own converter's file too.
+            # If llama.cpp differs in the same way on its own converter's file, the conversion is right.
             golden = self.llama(directory / "model.gguf", "logits", [tokens])
             if distance(theirs, golden) < 1e-5:
                 return 0.0, f"its logits of the golden file; {apart:.1e} from ours"
@@ -156,8 +156,8 @@ class Checker:
 
 
     def check_adapter(self, directory):
-        """A PEFT adapter of random numbers: in llama.cpp as a GGUF adapter, and merged into the base by
-        `oxidize merge`, each beside a base that NumPy has merged it into."""
+        """Compares a random PEFT adapter, as a GGUF adapter in llama.cpp and merged by `oxidize merge`, with the base
+        into which NumPy merged it."""
         rng = np.random.default_rng(3)
         weights = {name: data.astype(np.float32) for name, data in load_file(directory / "model.safetensors").items()}
         rank, alpha, adapter = 4, 8, {}
@@ -169,16 +169,16 @@ class Checker:
             for letter, matrix in (("A", a), ("B", b)):
                 adapter[f"base_model.model.{module}.lora_{letter}.weight"] = matrix.astype(np.float32)
             weights[name] = weight + (alpha / rank * b @ a).astype(np.float32)
-        peft, merged = self.folder / "peft", self.folder / "merged"
-        for folder in (peft, merged):
-            folder.mkdir(exist_ok=True)
+        peft, merged = self.work / "peft", self.work / "merged"
+        for work in (peft, merged):
+            work.mkdir(exist_ok=True)
         save_file(adapter, peft / "adapter_model.safetensors")
         (peft / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": alpha}))
         save_file(weights, merged / "model.safetensors")
         for name in ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
             if (directory / name).exists():
                 shutil.copy(directory / name, merged / name)
-        files = {name: self.folder / f"{name}.gguf" for name in ("base", "adapter", "expected", "merged")}
+        files = {name: self.work / f"{name}.gguf" for name in ("base", "adapter", "expected", "merged")}
         self.ours("convert", directory, "-o", files["base"], "--type", "F32")
         self.ours("convert", merged, "-o", files["expected"], "--type", "F32")
         self.ours("convert", peft, "-o", files["adapter"], "--base", files["base"], "--type", "F32")
@@ -193,21 +193,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--oxidize", type=pathlib.Path, default=ROOT / "target" / "release" / "oxidize")
     parser.add_argument("--llama", type=pathlib.Path, required=True, help="a built checkout of llama.cpp")
-    parser.add_argument("--only", default="", help="models whose name has this in it")
+    parser.add_argument("--only", default="", help="only models whose names contain this")
     parser.add_argument("--limit", type=float, default=1e-2)
     arguments = parser.parse_args()
     shared = pathlib.Path(os.environ.get("OXIDIZE_SHARED", ROOT.parent / "shared"))
     failures = 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        checker = Checker(arguments.oxidize, compile_program(arguments.llama, folder), folder, arguments.limit)
-        print(f"{'model':24} {'architecture':16} {'apart':>9}  from")
+        work = pathlib.Path(temporary)
+        checker = Checker(arguments.oxidize, compile_program(arguments.llama, work), work, arguments.limit)
+        print(f"{'model':24} {'architecture':16} {'distance':>9}  from")
         for collection in ["golden", "golden-extra"]:
             index = shared / collection / "INDEX.tsv"
             for row in csv.DictReader(open(index), delimiter="\t"):
                 name, arch, status = row["name"], row["gguf_arch"], row["status"]
                 directory = shared / collection / name
-                # Those that llama.cpp does not know, or reads otherwise than they were trained.
+                # Skip models that llama.cpp does not support, or computes differently from their training.
                 known = arch != "-" and status == "gold" and not name.endswith("-lcsem")
                 if not known or arguments.only not in name:
                     continue
@@ -221,7 +221,7 @@ def main():
                     print(f"{name:24} {arch:16} {'FAILED':>9}  {error}")
                     failures += 1
                     continue
-                verdict = "" if apart <= arguments.limit else "  TOO FAR"
+                verdict = "" if apart <= arguments.limit else "  ABOVE LIMIT"
                 failures += bool(verdict)
                 print(f"{name:24} {arch:16} {apart:9.1e}  {what}{verdict}")
         for name in ["llama2", "qwen3", "gemma2"]:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs `oxidize logits` over every golden model and fixture, from GGUF and from safetensors, and prints a table of
-‖ours − reference‖ ÷ ‖reference − its mean‖, which has to stay below 1e-4.
+"""Run `oxidize logits` on all golden models and fixtures, from GGUF and from safetensors, and print a table of
+‖ours − reference‖ ÷ ‖reference − mean(reference)‖, which must be below 1e-4.
 
     scripts/check-golden.py [--bin target/release/oxidize] [--extra] [NAME…]
 
-A model that the index calls `hf-only` is checked from its directory alone; one whose reference follows
-GGUF's reading of its family (`*-lcsem`), from its GGUF file alone. Needs numpy.
+Models that the index marks as `hf-only` are checked only from their directory, and models whose reference follows
+the GGUF implementation of the family (`*-lcsem`) only from their GGUF file. Needs numpy.
 """
 
 import argparse
@@ -26,15 +26,15 @@ LIMIT = 1e-4
 def main():
     shared = pathlib.Path(os.environ.get("OXIDIZE_SHARED", ROOT.parent / "shared"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "target/release/oxidize", help="the program")
-    parser.add_argument("--shared", type=pathlib.Path, default=shared, help="the folder that has golden/")
-    parser.add_argument("--extra", action="store_true", help="golden-extra/ as well")
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "target/release/oxidize", help="path of oxidize")
+    parser.add_argument("--shared", type=pathlib.Path, default=shared, help="directory that contains golden/")
+    parser.add_argument("--extra", action="store_true", help="check golden-extra/, too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("names", nargs="*", help="only models whose names contain one of these")
     args = parser.parse_args()
 
-    folders = [args.shared / "golden", ROOT / "fixtures/encoders"] + [args.shared / "golden-extra"] * args.extra
-    models = [model for folder in folders for model in index(folder, args.names)]
+    directories = [args.shared / "golden", ROOT / "fixtures/encoders"] + [args.shared / "golden-extra"] * args.extra
+    models = [model for directory in directories for model in index(directory, args.names)]
     with ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(lambda model: check(args.bin, *model), models))
 
@@ -49,23 +49,23 @@ def main():
     sys.exit(failed > 0 or checked == 0)
 
 
-def index(folder, names):
-    lines = (folder / "INDEX.tsv").read_text().splitlines()
+def index(directory, names):
+    lines = (directory / "INDEX.tsv").read_text().splitlines()
     header = lines[0].split("\t")
     for line in lines[1:]:
         row = dict(zip(header, line.split("\t")))
         if not names or any(name in row["name"] for name in names):
-            yield folder / row["name"], row
+            yield directory / row["name"], row
 
 
-def check(program, folder, row):
-    """The errors of both forms: a number, why there is none, or nothing where the index does not vouch for it."""
-    reference = load_safetensors(folder / "ref.safetensors")
-    gguf = folder / "model.gguf" if row["status"] == "gold" else None
-    is_directory = (folder / "model.safetensors").exists() and not row["name"].endswith("-lcsem")
-    directory = folder if is_directory else None
+def check(program, directory, row):
+    """The errors of both forms: a number, `error` if it does not run, or `None` if the index does not list it as valid."""
+    reference = load_safetensors(directory / "ref.safetensors")
+    gguf = directory / "model.gguf" if row["status"] == "gold" else None
+    is_directory = (directory / "model.safetensors").exists() and not row["name"].endswith("-lcsem")
+    safetensors = directory if is_directory else None
     results, notes = [], []
-    for form in (gguf, directory):
+    for form in (gguf, safetensors):
         if form is None or not form.exists():
             results.append(None)
             continue
@@ -78,7 +78,7 @@ def check(program, folder, row):
 
 
 def compare(program, form, reference):
-    """The error of each result that the reference has: hidden states, logits, or scores."""
+    """The error of each result in the reference: hidden states, logits or scores."""
     for i in range(3):
         tokens = reference[f"tokens_{i}"]
         if f"hidden_{i}" in reference:
@@ -88,7 +88,7 @@ def compare(program, form, reference):
             ours = run(program, form, tokens, "--decoder-tokens", decoder)
             yield distance(ours, reference[f"logits_{i}"])
         elif (scores := reference.get(f"logits_{i}")) is not None and scores.ndim == 1:
-            # GGUF files lack a part of BERT's classifiers, and one number has no spread.
+            # GGUF files lack a part of BERT's classifiers, and a single score has no spread.
             if form.is_dir():
                 yield float(np.abs(run(program, form, tokens)[0] - scores).max())
         elif scores is not None:
@@ -96,8 +96,8 @@ def compare(program, form, reference):
 
 
 def run(program, form, tokens, *options):
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "out.npy"
+    with tempfile.TemporaryDirectory() as directory:
+        out = pathlib.Path(directory) / "out.npy"
         command = [program, "logits", "-m", form, "--tokens", ids(tokens), "-ctk", "f32", "-ctv", "f32", "-t", "1"]
         subprocess.run([*command, *options, "-o", out], check=True, capture_output=True, text=True)
         return np.load(out).astype(np.float64)

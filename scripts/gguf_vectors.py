@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes what the `gguf` Python package makes of random blocks and random floats.
+"""Write test vectors of the `gguf` Python package: dequantized random blocks and quantized random floats.
 
-The test `gguf_python` of oxidize-kernels reads the result. For each type that the package knows:
+The test `gguf_python` of oxidize-kernels reads them. For each type that the package supports:
 
-    OUT/dequant/TYPE.blocks    random blocks         OUT/dequant/TYPE.f32   the floats they stand for
-    OUT/quant/input.f32        floats for all        OUT/quant/TYPE.blocks  those floats, quantised
+    OUT/dequant/TYPE.blocks    random blocks         OUT/dequant/TYPE.f32   their floats
+    OUT/quant/input.f32        floats for all        OUT/quant/TYPE.blocks  these floats, quantized
 
 Usage: gguf_vectors.py [OUT]    (default: vectors/ in $OXIDIZE_TEST_CACHE or ~/.cache/oxidize)
 """
@@ -22,8 +22,8 @@ ELEMENTS = 1 << 15
 def main() -> None:
     cache = os.environ.get("OXIDIZE_TEST_CACHE", Path.home() / ".cache" / "oxidize")
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(cache) / "vectors"
-    for folder in ("dequant", "quant"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
+    for directory in ("dequant", "quant"):
+        (out / directory).mkdir(parents=True, exist_ok=True)
 
     source = floats()
     source.tofile(out / "quant" / "input.f32")
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def random_blocks(ty: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks of random bits, less those with a float in them that is not finite."""
+    """Blocks of random bits, without those that contain a float that is not finite."""
     block_len, block_bytes = GGML_QUANT_SIZES[ty]
     random = np.random.default_rng(int(ty))
     blocks = random.integers(0, 256, (2 * ELEMENTS // block_len, block_bytes), dtype=np.uint8)
@@ -59,7 +59,7 @@ def floats() -> np.ndarray:
     rows[4] = 0
     rows[5] = -2.5
     rows[6::32, ::2] = 0
-    # No -0: of the two zeros the package keeps the first and ggml the positive one.
+    # Without -0: of two zeros, the package keeps the first and ggml the positive one.
     return rows + np.float32(0)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what llama.cpp answers greedily, with its five likeliest tokens at each place.
+"""Write greedy answers of llama.cpp with the five most likely tokens at each position.
 
     greedy_references.py [--tokens 48] [--out DIR] MODEL.gguf...
 
@@ -31,7 +31,7 @@ def answers(model: Path, n_tokens: int) -> list[dict]:
     params.n_ctx = 512
     params.n_parallel = 1
     params.warmup = False
-    # One thread: several wait for each other wherever something else runs.
+    # One thread: several would wait for each other if other processes run.
     params.cpuparams.n_threads = 1
     server = xllamacpp.Server(params)
     runs = []
@@ -48,18 +48,18 @@ def answers(model: Path, n_tokens: int) -> list[dict]:
         reply = server.handle_completions(request)
         reply = json.loads(reply) if isinstance(reply, (str, bytes)) else reply
         choices = reply["choices"][0]
-        places = choices["logprobs"]["content"]
+        positions = choices["logprobs"]["content"]
         tokens = [
             {
-                "id": place["id"],
-                "logprob": place["logprob"],
-                "top": [[top["id"], top["logprob"]] for top in place["top_logprobs"]],
+                "id": position["id"],
+                "logprob": position["logprob"],
+                "top": [[top["id"], top["logprob"]] for top in position["top_logprobs"]],
             }
-            for place in places
+            for position in positions
         ]
-        # A token that ends inside a character is left out of the list: such an answer is no reference.
+        # The list lacks tokens that end inside a character, so such an answer is not usable.
         if len(tokens) != n_tokens:
-            print(f"{model.name}: {prompt!r} has a character in pieces, left out", file=sys.stderr)
+            print(f"{model.name}: {prompt!r} has a token that ends inside a character; skipped", file=sys.stderr)
             continue
         runs.append({"prompt": prompt, "text": choices["text"], "tokens": tokens})
     return runs

@@ -1,4 +1,4 @@
-"""A small HTTP client for load: streams, leaves early, reads slowly or not at all. Only the standard library."""
+"""A small HTTP client for load tests, which can stream and disconnect early. Uses only the standard library."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass
 class Answer:
-    """What came back, and when."""
+    """Response and its timing."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Answer:
 
 
 async def ask(host: str, port: int, path: str, body: dict | None, leave_after: int | None = None) -> Answer:
-    """Sends a request and reads the answer; with `leave_after`, hangs up after so many events."""
+    """Sends a request and reads the response; disconnects after `leave_after` events, if given."""
     start = time.perf_counter()
     answer = Answer()
     reader, writer = await asyncio.open_connection(host, port)
@@ -56,7 +56,7 @@ async def ask(host: str, port: int, path: str, body: dict | None, leave_after: i
 
 
 def has_text(line: bytes) -> bool:
-    """Whether an event carries a token."""
+    """True if an event contains a token."""
     try:
         choices = json.loads(line[6:]).get("choices") or [{}]
     except json.JSONDecodeError:
@@ -66,7 +66,7 @@ def has_text(line: bytes) -> bool:
 
 
 class Server:
-    """A server process on a port of this machine."""
+    """A server process on a local port."""
 
     def __init__(self, command: list[str], port: int, log: Path):
         self.port = port
@@ -77,7 +77,7 @@ class Server:
         deadline = time.time() + seconds
         while time.time() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}; see {self.log.name}")
+                raise RuntimeError(f"the server exited with {self.process.returncode}; see {self.log.name}")
             try:
                 if urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).status == 200:
                     return
@@ -86,7 +86,7 @@ class Server:
         raise RuntimeError(f"the server is not ready; see {self.log.name}")
 
     def metrics(self) -> dict[str, float]:
-        """Every metric of oxidize, summed over its labels."""
+        """All metrics of oxidize, summed over their labels."""
         text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10).read().decode()
         sums: dict[str, float] = {}
         for line in text.splitlines():
@@ -97,7 +97,7 @@ class Server:
         return sums
 
     def memory(self) -> int:
-        """Bytes of memory that are the process's own."""
+        """Bytes of the process's anonymous memory."""
         fields = {line.split(":")[0]: line.split()[1] for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
                   if line.startswith(("RssAnon", "VmRSS"))}
         return 1024 * int(fields.get("RssAnon") or fields["VmRSS"])

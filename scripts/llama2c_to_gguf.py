@@ -3,7 +3,7 @@
 
     llama2c_to_gguf.py MODEL.bin TOKENIZER.bin OUT.gguf [--name NAME]
 
-llama2.c rotates neighbouring pairs (2i, 2i+1) of a head, as GGUF's `llama` architecture does, so
+llama2.c rotates neighboring pairs (2i, 2i+1) of a head, as GGUF's `llama` architecture does, so
 the query and key rows keep their order. (Hugging Face checkpoints rotate halves and need permuting.)
 """
 
@@ -29,7 +29,7 @@ class Checkpoint:
         data = path.read_bytes()
         header = struct.unpack_from("<7i", data)
         self.dim, self.ffn, self.layers, self.heads, self.kv_heads, vocab, self.context = header
-        # A negative vocabulary size says that the output matrix is not the embedding matrix.
+        # A negative vocabulary size means that the output matrix is not the embedding matrix.
         self.vocab, self.tied = abs(vocab), vocab > 0
         if min(self.dim, self.ffn, self.layers, self.heads, self.kv_heads, self.context) <= 0:
             raise SystemExit(f"{path}: not a llama2.c checkpoint (header {header})")
@@ -39,19 +39,19 @@ class Checkpoint:
         self.tensors = self._read_tensors()
         if self._next != self._weights.size:
             raise SystemExit(
-                f"{path}: the header asks for {self._next} weights, the file has {self._weights.size}"
+                f"{path}: the header declares {self._next} weights, the file has {self._weights.size}"
             )
 
     def _take(self, *shape: int) -> np.ndarray:
         count = int(np.prod(shape))
         if self._next + count > self._weights.size:
-            raise SystemExit(f"checkpoint ends early: {shape} wanted at weight {self._next}")
+            raise SystemExit(f"the checkpoint ends before {shape} at weight {self._next}")
         out = self._weights[self._next : self._next + count].reshape(shape)
         self._next += count
         return out
 
     def _read_tensors(self) -> dict[str, np.ndarray]:
-        """Each kind of weight is stored for all layers at once; GGUF has one tensor a layer."""
+        """Splits the weights, which are stored for all layers at once, into one tensor per layer."""
         dim, ffn, kv_dim = self.dim, self.ffn, self.kv_heads * self.head_dim
         tensors = {"token_embd.weight": self._take(self.vocab, dim)}
         for name, shape in [
@@ -69,7 +69,7 @@ class Checkpoint:
             for layer in range(self.layers):
                 tensors[f"blk.{layer}.{name}.weight"] = stacked[layer]
         tensors["output_norm.weight"] = self._take(dim)
-        # Rotary sines and cosines that llama2.c itself no longer reads.
+        # Rotary sines and cosines, which llama2.c itself no longer reads.
         self._take(2, self.context, self.head_dim // 2)
         if not self.tied:
             tensors["output.weight"] = self._take(self.vocab, dim)
@@ -77,7 +77,7 @@ class Checkpoint:
 
 
 def read_vocabulary(path: Path, size: int):
-    """Pieces, scores and types; llama2.c wrote spaces for U+2581 and decorated BOS and EOS."""
+    """Pieces, scores and types. llama2.c writes spaces for U+2581, and other texts for BOS and EOS."""
     data = path.read_bytes()
     pieces, scores, types = [], [], []
     at = 4  # past the length of the longest piece
@@ -90,7 +90,7 @@ def read_vocabulary(path: Path, size: int):
         elif token in (BOS, EOS):
             piece, kind = ("<s>" if token == BOS else "</s>"), gguf.TokenType.CONTROL
         elif token < FIRST_PIECE:
-            # Exporters disagree on how to spell these, so go by the id.
+            # Exporters write byte tokens differently, so the id decides.
             piece, kind = f"<0x{token - 3:02X}>", gguf.TokenType.BYTE
         else:
             piece, kind = piece.replace(" ", "\u2581"), gguf.TokenType.NORMAL

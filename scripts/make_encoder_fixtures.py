@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes tiny random models of encoders that have no golden model, and what NumPy computes of them.
+"""Make tiny random models of encoders without a golden model, and NumPy's results for them.
 
     scripts/make_encoder_fixtures.py        # writes fixtures/encoders/
 
-`jina-bert-v2` follows jinaai/jina-bert-implementation (symmetric ALiBi, GEGLU, norms of sums),
-`nomic-bert-moe` follows nomic-ai/nomic-bert-2048 with experts (RoPE over halves, in every second layer
-ungated experts whose softmax weights are not scaled to one), `bert-pair` is a classifier of two segments.
+`jina-bert-v2` follows jinaai/jina-bert-implementation (symmetric ALiBi, GEGLU, post-norm). `nomic-bert-moe` follows
+nomic-ai/nomic-bert-2048 with experts (RoPE over halves; every second layer has ungated experts whose softmax weights
+are not normalized). `bert-pair` is a classifier of two segments.
 The forward passes below are in double precision and share no code with the engine. Needs numpy and gguf.
 """
 
@@ -30,18 +30,18 @@ def main():
         ("nomic-bert-moe", "-", nomic),
         ("bert-pair", "BertForSequenceClassification", pair),
     ):
-        folder = OUT / name
-        folder.mkdir(parents=True, exist_ok=True)
-        references = make(folder, random, inputs)
-        save_safetensors(folder / "ref.safetensors", references)
-        weights = "+".join(p for p in ("gguf", "safetensors") if (folder / f"model.{p}").exists())
+        directory = OUT / name
+        directory.mkdir(parents=True, exist_ok=True)
+        references = make(directory, random, inputs)
+        save_safetensors(directory / "ref.safetensors", references)
+        weights = "+".join(p for p in ("gguf", "safetensors") if (directory / f"model.{p}").exists())
         arch = {"bert-pair": "bert"}.get(name, name)
         status = "gold" if "gguf" in weights else "hf-only"
         rows.append(f"{name}\t{hf_class}\t{arch}\t{status}\t-\tencoder\t-\t{weights}\tNumPy, double precision\n")
     (OUT / "INDEX.tsv").write_text(INDEX + "".join(rows))
 
 
-def jina(folder, random, inputs):
+def jina(directory, random, inputs):
     w = {
         "embeddings.word_embeddings.weight": draw(random, VOCAB, WIDTH),
         "embeddings.token_type_embeddings.weight": draw(random, 2, WIDTH),
@@ -62,8 +62,8 @@ def jina(folder, random, inputs):
         "feed_forward_type": "geglu",
         **numbers(),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_safetensors(folder / "model.safetensors", {f"bert.{name}": tensor for name, tensor in w.items()})
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    save_safetensors(directory / "model.safetensors", {f"bert.{name}": tensor for name, tensor in w.items()})
 
     tensors = {
         "token_embd.weight": w["embeddings.word_embeddings.weight"],
@@ -84,15 +84,15 @@ def jina(folder, random, inputs):
             tensors |= renamed(w, f"{layer}.{theirs}", f"blk.{i}.{ours}")
         gate, up = np.split(w[f"{layer}.mlp.gated_layers.weight"], 2)
         tensors |= {f"blk.{i}.ffn_gate.weight": gate, f"blk.{i}.ffn_up.weight": up}
-    save_gguf(folder / "model.gguf", "jina-bert-v2", {}, tensors)
+    save_gguf(directory / "model.gguf", "jina-bert-v2", {}, tensors)
 
     slopes = 2.0 ** (-8.0 / HEADS * np.arange(1, HEADS + 1))
 
     def forward(tokens):
         x = w["embeddings.word_embeddings.weight"][tokens] + w["embeddings.token_type_embeddings.weight"][0]
         x = layer_norm(w, "embeddings.LayerNorm", x)
-        places = np.arange(len(tokens))
-        bias = -slopes[:, None, None] * np.abs(places[:, None] - places)
+        positions = np.arange(len(tokens))
+        bias = -slopes[:, None, None] * np.abs(positions[:, None] - positions)
         for i in range(LAYERS):
             layer = f"encoder.layer.{i}"
             q, k, v = (apply(w, f"{layer}.attention.self.{part}", x) for part in ("query", "key", "value"))
@@ -106,7 +106,7 @@ def jina(folder, random, inputs):
     return references_of(forward, inputs)
 
 
-def nomic(folder, random, inputs):
+def nomic(directory, random, inputs):
     w = {
         "token_embd.weight": draw(random, VOCAB, WIDTH),
         "token_types.weight": draw(random, 1, WIDTH),
@@ -123,9 +123,9 @@ def nomic(folder, random, inputs):
         else:
             w |= linear(random, f"blk.{i}.ffn_up", FF, WIDTH) | linear(random, f"blk.{i}.ffn_down", WIDTH, FF)
     keys = {"rope.freq_base": 1000.0, "expert_count": EXPERTS, "expert_used_count": USED, "moe_every_n_layers": 2}
-    save_gguf(folder / "model.gguf", "nomic-bert-moe", keys, w)
+    save_gguf(directory / "model.gguf", "nomic-bert-moe", keys, w)
 
-    def turn(x):
+    def rotated(x):
         half = WIDTH // HEADS // 2
         angles = np.arange(len(x))[:, None] * 1000.0 ** (-np.arange(half) / half)
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
@@ -136,17 +136,17 @@ def nomic(folder, random, inputs):
     def experts(i, x):
         weights = softmax(x @ w[f"blk.{i}.ffn_gate_inp.weight"].T)
         out = np.zeros_like(x)
-        for row, (token, chances) in enumerate(zip(x, weights)):
-            for e in np.argsort(-chances)[:USED]:
+        for row, (token, probabilities) in enumerate(zip(x, weights)):
+            for e in np.argsort(-probabilities)[:USED]:
                 hidden = gelu(w[f"blk.{i}.ffn_up_exps.weight"][e] @ token)
-                out[row] += chances[e] * (w[f"blk.{i}.ffn_down_exps.weight"][e] @ hidden)
+                out[row] += probabilities[e] * (w[f"blk.{i}.ffn_down_exps.weight"][e] @ hidden)
         return out
 
     def forward(tokens):
         x = layer_norm(w, "token_embd_norm", w["token_embd.weight"][tokens] + w["token_types.weight"][0])
         for i in range(LAYERS):
             q, k, v = np.split(apply(w, f"blk.{i}.attn_qkv", x), 3, axis=-1)
-            attended = apply(w, f"blk.{i}.attn_output", attention(turn(q), turn(k), v, 0.0))
+            attended = apply(w, f"blk.{i}.attn_output", attention(rotated(q), rotated(k), v, 0.0))
             x = layer_norm(w, f"blk.{i}.attn_output_norm", attended + x)
             dense = lambda x: apply(w, f"blk.{i}.ffn_down", gelu(apply(w, f"blk.{i}.ffn_up", x)))
             fed = experts(i, x) if i % 2 == 1 else dense(x)
@@ -156,7 +156,7 @@ def nomic(folder, random, inputs):
     return references_of(forward, inputs)
 
 
-def pair(folder, random, inputs):
+def pair(directory, random, inputs):
     w = {
         "embeddings.word_embeddings.weight": draw(random, VOCAB, WIDTH),
         "embeddings.position_embeddings.weight": draw(random, 64, WIDTH),
@@ -173,8 +173,8 @@ def pair(folder, random, inputs):
         w |= norm(random, f"{layer}.attention.output.LayerNorm") | norm(random, f"{layer}.output.LayerNorm")
     head = linear(random, "classifier", 1, WIDTH)
     config = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", **numbers()}
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_safetensors(folder / "model.safetensors", {f"bert.{name}": tensor for name, tensor in w.items()} | head)
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    save_safetensors(directory / "model.safetensors", {f"bert.{name}": tensor for name, tensor in w.items()} | head)
 
     def forward(tokens, second=None):
         types = np.arange(len(tokens)) >= (len(tokens) if second is None else second)
@@ -193,7 +193,7 @@ def pair(folder, random, inputs):
 
     references = references_of(forward, inputs)
     for i, tokens in enumerate(inputs):
-        # The first third is one text, the rest another.
+        # The first third of the tokens is one text, the rest another.
         score = lambda second: apply(head, "classifier", np.tanh(apply(w, "pooler.dense", forward(tokens, second)[0])))
         references[f"logits_{i}"] = score(None)
         references[f"pair_{i}"] = score(len(tokens) // 3)
@@ -224,7 +224,7 @@ def numbers():
 
 
 def draw(random, *shape):
-    """Numbers that half precision has exactly, so that files may keep them so."""
+    """Random numbers that are exact in half precision, so that files may store them as such."""
     return (random.standard_normal(shape) * 0.3).astype(np.float16).astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Makes fixtures/mlx with MLX itself: a small quantised model and what MLX dequantises it to.
+"""Make fixtures/mlx with MLX itself: a small quantized model and its dequantized weights.
 
 Run with `pip install "mlx[cpu]"`; the result is checked in.
 """
@@ -28,7 +28,7 @@ for name, (shape, bits, group_size, dtype) in LAYERS.items():
     weight = mx.random.normal(shape).astype(dtype)
     codes, scales, biases = mx.quantize(weight, group_size, bits)
     stored |= {f"{name}.weight": codes, f"{name}.scales": scales, f"{name}.biases": biases}
-    # In f32, then rounded once: MLX itself computes in the type of the scales.
+    # Computed in f32 and rounded once; MLX itself computes in the type of the scales.
     exact = mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
     expected[f"{name}.weight"] = exact.astype(dtype)
     if (group_size, bits) != (DEFAULT["group_size"], DEFAULT["bits"]):

@@ -1,7 +1,7 @@
-"""Makes fixtures/packed: small models whose weights are kept in few bits, and what NumPy unpacks them to.
+"""Make fixtures/packed: small models with packed weights, and the weights that NumPy unpacks.
 
-One folder for each way: 8-bit floats with a scale for the matrix, for each row and for each block, GPTQ
-and AWQ. Run with `pip install numpy ml_dtypes safetensors`; the result is checked in.
+There is a directory per format: 8-bit floats with scales per matrix, per row and per block, GPTQ and AWQ.
+Run with `pip install numpy ml_dtypes safetensors`; the result is checked in.
 """
 
 import json
@@ -18,18 +18,18 @@ BF16 = ml_dtypes.bfloat16
 
 
 def write(name, config, stored, expected):
-    folder = OUT / name
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = OUT / name
+    directory.mkdir(parents=True, exist_ok=True)
     norm = np.ones(16, dtype=BF16)
-    save_file(stored | {"model.norm.weight": norm}, folder / "model.safetensors")
-    save_file(expected | {"model.norm.weight": norm}, folder / "expected.safetensors")
+    save_file(stored | {"model.norm.weight": norm}, directory / "model.safetensors")
+    save_file(expected | {"model.norm.weight": norm}, directory / "expected.safetensors")
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | config
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def fp8():
     stored, expected = {}, {}
-    # Blocks of 4 × 8, of which the last ones are not whole.
+    # Blocks of 4 × 8, of which the last ones are partial.
     for name, shape in {"model.a": (10, 20), "model.stack": (2, 8, 16)}.items():
         codes = RNG.normal(0, 30, shape).astype(FP8)
         blocks = (*shape[:-2], -(-shape[-2] // 4), -(-shape[-1] // 8))
@@ -54,7 +54,7 @@ def pack(codes, axis, order=range(8)):
     words = np.zeros(groups.shape[:-1], dtype=np.uint32)
     for nibble, which in enumerate(order):
         words |= groups[..., which] << np.uint32(4 * nibble)
-    # What is written is memory as it lies.
+    # save_file writes the memory as it is, so the array must be contiguous.
     return np.ascontiguousarray(np.moveaxis(words, -1, axis).astype(np.int32))
 
 

@@ -1,7 +1,7 @@
-"""Makes fixtures/tiny from a golden model: the same weights as F16, which holds them exactly, a chat
-template, and the two shorter of PyTorch's references.
+"""Make fixtures/tiny from a golden model: its weights as F16, which is exact, a chat template, and the two shorter
+PyTorch references.
 
-Run with `pip install gguf safetensors` and the folder of the golden model; the result is checked in.
+Run with `pip install gguf safetensors` and the directory of the golden model; the result is checked in.
 """
 
 import pathlib

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compare files made by `oxidize quantize` with those of llama.cpp's quantiser: divergence from the source, and time.
+"""Compare `oxidize quantize` with llama.cpp's quantizer: KL divergence from the source, and time.
 
     quantize_peers.py SOURCE.gguf --text FILE [--imatrix FILE] [--types Q4_K_M,IQ3_S] [--draws 4]
 
-Both files are run by oxidize, over the same text. On small models the divergence of one file scatters by a tenth: which
-weights happen to be rounded up decides. With --draws N, N further sources are made, each weight off by 2 % at random, far
-less than the error of any type below eight bits, and the mean of their ratios says which quantiser is better.
+oxidize evaluates both files on the same text. On small models, the KL divergence of one file varies by about 10%,
+depending on the rounding of single weights. With --draws N, N further sources are made by random changes of 2% to each
+weight, far less than the error of any type below eight bits, and the mean ratio shows which quantizer is better.
 """
 
 import argparse
@@ -26,7 +26,7 @@ TYPES = (
 
 
 def perturbed(source: Path, to: Path, seed: int) -> None:
-    """A copy of a model of floats with each matrix element off by about 2 %."""
+    """Copies a model of floats with random changes of about 2% to each matrix element."""
     import numpy
     from gguf import GGUFReader
 
@@ -43,17 +43,17 @@ def perturbed(source: Path, to: Path, seed: int) -> None:
 
 
 class Bench:
-    def __init__(self, args: argparse.Namespace, folder: Path):
-        self.args, self.folder = args, folder
+    def __init__(self, args: argparse.Namespace, directory: Path):
+        self.args, self.directory = args, directory
 
-    def divergence(self, file: Path) -> float:
+    def kl_divergence(self, file: Path) -> float:
         a = self.args
         command = [a.oxidize, "compare", a.source, file, "-f", a.text, "-c", str(a.ctx), "--chunks", str(a.chunks), "--json"]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["mean_kl"]
 
     def make(self, ours: bool, source: Path, kind: str, imatrix: bool) -> tuple[float, float] | None:
-        """The divergence of a file and the seconds it took to make; none where the type is refused."""
-        out = self.folder / "made.gguf"
+        """KL divergence of a quantized file and the seconds that quantizing took; `None` if the type is not supported."""
+        out = self.directory / "made.gguf"
         out.unlink(missing_ok=True)
         flags = ["--imatrix", self.args.imatrix] if imatrix else []
         threads = str(self.args.threads)
@@ -64,8 +64,8 @@ class Bench:
         )
         start = time.perf_counter()
         done = subprocess.run(command, capture_output=True)
-        took = time.perf_counter() - start
-        return (self.divergence(out), took) if done.returncode == 0 else None
+        elapsed = time.perf_counter() - start
+        return (self.kl_divergence(out), elapsed) if done.returncode == 0 else None
 
     def row(self, kind: str, imatrix: bool) -> str | None:
         source = Path(self.args.source)
@@ -75,7 +75,7 @@ class Bench:
         (a, time_a), (b, time_b) = made
         ratios = []
         for draw in range(self.args.draws):
-            other = self.folder / "other.gguf"
+            other = self.directory / "other.gguf"
             perturbed(source, other, draw)
             x, y = (self.make(ours, other, kind, imatrix)[0] for ours in (True, False))
             ratios.append(x / y)
@@ -95,17 +95,17 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=256)
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--ours", default="", help="more flags for oxidize quantize, such as --ours=--calibrate")
+    parser.add_argument("--ours", default="", help="further flags of oxidize quantize, such as --ours=--calibrate")
     parser.add_argument("--oxidize", default="target/release/oxidize")
     parser.add_argument("--llama-quantize", default=os.environ.get("LLAMA_QUANTIZE") or shutil.which("llama-quantize"))
     args = parser.parse_args()
     if not args.llama_quantize:
-        sys.exit("no llama-quantize: name it with --llama-quantize or LLAMA_QUANTIZE")
+        sys.exit("llama-quantize not found; set --llama-quantize or LLAMA_QUANTIZE")
 
-    head = ["mix", "importance", "oxidize", "llama.cpp", "ratio"] + ["ratio, mean"] * bool(args.draws) + ["time, llama.cpp ÷ oxidize"]
+    head = ["type", "imatrix", "oxidize", "llama.cpp", "ratio"] + ["ratio, mean"] * bool(args.draws) + ["time, llama.cpp ÷ oxidize"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * 2 + "---:|" * (len(head) - 2), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(args, Path(directory))
         for kind in args.types.split(","):
             for imatrix in (False, True) if args.imatrix else (False,):
                 if row := bench.row(kind, imatrix):

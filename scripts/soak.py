@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Put a server under the load that breaks servers, and check that it holds.
+"""Soak test of the server.
 
     soak.py --oxidize target/release/oxidize [--requests 20000] [--clients 64]
 
-Streams with clients that leave, a thousand connections against eight slots, clients that do not read, malformed
-requests, SIGTERM in the middle of it. A tiny model on 127.0.0.1; ends with 1 where a bar is missed.
+Runs a tiny model on 127.0.0.1 and tests streams with clients that disconnect, a thousand connections to eight slots,
+clients that do not read, malformed requests, and SIGTERM during requests. Exits with 1 if a check fails.
 """
 
 import argparse
@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Checks:
-    """What was checked, and whether all was well."""
+    """Prints the result of each check and counts the failures."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -44,8 +44,8 @@ def percentile(values: list[float], p: float) -> float:
     return sorted(values)[min(len(values) - 1, int(p * len(values)))]
 
 
-async def leavers(server: Server, check: Checks, requests: int, clients: int) -> None:
-    print(f"{requests} streams of {clients} clients, a fifth of which leave early")
+async def disconnecting_clients(server: Server, check: Checks, requests: int, clients: int) -> None:
+    print(f"{requests} streams of {clients} clients; a fifth of them disconnect early")
     rng = random.Random(1)
     left = requests
     statuses: dict[int, int] = {}
@@ -68,21 +68,21 @@ async def leavers(server: Server, check: Checks, requests: int, clients: int) ->
 
     start = time.time()
     await asyncio.gather(*(client() for _ in range(clients)))
-    took = time.time() - start
+    elapsed = time.time() - start
     await asyncio.sleep(0.5)
     metrics = server.metrics()
-    # The allocator's arenas grow for a while and then stay, what leaks goes on. Means: a moment's buffers come and go.
+    # The allocator's arenas grow at first; only a leak keeps growing. Means even out temporary buffers.
     fifth = len(memory) // 5
     before, after = statistics.mean(memory[-2 * fifth:-fifth]), statistics.mean(memory[-fifth:])
     curve = " ".join(f"{bytes / 1e6:.1f}" for bytes in memory[9::10])
-    print(f"  {requests / took:.0f} requests/s, {gone} left early; memory {curve} MB, {100 * (after / before - 1):+.2f}% in the last fifth")
-    check(set(statuses) == {200}, f"every answer was good: {statuses}")
-    check(gone > requests // 10, "clients left")
-    check(metrics["oxidize_running"] + metrics["oxidize_queued"] + metrics["oxidize_used_blocks"] == 0, "no block leaked, nothing runs")
-    check(after < before * 1.02, "memory drifted by less than 2%")
+    print(f"  {requests / elapsed:.0f} requests/s, {gone} disconnected early; memory {curve} MB, {100 * (after / before - 1):+.2f}% in the last fifth")
+    check(set(statuses) == {200}, f"every request was answered: {statuses}")
+    check(gone > requests // 10, "clients disconnected")
+    check(metrics["oxidize_running"] + metrics["oxidize_queued"] + metrics["oxidize_used_blocks"] == 0, "no block leaked, and no request is running")
+    check(after < before * 1.02, "memory grew by less than 2%")
 
 
-async def crowd(server: Server, check: Checks, connections: int) -> None:
+async def many_connections(server: Server, check: Checks, connections: int) -> None:
     print(f"{connections} connections at once")
     rng = random.Random(2)
     done = False
@@ -94,7 +94,7 @@ async def crowd(server: Server, check: Checks, connections: int) -> None:
             await asyncio.sleep(0.05)
 
     probing = asyncio.create_task(probe())
-    # In waves: this side is one thread of Python, and its own queueing is not the server's.
+    # In waves, because this client is a single Python thread, whose queueing must not count as the server's.
     answers = []
     for wave in range(0, connections, 50):
         tasks = [asyncio.create_task(ask("127.0.0.1", server.port, CHAT, question(rng, 400))) for _ in range(50)]
@@ -105,7 +105,7 @@ async def crowd(server: Server, check: Checks, connections: int) -> None:
     await probing
     refused = [answer for answer in results if answer.status == 429]
     times = [answer.seconds for answer in refused]
-    check({answer.status for answer in results} <= {200, 429}, f"{len(results) - len(refused)} answered, {len(refused)} told to come back")
+    check({answer.status for answer in results} <= {200, 429}, f"{len(results) - len(refused)} answered, {len(refused)} rejected with 429")
     check(bool(refused) and all(int(answer.headers.get("retry-after", 0)) >= 1 for answer in refused), "each with Retry-After")
     if times:
         print(f"  429 after {1e3 * statistics.median(times):.1f} ms (p50), {1e3 * percentile(times, 0.99):.1f} ms (p99)")
@@ -114,7 +114,7 @@ async def crowd(server: Server, check: Checks, connections: int) -> None:
     check(percentile(health, 0.95) < 0.1, "/health in under 100 ms")
 
 
-async def sleepers(server: Server, check: Checks, patience: float) -> None:
+async def stalled_clients(server: Server, check: Checks, io_timeout: float) -> None:
     print("clients that do not read")
     body = question(random.Random(3), 1500)
     body |= {"n": 8, "logprobs": True, "top_logprobs": 20}
@@ -125,17 +125,17 @@ async def sleepers(server: Server, check: Checks, patience: float) -> None:
         data = json.dumps(body).encode()
         s.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         sockets.append(s)
-    deadline = time.time() + 6 * patience + 60
+    deadline = time.time() + 6 * io_timeout + 60
     while time.time() < deadline and server.metrics()["oxidize_cut_off_total"] < before + 4:
         await asyncio.sleep(0.2)
-    check(server.metrics()["oxidize_cut_off_total"] == before + 4, "all were cut off")
+    check(server.metrics()["oxidize_cut_off_total"] == before + 4, "all were disconnected")
     for s in sockets:
         s.close()
     await asyncio.sleep(0.5)
-    check(server.metrics()["oxidize_used_blocks"] == 0, "and hold nothing")
+    check(server.metrics()["oxidize_used_blocks"] == 0, "and their blocks were freed")
 
 
-async def junk(server: Server, check: Checks, count: int) -> None:
+async def malformed_requests(server: Server, check: Checks, count: int) -> None:
     print(f"{count} malformed requests")
     rng = random.Random(4)
     good = b'{"messages":[{"role":"user","content":"hello"}],"max_tokens":2}'
@@ -158,19 +158,19 @@ async def junk(server: Server, check: Checks, count: int) -> None:
             pass
         finally:
             writer.close()
-    check(worst < 500, f"the worst answer was {worst}")
+    check(worst < 500, f"the highest status was {worst}")
 
 
-async def stopped(server: Server, check: Checks) -> None:
-    print("SIGTERM while answers are written")
+async def stop_during_requests(server: Server, check: Checks) -> None:
+    print("SIGTERM during requests")
     rng = random.Random(5)
     tasks = [asyncio.create_task(ask("127.0.0.1", server.port, CHAT, question(rng, 300))) for _ in range(8)]
     while server.metrics()["oxidize_running"] < 8:
         await asyncio.sleep(0.01)
     code = asyncio.get_running_loop().run_in_executor(None, server.stop, signal.SIGTERM)
     answers = await asyncio.gather(*tasks)
-    check(all(b"[DONE]" in answer.body for answer in answers), "every answer came to its end")
-    check(await code == 0, "the server ended with 0")
+    check(all(b"[DONE]" in answer.body for answer in answers), "every answer was complete")
+    check(await code == 0, "the server exited with 0")
 
 
 def main() -> int:
@@ -181,34 +181,34 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--malformed", type=int, default=2000)
     parser.add_argument("--port", type=int, default=18090)
-    parser.add_argument("--folder", type=Path, default=Path("target/soak"))
+    parser.add_argument("--directory", type=Path, default=Path("target/soak"))
     options = parser.parse_args()
-    # Ended from outside, the servers end, too.
+    # On SIGTERM, the servers are stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    options.folder.mkdir(parents=True, exist_ok=True)
-    model = options.folder / "tiny.gguf"
+    options.directory.mkdir(parents=True, exist_ok=True)
+    model = options.directory / "tiny.gguf"
     subprocess.run([options.oxidize, "synth", "-o", model, "--shape", "tiny", "--type", "Q8_0"], check=True, stdout=subprocess.DEVNULL)
-    patience = 2
+    io_timeout = 2
     check = Checks()
 
     def start(*args: str) -> Server:
         server = Server([str(options.oxidize), "serve", str(model), "--port", str(options.port), "--log", "warn", *args],
-                        options.port, options.folder / "server.log")
+                        options.port, options.directory / "server.log")
         server.wait_ready()
         return server
 
-    # A small cache, so that all of it has been used long before memory is compared.
-    server = start("--parallel", "64", "--queue", "256", "--cache-tokens", "16384", "--io-timeout", str(patience))
+    # A small cache, so that all of it is in use long before memory is compared.
+    server = start("--parallel", "64", "--queue", "256", "--cache-tokens", "16384", "--io-timeout", str(io_timeout))
     try:
-        asyncio.run(leavers(server, check, options.requests, options.clients))
-        asyncio.run(sleepers(server, check, patience))
-        asyncio.run(junk(server, check, options.malformed))
-        asyncio.run(stopped(server, check))
+        asyncio.run(disconnecting_clients(server, check, options.requests, options.clients))
+        asyncio.run(stalled_clients(server, check, io_timeout))
+        asyncio.run(malformed_requests(server, check, options.malformed))
+        asyncio.run(stop_during_requests(server, check))
         server = start("--parallel", "8", "--queue", "8")
-        asyncio.run(crowd(server, check, options.connections))
+        asyncio.run(many_connections(server, check, options.connections))
     finally:
         server.stop(signal.SIGKILL)
-    print("FAILED" if check.failed else "all well")
+    print("FAILED" if check.failed else "passed")
     return 1 if check.failed else 0
 
 

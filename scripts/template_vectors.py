@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Renders every chat template of the test cache with Jinja2, set up as Hugging Face's
-apply_chat_template does, and writes what it gave as vectors for the Rust tests.
+"""Render every chat template of the test cache with Jinja2, configured like Hugging Face's
+apply_chat_template, and write the results as test vectors.
 
     scripts/template_vectors.py [CACHE]                  needs: jinja2
     scripts/template_vectors.py --refresh FILE.json …
@@ -184,7 +184,7 @@ CASES = {
 def render(env, source, variables):
     try:
         return {"expected": env.from_string(source).render(**variables)}
-    except Exception as error:  # whatever Python raises, the template refuses this conversation
+    except Exception as error:  # any exception means that the template rejects this conversation
         return {"error": f"{type(error).__name__}: {error}"}
 
 

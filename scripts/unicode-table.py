@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write crates/oxidize-core/src/tokenizer/unicode_table.rs.
 
-Needs the `regex` package at the version below: it carries Unicode 16, the version that the
+Needs the `regex` package in the version below: it contains Unicode 16, the version with which the
 reference `tokenizers` library matches \\p{L}, \\p{N}, … with, so the two agree on every character.
 
     pip install regex==2024.11.6 && scripts/unicode-table.py
@@ -17,7 +17,7 @@ WANTED = "2024.11.6"
 TARGET = pathlib.Path(__file__).parent.parent / "crates/oxidize-core/src/tokenizer/unicode_table.rs"
 BLOCK = 256
 
-# The order is that of the constants in unicode.rs.
+# In the order of the constants in unicode.rs.
 FLAGS = [
     r"[\p{Lu}\p{Lt}]",
     r"\p{Ll}",
@@ -38,7 +38,7 @@ FLAGS = [
 def main():
     found = importlib.metadata.version("regex")
     if found != WANTED:
-        sys.exit(f"regex {WANTED} is needed, {found} found")
+        sys.exit(f"regex {WANTED} is required, found {found}")
     flags = [0] * 0x110000
     text = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     for bit, pattern in enumerate(FLAGS):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Validate answers against their schemas with the jsonschema package.
+"""Validate JSON texts against their schemas with the jsonschema package.
 
 Reads lines of JSON on standard input, each `{"schema": …, "texts": ["…", …]}`, and prints one line for each
-text that is no JSON or does not fit, with the reason. Called by the tests of grammars.
+text that is not JSON or not valid, with the reason. The grammar tests call this script.
 """
 
 import json
@@ -13,7 +13,7 @@ import jsonschema
 
 
 def is_exact_multiple(error: jsonschema.ValidationError) -> bool:
-    """Whether a number is a multiple after all: the package divides binary floats, which decimals are not."""
+    """True if a number is a multiple in decimal arithmetic; the package divides binary floats, which is inexact."""
     if error.validator != "multipleOf":
         return False
     number, divisor = (Decimal(json.dumps(value)) for value in (error.instance, error.validator_value))
