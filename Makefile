@@ -24,7 +24,7 @@ BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint check-docs check-words docs \
 	book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
-	check-imatrix package clean
+	check-imatrix publish-check package clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +38,10 @@ demo: ## fetch a small model, build, and ask it PROMPT
 	$(CARGO) build --profile demo -p oxidize-cli
 	$(CARGO) run --profile demo --quiet -p oxidize-cli -- run "$(DEMO_MODEL)" "$(PROMPT)"
 
+# The second time without the feature `unstable`, which the other crates of the workspace enable.
 test: setup ## run all tests
 	$(CARGO) test --workspace
+	$(CARGO) test -p oxidize
 
 test-models: ## run all tests, those on larger models too (another 2.1 GB)
 	@scripts/setup --models
@@ -143,6 +145,9 @@ check-neon: ## run the kernels' tests and every op for aarch64, emulated by qemu
 
 check-wasm: ## run the kernels' tests for WebAssembly's SIMD, in Node
 	scripts/check-isa wasm
+
+publish-check: ## pack every crate as for the registry, without uploading
+	$(CARGO) publish --workspace --dry-run --no-verify --allow-dirty --quiet
 
 package: ## build the archive of a release for this machine, in target/package
 	scripts/package
