@@ -78,7 +78,7 @@ async def disconnecting_clients(server: Server, check: Checks, requests: int, cl
     print(f"  {requests / elapsed:.0f} requests/s, {gone} disconnected early; memory {curve} MB, {100 * (after / before - 1):+.2f}% in the last fifth")
     check(set(statuses) == {200}, f"every request was answered: {statuses}")
     check(gone > requests // 10, "clients disconnected")
-    check(metrics["oxidize_running"] + metrics["oxidize_queued"] + metrics["oxidize_used_blocks"] == 0, "no block leaked, and no request is running")
+    check(metrics["oxidize_requests_running"] + metrics["oxidize_requests_waiting"] + metrics["oxidize_used_blocks"] == 0, "no block leaked, and no request is running")
     check(after < before * 1.02, "memory grew by less than 2%")
 
 
@@ -118,7 +118,7 @@ async def stalled_clients(server: Server, check: Checks, io_timeout: float) -> N
     print("clients that do not read")
     body = question(random.Random(3), 1500)
     body |= {"n": 8, "logprobs": True, "top_logprobs": 20}
-    before = server.metrics()["oxidize_cut_off_total"]
+    before = server.metrics()["oxidize_stalled_clients_total"]
     sockets = []
     for _ in range(4):
         s = socket.create_connection(("127.0.0.1", server.port))
@@ -126,9 +126,9 @@ async def stalled_clients(server: Server, check: Checks, io_timeout: float) -> N
         s.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         sockets.append(s)
     deadline = time.time() + 6 * io_timeout + 60
-    while time.time() < deadline and server.metrics()["oxidize_cut_off_total"] < before + 4:
+    while time.time() < deadline and server.metrics()["oxidize_stalled_clients_total"] < before + 4:
         await asyncio.sleep(0.2)
-    check(server.metrics()["oxidize_cut_off_total"] == before + 4, "all were disconnected")
+    check(server.metrics()["oxidize_stalled_clients_total"] == before + 4, "all were disconnected")
     for s in sockets:
         s.close()
     await asyncio.sleep(0.5)
@@ -165,7 +165,7 @@ async def stop_during_requests(server: Server, check: Checks) -> None:
     print("SIGTERM during requests")
     rng = random.Random(5)
     tasks = [asyncio.create_task(ask("127.0.0.1", server.port, CHAT, question(rng, 300))) for _ in range(8)]
-    while server.metrics()["oxidize_running"] < 8:
+    while server.metrics()["oxidize_requests_running"] < 8:
         await asyncio.sleep(0.01)
     code = asyncio.get_running_loop().run_in_executor(None, server.stop, signal.SIGTERM)
     answers = await asyncio.gather(*tasks)

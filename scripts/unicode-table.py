@@ -69,7 +69,7 @@ def main():
 pub(super) static CLASSES: [u16; {len(classes)}] = [
 {rows(classes)}];
 
-/// Which block of [`BLOCKS`] holds code points `256 * i ..`.
+/// Index of the block of [`BLOCKS`] with the code points `256 * i ..`.
 #[rustfmt::skip]
 pub(super) static BLOCK_OF: [u8; {len(index)}] = [
 {rows(index)}];

@@ -2,8 +2,8 @@
 //! oxidize-core runs the same functions on the stored corpus.
 
 use oxidize_core::chat::{
-    Answer, AnswerFormat, AnswerOptions, AnswerParser, ChatInput, ChatOptions, ChatTemplate,
-    Message,
+    ChatInput, ChatOptions, ChatTemplate, Message, MessageFormat, MessageParser,
+    MessageParserOptions, ParsedMessage,
 };
 use oxidize_core::grammar::{Grammar, Grammars};
 use oxidize_core::tokenizer::{ModelSpec, StringTable, TokenKind, Tokenizer, VocabSpec};
@@ -54,13 +54,13 @@ pub fn template(data: &[u8]) {
     // A template that exceeds the limits is an error.
     if let Ok(text) = rendered {
         assert!(text.len() <= MAX_OUTPUT);
-        AnswerFormat::of(&template);
+        MessageFormat::of(&template);
     }
 }
 
 /// Parses an answer in the format of some family at once and in pieces, with the same result.
 pub fn answer(data: &[u8]) {
-    static FORMATS: OnceLock<Vec<AnswerFormat>> = OnceLock::new();
+    static FORMATS: OnceLock<Vec<MessageFormat>> = OnceLock::new();
     let formats = FORMATS.get_or_init(|| {
         let sources = [
             "<tool_call>{}</tool_call><think></think>",
@@ -74,7 +74,7 @@ pub fn answer(data: &[u8]) {
         ];
         let format = |source: &&str| {
             let template = ChatTemplate::new(source, ChatOptions::default());
-            AnswerFormat::of(&template.expect("a text is a template"))
+            MessageFormat::of(&template.expect("a text is a template"))
         };
         sources.iter().map(format).collect()
     });
@@ -88,16 +88,16 @@ pub fn answer(data: &[u8]) {
     let tools = serde_json::json!([{"type": "function", "function": {
         "name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}
     }}]);
-    let options = AnswerOptions {
+    let options = MessageParserOptions {
         reasoning: choice & 1 == 0,
         tools: Some(&tools).filter(|_| choice & 2 == 0),
         prompt: "",
         stream_calls: choice & 4 != 0,
     };
-    let whole = Answer::parse(format, &options, &text);
+    let whole = ParsedMessage::parse(format, &options, &text);
     assert!(whole.content.len() + whole.reasoning.len() <= text.len());
-    let mut parser = AnswerParser::new(format, &options);
-    let mut pieces = Answer::default();
+    let mut parser = MessageParser::new(format, &options);
+    let mut pieces = ParsedMessage::default();
     for character in text.chars() {
         let mut piece = [0; 4];
         pieces.extend(parser.push(character.encode_utf8(&mut piece)));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::engine::{BeamAnswer, BeamParams, Request, beam_search};
+use oxidize_core::engine::{BeamParams, BeamSequence, Request, beam_search};
 use oxidize_core::model::Model;
 
 use crate::model_args::ModelArgs;
@@ -39,7 +39,7 @@ impl BeamArgs {
         models: &ModelArgs,
         request: &Request,
         go_on: impl FnMut() -> bool,
-    ) -> anyhow::Result<Vec<BeamAnswer>> {
+    ) -> anyhow::Result<Vec<BeamSequence>> {
         let params = BeamParams {
             beams: self.beams.unwrap_or(1),
             length_penalty: self.length_penalty.unwrap_or(1.0),

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use oxidize_core::Error;
 use oxidize_core::chat::{ChatOptions, ChatTemplate, Conversation, Message};
-use oxidize_core::engine::{EngineError, FinishReason, Finished};
+use oxidize_core::engine::{Completion, EngineError, FinishReason};
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingError;
 
@@ -110,7 +110,7 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
 
 /// Number of computed prompt tokens, and of tokens timed in the generation phase: the first generated token
 /// is part of the prompt phase.
-fn measured(finished: &Finished) -> (usize, usize) {
+fn measured(finished: &Completion) -> (usize, usize) {
     (
         finished.prompt_tokens - finished.cached_tokens,
         finished.generated_tokens.saturating_sub(1),
@@ -118,7 +118,7 @@ fn measured(finished: &Finished) -> (usize, usize) {
 }
 
 /// Timings for JSON output, with the field names of llama-server.
-pub(crate) fn timings_json(finished: &Finished) -> serde_json::Value {
+pub(crate) fn timings_json(finished: &Completion) -> serde_json::Value {
     let (prompt, generated) = measured(finished);
     let (prompt_s, generation_s) = (
         finished.timings.prompt.as_secs_f64(),
@@ -140,7 +140,7 @@ pub(crate) fn timings_json(finished: &Finished) -> serde_json::Value {
 }
 
 /// Speed as one line of text.
-pub(crate) fn speed(finished: &Finished) -> String {
+pub(crate) fn speed(finished: &Completion) -> String {
     let (prompt, generated) = measured(finished);
     let cached = match finished.cached_tokens {
         0 => String::new(),

@@ -20,7 +20,7 @@ use oxidize_server::config::{REPACK_ALIAS, repack_default};
 use crate::args::threads;
 use crate::console::status;
 use crate::load_quant::{LoadQuantArgs, load_importance};
-use crate::progress::Meter;
+use crate::progress::ProgressReporter;
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
 
@@ -199,11 +199,11 @@ impl ModelArgs {
         let importance = load_importance(imatrix.as_deref())?;
         let mut workers = Workers::default();
         workers.threads = self.threads.unwrap_or(workers.threads).max(1);
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let file = quantized(&file, recipe, importance.as_ref(), &workers, |at| {
-            meter.show(at);
+            progress.show(at);
         });
-        meter.finish();
+        progress.finish();
         Ok(file?)
     }
 

@@ -19,16 +19,16 @@ pub(crate) enum Unit {
 }
 
 /// Shows progress. Several threads may report to it.
-pub(crate) struct Meter {
+pub(crate) struct ProgressReporter {
     bar: Option<ProgressBar>,
     lines: Mutex<Lines>,
 }
 
-impl Meter {
-    /// Creates a meter that shows nothing yet.
-    pub(crate) fn new() -> Meter {
+impl ProgressReporter {
+    /// Creates a progress that shows nothing yet.
+    pub(crate) fn new() -> ProgressReporter {
         let bar = std::io::stderr().is_terminal();
-        Meter {
+        ProgressReporter {
             bar: bar.then(|| ProgressBar::new(0)),
             lines: Mutex::new(Lines::new(Instant::now())),
         }
@@ -84,9 +84,9 @@ impl Meter {
     }
 }
 
-impl Default for Meter {
-    fn default() -> Meter {
-        Meter::new()
+impl Default for ProgressReporter {
+    fn default() -> ProgressReporter {
+        ProgressReporter::new()
     }
 }
 

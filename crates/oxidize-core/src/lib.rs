@@ -56,7 +56,7 @@
 //! # Streams
 //!
 //! A [`TokenStream`] is an [`Iterator`] and a `futures` stream of tokens. Dropping it cancels the request. At the end,
-//! [`TokenStream::finished`] tells the finish reason, token counts and timings.
+//! [`TokenStream::completion`] tells the finish reason, token counts and timings.
 //!
 //! # Prefix cache
 //!
@@ -171,11 +171,12 @@ pub use model::lora;
 
 pub use backend::RepackLimit;
 pub use chat::{
-    Answer, ChatOptions, ChatTemplate, Content, Conversation, FunctionCall, Message, ToolCall,
+    ChatOptions, ChatTemplate, Content, Conversation, FunctionCall, Message, ParsedMessage,
+    ToolCall,
 };
 pub use embedding::{Embedder, EmbedderConfig, Pooling};
 pub use engine::{
-    DiskCache, Engine, EngineConfig, FinishReason, Finished, Prompt, Request, Timings, Token,
+    Completion, DiskCache, Engine, EngineConfig, FinishReason, Prompt, Request, Timings, Token,
     TokenStream,
 };
 pub use error::{Error, Result};

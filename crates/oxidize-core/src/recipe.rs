@@ -21,7 +21,7 @@ pub struct QuantRecipe {
 }
 
 /// Type of the matrices of a role in some layers. The first rule that matches applies.
-type Rule = (TensorRole, Where, TensorType);
+type Rule = (TensorRole, LayerFilter, TensorType);
 
 /// Properties of a model that recipes depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct ModelInfo {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Where {
+enum LayerFilter {
     Always,
     /// Models with at least four query heads per key and value head.
     SharedHeads,
@@ -61,7 +61,7 @@ enum Where {
     /// All layers but the first and the last eighth.
     Middle,
 }
-use Where::*;
+use LayerFilter::*;
 
 /// All recipes.
 pub static RECIPES: &[QuantRecipe] = &[
@@ -381,7 +381,7 @@ impl QuantRecipe {
     }
 }
 
-impl Where {
+impl LayerFilter {
     fn contains(self, layer: usize, info: &ModelInfo) -> bool {
         let n = info.n_layers;
         let edge = layer < n / 8 || layer >= 7 * n / 8;

@@ -7,7 +7,7 @@ use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Batch, KvType, SeqSlice, SessionConfig};
 use oxidize_core::engine::{
-    BeamAnswer, BeamParams, Engine, EngineConfig, EngineError, FinishReason, Request, beam_search,
+    BeamParams, BeamSequence, Engine, EngineConfig, EngineError, FinishReason, Request, beam_search,
 };
 use oxidize_core::grammar::Grammar;
 use oxidize_core::kv::BlockId;
@@ -34,7 +34,7 @@ fn request(tokens: &[u32], max_tokens: usize) -> Request {
     }
 }
 
-fn search(model: &Model, request: &Request, beams: usize) -> Result<Vec<BeamAnswer>, Error> {
+fn search(model: &Model, request: &Request, beams: usize) -> Result<Vec<BeamSequence>, Error> {
     let params = BeamParams {
         beams,
         length_penalty: 1.0,

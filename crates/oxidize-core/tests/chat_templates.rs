@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use oxidize_core::chat::{
-    Answer, AnswerFormat, AnswerOptions, ChatError, ChatInput, ChatOptions, ChatTemplate, Message,
+    ChatError, ChatInput, ChatOptions, ChatTemplate, Message, MessageFormat, MessageParserOptions,
+    ParsedMessage,
 };
 use serde_json::{Value as Json, json};
 
@@ -135,13 +136,13 @@ fn call_round_trip(path: &Path) -> Result<bool, String> {
     let turn = turn.strip_suffix("<|eot_id|>").unwrap_or(turn);
     // The Harmony parser starts where the prompt ends.
     let turn = turn.strip_prefix("<|start|>assistant").unwrap_or(turn);
-    let answer_options = AnswerOptions {
+    let answer_options = MessageParserOptions {
         reasoning: true,
         tools: Some(&tools),
         prompt: &prompt,
-        ..AnswerOptions::default()
+        ..MessageParserOptions::default()
     };
-    let answer = Answer::parse(&AnswerFormat::of(&template), &answer_options, turn);
+    let answer = ParsedMessage::parse(&MessageFormat::of(&template), &answer_options, turn);
     match answer.tool_calls.as_slice() {
         [call] if call.function.name == "weather" && call.function.arguments == arguments => {
             Ok(true)

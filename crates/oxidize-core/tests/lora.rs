@@ -574,7 +574,7 @@ fn requests_have_their_own_scales() {
     };
     let read = |mut stream: oxidize_core::engine::TokenStream| {
         let ids: Vec<u32> = stream.by_ref().map(|token| token.unwrap().id).collect();
-        (ids, stream.finished().unwrap().cached_tokens)
+        (ids, stream.completion().unwrap().cached_tokens)
     };
     let scales = [
         None,

@@ -106,7 +106,10 @@ fn assert_same(with: &Answer, without: &Answer, what: &str) {
     }
     assert_eq!(with.tokens.len(), without.tokens.len(), "{what}");
     assert_eq!(with.text, without.text, "{what}");
-    assert_eq!(with.finished.reason, without.finished.reason, "{what}");
+    assert_eq!(
+        with.completion.finish_reason, without.completion.finish_reason,
+        "{what}"
+    );
 }
 
 #[test]
@@ -123,8 +126,8 @@ fn drafts_do_not_change_answers() {
                     let with = ask(&engine, &request);
                     let what = format!("{name}, {max_tokens} at a time, temperature {temperature}");
                     assert_same(&with, &ask(&plain, &request), &what);
-                    drafts.0 += with.finished.drafts.drafted;
-                    drafts.1 += with.finished.drafts.accepted;
+                    drafts.0 += with.completion.drafts.drafted;
+                    drafts.1 += with.completion.drafts.accepted;
                 }
             }
             println!(
@@ -142,7 +145,7 @@ fn accepted_drafts_save_steps() {
     let model = tiny::model();
     let engine = start(&model, always(DraftSource::Model(model.clone()), 8));
     let answer = ask(&engine, &request(prompt(3, 20), 0.0, 101));
-    let drafts = answer.finished.drafts;
+    let drafts = answer.completion.drafts;
     assert_eq!(drafts.accepted, drafts.drafted);
     assert_eq!(drafts.acceptance(), Some(1.0));
     // The statistics are updated after the answer is sent.
@@ -159,7 +162,7 @@ fn accepted_drafts_save_steps() {
         ..request(prompt(3, 20), 0.0, 101)
     };
     let without = ask(&engine, &none);
-    assert_eq!(without.finished.drafts.drafted, 0);
+    assert_eq!(without.completion.drafts.drafted, 0);
     assert_same(&without, &answer, "without drafts");
 }
 
@@ -239,7 +242,7 @@ fn drafting_stops_when_it_does_not_save_time() {
             &ask(&plain, &request),
             "drafting may stop at any time",
         );
-        drafted += with.finished.drafts.drafted;
+        drafted += with.completion.drafts.drafted;
         always_drafted += ask(&always_drafting, &request).finished.drafts.drafted;
     }
     assert!(
@@ -331,8 +334,8 @@ fn recurrent_models_answer_the_same_with_drafts() {
                 let with = ask(&engine, &request);
                 let what = format!("{name}, {max_tokens} at a time, temperature {temperature}");
                 assert_same(&with, &ask(&plain, &request), &what);
-                drafts.0 += with.finished.drafts.drafted;
-                drafts.1 += with.finished.drafts.accepted;
+                drafts.0 += with.completion.drafts.drafted;
+                drafts.1 += with.completion.drafts.accepted;
             }
             assert_eq!(engine.stats().used_blocks, 0, "{name}");
         }
@@ -378,7 +381,7 @@ fn compare(model: Option<Model>, draft: Option<Model>) {
                     &ask(&plain, &request),
                     &format!("{source:?}: {text:?}"),
                 );
-                drafts += with.finished.drafts.accepted;
+                drafts += with.completion.drafts.accepted;
             }
         }
         assert!(drafts > 0, "{source:?}");

@@ -16,8 +16,8 @@ use crate::evaluate::{
     Chunks, Evaluator, Settings, check_chunk_args, check_predicts, chunk_size, logits_not_finite,
     pieces,
 };
+use crate::plural::count;
 use crate::text::Text;
-use crate::wording::count;
 
 /// Comparison of a model's predictions with those of a reference model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

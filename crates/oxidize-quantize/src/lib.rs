@@ -22,6 +22,7 @@ pub mod lora;
 pub mod multiple_choice;
 pub mod output;
 pub mod plan;
+pub mod plural;
 pub mod quantize;
 pub mod report;
 pub mod sketch;
@@ -30,7 +31,6 @@ pub mod split;
 pub mod target;
 pub mod tensor;
 pub mod text;
-pub mod wording;
 pub mod workers;
 mod write_behind;
 

@@ -17,7 +17,6 @@ pub struct Report {
     /// Name of the source file or directory.
     pub source: String,
     /// Name of the quantization recipe.
-    #[serde(rename = "mix")]
     pub recipe: String,
     /// Bytes of the tensors.
     pub bytes: u64,

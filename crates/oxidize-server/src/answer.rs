@@ -1,6 +1,6 @@
 //! Parts of an answer that several APIs report: token counts, timings, finish reasons, log probabilities.
 
-use oxidize_core::engine::{self, Finished, Token};
+use oxidize_core::engine::{self, Completion, Token};
 use oxidize_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -30,7 +30,7 @@ pub struct PromptTokens {
 impl Usage {
     /// Adds an answer; `n` answers share a prompt, which is counted once.
     pub fn add(&mut self, end: &End, n: usize) {
-        let finished = &end.finished;
+        let finished = &end.completion;
         if end.choice.is_multiple_of(n.max(1)) {
             self.prompt_tokens += finished.prompt_tokens;
             self.prompt_tokens_details.cached_tokens += finished.cached_tokens;
@@ -72,7 +72,7 @@ pub struct Timings {
 
 impl Timings {
     /// Timings of a finished answer.
-    pub fn of(finished: &Finished) -> Timings {
+    pub fn of(finished: &Completion) -> Timings {
         let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
         let rate = |tokens: usize, ms: f64| {
             if ms > 0.0 {

@@ -20,7 +20,7 @@ pub struct Admission {
 
 /// Places that a request holds until it is dropped.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct Permit {
     admission: Arc<Admission>,
     places: usize,
     since: Instant,
@@ -38,14 +38,14 @@ impl Admission {
     }
 
     /// Takes `places` at once, or fails with the time after which to retry.
-    pub fn enter(self: &Arc<Admission>, places: usize) -> Result<Ticket, ApiError> {
+    pub fn enter(self: &Arc<Admission>, places: usize) -> Result<Permit, ApiError> {
         let taken = self
             .admitted
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |admitted| {
                 admitted.checked_add(places).filter(|&n| n <= self.limit)
             });
         match taken {
-            Ok(_) => Ok(Ticket {
+            Ok(_) => Ok(Permit {
                 admission: self.clone(),
                 places,
                 since: Instant::now(),
@@ -69,7 +69,7 @@ impl Admission {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.admission
             .admitted

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use oxidize_core::engine::Finished;
+use oxidize_core::engine::Completion;
 
 /// A counter.
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ pub struct Metrics {
     /// Requests without a valid API key.
     pub unauthorized: Counter,
     /// Requests refused because of a full queue or a rate limit.
-    pub turned_away: Counter,
+    pub rejected: Counter,
     /// Requests whose client disconnected.
     pub cancelled: Counter,
     /// Clients disconnected because they did not read.
@@ -114,7 +114,7 @@ impl Metrics {
         drop(responses);
         self.request_time.record(took);
         if status == 429 {
-            self.turned_away.increase();
+            self.rejected.increase();
         }
         if status == 500 {
             self.faults.increase();
@@ -122,7 +122,7 @@ impl Metrics {
     }
 
     /// Records a finished answer.
-    pub fn finished(&self, finished: &Finished) {
+    pub fn finished(&self, finished: &Completion) {
         let timings = &finished.timings;
         let us = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         self.prompt_tokens.add(finished.prompt_tokens as u64);
@@ -164,9 +164,9 @@ impl Metrics {
                 &self.unauthorized,
             ),
             (
-                "turned_away_total",
+                "rejected_total",
                 "Requests refused with status 429.",
-                &self.turned_away,
+                &self.rejected,
             ),
             (
                 "cancelled_total",
@@ -174,12 +174,12 @@ impl Metrics {
                 &self.cancelled,
             ),
             (
-                "cut_off_total",
+                "stalled_clients_total",
                 "Clients disconnected because they did not read.",
                 &self.cut_off,
             ),
             (
-                "faults_total",
+                "internal_errors_total",
                 "Requests that failed with status 500.",
                 &self.faults,
             ),
@@ -303,7 +303,7 @@ mod tests {
         metrics.response("/v1/chat/completions", 200, Duration::from_millis(20));
         metrics.response("/v1/chat/completions", 429, Duration::from_millis(1));
         let gauges = [Gauge {
-            name: "oxidize_running",
+            name: "oxidize_requests_running",
             help: "Running requests.",
             model: "a\"b".into(),
             value: 2.0,
@@ -311,11 +311,11 @@ mod tests {
         let text = metrics.render(&gauges);
         for line in [
             r#"oxidize_requests_total{endpoint="/v1/chat/completions",status="429"} 1"#,
-            "oxidize_turned_away_total 1",
+            "oxidize_rejected_total 1",
             r#"oxidize_response_seconds_bucket{le="0.025"} 2"#,
             r#"oxidize_response_seconds_bucket{le="0.01"} 1"#,
             "oxidize_response_seconds_count 2",
-            r#"oxidize_running{model="a\"b"} 2"#,
+            r#"oxidize_requests_running{model="a\"b"} 2"#,
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

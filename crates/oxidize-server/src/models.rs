@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oxidize_core::backend::{Backend, MemoryPlan};
-use oxidize_core::chat::{AnswerFormat, ChatOptions, ChatTemplate};
+use oxidize_core::chat::{ChatOptions, ChatTemplate, MessageFormat};
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::engine::{DiskCache, Engine, EngineConfig};
 use oxidize_core::file::{ModelFile, OpenOptions};
@@ -65,7 +65,7 @@ pub struct Loaded {
     /// Chat template: from the command line, the model's own, or ChatML.
     pub template: ChatTemplate,
     /// Markers of reasoning and tool calls in answers.
-    pub format: AnswerFormat,
+    pub format: MessageFormat,
     /// Sampling defaults of the model.
     pub defaults: SamplingParams,
     /// Admission control.
@@ -278,8 +278,12 @@ impl Registry {
         let loaded: Vec<Arc<Loaded>> = self.entries.iter().filter_map(|e| e.loaded()).collect();
         type Read = fn(&oxidize_core::scheduler::Stats) -> f64;
         let stats: [(&'static str, &'static str, Read); 10] = [
-            ("oxidize_running", "Running requests.", |s| s.running as f64),
-            ("oxidize_queued", "Queued requests.", |s| s.queued as f64),
+            ("oxidize_requests_running", "Running requests.", |s| {
+                s.running as f64
+            }),
+            ("oxidize_requests_waiting", "Queued requests.", |s| {
+                s.queued as f64
+            }),
             ("oxidize_free_blocks", "Free KV cache blocks.", |s| {
                 s.free_blocks as f64
             }),
@@ -390,7 +394,7 @@ impl Loader {
             .transpose()?;
         Ok(Loaded {
             name: spec.name.clone(),
-            format: AnswerFormat::of(&template),
+            format: MessageFormat::of(&template),
             template,
             defaults: model.sampling_defaults(),
             admission: Admission::new(config.max_sequences, self.args.limits.queue),

@@ -388,8 +388,8 @@ function showLive(now) {
   if (rates.length > 60) rates.shift();
   const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
   $("live-rate").textContent = rate.toFixed(rate < 10 ? 1 : 0);
-  $("live-running").textContent = now.oxidize_running ?? 0;
-  $("live-queued").textContent = now.oxidize_queued ?? 0;
+  $("live-running").textContent = now.oxidize_requests_running ?? 0;
+  $("live-queued").textContent = now.oxidize_requests_waiting ?? 0;
   $("live-cache").textContent = share(now.oxidize_cached_prompt_tokens_total, now.oxidize_prompt_tokens_total);
   const used = now.oxidize_used_blocks ?? 0;
   $("live-kv").textContent = share(used, used + (now.oxidize_cached_blocks ?? 0) + (now.oxidize_free_blocks ?? 0));

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             answer.push_str(&text);
         }
         println!();
-        if let Some(finished) = stream.finished() {
+        if let Some(finished) = stream.completion() {
             let (cached, prompt) = (finished.cached_tokens, finished.prompt_tokens);
             eprintln!("{cached} of {prompt} prompt tokens were cached");
         }

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .temperature(0.0)
             .max_tokens(128);
         let text = engine.submit(request.render_special())?.text()?;
-        let answer = engine.model().parse_answer(&conversation, &text)?;
+        let answer = engine.model().parse_message(&conversation, &text)?;
         if answer.tool_calls.is_empty() {
             println!("{}", answer.content);
             return Ok(());

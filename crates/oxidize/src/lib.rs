@@ -119,10 +119,10 @@
 //! The repository's `examples` directory has a program for each of these tasks, and for LoRA adapters and tools.
 
 pub use oxidize_core::{
-    Adapter, Answer, ChatOptions, ChatTemplate, Content, Conversation, DecodeOptions, DiskCache,
-    DraftCounts, DraftSource, DryParams, Embedder, EmbedderConfig, EncodeOptions, Engine,
-    EngineConfig, Error, FinishReason, Finished, FunctionCall, Grammar, KvType, Limits, Message,
-    MirostatMode, MirostatParams, Model, OpenOptions, Pooling, Progress, Prompt, RepackLimit,
-    Request, Result, SamplerKind, SamplingParams, Speculation, Timings, Token, TokenStream,
-    Tokenizer, ToolCall, error,
+    Adapter, ChatOptions, ChatTemplate, Completion, Content, Conversation, DecodeOptions,
+    DiskCache, DraftCounts, DraftSource, DryParams, Embedder, EmbedderConfig, EncodeOptions,
+    Engine, EngineConfig, Error, FinishReason, FunctionCall, Grammar, KvType, Limits, Message,
+    MirostatMode, MirostatParams, Model, OpenOptions, ParsedMessage, Pooling, Progress, Prompt,
+    RepackLimit, Request, Result, SamplerKind, SamplingParams, Speculation, Timings, Token,
+    TokenStream, Tokenizer, ToolCall, error,
 };

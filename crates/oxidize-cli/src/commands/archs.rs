@@ -17,7 +17,7 @@ pub(crate) struct Archs {
     /// Print only the names, one per line
     #[arg(long, conflicts_with = "json")]
     names: bool,
-    /// Print a JSON array of objects with name, hf_classes, outline and knobs, the properties that differ
+    /// Print a JSON array of objects with name, hf_classes, summary and properties, the properties that differ
     /// from the defaults
     #[arg(long)]
     json: bool,
@@ -72,17 +72,17 @@ fn list(archs: &[&Arch], out: &mut impl Write) -> io::Result<()> {
     let style::Styles { title, dim, .. } = style::for_stdout();
     let mut rows: Vec<Vec<String>> = Vec::with_capacity(archs.len() + 1);
     for arch in archs {
-        let outline = arch.outline();
+        let summary = arch.summary();
         let row = |name: &str, cells: [&str; 6], classes: &str| {
             let cells = cells.iter().map(|cell| cell.replace('_', "-"));
             let ends = (name.to_owned(), classes.to_owned());
             [ends.0].into_iter().chain(cells).chain([ends.1]).collect()
         };
         if rows.is_empty() {
-            let names = outline.parts().map(|(name, _)| name);
+            let names = summary.parts().map(|(name, _)| name);
             rows.push(row("name", names, "Hugging Face"));
         }
-        let words = outline.parts().map(|(_, words)| words);
+        let words = summary.parts().map(|(_, words)| words);
         rows.push(row(arch.name, words, &arch.hf_classes.join(", ")));
     }
     let n_columns = rows.first().map_or(0, Vec::len);
@@ -120,32 +120,39 @@ fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
         write!(out, "  {dim}{}{dim:#}", arch.hf_classes.join(", "))?;
     }
     writeln!(out)?;
-    let knobs = arch.knobs();
-    let width = knobs.iter().map(|knob| knob.name.len()).max().unwrap_or(0);
-    for knob in knobs {
-        let (mark, style) = match knob.is_usual {
+    let properties = arch.properties();
+    let width = properties
+        .iter()
+        .map(|property| property.name.len())
+        .max()
+        .unwrap_or(0);
+    for property in properties {
+        let (mark, style) = match property.is_usual {
             true => (' ', dim),
             false => ('*', title),
         };
         // One line per list element.
         let gap = format!("\n{:1$}", "", width + 6);
-        let value = knob.value.replace("; ", &gap);
+        let value = property.value.replace("; ", &gap);
         writeln!(
             out,
             "  {style}{mark} {:width$}  {value}{style:#}",
-            knob.name
+            property.name
         )?;
     }
     writeln!(out, "{dim}  * differs from the default{dim:#}")
 }
 
 fn as_json(arch: &Arch) -> serde_json::Value {
-    let knobs = arch.knobs().into_iter().filter(|knob| !knob.is_usual);
-    let knobs: serde_json::Map<String, serde_json::Value> = knobs
-        .map(|knob| (knob.name.to_owned(), knob.value.into()))
+    let properties = arch
+        .properties()
+        .into_iter()
+        .filter(|property| !property.is_usual);
+    let properties: serde_json::Map<String, serde_json::Value> = properties
+        .map(|property| (property.name.to_owned(), property.value.into()))
         .collect();
-    let outline = arch.outline();
-    let outline: serde_json::Map<String, serde_json::Value> = outline
+    let summary = arch.summary();
+    let summary: serde_json::Map<String, serde_json::Value> = summary
         .parts()
         .into_iter()
         .map(|(name, words)| (name.to_owned(), words.into()))
@@ -153,7 +160,7 @@ fn as_json(arch: &Arch) -> serde_json::Value {
     serde_json::json!({
         "name": arch.name,
         "hf_classes": arch.hf_classes,
-        "outline": outline,
-        "knobs": knobs,
+        "summary": summary,
+        "properties": properties,
     })
 }

@@ -190,7 +190,7 @@ impl Session {
             out.flush()?;
             answer.push_str(&token.text);
         }
-        if let Some(finished) = stream.finished() {
+        if let Some(finished) = stream.completion() {
             writeln!(out)?;
             let dim = style::for_stderr().dim;
             status!("{dim}{}{dim:#}", conversation::speed(finished));

@@ -9,7 +9,7 @@ use oxidize_quantize::text::Text;
 
 use crate::console::outln;
 use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help, find_model};
-use crate::progress::{Meter, Unit};
+use crate::progress::{ProgressReporter, Unit};
 
 /// Compare two models on a text: KL divergence, agreement of top tokens, perplexity
 #[derive(Args)]
@@ -52,13 +52,13 @@ impl Compare {
             chunks: self.chunks,
             settings: self.measure_args.settings(&self.model_args),
         };
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let result = compare(&first, &second, &text, &options, |done, total, kl| {
             let state = format!("mean KL divergence {kl:.6}");
-            meter.set(Unit::Items("chunks"), done as u64, total as u64, &state);
+            progress.set(Unit::Items("chunks"), done as u64, total as u64, &state);
             Ok(())
         })?;
-        meter.finish();
+        progress.finish();
         if self.json {
             outln!("{}", serde_json::to_string(&result)?)?;
         } else {

@@ -11,15 +11,15 @@ use oxidize_quantize::convert::{check_output, named_recipe, write};
 use oxidize_quantize::lora::convert_adapter;
 use oxidize_quantize::output::Parts;
 use oxidize_quantize::plan::QuantizeParams;
+use oxidize_quantize::plural::count;
 use oxidize_quantize::quantize::Options;
 use oxidize_quantize::source::Source;
-use oxidize_quantize::wording::count;
 use oxidize_quantize::workers::Workers;
 
 use crate::args::{byte_size, threads};
 use crate::console::status;
 use crate::load_quant::load_importance;
-use crate::progress::{Meter, Unit};
+use crate::progress::{ProgressReporter, Unit};
 use crate::signals::interrupted;
 
 /// Convert a Hugging Face directory to GGUF, or a GGUF file to a directory
@@ -92,9 +92,9 @@ impl Convert {
         let plan = source.plan(&params, options.importance)?;
         let fallbacks = plan.fallbacks;
         let job = source.into_job(plan, &params.recipe, options.importance);
-        let (meter, start) = (Meter::new(), Instant::now());
-        let written = write(&file, job, &self.output, &options, |at| meter.show(at));
-        meter.finish();
+        let (progress, start) = (ProgressReporter::new(), Instant::now());
+        let written = write(&file, job, &self.output, &options, |at| progress.show(at));
+        progress.finish();
         let (report, files) = written?;
         if fallbacks > 0 {
             let tensors = count(fallbacks, "tensor", "tensors");
@@ -151,11 +151,11 @@ impl Convert {
             shard_bytes: self.split_max_size.unwrap_or(SHARD_BYTES),
             workers: self.workers(stop),
         };
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let written = to_directory(file, &self.output, &options, |done, total, tensor| {
-            meter.set(Unit::Bytes, done, total, tensor);
+            progress.set(Unit::Bytes, done, total, tensor);
         });
-        meter.finish();
+        progress.finish();
         let (files, missing) = written?;
         for file in &files {
             status!("wrote {}", file.display());

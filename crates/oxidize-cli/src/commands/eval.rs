@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use oxidize_quantize::Error;
 use oxidize_quantize::multiple_choice::{Options, read_questions, score};
-use oxidize_quantize::wording::count;
+use oxidize_quantize::plural::count;
 
 use crate::console::outln;
 use crate::model_args::{MeasureArgs, ModelArgs, find_model};
-use crate::progress::{Meter, Unit};
+use crate::progress::{ProgressReporter, Unit};
 
 /// Evaluate a model on multiple-choice questions (HellaSwag, Winogrande, ARC, MMLU)
 #[derive(Args)]
@@ -47,16 +47,16 @@ impl Eval {
             .list
             .truncate(self.questions.unwrap_or(usize::MAX));
         let model = self.model_args.load(&find_model(self.model)?)?;
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let options = Options {
             n_ctx: self.model_args.ctx_size,
             settings: self.measure_args.settings(&self.model_args),
         };
         let result = score(&model, &questions, &options, |done, total, accuracy| {
             let state = format!("normalized accuracy {:.2}%", 100.0 * accuracy);
-            meter.set(Unit::Items("questions"), done as u64, total as u64, &state);
+            progress.set(Unit::Items("questions"), done as u64, total as u64, &state);
         })?;
-        meter.finish();
+        progress.finish();
         if self.json {
             outln!("{}", serde_json::to_string(&result)?)?;
         } else {

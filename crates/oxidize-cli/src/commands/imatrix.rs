@@ -12,13 +12,13 @@ use oxidize_quantize::evaluate::{check_chunk_args, chunk_size};
 use oxidize_quantize::imatrix::{Options, collect, resume_position};
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::output::{check_not_input, check_other_file, check_writable};
+use oxidize_quantize::plural::count;
 use oxidize_quantize::source::Source;
 use oxidize_quantize::text::Text;
-use oxidize_quantize::wording::count;
 
 use crate::console::status;
 use crate::model_args::{ModelArgs, chunk_size_help, find_model};
-use crate::progress::{Meter, Unit};
+use crate::progress::{ProgressReporter, Unit};
 use crate::signals::interrupted;
 
 /// Collect an importance matrix from a calibration text
@@ -140,9 +140,9 @@ impl Imatrix {
         };
         remove_abandoned(&self.output);
         let stop = interrupted();
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let new = collect(&model, &text, &options, |done, total, so_far| {
-            meter.set(Unit::Items("chunks"), done as u64, total as u64, "");
+            progress.set(Unit::Items("chunks"), done as u64, total as u64, "");
             let stopped = stop.load(Ordering::Relaxed);
             if stopped || done.is_multiple_of(self.save_every.max(1)) && done < total {
                 with_known(so_far()?)?.save(&self.output)?;
@@ -154,7 +154,7 @@ impl Imatrix {
             }
             Ok(())
         })?;
-        meter.finish();
+        progress.finish();
         Ok(with_known(new)?)
     }
 }

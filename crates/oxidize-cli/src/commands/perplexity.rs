@@ -8,12 +8,12 @@ use oxidize_core::backend::cpu::Cpu;
 use oxidize_quantize::evaluate::{
     Chunks, Evaluator, check_chunk_args, check_predicts, chunk_size, logits_not_finite,
 };
+use oxidize_quantize::plural::count;
 use oxidize_quantize::text::Text;
-use oxidize_quantize::wording::count;
 
 use crate::console::outln;
 use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help, find_model};
-use crate::progress::{Meter, Unit};
+use crate::progress::{ProgressReporter, Unit};
 
 /// Compute the perplexity of a model on a text
 #[derive(Args)]
@@ -51,7 +51,7 @@ impl Perplexity {
         let settings = self.measure_args.settings(&self.model_args);
         let mut evaluator = Evaluator::new(&model, &Cpu::default(), &settings, n_ctx)?;
         let mut score = Score::default();
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         for (done, (input, chunk)) in chunks.iter().enumerate() {
             let scored = chunks.scored();
             evaluator.for_each_logits(&input, scored.start, |position, logits| {
@@ -64,14 +64,14 @@ impl Perplexity {
                 return Err(logits_not_finite(&model).into());
             }
             let state = format!("perplexity {:.4}", score.perplexity());
-            meter.set(
+            progress.set(
                 Unit::Items("chunks"),
                 done as u64 + 1,
                 n_chunks as u64,
                 &state,
             );
         }
-        meter.finish();
+        progress.finish();
         if self.json {
             let report = serde_json::json!({
                 "perplexity": score.perplexity(), "stderr": score.stderr(), "chunks": n_chunks, "n_ctx": n_ctx, "tokens": score.n,

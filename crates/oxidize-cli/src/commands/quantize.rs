@@ -19,19 +19,19 @@ use oxidize_quantize::html;
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::output::{Parts, check_differs, check_replaceable, check_writable};
 use oxidize_quantize::plan::{Plan, QuantizeParams, weight_type};
+use oxidize_quantize::plural::count;
 use oxidize_quantize::quantize::{Options, ReportOptions, check, parts_of, quantize};
 use oxidize_quantize::report::Report;
 use oxidize_quantize::source::Source;
 use oxidize_quantize::target::{TargetSize, plan_for_size};
 use oxidize_quantize::tensor::Tensor;
 use oxidize_quantize::text::Text;
-use oxidize_quantize::wording::count;
 use oxidize_quantize::workers::Workers;
 
 use crate::args::{at_least_one, byte_size, threads};
 use crate::console::{outln, status};
 use crate::load_quant::note_missing_sketches;
-use crate::progress::Meter;
+use crate::progress::ProgressReporter;
 use crate::signals::interrupted;
 
 /// Quantize a model to a GGUF file
@@ -226,15 +226,15 @@ impl Quantize {
         };
         let options = job.options(importance.as_ref());
         let info = source.model_info(importance.is_some());
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let fitted = job.tensor_bytes(&options)?.map(|bytes| {
             let requested = (&params, &info);
             let known = importance.as_ref();
             plan_for_size(source.tensors(), bytes, known, requested, &workers, |at| {
-                meter.show(at);
+                progress.show(at);
             })
         });
-        meter.finish();
+        progress.finish();
         let fitted = fitted.transpose()?;
         // A plan for a size has measured its types, so low-bit types are allowed without importance.
         let plan = match fitted {
@@ -248,9 +248,11 @@ impl Quantize {
             check(&output, &file, &self.output, &options)?;
             return print_plan(&output.tensors, &output.plan, recipe.name);
         }
-        let (meter, start) = (Meter::new(), Instant::now());
-        let written = quantize(&file, output, &self.output, &options, |at| meter.show(at));
-        meter.finish();
+        let (progress, start) = (ProgressReporter::new(), Instant::now());
+        let written = quantize(&file, output, &self.output, &options, |at| {
+            progress.show(at)
+        });
+        progress.finish();
         let (report, files) = written?;
         if fallbacks > 0 {
             let tensors = count(fallbacks, "tensor", "tensors");

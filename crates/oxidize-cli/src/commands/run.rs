@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::engine::{BeamAnswer, Finished, Request};
+use oxidize_core::engine::{BeamSequence, Completion, Request};
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
 
@@ -131,13 +131,13 @@ impl Run {
             }
             text.push_str(&token.text);
         }
-        let finished = stream.finished().context("the engine has stopped")?;
+        let finished = stream.completion().context("the engine has stopped")?;
         if self.json {
             let mut report = serde_json::json!({
                 "text": text,
                 "tokens": answer,
                 "prompt_tokens": tokens,
-                "finish_reason": conversation::reason_name(finished.reason),
+                "finish_reason": conversation::reason_name(finished.finish_reason),
                 "timings": conversation::timings_json(finished),
             });
             if !logprobs.is_empty() {
@@ -179,14 +179,14 @@ impl InfillArgs {
 }
 
 /// Prints the best answer of a beam search, or all answers as JSON.
-fn show_answers(answers: &[BeamAnswer], prompt: &[u32], json: bool) -> anyhow::Result<()> {
+fn show_answers(answers: &[BeamSequence], prompt: &[u32], json: bool) -> anyhow::Result<()> {
     let best = answers.first().context("the search found no answer")?;
     let mut out = std::io::stdout().lock();
     if !json {
         let end = if best.text.ends_with('\n') { "" } else { "\n" };
         return Ok(write!(out, "{}{end}", best.text)?);
     }
-    let beam = |answer: &BeamAnswer| {
+    let beam = |answer: &BeamSequence| {
         serde_json::json!({
             "text": answer.text,
             "tokens": answer.tokens,
@@ -242,7 +242,7 @@ fn encode(model: &Model, prompt: &str, raw: bool, chat: &ChatArgs) -> anyhow::Re
 }
 
 /// Prints the speed on standard error.
-pub(crate) fn show_speed(finished: &Finished) {
+pub(crate) fn show_speed(finished: &Completion) {
     let dim = style::for_stderr().dim;
     status!("{dim}{}{dim:#}", conversation::speed(finished));
 }

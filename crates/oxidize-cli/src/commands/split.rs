@@ -7,13 +7,13 @@ use clap::Args;
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_quantize::lora::merge_adapter;
 use oxidize_quantize::output::Parts;
+use oxidize_quantize::plural::count;
 use oxidize_quantize::split::rewrite;
-use oxidize_quantize::wording::count;
 use oxidize_quantize::workers::Workers;
 
 use crate::args::{at_least_one, byte_size};
 use crate::console::status;
-use crate::progress::Meter;
+use crate::progress::ProgressReporter;
 use crate::signals::interrupted;
 
 /// Split a GGUF model into parts
@@ -63,16 +63,16 @@ impl Merge {
             return write(&self.input, &self.output, &Parts::One);
         };
         let file = open(&self.input)?;
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let merged = merge_adapter(
             &file,
             adapter,
             self.lora_scale,
             &self.output,
             &workers(),
-            |at| meter.show(at),
+            |at| progress.show(at),
         );
-        meter.finish();
+        progress.finish();
         let n = merged.with_context(|| adapter.display().to_string())?;
         let changed = count(n, "tensor", "tensors");
         status!("{}: {changed} changed", self.output.display());
@@ -103,9 +103,9 @@ fn open(path: &Path) -> anyhow::Result<ModelFile> {
 
 fn write(input: &Path, output: &Path, parts: &Parts) -> anyhow::Result<()> {
     let file = open(input)?;
-    let meter = Meter::new();
-    let written = rewrite(&file, output, parts, &workers(), |at| meter.show(at));
-    meter.finish();
+    let progress = ProgressReporter::new();
+    let written = rewrite(&file, output, parts, &workers(), |at| progress.show(at));
+    progress.finish();
     for path in written? {
         status!("wrote {}", path.display());
     }

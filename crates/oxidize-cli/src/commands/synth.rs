@@ -7,7 +7,7 @@ use clap::Args;
 use oxidize_core::synth::{QuantRecipe, RECIPES, SHAPES, Shape, Synthesis, SynthesisError};
 
 use crate::console::status;
-use crate::progress::{Meter, Unit};
+use crate::progress::{ProgressReporter, Unit};
 
 /// Write a model with random weights, for benchmarks
 ///
@@ -95,13 +95,13 @@ impl Synth {
             recipe: if self.pure { recipe.pure() } else { recipe },
             seed: self.seed,
         };
-        let (meter, start) = (Meter::new(), Instant::now());
+        let (progress, start) = (ProgressReporter::new(), Instant::now());
         let mut written = 0;
         synthesis.save(&self.output, |done, total| {
             written = total;
-            meter.set(Unit::Bytes, done, total, "");
+            progress.set(Unit::Bytes, done, total, "");
         })?;
-        meter.finish();
+        progress.finish();
         status!(
             "{}: {:.2} GB of weights in {:.1} s",
             self.output.display(),

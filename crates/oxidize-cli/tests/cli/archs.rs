@@ -27,7 +27,7 @@ fn architectures_are_listed_with_their_properties() {
     let list = oxidize(&["archs", "qwen3", "--json"]).json();
     let list = list.as_array().unwrap();
     assert_eq!((list.len(), &list[0]["name"]), (1, &"qwen3".into()));
-    assert_eq!(list[0]["outline"]["norm"], "RMS before");
-    assert!(list[0]["knobs"].as_object().unwrap().is_empty());
+    assert_eq!(list[0]["summary"]["norm"], "RMS before");
+    assert!(list[0]["properties"].as_object().unwrap().is_empty());
     assert!(oxidize(&["archs", "nothing"]).error().contains("nothing"));
 }

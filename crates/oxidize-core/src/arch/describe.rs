@@ -1,4 +1,4 @@
-//! Descriptors in words: an [`Outline`] of a few columns, and each field as a [`Knob`].
+//! Descriptors in words: an [`ArchSummary`] of a few columns, and each field as a [`Property`].
 //!
 //! `oxidize archs` prints both. All of it is derived from the descriptor.
 
@@ -12,7 +12,7 @@ use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLay
 /// Summary of a descriptor in one line. It excludes what depends on the file, such as the presence
 /// of experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outline {
+pub struct ArchSummary {
     /// Kind and place of the norms.
     pub norm: String,
     /// Position encoding.
@@ -27,7 +27,7 @@ pub struct Outline {
     pub experts: String,
 }
 
-impl Outline {
+impl ArchSummary {
     /// Columns with their names.
     pub fn parts(&self) -> [(&'static str, &str); 6] {
         [
@@ -43,7 +43,7 @@ impl Outline {
 
 /// One field of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Knob {
+pub struct Property {
     /// Name of the field.
     pub name: &'static str,
     /// Value in words.
@@ -54,8 +54,8 @@ pub struct Knob {
 
 impl Arch {
     /// Returns the summary.
-    pub fn outline(&self) -> Outline {
-        Outline {
+    pub fn summary(&self) -> ArchSummary {
+        ArchSummary {
             norm: self.norm_in_words(),
             position: self.position_in_words(),
             mixer: self.mixer_in_words(),
@@ -66,17 +66,17 @@ impl Arch {
     }
 
     /// Returns all fields of the descriptor.
-    pub fn knobs(&self) -> Vec<Knob> {
-        macro_rules! knobs {
+    pub fn properties(&self) -> Vec<Property> {
+        macro_rules! properties {
             ($($field:ident),*) => {
                 vec![$({
                     let value = self.$field.words();
                     let is_usual = value == BASE.$field.words();
-                    Knob { name: stringify!($field), value, is_usual }
+                    Property { name: stringify!($field), value, is_usual }
                 }),*]
             };
         }
-        knobs!(
+        properties!(
             norm,
             norm_weights,
             pre_norm,
@@ -451,33 +451,37 @@ mod tests {
     use crate::arch::ARCHS;
 
     #[test]
-    fn outlines_and_knobs_describe_the_descriptor() {
+    fn summaries_and_properties_describe_the_descriptor() {
         let find = |name| *ARCHS.iter().find(|arch| arch.name == name).unwrap();
         let llama4 = find("llama4");
-        let outline = llama4.outline();
-        assert_eq!(outline.position, "RoPE, not in every 4th");
-        assert!(outline.attention.starts_with("chunks but every 4th"));
-        assert_eq!(outline.experts, "sigmoid, weighs inputs");
+        let summary = llama4.summary();
+        assert_eq!(summary.position, "RoPE, not in every 4th");
+        assert!(summary.attention.starts_with("chunks but every 4th"));
+        assert_eq!(summary.experts, "sigmoid, weighs inputs");
         assert_eq!(
-            find("qwen3next").outline().mixer,
+            find("qwen3next").summary().mixer,
             "gated delta net, every 4th attention"
         );
-        let usual = find("xverse").knobs();
+        let usual = find("xverse").properties();
         let differing: Vec<&str> = usual
             .iter()
-            .filter(|knob| !knob.is_usual)
-            .map(|knob| knob.name)
+            .filter(|property| !property.is_usual)
+            .map(|property| property.name)
             .collect();
         assert_eq!(differing, ["rope"]);
         // All fields except the two names.
-        let gpt_oss = find("gpt-oss").knobs();
+        let gpt_oss = find("gpt-oss").properties();
         assert!(
             gpt_oss
                 .iter()
-                .any(|knob| knob.name == "glu_limit" && !knob.is_usual)
+                .any(|property| property.name == "glu_limit" && !property.is_usual)
         );
         for arch in ARCHS {
-            assert!(arch.knobs().iter().all(|knob| !knob.value.is_empty()));
+            assert!(
+                arch.properties()
+                    .iter()
+                    .all(|property| !property.value.is_empty())
+            );
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::file::{Format, ModelFile};
 use crate::graph::{Activation, Gating, GroupScore, KeySharing, NormKind, RopeLayout};
 use serde_json::Value;
 
-pub use describe::{Knob, Outline};
+pub use describe::{ArchSummary, Property};
 pub use error::ModelError;
 pub use hparams::{Hparams, LayerParams};
 pub use names::TensorRole;

@@ -2,7 +2,7 @@
 
 use oxidize_kernels::quant::TensorType;
 
-/// Why a plan cannot be compiled or a batch cannot be run.
+/// Errors of compiling a plan and running a batch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {

@@ -4,8 +4,8 @@
 
 use serde_json::Value as Json;
 
-use super::answer::AnswerDelta;
 use super::markers::{Scan, scan};
+use super::parser::MessageDelta;
 use super::{FunctionCall, ToolCall};
 
 const MESSAGE: &str = "<|message|>";
@@ -59,25 +59,25 @@ impl Harmony {
         }
     }
 
-    pub(super) fn push(&mut self, text: &str, out: &mut Vec<AnswerDelta>) {
+    pub(super) fn push(&mut self, text: &str, out: &mut Vec<MessageDelta>) {
         self.buffer.push_str(text);
         while self.step(out) {}
     }
 
-    pub(super) fn finish(&mut self, out: &mut Vec<AnswerDelta>) {
+    pub(super) fn finish(&mut self, out: &mut Vec<MessageDelta>) {
         let rest = std::mem::take(&mut self.buffer);
         match std::mem::replace(&mut self.state, State::Header) {
             // A header without a message is dropped; other text is content.
             State::Header
                 if rest.starts_with("<|") && !rest.contains(' ') || rest.trim().is_empty() => {}
-            State::Header | State::Content => emit(out, AnswerDelta::Content(rest)),
-            State::Reasoning => emit(out, AnswerDelta::Reasoning(rest)),
+            State::Header | State::Content => emit(out, MessageDelta::Content(rest)),
+            State::Reasoning => emit(out, MessageDelta::Reasoning(rest)),
             State::Call { header, name } => end_call(&header, &name, &rest, out),
         }
     }
 
     /// Processes part of the buffer. Returns true if there may be more to process.
-    fn step(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
+    fn step(&mut self, out: &mut Vec<MessageDelta>) -> bool {
         if matches!(self.state, State::Header) {
             return self.read_header(out);
         }
@@ -116,15 +116,15 @@ impl Harmony {
         }
     }
 
-    fn emit_body(&self, text: String, out: &mut Vec<AnswerDelta>) {
+    fn emit_body(&self, text: String, out: &mut Vec<MessageDelta>) {
         match self.state {
-            State::Reasoning => emit(out, AnswerDelta::Reasoning(text)),
-            _ => emit(out, AnswerDelta::Content(text)),
+            State::Reasoning => emit(out, MessageDelta::Reasoning(text)),
+            _ => emit(out, MessageDelta::Content(text)),
         }
     }
 
     /// Reads the header of the next message. Text that cannot be a header is content.
-    fn read_header(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
+    fn read_header(&mut self, out: &mut Vec<MessageDelta>) -> bool {
         let header_text = self.buffer.trim_start();
         if header_text.is_empty()
             || HEADER_STARTS
@@ -149,7 +149,7 @@ impl Harmony {
                 let rest = self.buffer.split_off(skipped + start.len());
                 emit(
                     out,
-                    AnswerDelta::Content(std::mem::replace(&mut self.buffer, rest)),
+                    MessageDelta::Content(std::mem::replace(&mut self.buffer, rest)),
                 );
                 self.state = State::Content;
                 return true;
@@ -173,10 +173,10 @@ impl Harmony {
     }
 }
 
-fn end_call(header: &str, recipient: &str, body: &str, out: &mut Vec<AnswerDelta>) {
+fn end_call(header: &str, recipient: &str, body: &str, out: &mut Vec<MessageDelta>) {
     let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
     match serde_json::from_str::<Json>(body.trim()) {
-        Ok(arguments @ Json::Object(_)) => out.push(AnswerDelta::ToolCall(ToolCall {
+        Ok(arguments @ Json::Object(_)) => out.push(MessageDelta::ToolCall(ToolCall {
             id: None,
             kind: "function".into(),
             function: FunctionCall {
@@ -184,12 +184,12 @@ fn end_call(header: &str, recipient: &str, body: &str, out: &mut Vec<AnswerDelta
                 arguments,
             },
         })),
-        _ => emit(out, AnswerDelta::Content(format!("{header}{body}"))),
+        _ => emit(out, MessageDelta::Content(format!("{header}{body}"))),
     }
 }
 
-fn emit(out: &mut Vec<AnswerDelta>, delta: AnswerDelta) {
-    let empty = matches!(&delta, AnswerDelta::Content(text) | AnswerDelta::Reasoning(text) if text.is_empty());
+fn emit(out: &mut Vec<MessageDelta>, delta: MessageDelta) {
+    let empty = matches!(&delta, MessageDelta::Content(text) | MessageDelta::Reasoning(text) if text.is_empty());
     if !empty {
         out.push(delta);
     }

@@ -7,7 +7,6 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)
 )]
 
-mod answer;
 mod builtin;
 mod capabilities;
 mod conversation;
@@ -16,17 +15,18 @@ mod harmony;
 mod jinja;
 mod markers;
 mod message;
+mod parser;
 mod reasoning;
 mod template;
 mod tools;
 
-pub use answer::{Answer, AnswerDelta, AnswerFormat, AnswerOptions, AnswerParser};
 pub use builtin::{builtin_template, builtin_template_names};
 pub use capabilities::Capabilities;
 pub use conversation::{Conversation, RenderedPrompt};
 pub use error::ChatError;
 pub use jinja::strftime;
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
+pub use parser::{MessageDelta, MessageFormat, MessageParser, MessageParserOptions, ParsedMessage};
 pub use reasoning::ReasoningTags;
 pub use template::{ChatInput, ChatOptions, ChatTemplate};
 pub use tools::{CallDelta, CallReader};

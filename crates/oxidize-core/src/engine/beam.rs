@@ -28,7 +28,7 @@ pub const MAX_BEAMS: usize = 64;
 
 /// An answer found by a beam search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct BeamAnswer {
+pub struct BeamSequence {
     /// Token ids, without the end-of-generation token.
     pub tokens: Vec<u32>,
     /// Text.
@@ -52,7 +52,7 @@ pub fn beam_search(
     request: &Request,
     params: BeamParams,
     mut keep_going: impl FnMut() -> bool,
-) -> Result<Vec<BeamAnswer>> {
+) -> Result<Vec<BeamSequence>> {
     let mut search = Search::new(model, backend, config, request, params)?;
     search.compute_prompt()?;
     while !search.live.is_empty() && !search.is_decided() && keep_going() {
@@ -71,7 +71,7 @@ struct Search<'a> {
     config: SessionConfig,
     kv: KvBlocks,
     live: Vec<Beam>,
-    finished: Vec<BeamAnswer>,
+    finished: Vec<BeamSequence>,
     max_new_tokens: usize,
     adapters: &'a [f32],
     is_recurrent: bool,
@@ -291,7 +291,7 @@ impl<'a> Search<'a> {
         let rest = beam.stops.push(beam.decoder.finish());
         beam.text.push_str(&rest.text);
         beam.text.push_str(&beam.stops.finish());
-        self.finished.push(BeamAnswer {
+        self.finished.push(BeamSequence {
             score: self.score(beam.logprob, beam.tokens.len()),
             tokens: beam.tokens,
             text: beam.text,
@@ -374,7 +374,7 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the finished answers, or the unfinished ones if none has ended.
-    fn answers(mut self) -> Vec<BeamAnswer> {
+    fn answers(mut self) -> Vec<BeamSequence> {
         if self.finished.is_empty() {
             for beam in std::mem::take(&mut self.live) {
                 self.finish(beam, FinishReason::Length);

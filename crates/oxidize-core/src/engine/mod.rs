@@ -12,10 +12,10 @@ mod request;
 mod stream;
 mod worker;
 
-pub use beam::{BeamAnswer, BeamParams, MAX_BEAMS, beam_search};
+pub use beam::{BeamParams, BeamSequence, MAX_BEAMS, beam_search};
 pub use disk::DiskCache;
 pub use handle::{Engine, EngineMonitor};
-pub use request::{EngineError, FinishReason, Finished, Prompt, Request, Timings, Token};
+pub use request::{Completion, EngineError, FinishReason, Prompt, Request, Timings, Token};
 pub use stream::TokenStream;
 
 use crate::backend::MemoryPlan;

@@ -249,7 +249,7 @@ pub(super) enum Event {
     /// A generated token.
     Token(Token),
     /// The end of the answer.
-    Finished(Finished),
+    Completion(Completion),
 }
 
 /// A generated token.
@@ -267,7 +267,7 @@ pub struct Token {
 
 /// The end of an answer: why it ended, token counts and timings.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Finished {
+pub struct Completion {
     /// Reason for the end.
     pub reason: FinishReason,
     /// Tokens in the prompt.

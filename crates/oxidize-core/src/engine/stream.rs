@@ -1,6 +1,6 @@
 //! [`TokenStream`]: the answer to one request, as an iterator and as an async stream.
 
-use super::request::{Event, Finished, Token};
+use super::request::{Completion, Event, Token};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// for token in &mut stream {
 ///     print!("{}", token?.text);
 /// }
-/// if let Some(finished) = stream.finished() {
+/// if let Some(finished) = stream.completion() {
 ///     eprintln!("{} tokens", finished.generated_tokens);
 /// }
 /// # Ok(())
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// ```
 pub struct TokenStream {
     channel: Arc<Channel>,
-    finished: Option<Finished>,
+    finished: Option<Completion>,
     cancel: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -51,7 +51,7 @@ impl Channel {
     }
 
     pub(super) fn send(&self, event: Event) {
-        let closed = matches!(event, Event::Finished(_));
+        let closed = matches!(event, Event::Completion(_));
         self.push(Ok(event), closed);
     }
 
@@ -115,7 +115,7 @@ impl TokenStream {
     }
 
     /// Finish reason, usage and timings of the answer; `None` until the last token was read.
-    pub fn finished(&self) -> Option<&Finished> {
+    pub fn finished(&self) -> Option<&Completion> {
         self.finished.as_ref()
     }
 
@@ -125,7 +125,7 @@ impl TokenStream {
     }
 
     /// Waits for the whole answer and returns its text and how it ended.
-    pub fn collect_text(mut self) -> Result<(String, Finished)> {
+    pub fn collect_text(mut self) -> Result<(String, Completion)> {
         let mut text = String::new();
         for token in &mut self {
             text.push_str(&token?.text);
@@ -167,7 +167,7 @@ impl TokenStream {
     fn token(&mut self, event: Result<Event>) -> Option<Result<Token>> {
         match event {
             Ok(Event::Token(token)) => Some(Ok(token)),
-            Ok(Event::Finished(finished)) => {
+            Ok(Event::Completion(completion)) => {
                 self.finished = Some(finished);
                 None
             }

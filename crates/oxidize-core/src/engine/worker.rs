@@ -6,7 +6,7 @@ use super::disk::Disk;
 use super::drafting::Drafting;
 use super::guide::Guide;
 use super::handle::{Command, CommandQueue, Submission};
-use super::request::{EngineError, Event, FinishReason, Finished, Request, Timings, Token};
+use super::request::{Completion, EngineError, Event, FinishReason, Request, Timings, Token};
 use super::stream::Channel;
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use crate::error::{Error, Result};
@@ -443,7 +443,7 @@ impl Active {
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
         let first_token = self.first_token.unwrap_or(now);
-        self.channel.send(Event::Finished(Finished {
+        self.channel.send(Event::Completion(Completion {
             reason: self.ended.unwrap_or(FinishReason::Length),
             prompt_tokens: self.tokens.len(),
             cached_tokens: self.cached_tokens,

@@ -2,9 +2,9 @@
 //!
 //! Loading reads only metadata; weights stay in the file until a backend uses them.
 
-mod companions;
 mod export;
 pub mod lora;
+mod missing_tensors;
 mod text;
 
 pub use crate::arch::ModelError;
@@ -233,11 +233,11 @@ fn check_unused(file: &ModelFile, hparams: &Hparams, unused: &[String]) -> Resul
     }
 }
 
-/// Returns an error if some layers lack tensors that others have; see [`companions`].
+/// Returns an error if some layers lack tensors that others have; see [`missing_tensors`].
 fn check_missing(file: &ModelFile, unused: &[String]) -> Result<(), ModelError> {
     let unused: HashSet<&str> = unused.iter().map(String::as_str).collect();
     let ours = file.tensors().iter().map(|tensor| tensor.name.as_str());
-    match companions::missing(ours.filter(|name| !unused.contains(name))) {
+    match missing_tensors::find(ours.filter(|name| !unused.contains(name))) {
         Some(tensor) => Err(ModelError::MissingTensor {
             file: file.path().to_path_buf(),
             tensor,

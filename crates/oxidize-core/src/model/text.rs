@@ -2,7 +2,9 @@
 //! its directory.
 
 use super::{Model, ModelError};
-use crate::chat::{Answer, AnswerFormat, AnswerOptions, ChatOptions, ChatTemplate, Conversation};
+use crate::chat::{
+    ChatOptions, ChatTemplate, Conversation, MessageFormat, MessageParserOptions, ParsedMessage,
+};
 use crate::error::{Error, Result};
 use crate::file::{Format, ModelFile};
 use crate::sampling::{SamplerVocab, SamplingParams, TokenPieces, sort_by_bytes};
@@ -53,16 +55,20 @@ impl Model {
     /// `conversation` is the one that was answered. Generate the text with
     /// [`Request::render_special`](crate::engine::Request::render_special): some families mark calls and reasoning by
     /// control tokens.
-    pub fn parse_answer(&self, conversation: &Conversation, text: &str) -> Result<Answer> {
+    pub fn parse_message(&self, conversation: &Conversation, text: &str) -> Result<ParsedMessage> {
         let template = self.chat_template_or_default()?;
         let prompt = conversation.render(template, self.tokenizer()?)?;
-        let options = AnswerOptions {
+        let options = MessageParserOptions {
             reasoning: true,
             tools: conversation.tools.as_ref(),
             prompt: &prompt.text,
             stream_calls: false,
         };
-        Ok(Answer::parse(&AnswerFormat::of(template), &options, text))
+        Ok(ParsedMessage::parse(
+            &MessageFormat::of(template),
+            &options,
+            text,
+        ))
     }
 
     /// Source of the model's chat template.

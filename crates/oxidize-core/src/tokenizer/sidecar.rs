@@ -82,9 +82,9 @@ fn reader_of(name: &str) -> Reader {
 }
 
 /// Returns the path of a file beside the model, if it exists.
-type Beside<'s> = &'s dyn Fn(&str) -> Option<PathBuf>;
+type SiblingPath<'s> = &'s dyn Fn(&str) -> Option<PathBuf>;
 
-fn read_directory(beside: Beside, model: &Value) -> Result<VocabSpec> {
+fn read_directory(beside: SiblingPath, model: &Value) -> Result<VocabSpec> {
     let found = FILES
         .iter()
         .find_map(|&(name, reader)| Some((beside(name)?, reader)));
@@ -103,7 +103,7 @@ fn read_with(
     reader: Reader,
     path: PathBuf,
     bytes: Vec<u8>,
-    beside: Beside,
+    beside: SiblingPath,
     model: &Value,
 ) -> Result<VocabSpec> {
     let config = beside("tokenizer_config.json").map_or(Ok(Value::Null), |path| json(&path))?;
@@ -121,7 +121,7 @@ fn read_with(
 struct Source<'s> {
     bytes: Vec<u8>,
     path: PathBuf,
-    beside: Beside<'s>,
+    beside: SiblingPath<'s>,
     config: &'s Value,
 }
 

@@ -6,7 +6,7 @@ pub(super) static CLASSES: [u16; 19] = [
     0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2052, 2064, 2112, 2176, 2304, 4096, 4608, 5632,
 ];
 
-/// Which block of [`BLOCKS`] holds code points `256 * i ..`.
+/// Index of the block of [`BLOCKS`] with the code points `256 * i ..`.
 #[rustfmt::skip]
 pub(super) static BLOCK_OF: [u8; 4352] = [
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 17, 21, 22,

@@ -1,7 +1,7 @@
 //! Prompts and answers for tests of the engine.
 
 use oxidize_core::Error;
-use oxidize_core::engine::{Finished, Token, TokenStream};
+use oxidize_core::engine::{Completion, Token, TokenStream};
 use oxidize_core::file::OpenOptions;
 use oxidize_core::model::Model;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub(crate) fn prompt(seed: u32, len: usize) -> Vec<u32> {
 pub(crate) struct Answer {
     pub(crate) tokens: Vec<Token>,
     pub(crate) text: String,
-    pub(crate) finished: Finished,
+    pub(crate) finished: Completion,
 }
 
 impl Answer {
@@ -44,7 +44,7 @@ impl Answer {
 pub(crate) fn read(mut stream: TokenStream) -> Result<Answer, Error> {
     let tokens = stream.by_ref().collect::<Result<Vec<Token>, Error>>()?;
     let text = tokens.iter().map(|token| token.text.as_str()).collect();
-    let finished = stream.finished().cloned();
+    let finished = stream.completion().cloned();
     Ok(Answer {
         tokens,
         text,

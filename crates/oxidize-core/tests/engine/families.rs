@@ -121,14 +121,14 @@ fn recurrent_models_match_session_concurrently_and_from_checkpoints() {
             assert_eq!(&answer.ids(), expected, "{name}, from a checkpoint");
         }
         let answer = ask(&engine, &prompts[4..]).remove(0);
-        assert_eq!(answer.finished.cached_tokens, 64, "{name}");
+        assert_eq!(answer.completion.cached_tokens, 64, "{name}");
         // A conversation resumes at the end of the answer's last full block.
         let mut longer = prompts[1].clone();
         longer.extend(&expected[1]);
         longer.extend([4, 5, 6]);
         ask(&engine, &prompts[1..2]);
         let answer = ask(&engine, std::slice::from_ref(&longer)).remove(0);
-        assert!(answer.finished.cached_tokens >= 96, "{name}");
+        assert!(answer.completion.cached_tokens >= 96, "{name}");
         assert_eq!(answer.ids(), alone(&model, &longer, 40), "{name}, longer");
     }
 }

@@ -112,7 +112,7 @@ fn same_seed_gives_same_tokens() {
     assert_ne!(ask(&engine, request(Some(8))).unwrap().ids(), first.ids());
     // A drawn seed is reported, and reproduces the answer.
     let drawn = ask(&engine, request(None)).unwrap();
-    let again = ask(&engine, request(Some(drawn.finished.seed))).unwrap();
+    let again = ask(&engine, request(Some(drawn.completion.seed))).unwrap();
     assert_eq!(again.ids(), drawn.ids());
     // Another engine with the same number of threads gives the same answer.
     let other = start(&config());
@@ -196,10 +196,10 @@ fn cached_prompt_is_not_recomputed() {
     let engine = start(&config());
     let request = greedy(prompt(3, 100), 10);
     let first = ask(&engine, request.clone()).unwrap();
-    assert_eq!(first.finished.cached_tokens, 0);
+    assert_eq!(first.completion.cached_tokens, 0);
     let before = wait_until(&engine, "the first", |stats| stats.finished == 1);
     let second = ask(&engine, request.clone()).unwrap();
-    assert_eq!(second.finished.cached_tokens, 3 * BLOCK);
+    assert_eq!(second.completion.cached_tokens, 3 * BLOCK);
     assert_same(&second, &first, "again");
     let after = wait_until(&engine, "the second", |stats| stats.finished == 2);
     // The rest of the prompt, and all generated tokens but the last, which no token follows.
@@ -211,15 +211,15 @@ fn cached_prompt_is_not_recomputed() {
         ..request.clone()
     };
     let other_salt = ask(&engine, other_salt).unwrap();
-    assert_eq!(other_salt.finished.cached_tokens, 0);
+    assert_eq!(other_salt.completion.cached_tokens, 0);
     assert_same(&other_salt, &first, "other salt");
 
     // The last token of a prompt is computed even if all its blocks are cached.
     let whole = greedy(prompt(4, 2 * BLOCK), 5);
     let first = ask(&engine, whole.clone()).unwrap();
     let second = ask(&engine, whole).unwrap();
-    assert!(second.finished.cached_tokens >= BLOCK);
-    assert!(second.finished.cached_tokens < 2 * BLOCK);
+    assert!(second.completion.cached_tokens >= BLOCK);
+    assert!(second.completion.cached_tokens < 2 * BLOCK);
     assert_same(&second, &first, "whole blocks");
 }
 
@@ -232,7 +232,7 @@ fn conversation_reuses_earlier_turns() {
         let request = greedy(tokens.clone(), 24);
         let answer = ask(&engine, request.clone()).unwrap();
         // Every full block of earlier turns is cached, including those of the answers.
-        assert_eq!(answer.finished.cached_tokens, known / BLOCK * BLOCK);
+        assert_eq!(answer.completion.cached_tokens, known / BLOCK * BLOCK);
         let fresh = ask(&start(&config()), request).unwrap();
         assert_same(&answer, &fresh, &format!("turn {turn}"));
         tokens.extend(answer.ids());
@@ -438,11 +438,11 @@ fn answers_end_for_the_right_reason() {
     let engine = start(&config());
     let request = greedy(prompt(8, 12), 30);
     let plain = ask(&engine, request.clone()).unwrap();
-    assert_eq!(plain.finished.reason, FinishReason::Length);
+    assert_eq!(plain.completion.finish_reason, FinishReason::Length);
     assert_eq!(
         (
-            plain.finished.prompt_tokens,
-            plain.finished.generated_tokens
+            plain.completion.prompt_tokens,
+            plain.completion.generated_tokens
         ),
         (12, 30)
     );
@@ -455,7 +455,7 @@ fn answers_end_for_the_right_reason() {
     for n in [0, 1, 7] {
         let answer = ask(&engine, greedy(prompt(8, 12), n)).unwrap();
         assert_eq!(answer.ids(), plain.ids()[..n]);
-        assert_eq!(answer.finished.reason, FinishReason::Length);
+        assert_eq!(answer.completion.finish_reason, FinishReason::Length);
     }
     // Without a limit, the answer ends with the context: a prompt of 12 tokens leaves 244.
     let endless = ask(
@@ -488,7 +488,10 @@ fn answers_end_for_the_right_reason() {
         },
     )
     .unwrap();
-    assert_eq!(stopped.finished.reason, FinishReason::StopString(1));
+    assert_eq!(
+        stopped.completion.finish_reason,
+        FinishReason::StopString(1)
+    );
     let (before, _) = plain.text.split_once(&middle).unwrap();
     assert_eq!(stopped.text, before);
     assert!(stopped.tokens.len() < plain.tokens.len());
@@ -504,7 +507,7 @@ fn answers_end_for_the_right_reason() {
         ..request
     };
     let ended = ask(&engine, ending.clone()).unwrap();
-    assert_eq!(ended.finished.reason, FinishReason::EndOfText);
+    assert_eq!(ended.completion.finish_reason, FinishReason::EndOfText);
     assert_eq!((ended.tokens.len(), ended.text.as_str()), (0, ""));
     let going_on = ask(
         &engine,
@@ -515,7 +518,7 @@ fn answers_end_for_the_right_reason() {
     )
     .unwrap();
     assert_eq!(going_on.ids(), [0; 30]);
-    assert_eq!(going_on.finished.reason, FinishReason::Length);
+    assert_eq!(going_on.completion.finish_reason, FinishReason::Length);
 }
 
 #[test]
@@ -531,7 +534,7 @@ fn stream_can_be_awaited() {
             while let Some(token) = next(stream).await {
                 ids.push(token.unwrap().id);
             }
-            assert_eq!(stream.finished().unwrap().generated_tokens, 25);
+            assert_eq!(stream.completion().unwrap().generated_tokens, 25);
             ids
         });
         assert_eq!(ids, expected.ids());
@@ -573,7 +576,7 @@ fn recv_timeout_returns_pending() {
     let mut next = || stream.recv_timeout(Duration::from_secs(60));
     assert!(matches!(next(), Poll::Ready(Some(Ok(_)))));
     assert!(matches!(next(), Poll::Ready(None)));
-    assert!(stream.finished().is_some());
+    assert!(stream.completion().is_some());
 }
 
 #[test]
@@ -682,11 +685,14 @@ fn grammar_constrains_answer_and_its_end() {
     assert!(number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit()));
     assert!(word == "yes" || word == "no", "{}", answer.text);
     // The answer ends without an end-of-generation token, because nothing else could follow.
-    assert_eq!(answer.finished.reason, FinishReason::EndOfText);
-    assert_eq!(answer.finished.generated_tokens, answer.tokens.len());
+    assert_eq!(answer.completion.finish_reason, FinishReason::EndOfText);
+    assert_eq!(answer.completion.generated_tokens, answer.tokens.len());
     // An answer that may end but need not is ended by the model or by the length limit.
     let open = ask(&engine, regex("(ab)+")).unwrap();
-    assert!(open.text.replace("ab", "").is_empty() || open.finished.reason == FinishReason::Length);
+    assert!(
+        open.text.replace("ab", "").is_empty()
+            || open.completion.finish_reason == FinishReason::Length
+    );
     let object = ask(
         &engine,
         with(Grammar::JsonSchema(serde_json::json!({

@@ -69,7 +69,7 @@ pub fn to_directory(
     let mut output_dir = OutputDir::create(dir)?;
     let (projections, tensors): (Vec<_>, Vec<_>) = tensors
         .into_iter()
-        .partition(|tensor| sentence::module_directory(tensor).is_some());
+        .partition(|tensor| sentence_transformers::module_directory(tensor).is_some());
     let names = shards(&tensors, options);
     let total = tensors.iter().map(|tensor| bytes_of(tensor, options)).sum();
     let mut done = 0;
@@ -108,10 +108,10 @@ pub fn to_directory(
     }
     let mut dense = Vec::new();
     for mut tensor in projections {
-        let Some(name) = sentence::module_directory(&tensor).map(str::to_owned) else {
+        let Some(name) = sentence_transformers::module_directory(&tensor).map(str::to_owned) else {
             continue;
         };
-        let config = sentence::projection(&tensor);
+        let config = sentence_transformers::projection(&tensor);
         small.push((format!("{name}/config.json"), pretty(&config)));
         output_dir.subdirectory(&name)?;
         tensor.name = "linear.weight".into();
@@ -121,11 +121,11 @@ pub fn to_directory(
         dense.push(name);
     }
     let arch = Arch::detect(file).map_err(oxidize_core::Error::from)?.name;
-    for (name, value) in sentence::modules(file, arch, &dense) {
+    for (name, value) in sentence_transformers::modules(file, arch, &dense) {
         small.push((name, pretty(&value)));
     }
     let mut config = made.config;
-    sentence::labels(file, arch, &mut config);
+    sentence_transformers::labels(file, arch, &mut config);
     small.push(("config.json".into(), pretty(&config)));
     for (name, bytes) in small {
         if let Some((subdirectory, _)) = name.split_once('/') {

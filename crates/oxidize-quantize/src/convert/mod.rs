@@ -6,7 +6,7 @@
 
 pub mod directory;
 mod metadata;
-mod sentence;
+mod sentence_transformers;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,11 +25,11 @@ use crate::error::{Error, Result};
 use crate::importance::Importance;
 use crate::output::{Output, check_differs, check_replaceable};
 use crate::plan::{Plan, QuantizeParams, is_quantizable};
+use crate::plural::count;
 use crate::quantize::{Options, Progress, QuantJob, quantize};
 use crate::report::Report;
 use crate::source::Source;
 use crate::tensor::Tensor;
-use crate::wording::count;
 
 /// Converts the model in `file` to a GGUF file at `path` with the requested types.
 pub fn convert(

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use oxidize_core::chat::{AnswerDelta, CallDelta};
-use oxidize_core::engine::{Finished, Token, TokenStream};
+use oxidize_core::chat::{CallDelta, MessageDelta};
+use oxidize_core::engine::{Completion, Token, TokenStream};
 
 use super::{Delta, End, ResponseParser, Update};
 use crate::answer::{FinishReason, TokenLogprob};
@@ -72,7 +72,7 @@ impl Choice {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(token))) => self.token(token),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
-                Poll::Ready(None) => match self.stream.finished().cloned() {
+                Poll::Ready(None) => match self.stream.completion().cloned() {
                     Some(finished) => self.finish(finished),
                     None => {
                         return Poll::Ready(Err(ApiError::unavailable("the engine has stopped")));
@@ -98,7 +98,7 @@ impl Choice {
         }
         match &mut self.state.parser {
             ResponseParser::Text => self.push(Delta::Content(text.to_owned())),
-            ResponseParser::Answer(parser) => {
+            ResponseParser::Message(parser) => {
                 let deltas = parser.push(text);
                 self.push_all(deltas);
             }
@@ -113,18 +113,18 @@ impl Choice {
         }
     }
 
-    fn push_all(&mut self, deltas: Vec<AnswerDelta>) {
+    fn push_all(&mut self, deltas: Vec<MessageDelta>) {
         for delta in deltas {
             match delta {
-                AnswerDelta::Reasoning(text) => self.push(Delta::Reasoning(text)),
-                AnswerDelta::Content(text) => self.push(Delta::Content(text)),
-                AnswerDelta::ToolCall(call) => {
+                MessageDelta::Reasoning(text) => self.push(Delta::Reasoning(text)),
+                MessageDelta::Content(text) => self.push(Delta::Content(text)),
+                MessageDelta::ToolCall(call) => {
                     let arguments = call.function.arguments_as_text();
                     self.start_call(call.id, call.function.name);
                     self.arguments(arguments);
                 }
-                AnswerDelta::CallStart { id, name } => self.start_call(id, name),
-                AnswerDelta::CallArguments(text) => self.arguments(text),
+                MessageDelta::CallStart { id, name } => self.start_call(id, name),
+                MessageDelta::CallArguments(text) => self.arguments(text),
             }
         }
     }
@@ -149,12 +149,12 @@ impl Choice {
         });
     }
 
-    fn finish(&mut self, finished: Finished) {
-        if let ResponseParser::Answer(parser) = &mut self.state.parser {
+    fn finish(&mut self, finished: Completion) {
+        if let ResponseParser::Message(parser) = &mut self.state.parser {
             let rest = parser.finish();
             self.push_all(rest);
         }
-        let reason = FinishReason::new(finished.reason, &self.state.stops, self.n_calls > 0);
+        let reason = FinishReason::new(finished.finish_reason, &self.state.stops, self.n_calls > 0);
         self.updates.push_back(Update::End(Box::new(End {
             choice: self.state.index,
             reason,

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
-use oxidize_core::engine::{Finished, Request};
+use oxidize_core::engine::{Completion, Request};
 
 use crate::answer::{FinishReason, TokenLogprob};
 use crate::auth::Client;
 use crate::error::{ApiError, ApiResult};
-use crate::limits::Ticket;
+use crate::limits::Permit;
 use crate::models::{Loaded, Progress};
 use crate::state::AppState;
 use choice::{Choice, StreamState};
@@ -86,7 +86,7 @@ pub struct End {
     /// Tokens that came with no delta.
     pub logprobs: Vec<TokenLogprob>,
     /// Token counts and timings.
-    pub finished: Finished,
+    pub finished: Completion,
 }
 
 /// The running answers of a request. Dropping it cancels them.
@@ -99,18 +99,18 @@ pub struct Generation {
     deadline: Pin<Box<tokio::time::Sleep>>,
     timeout: u64,
     over: bool,
-    meter: Meter,
+    guard: RequestGuard,
 }
 
 /// Accounts for a generation when it is dropped, however it ends.
-struct Meter {
+struct RequestGuard {
     state: AppState,
     client: Client,
     model: Arc<Loaded>,
     progress: Vec<Arc<Progress>>,
     n_finished: usize,
     failed: bool,
-    _ticket: Ticket,
+    _permit: Permit,
 }
 
 impl Generation {
@@ -132,34 +132,34 @@ impl Generation {
         }
         client.enter()?;
         let model = state.models().get(request.model.as_deref()).await?;
-        let ticket = model.admission.enter(n_answers)?;
-        let meter = Meter {
+        let permit = model.admission.enter(n_answers)?;
+        let guard = RequestGuard {
             state: state.clone(),
             client: client.clone(),
             model,
             progress: Vec::new(),
             n_finished: 0,
             failed: false,
-            _ticket: ticket,
+            _permit: permit,
         };
-        blocking(move || Generation::submit(meter, request)).await?
+        blocking(move || Generation::submit(guard, request)).await?
     }
 
-    fn submit(mut meter: Meter, request: GenerationRequest) -> ApiResult<Generation> {
-        let model = meter.model.clone();
+    fn submit(mut guard: RequestGuard, request: GenerationRequest) -> ApiResult<Generation> {
+        let model = guard.model.clone();
         let n = request.n;
         let Prepared {
             prompts,
             request,
             parser,
-        } = request.prepare(&model, &meter.client)?;
+        } = request.prepare(&model, &guard.client)?;
         let engine = model.engine()?;
         let mut choices = Vec::new();
         for tokens in prompts {
             check_length(tokens.len(), engine.n_ctx())?;
-            if meter.state.args().log.prompts {
+            if guard.state.args().log.prompts {
                 let prompt = model.tokenizer()?.decode(&tokens);
-                tracing::info!(client = meter.client.name(), prompt, "prompt");
+                tracing::info!(client = guard.client.name(), prompt, "prompt");
             }
             let n_tokens = tokens.len();
             let request = Request {
@@ -175,7 +175,7 @@ impl Generation {
                     parser: parser.clone(),
                     stops: Vec::new(),
                     logprobs: false,
-                    call_prefix: meter.state.new_id("call_"),
+                    call_prefix: guard.state.new_id("call_"),
                 };
                 if let Some(sampling) = &mut request.sampling {
                     // Answers of one request differ, and are the same each time.
@@ -185,17 +185,17 @@ impl Generation {
                 }
                 let stream = engine.submit(request)?;
                 let progress = Arc::new(Progress {
-                    id: meter.state.next_number(),
+                    id: guard.state.next_number(),
                     prompt_tokens: n_tokens,
                     generated: AtomicUsize::new(0),
                     since: Instant::now(),
                 });
                 model.running.insert(progress.clone());
-                meter.progress.push(progress.clone());
+                guard.progress.push(progress.clone());
                 choices.push(Choice::new(stream, progress, state));
             }
         }
-        let timeout = meter.state.args().limits.timeout;
+        let timeout = guard.state.args().limits.timeout;
         Ok(Generation {
             choices,
             next: 0,
@@ -203,7 +203,7 @@ impl Generation {
             deadline: Box::pin(tokio::time::sleep(Duration::from_secs(timeout))),
             timeout,
             over: false,
-            meter,
+            guard,
         })
     }
 
@@ -218,7 +218,7 @@ impl Generation {
 
     /// The model that generates the answers.
     pub fn model(&self) -> &Arc<Loaded> {
-        &self.meter.model
+        &self.guard.model
     }
 
     /// Number of tokens of the first prompt.
@@ -295,13 +295,13 @@ impl Stream for Generation {
             polled.unwrap_or_else(|_| Poll::Ready(Some(Err(ApiError::internal(PANICKED)))));
         match &polled {
             Poll::Ready(Some(Ok(Update::End(end)))) => {
-                self.meter.n_finished += 1;
-                self.meter.state.metrics().finished(&end.finished);
+                self.guard.n_finished += 1;
+                self.guard.state.metrics().finished(&end.completion);
             }
             Poll::Ready(Some(Err(error))) => {
-                tracing::warn!(model = self.meter.model.name, %error, "generation failed");
+                tracing::warn!(model = self.guard.model.name, %error, "generation failed");
                 self.over = true;
-                self.meter.failed = true;
+                self.guard.failed = true;
                 self.choices.clear();
             }
             Poll::Ready(None) => self.over = true,
@@ -311,7 +311,7 @@ impl Stream for Generation {
     }
 }
 
-impl Drop for Meter {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let mut tokens = 0;
         for progress in &self.progress {

@@ -1,6 +1,6 @@
 //! [`GenerationRequest`]: what the request of any API comes down to, before its model is loaded.
 
-use oxidize_core::chat::{AnswerOptions, AnswerParser, CallReader, Conversation};
+use oxidize_core::chat::{CallReader, Conversation, MessageParser, MessageParserOptions};
 use oxidize_core::engine::Request;
 use oxidize_core::grammar::Grammar;
 
@@ -79,7 +79,7 @@ pub enum ResponseParser {
     #[default]
     Text,
     /// Text is split into reasoning, content and tool calls.
-    Answer(Box<AnswerParser>),
+    Message(Box<MessageParser>),
     /// All text is tool calls.
     Calls(CallReader),
 }
@@ -147,7 +147,7 @@ impl GenerationRequest {
             max_tokens: self.max_tokens,
             ignore_eos: self.sampling.ignore_eos.unwrap_or(false),
             adapters: Some(with_scales(model.adapter_scales(), scales)?),
-            render_special: matches!(parser, ResponseParser::Answer(_)),
+            render_special: matches!(parser, ResponseParser::Message(_)),
             priority: client.priority(self.sampling.priority),
             cache_salt: client.salt(),
             ..Request::default()
@@ -171,13 +171,13 @@ impl Chat {
         let parser = if forced.is_some() {
             ResponseParser::Calls(CallReader::default())
         } else {
-            let options = AnswerOptions {
+            let options = MessageParserOptions {
                 reasoning: !self.inline_reasoning,
                 tools: self.conversation.tools.as_ref(),
                 prompt: &prompt.text,
                 stream_calls: self.stream_calls,
             };
-            ResponseParser::Answer(Box::new(AnswerParser::new(&model.format, &options)))
+            ResponseParser::Message(Box::new(MessageParser::new(&model.format, &options)))
         };
         Ok((prompt.tokens, parser, forced))
     }

@@ -164,7 +164,7 @@ pub struct UsageOut {
 
 impl UsageOut {
     fn of(end: &End) -> UsageOut {
-        let finished = &end.finished;
+        let finished = &end.completion;
         UsageOut {
             input_tokens: finished
                 .prompt_tokens

@@ -120,7 +120,7 @@ pub struct ChatChoice {
     /// Index of the answer.
     pub index: usize,
     /// Message of the assistant.
-    pub message: AnswerMessage,
+    pub message: ResponseMessage,
     /// Log probabilities, if requested.
     pub logprobs: Option<ChatLogprobs>,
     /// `stop`, `length` or `tool_calls`.
@@ -129,7 +129,7 @@ pub struct ChatChoice {
 
 /// Message of the assistant.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct AnswerMessage {
+pub struct ResponseMessage {
     /// Always `assistant`.
     pub role: &'static str,
     /// Text of the answer; null if the answer consists of tool calls.
@@ -228,7 +228,7 @@ pub async fn create(
     answers.iter().for_each(|answer| usage.add(&answer.end, n));
     let timings = answers
         .first()
-        .map(|answer| Timings::of(&answer.end.finished));
+        .map(|answer| Timings::of(&answer.end.completion));
     let choices = answers
         .into_iter()
         .map(|answer| ChatChoice::new(answer, logprobs));
@@ -312,7 +312,7 @@ impl ChatChoice {
         let only_calls = answer.content.is_empty() && !tool_calls.is_empty();
         ChatChoice {
             index: answer.end.choice,
-            message: AnswerMessage {
+            message: ResponseMessage {
                 role: "assistant",
                 content: (!only_calls).then_some(answer.content),
                 refusal: None,
@@ -470,7 +470,7 @@ impl Writer for ChatWriter {
                 self.usage.add(&end, self.n);
                 let delta = ChunkDelta::default();
                 let mut chunk = self.choice(end.choice, delta, end.logprobs, Some(&end.reason));
-                chunk.timings = Some(Timings::of(&end.finished));
+                chunk.timings = Some(Timings::of(&end.completion));
                 out.json(&chunk);
             }
         }

@@ -161,7 +161,7 @@ pub async fn create(
     let answers = generate::collect(generation).await?;
     let timings = answers
         .first()
-        .map(|answer| Timings::of(&answer.end.finished));
+        .map(|answer| Timings::of(&answer.end.completion));
     let mut choices = Vec::new();
     for answer in answers {
         writer.usage.add(&answer.end, n);
@@ -291,7 +291,7 @@ impl CompletionWriter {
     fn last(&mut self, end: End) -> Completion {
         self.usage.add(&end, self.n);
         let mut chunk = self.choice(end.choice, String::new(), end.logprobs, Some(&end.reason));
-        chunk.timings = Some(Timings::of(&end.finished));
+        chunk.timings = Some(Timings::of(&end.completion));
         chunk
     }
 }

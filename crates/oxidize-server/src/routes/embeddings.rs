@@ -156,11 +156,11 @@ async fn compute(
     }
     client.enter()?;
     let model = state.models().get(name).await?;
-    let ticket = model.admission.enter(1)?;
+    let permit = model.admission.enter(1)?;
     let client = client.clone();
     let state = state.clone();
     blocking(move || {
-        let _ticket = ticket;
+        let _permit = permit;
         let (vectors, n_tokens) = work(&model)?;
         client.spend(n_tokens as u64);
         state.metrics().prompt_tokens.add(n_tokens as u64);

@@ -338,7 +338,7 @@ impl ResponseWriter {
     fn response(&self, status: &str) -> Value {
         let mut map = self.echoed.clone();
         let usage = self.end.as_ref().map(|end| {
-            let finished = &end.finished;
+            let finished = &end.completion;
             json!({
                 "input_tokens": finished.prompt_tokens,
                 "input_tokens_details": { "cached_tokens": finished.cached_tokens },

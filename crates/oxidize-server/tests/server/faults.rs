@@ -172,7 +172,7 @@ fn disconnected_clients_are_removed_from_the_batch() {
     });
     backend.allow(4);
     wait_until("both run", || {
-        server.has_metric("oxidize_running{model=\"tiny\"} 2")
+        server.has_metric("oxidize_requests_running{model=\"tiny\"} 2")
     });
     drop(leaves);
     wait_until("the server has noticed", || {
@@ -181,7 +181,7 @@ fn disconnected_clients_are_removed_from_the_batch() {
     // The step in progress, and one without the client.
     backend.allow(2);
     wait_until("one is left", || {
-        server.has_metric("oxidize_running{model=\"tiny\"} 1")
+        server.has_metric("oxidize_requests_running{model=\"tiny\"} 1")
     });
     backend.allow_all();
     assert_eq!(choices(&http::read(stays)), alone);

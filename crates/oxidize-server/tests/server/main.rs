@@ -118,7 +118,7 @@ impl Running {
     }
 
     fn is_idle(&self) -> bool {
-        self.metric("oxidize_running") + self.metric("oxidize_queued") == 0.0
+        self.metric("oxidize_requests_running") + self.metric("oxidize_requests_waiting") == 0.0
             && self.metric("oxidize_used_blocks") == 0.0
     }
 

@@ -40,7 +40,7 @@ fn a_full_queue_refuses_with_a_retry_time() {
     drop((running, waiting));
     wait_until("both were cancelled", || server.is_idle());
     server.post(CHAT, &question("Hello", 4)).ok();
-    assert!(server.metric("oxidize_turned_away_total") >= 20.0);
+    assert!(server.metric("oxidize_rejected_total") >= 20.0);
 }
 
 #[test]
@@ -50,7 +50,9 @@ fn requests_of_disconnected_clients_are_cancelled() {
         let clients: Vec<TcpStream> = (0..4)
             .map(|_| http::open(server.address, "POST", CHAT, &[], &long(stream)))
             .collect();
-        wait_until("all run", || server.metric("oxidize_running") == 4.0);
+        wait_until("all run", || {
+            server.metric("oxidize_requests_running") == 4.0
+        });
         drop(clients);
         wait_until("none run", || server.is_idle());
     }
@@ -92,7 +94,7 @@ fn clients_that_do_not_read_are_disconnected() {
     });
     let mut client = http::open(server.address, "POST", CHAT, &[], &asked.to_string());
     wait_until("it is disconnected", || {
-        server.metric("oxidize_cut_off_total") == 1.0
+        server.metric("oxidize_stalled_clients_total") == 1.0
     });
     wait_until("none run", || server.is_idle());
     let mut rest = Vec::new();
@@ -187,7 +189,9 @@ fn malformed_requests_are_harmless() {
 fn running_requests_finish_after_sigterm() {
     let mut server = start(&[]);
     let client = http::open(server.address, "POST", CHAT, &[], &long(true));
-    wait_until("it runs", || server.metric("oxidize_running") == 1.0);
+    wait_until("it runs", || {
+        server.metric("oxidize_requests_running") == 1.0
+    });
     server.terminate();
     let reply = http::read(client);
     assert!(reply.body.ends_with("data: [DONE]\n\n"));
@@ -204,7 +208,9 @@ fn shutdown_after_sigterm_has_a_time_limit() {
     let mut asked = question("Tell me everything", 1900);
     asked["n"] = 16.into();
     let _client = http::open(server.address, "POST", CHAT, &[], &asked.to_string());
-    wait_until("it runs", || server.metric("oxidize_running") >= 1.0);
+    wait_until("it runs", || {
+        server.metric("oxidize_requests_running") >= 1.0
+    });
     let start = Instant::now();
     server.terminate();
     assert!(server.wait().success());
@@ -301,7 +307,9 @@ fn idle_models_are_unloaded_to_make_room() {
     assert_eq!(loaded(&server), ["a"]);
     // A busy model is not unloaded.
     let running = http::open(server.address, "POST", CHAT, &[], &long(true));
-    wait_until("it runs", || server.metric("oxidize_running") == 1.0);
+    wait_until("it runs", || {
+        server.metric("oxidize_requests_running") == 1.0
+    });
     let refused = ask(&server, "b");
     assert!(refused.error(503).contains("memory"), "{}", refused.body);
     assert!(refused.header("retry-after").is_some());

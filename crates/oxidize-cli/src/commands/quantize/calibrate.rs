@@ -10,7 +10,7 @@ use oxidize_quantize::text::Text;
 
 use super::{Job, Quantize};
 use crate::console::status;
-use crate::progress::{Meter, Unit};
+use crate::progress::{ProgressReporter, Unit};
 
 impl Quantize {
     /// The text to calibrate on, if any: the one of `--calibrate`, or the excerpt.
@@ -66,14 +66,14 @@ impl Job<'_> {
     fn collect(&self, text: &CalibrationText) -> Result<Importance, Error> {
         let comparison = self.comparison();
         let report = self.text.map(|text| (text, &comparison));
-        let meter = Meter::new();
+        let progress = ProgressReporter::new();
         let threads = self.workers.threads;
         let collected = text.collect(&self.args.input, threads, report, |done, total| {
             let unit = Unit::Items("chunks");
-            meter.set(unit, done as u64, total as u64, "calibrating");
+            progress.set(unit, done as u64, total as u64, "calibrating");
             self.workers.check()
         });
-        meter.finish();
+        progress.finish();
         collected
     }
 }

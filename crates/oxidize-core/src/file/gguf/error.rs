@@ -37,17 +37,17 @@ impl std::fmt::Display for Subject {
         match self {
             Subject::Header => f.write_str("GGUF header"),
             Subject::KeyNumber(n) => write!(f, "metadata key {n}"),
-            Subject::Key(key) => write!(f, "key `{}`", Shown(key)),
+            Subject::Key(key) => write!(f, "key `{}`", Sanitized(key)),
             Subject::TensorNumber(n) => write!(f, "tensor {n}"),
-            Subject::Tensor(name) => write!(f, "tensor `{}`", Shown(name)),
+            Subject::Tensor(name) => write!(f, "tensor `{}`", Sanitized(name)),
         }
     }
 }
 
 /// Name from a file for an error message: shortened and without control characters.
-struct Shown<'a>(&'a str);
+struct Sanitized<'a>(&'a str);
 
-impl std::fmt::Display for Shown<'_> {
+impl std::fmt::Display for Sanitized<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const MAX_CHARS: usize = 120;
         for (i, c) in self.0.chars().enumerate() {

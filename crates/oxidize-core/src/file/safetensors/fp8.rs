@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::error::SafetensorsError;
 use super::packed::{
-    ByName, PackedTensor, Presented, error, floats, is_scale, plain_info, rows_of,
+    ByName, PackedTensor, UnpackedTensors, error, floats, is_scale, plain_info, rows_of,
 };
 use crate::error::{Error, Result};
 use crate::file::{TensorBytes, TensorInfo};
@@ -30,8 +30,8 @@ pub(super) fn present(
     tensors: &[TensorInfo],
     by_name: &ByName<'_>,
     config: Option<&Value>,
-) -> Result<Presented, SafetensorsError> {
-    let mut presented = Presented::default();
+) -> Result<UnpackedTensors, SafetensorsError> {
+    let mut presented = UnpackedTensors::default();
     let method = config.and_then(|config| config.get("quant_method")?.as_str());
     let is_fp8 = |ty: TensorType| matches!(ty, TensorType::F8E4M3 | TensorType::F8E5M2);
     for codes in tensors.iter().filter(|tensor| is_fp8(tensor.ty)) {

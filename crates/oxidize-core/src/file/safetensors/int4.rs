@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::error::SafetensorsError;
 use super::packed::{
-    ByName, PackedTensor, Presented, error, floats, is_scale, plain_info, rows_of,
+    ByName, PackedTensor, UnpackedTensors, error, floats, is_scale, plain_info, rows_of,
 };
 use crate::error::Result;
 use crate::file::{TensorBytes, TensorInfo};
@@ -46,8 +46,8 @@ pub(super) fn present(
     tensors: &[TensorInfo],
     by_name: &ByName<'_>,
     config: Option<&Value>,
-) -> Result<Presented, SafetensorsError> {
-    let mut presented = Presented::default();
+) -> Result<UnpackedTensors, SafetensorsError> {
+    let mut presented = UnpackedTensors::default();
     let method = config.and_then(|config| config.get("quant_method")?.as_str());
     let Some(method) = method.filter(|method| ["gptq", "awq"].contains(method)) else {
         return Ok(presented);

@@ -9,7 +9,7 @@ use oxidize_kernels::quant::TensorType;
 use serde_json::Value;
 
 use super::error::{Problem, SafetensorsError};
-use super::packed::{ByName, PackedTensor, Presented, floats, rows_of};
+use super::packed::{ByName, PackedTensor, UnpackedTensors, floats, rows_of};
 use crate::error::Result;
 use crate::file::{TensorBytes, TensorInfo};
 
@@ -29,8 +29,8 @@ pub(super) fn present(
     tensors: &[TensorInfo],
     by_name: &ByName<'_>,
     config: &Value,
-) -> Result<Presented, SafetensorsError> {
-    let mut presented = Presented::default();
+) -> Result<UnpackedTensors, SafetensorsError> {
+    let mut presented = UnpackedTensors::default();
     for codes in tensors.iter().filter(|tensor| tensor.ty == TensorType::U32) {
         let Some(stem) = codes.name.strip_suffix(".weight") else {
             continue;

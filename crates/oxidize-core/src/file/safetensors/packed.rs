@@ -51,13 +51,13 @@ impl PackedTensor {
 /// their parts.
 /// names of those that are but parts.
 #[derive(Default)]
-pub(super) struct Presented {
+pub(super) struct UnpackedTensors {
     pub(super) tensors: Vec<(TensorInfo, PackedTensor)>,
     /// Names of the parts, each with the name of the tensor that replaces it, if any.
     pub(super) parts: HashMap<String, Option<String>>,
 }
 
-impl Presented {
+impl UnpackedTensors {
     /// Replaces `codes` by `tensor`, and removes the other parts.
     pub(super) fn replace(
         &mut self,
@@ -100,7 +100,7 @@ pub(super) fn present(contents: &mut Contents, exactly: bool) -> Result<(), Safe
             presented
         }
     };
-    let Presented { tensors, mut parts } = presented;
+    let UnpackedTensors { tensors, mut parts } = presented;
     let mut replacements = HashMap::new();
     for (mut tensor, packed) in tensors {
         if exactly {

@@ -1,12 +1,12 @@
 //! Converts the tensors of a GGUF model to those of a Hugging Face directory.
 //!
 //! The conversion is the reverse of the one to GGUF. An empty directory with only a `config.json`
-//! and a table of tensors is constructed. Its conversion to GGUF ([`super::links`]) must match the
+//! and a table of tensors is constructed. Its conversion to GGUF ([`super::mappings`]) must match the
 //! given file tensor by tensor, and is then inverted.
 
 use super::header::{HfLayout, header_only};
-use super::link::{Link, bytes_of};
-use super::{ExportedData, ExportedTensor, links};
+use super::mapping::{TensorMapping, bytes_of};
+use super::{ExportedData, ExportedTensor, mappings};
 use crate::arch::config::{ConfigFacts, class_of, config, difference, is_bare};
 use crate::arch::names::*;
 use crate::arch::{ARCHS, Arch, Hparams, TensorRole};
@@ -176,23 +176,23 @@ fn attempt<'a>(
             "its configuration cannot be expressed: {difference}"
         ));
     }
-    let links = links(&directory, arch, &read);
-    layout.check(&links)?;
-    let mut of_tensor: HashMap<&str, Vec<(Link<'static>, usize, usize)>> = HashMap::new();
-    for link in &links {
-        for (i, part) in link.parts.iter().enumerate() {
-            let own = Link {
-                name: link.name.clone(),
-                dims: link.dims.clone(),
+    let mappings = mappings(&directory, arch, &read);
+    layout.check(&mappings)?;
+    let mut of_tensor: HashMap<&str, Vec<(TensorMapping<'static>, usize, usize)>> = HashMap::new();
+    for mapping in &mappings {
+        for (i, part) in mapping.parts.iter().enumerate() {
+            let own = TensorMapping {
+                name: mapping.name.clone(),
+                dims: mapping.dims.clone(),
                 parts: Vec::new(),
-                cols: link.cols,
-                form: link.form.clone(),
+                cols: mapping.cols,
+                form: mapping.form.clone(),
             };
             let all = of_tensor.entry(&part.name).or_default();
             // Tensors that GGUF contains twice are read from the first place.
-            let whole = |link: &Link<'_>| link.form.rows.is_none();
+            let whole = |mapping: &TensorMapping<'_>| mapping.form.rows.is_none();
             if all.is_empty() || !whole(&own) {
-                all.push((own, i, link.parts.len()));
+                all.push((own, i, mapping.parts.len()));
             }
         }
     }
@@ -228,7 +228,7 @@ impl<'a> HfLayout<'a, '_> {
 
     /// Returns an error unless the file contains exactly the tensors that the directory converts
     /// to.
-    fn check(&self, links: &[Link<'_>]) -> Result<(), String> {
+    fn check(&self, mappings: &[TensorMapping<'_>]) -> Result<(), String> {
         let mut left: HashMap<&str, &TensorInfo> = HashMap::new();
         for tensor in self.file.tensors() {
             left.insert(&tensor.name, tensor);
@@ -237,15 +237,15 @@ impl<'a> HfLayout<'a, '_> {
             left.remove(format!("{}.weight", role.gguf).as_str());
         }
         let wide = |dims: &[usize]| dims.iter().filter(|&&n| n != 1).count();
-        for link in links {
-            let Some(info) = left.remove(link.name.as_str()) else {
-                return Err(format!("{} is not in the file", link.name));
+        for mapping in mappings {
+            let Some(info) = left.remove(mapping.name.as_str()) else {
+                return Err(format!("{} is not in the file", mapping.name));
             };
             let dims = info.dims();
-            let same = wide(&dims) == wide(&link.dims)
-                && dims.iter().product::<usize>() == link.dims.iter().product::<usize>();
+            let same = wide(&dims) == wide(&mapping.dims)
+                && dims.iter().product::<usize>() == mapping.dims.iter().product::<usize>();
             if !same {
-                let problem = format!("{} is {dims:?}, not {:?}", link.name, link.dims);
+                let problem = format!("{} is {dims:?}, not {:?}", mapping.name, mapping.dims);
                 return Err(problem);
             }
         }
@@ -259,17 +259,17 @@ impl<'a> HfLayout<'a, '_> {
     fn tensor(
         &self,
         info: &TensorInfo,
-        sources: Vec<(Link<'static>, usize, usize)>,
+        sources: Vec<(TensorMapping<'static>, usize, usize)>,
     ) -> Result<ExportedTensor<'a>, String> {
         let file = self.file;
-        let found = |link: &Link<'_>| {
-            let missing = || format!("{} is not in the file", link.name);
-            file.tensor(&link.name).ok_or_else(missing)
+        let found = |mapping: &TensorMapping<'_>| {
+            let missing = || format!("{} is not in the file", mapping.name);
+            file.tensor(&mapping.name).ok_or_else(missing)
         };
-        if let [(link, part, parts)] = sources.as_slice()
-            && link.form == super::link::Form::default()
+        if let [(mapping, part, parts)] = sources.as_slice()
+            && mapping.form == super::mapping::Form::default()
         {
-            let stored = found(link)?;
+            let stored = found(mapping)?;
             let (part, bytes) = (*part as u64, stored.bytes / *parts as u64);
             let data = match *parts {
                 1 => ExportedData::Stored(vec![stored]),
@@ -287,8 +287,8 @@ impl<'a> HfLayout<'a, '_> {
         }
         let dims = info.dims();
         let mut stored = Vec::with_capacity(sources.len());
-        for (link, part, parts) in sources {
-            stored.push((found(&link)?, link, part, parts));
+        for (mapping, part, parts) in sources {
+            stored.push((found(&mapping)?, mapping, part, parts));
         }
         let parts = stored.iter().map(|(stored, ..)| *stored).collect();
         let make = move || inverted(file, &dims, &stored);
@@ -302,30 +302,30 @@ impl<'a> HfLayout<'a, '_> {
     }
 }
 
-/// Reconstructs a tensor of `dims` by inverting each link.
+/// Reconstructs a tensor of `dims` by inverting each mapping.
 fn inverted(
     file: &ModelFile,
     dims: &[usize],
-    sources: &[(&TensorInfo, Link<'static>, usize, usize)],
+    sources: &[(&TensorInfo, TensorMapping<'static>, usize, usize)],
 ) -> Result<TensorBytes> {
     let outside = || Error::io(file.path())(std::io::ErrorKind::UnexpectedEof.into());
     let all: usize = dims.iter().product();
     let mut whole = vec![0.0; all];
     let mut scaled = None;
-    for (stored, link, part, parts) in sources {
+    for (stored, mapping, part, parts) in sources {
         let mut piece = floats(file, stored)?;
         let len = piece.len() / parts;
         piece = piece
             .get(part * len..(part + 1) * len)
             .ok_or_else(outside)?
             .to_vec();
-        let form = &link.form;
+        let form = &mapping.form;
         // Rows of the matrices before their transposition.
         let cols = match form.transposed {
-            Some(n) => all / n.max(1) / link.cols.max(1),
-            None => link.cols,
+            Some(n) => all / n.max(1) / mapping.cols.max(1),
+            None => mapping.cols,
         };
-        scaled = form.transposed.map(|n| (n, link.cols));
+        scaled = form.transposed.map(|n| (n, mapping.cols));
         let kept = form.columns.as_ref().map_or(cols, Vec::len);
         let last = match form.transposed_last {
             Some(n) => piece.len() / n.max(1) / kept.max(1),

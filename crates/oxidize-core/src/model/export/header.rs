@@ -2,7 +2,7 @@
 //! table of names. [`super::gguf_to_hf`] fills in the data.
 
 use super::is_stack;
-use super::link::matrix;
+use super::mapping::matrix;
 use crate::arch::names::*;
 use crate::arch::{Arch, Hparams, RecurrentKind, TensorRole};
 use crate::file::{DimOrder, Format, ModelFile, TensorInfo};

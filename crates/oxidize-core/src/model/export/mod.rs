@@ -1,13 +1,13 @@
 //! Converts the tensors of a Hugging Face model to GGUF: other names, and another order of rows
-//! where the formats differ. Data is read on request. A [`link`] describes the sources of a tensor.
+//! where the formats differ. Data is read on request. A [`mapping`] describes the sources of a tensor.
 
 mod gguf_to_hf;
 mod header;
-mod link;
+mod mapping;
 
 pub use gguf_to_hf::{HuggingFaceModel, huggingface_model};
 
-use self::link::{Change, Form, Link, bytes_of, is_packed, matrix};
+use self::mapping::{Change, Form, TensorMapping, bytes_of, is_packed, matrix};
 use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
 use crate::arch::{ARCHS, Arch, Hparams, QkvLayout, RecurrentKind, TensorRole};
@@ -47,18 +47,20 @@ pub fn gguf_tensors<'a>(
     arch: &'static Arch,
     hparams: &Hparams,
 ) -> Vec<ExportedTensor<'a>> {
-    let tensor = |link: Link<'a>| ExportedTensor {
-        name: link.name.clone(),
-        ty: link.ty(),
-        shape: gguf_shape(&link.dims),
-        parts: link.parts.clone(),
-        data: match link.is_plain() {
-            true => ExportedData::Stored(link.parts),
-            false => ExportedData::Made(Box::new(move || link.make(file))),
+    let tensor = |mapping: TensorMapping<'a>| ExportedTensor {
+        name: mapping.name.clone(),
+        ty: mapping.ty(),
+        shape: gguf_shape(&mapping.dims),
+        parts: mapping.parts.clone(),
+        data: match mapping.is_plain() {
+            true => ExportedData::Stored(mapping.parts),
+            false => ExportedData::Made(Box::new(move || mapping.make(file))),
         },
     };
-    let mut tensors: Vec<ExportedTensor<'a>> =
-        links(file, arch, hparams).into_iter().map(tensor).collect();
+    let mut tensors: Vec<ExportedTensor<'a>> = mappings(file, arch, hparams)
+        .into_iter()
+        .map(tensor)
+        .collect();
     rope_factors(file, hparams, &mut tensors);
     tensors
 }
@@ -81,14 +83,14 @@ pub fn gguf_origins<'a>(
     arch: &'static Arch,
     hparams: &Hparams,
 ) -> Vec<Origin<'a>> {
-    let links = links(file, arch, hparams).into_iter();
-    let origin = |link: Link<'a>| Origin {
-        name: link.name,
-        shape: gguf_shape(&link.dims),
-        parts: link.parts,
-        columns: link.form.columns,
+    let mappings = mappings(file, arch, hparams).into_iter();
+    let origin = |mapping: TensorMapping<'a>| Origin {
+        name: mapping.name,
+        shape: gguf_shape(&mapping.dims),
+        parts: mapping.parts,
+        columns: mapping.form.columns,
     };
-    links.map(origin).collect()
+    mappings.map(origin).collect()
 }
 
 /// Tensors of `file` that are not exported although they matter to the model.
@@ -106,18 +108,22 @@ pub fn left_out<'a>(file: &'a ModelFile, tensors: &[ExportedTensor<'a>]) -> Vec<
         .collect()
 }
 
-/// Links of all tensors of the GGUF file.
-fn links<'a>(file: &'a ModelFile, arch: &'static Arch, hparams: &Hparams) -> Vec<Link<'a>> {
+/// Mappings of all tensors of the GGUF file.
+fn mappings<'a>(
+    file: &'a ModelFile,
+    arch: &'static Arch,
+    hparams: &Hparams,
+) -> Vec<TensorMapping<'a>> {
     let mut exporter = Exporter::new(file, arch, hparams);
     if let Some(encoder) = arch.encoder {
         let own = hparams.of_encoder();
         let mut other = Exporter::new(file, encoder, &own);
         other.gguf_arch = encoder;
         other.run(own.layers.len(), belongs_to_encoder);
-        exporter.links = other.links;
+        exporter.mappings = other.mappings;
     }
     exporter.run(hparams.n_layers_in_file, |_| true);
-    exporter.links
+    exporter.mappings
 }
 
 /// True if an encoder has its own tensor of the role, in addition to the decoder's.
@@ -125,14 +131,14 @@ fn belongs_to_encoder(role: &TensorRole) -> bool {
     ![TOKEN_EMBEDDING, OUTPUT].contains(role) && !role.gguf.starts_with("dec.")
 }
 
-/// Collects links, role by role.
+/// Collects mappings, role by role.
 struct Exporter<'a, 'h> {
     loader: WeightLoader<'a>,
     arch: &'static Arch,
     /// First descriptor with the GGUF name, because readers use its tensor names.
     gguf_arch: &'static Arch,
     hparams: &'h Hparams,
-    links: Vec<Link<'a>>,
+    mappings: Vec<TensorMapping<'a>>,
 }
 
 impl<'a, 'h> Exporter<'a, 'h> {
@@ -143,7 +149,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
             arch,
             gguf_arch: gguf_arch.copied().unwrap_or(arch),
             hparams,
-            links: Vec::new(),
+            mappings: Vec::new(),
         }
     }
 
@@ -286,7 +292,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
     ) {
         let bare = self.gguf_arch.gguf_form.bare.contains(role);
         let ending = if bare { "" } else { role.gguf_ending() };
-        self.links.push(Link {
+        self.mappings.push(TensorMapping {
             name: format!("{name}{ending}"),
             dims,
             parts,
@@ -302,7 +308,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
         info: &'a TensorInfo,
         rows: Option<Vec<usize>>,
     ) {
-        self.links.push(Link {
+        self.mappings.push(TensorMapping {
             name: format!("{name}.bias"),
             dims,
             parts: vec![info],

@@ -245,12 +245,12 @@ impl NativeWriter {
     fn last(&self, end: &End) -> NativeCompletion {
         NativeCompletion {
             stop: true,
-            tokens_predicted: end.finished.generated_tokens,
-            tokens_evaluated: end.finished.prompt_tokens,
-            tokens_cached: end.finished.cached_tokens,
+            tokens_predicted: end.completion.generated_tokens,
+            tokens_evaluated: end.completion.prompt_tokens,
+            tokens_cached: end.completion.cached_tokens,
             stop_type: end.reason.llama_server(),
             stopping_word: end.reason.stop_string().unwrap_or_default().to_owned(),
-            timings: Some(Timings::of(&end.finished)),
+            timings: Some(Timings::of(&end.completion)),
             ..self.part(String::new())
         }
     }

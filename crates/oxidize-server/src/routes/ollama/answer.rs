@@ -402,7 +402,7 @@ impl LineWriter {
 
     fn last(&mut self, end: &End) -> Line {
         let mut line = self.line();
-        let timings = &end.finished.timings;
+        let timings = &end.completion.timings;
         let ns = |duration: std::time::Duration| Some(duration.as_nanos() as u64);
         if let Some(message) = &mut line.message {
             message.tool_calls = self.calls.drain(..).map(OllamaCall::from).collect();
@@ -412,9 +412,9 @@ impl LineWriter {
             done_reason: Some(end.reason.ollama()),
             total_duration: ns(timings.queued + timings.prompt + timings.generation),
             load_duration: ns(timings.queued),
-            prompt_eval_count: Some(end.finished.prompt_tokens),
+            prompt_eval_count: Some(end.completion.prompt_tokens),
             prompt_eval_duration: ns(timings.prompt),
-            eval_count: Some(end.finished.generated_tokens),
+            eval_count: Some(end.completion.generated_tokens),
             eval_duration: ns(timings.generation),
             ..line
         }

@@ -141,7 +141,7 @@ pub struct ShowRequest {
 
 /// Description of a model.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Shown {
+pub struct ShowResponse {
     /// Chat template, as Jinja source.
     pub template: String,
     /// Format, architecture and size.
@@ -160,14 +160,14 @@ pub struct Shown {
     post, path = "/api/show", tag = "Ollama",
     request_body = ShowRequest,
     responses(
-        (status = 200, description = "The description of the model", body = Shown),
+        (status = 200, description = "The description of the model", body = ShowResponse),
         OllamaErrors,
     ),
 )]
 pub async fn show(
     State(state): State<AppState>,
     Body(request): Body<ShowRequest>,
-) -> ApiResult<Json<Shown>> {
+) -> ApiResult<Json<ShowResponse>> {
     let name = request.model.or(request.name);
     let model = state.models().get(name.as_deref()).await?;
     let entry = state.models().entry(name.as_deref())?;
@@ -190,7 +190,7 @@ pub async fn show(
     model_info.insert(format!("{arch}.context_length"), hparams.n_ctx_train.into());
     model_info.insert(format!("{arch}.embedding_length"), hparams.n_embd.into());
     model_info.insert(format!("{arch}.block_count"), hparams.layers.len().into());
-    Ok(Json(Shown {
+    Ok(Json(ShowResponse {
         template: model.template.source().to_owned(),
         details: details(&model),
         model_info: Value::Object(model_info),

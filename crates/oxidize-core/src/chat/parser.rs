@@ -13,7 +13,7 @@ use super::{ChatTemplate, FunctionCall, ToolCall};
 
 /// Format of reasoning and tool calls in a model's answers.
 #[derive(Debug, Clone)]
-pub struct AnswerFormat {
+pub struct MessageFormat {
     reasoning: ReasoningTags,
     /// True if the template contains the reasoning tags. Otherwise they count only at the start of
     /// an answer.
@@ -25,9 +25,9 @@ pub struct AnswerFormat {
     transparent: Vec<&'static str>,
 }
 
-/// Options of [`AnswerParser`].
+/// Options of [`MessageParser`].
 #[derive(Debug, Clone, Default)]
-pub struct AnswerOptions<'a> {
+pub struct MessageParserOptions<'a> {
     /// Separates reasoning; otherwise it stays in the content with its tags.
     pub reasoning: bool,
     /// Tools of the request. Without tools, nothing is parsed as a call.
@@ -41,7 +41,7 @@ pub struct AnswerOptions<'a> {
 
 /// Increment of an answer.
 #[derive(Debug, Clone, PartialEq)]
-pub enum AnswerDelta {
+pub enum MessageDelta {
     /// Reasoning text.
     Reasoning(String),
     /// Content text.
@@ -62,7 +62,7 @@ pub enum AnswerDelta {
 
 /// Complete answer.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Answer {
+pub struct ParsedMessage {
     /// Reasoning.
     pub reasoning: String,
     /// Content.
@@ -73,8 +73,8 @@ pub struct Answer {
 
 /// Streaming parser of one answer.
 #[derive(Debug, Clone)]
-pub struct AnswerParser {
-    format: AnswerFormat,
+pub struct MessageParser {
+    format: MessageFormat,
     schemas: Schemas,
     harmony: Option<Harmony>,
     state: State,
@@ -113,7 +113,7 @@ const TRANSPARENT: [&str; 6] = [
     "</response>",
 ];
 
-impl AnswerFormat {
+impl MessageFormat {
     /// Detects the format from the source of a template and its rendering of a tool call.
     pub fn of(template: &ChatTemplate) -> Self {
         let text = format!("{}\n{}", template.source(), rendered_sample(template));
@@ -146,9 +146,9 @@ impl AnswerFormat {
     }
 }
 
-impl AnswerParser {
+impl MessageParser {
     /// Creates a parser for one answer.
-    pub fn new(format: &AnswerFormat, options: &AnswerOptions<'_>) -> Self {
+    pub fn new(format: &MessageFormat, options: &MessageParserOptions<'_>) -> Self {
         let mut format = format.clone();
         let has_tools = options
             .tools
@@ -191,7 +191,7 @@ impl AnswerParser {
     }
 
     /// Parses the next text, which includes special tokens.
-    pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
+    pub fn push(&mut self, text: &str) -> Vec<MessageDelta> {
         let mut out = Vec::new();
         if let Some(harmony) = &mut self.harmony {
             harmony.push(text, &mut out);
@@ -203,7 +203,7 @@ impl AnswerParser {
     }
 
     /// Ends the answer and returns the text held back.
-    pub fn finish(&mut self) -> Vec<AnswerDelta> {
+    pub fn finish(&mut self) -> Vec<MessageDelta> {
         let mut out = Vec::new();
         if let Some(harmony) = &mut self.harmony {
             harmony.finish(&mut out);
@@ -224,13 +224,13 @@ impl AnswerParser {
         }
         let held_space = std::mem::take(&mut self.held_space);
         if matches!(self.state, State::Content) && self.n_calls == 0 && !held_space.is_empty() {
-            out.push(AnswerDelta::Content(held_space));
+            out.push(MessageDelta::Content(held_space));
         }
         out
     }
 
     /// Processes part of the buffer. Returns true if there may be more to process.
-    fn step(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
+    fn step(&mut self, out: &mut Vec<MessageDelta>) -> bool {
         match self.state {
             State::Content => self.step_content(out),
             State::Reasoning => self.step_reasoning(out),
@@ -248,7 +248,7 @@ impl AnswerParser {
         }
     }
 
-    fn step_content(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
+    fn step_content(&mut self, out: &mut Vec<MessageDelta>) -> bool {
         if self.at_start
             && self.format.bare_json
             && self.buffer.trim_start().starts_with(['{', '['])
@@ -301,7 +301,7 @@ impl AnswerParser {
         }
     }
 
-    fn step_reasoning(&mut self, out: &mut Vec<AnswerDelta>) -> bool {
+    fn step_reasoning(&mut self, out: &mut Vec<MessageDelta>) -> bool {
         match scan(&self.buffer, 0, &[self.format.reasoning.close]) {
             Scan::Open(at) => {
                 let text = self.take(at);
@@ -330,7 +330,7 @@ impl AnswerParser {
         self.state = State::Section(index);
     }
 
-    fn step_section(&mut self, index: usize, out: &mut Vec<AnswerDelta>) -> bool {
+    fn step_section(&mut self, index: usize, out: &mut Vec<MessageDelta>) -> bool {
         let Some(section) = self.format.sections.get(index).copied() else {
             return false;
         };
@@ -373,7 +373,7 @@ impl AnswerParser {
         index: usize,
         body: &str,
         close_marker: &str,
-        out: &mut Vec<AnswerDelta>,
+        out: &mut Vec<MessageDelta>,
     ) {
         let Some(section) = self.format.sections.get(index).copied() else {
             return;
@@ -384,13 +384,13 @@ impl AnswerParser {
     }
 
     /// Emits the calls in the buffer up to `end`, if calls are streamed.
-    fn stream_calls(&mut self, end: usize, out: &mut Vec<AnswerDelta>) {
+    fn stream_calls(&mut self, end: usize, out: &mut Vec<MessageDelta>) {
         let text = self.buffer.get(self.searched..end).unwrap_or_default();
         self.searched = self.searched.max(end);
         for delta in self.reader.iter_mut().flat_map(|reader| reader.push(text)) {
             out.push(match delta {
-                CallDelta::Start { id, name } => AnswerDelta::CallStart { id, name },
-                CallDelta::Arguments(text) => AnswerDelta::CallArguments(text),
+                CallDelta::Start { id, name } => MessageDelta::CallStart { id, name },
+                CallDelta::Arguments(text) => MessageDelta::CallArguments(text),
             });
         }
     }
@@ -402,7 +402,7 @@ impl AnswerParser {
         open_marker: &str,
         body: &str,
         close_marker: &str,
-        out: &mut Vec<AnswerDelta>,
+        out: &mut Vec<MessageDelta>,
     ) {
         let streamed = self.reader.as_mut().map(std::mem::take).unwrap_or_default();
         let calls = match calls {
@@ -421,19 +421,19 @@ impl AnswerParser {
         self.trim = true;
         self.at_start = false;
         let rest = calls.into_iter().skip(streamed.n_calls());
-        out.extend(rest.map(AnswerDelta::ToolCall));
+        out.extend(rest.map(MessageDelta::ToolCall));
     }
 
-    fn content(&mut self, text: &str, out: &mut Vec<AnswerDelta>) {
+    fn content(&mut self, text: &str, out: &mut Vec<MessageDelta>) {
         if let Some(text) = self.flush(text) {
             self.at_start = false;
-            out.push(AnswerDelta::Content(text));
+            out.push(MessageDelta::Content(text));
         }
     }
 
-    fn reasoning(&mut self, text: &str, out: &mut Vec<AnswerDelta>) {
+    fn reasoning(&mut self, text: &str, out: &mut Vec<MessageDelta>) {
         if let Some(text) = self.flush(text) {
-            out.push(AnswerDelta::Reasoning(text));
+            out.push(MessageDelta::Reasoning(text));
         }
     }
 
@@ -459,10 +459,10 @@ impl AnswerParser {
     }
 }
 
-impl Answer {
+impl ParsedMessage {
     /// Parses a complete answer.
-    pub fn parse(format: &AnswerFormat, options: &AnswerOptions<'_>, text: &str) -> Self {
-        let mut parser = AnswerParser::new(format, options);
+    pub fn parse(format: &MessageFormat, options: &MessageParserOptions<'_>, text: &str) -> Self {
+        let mut parser = MessageParser::new(format, options);
         let mut answer = Self::default();
         let deltas = parser.push(text);
         answer.extend(deltas);
@@ -471,13 +471,13 @@ impl Answer {
     }
 
     /// Appends increments to the answer.
-    pub fn extend(&mut self, deltas: impl IntoIterator<Item = AnswerDelta>) {
+    pub fn extend(&mut self, deltas: impl IntoIterator<Item = MessageDelta>) {
         for delta in deltas {
             match delta {
-                AnswerDelta::Reasoning(text) => self.reasoning.push_str(&text),
-                AnswerDelta::Content(text) => self.content.push_str(&text),
-                AnswerDelta::ToolCall(call) => self.tool_calls.push(call),
-                AnswerDelta::CallStart { id, name } => self.tool_calls.push(ToolCall {
+                MessageDelta::Reasoning(text) => self.reasoning.push_str(&text),
+                MessageDelta::Content(text) => self.content.push_str(&text),
+                MessageDelta::ToolCall(call) => self.tool_calls.push(call),
+                MessageDelta::CallStart { id, name } => self.tool_calls.push(ToolCall {
                     id,
                     kind: "function".into(),
                     function: FunctionCall {
@@ -485,7 +485,7 @@ impl Answer {
                         arguments: Json::String(String::new()),
                     },
                 }),
-                AnswerDelta::CallArguments(text) => {
+                MessageDelta::CallArguments(text) => {
                     let call = self.tool_calls.last_mut();
                     if let Some(Json::String(arguments)) =
                         call.map(|call| &mut call.function.arguments)

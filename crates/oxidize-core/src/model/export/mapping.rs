@@ -1,5 +1,5 @@
-//! [`Link`]: a tensor of a GGUF file, the Hugging Face tensors that it consists of, and the
-//! transformations of their elements. Links are data, so that [`super::gguf_to_hf`] can invert
+//! [`TensorMapping`]: a tensor of a GGUF file, the Hugging Face tensors that it consists of, and the
+//! transformations of their elements. Mappings are data, so that [`super::gguf_to_hf`] can invert
 //! them.
 
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use oxidize_kernels::quant::{self, TensorType};
 
 /// GGUF tensor and its sources.
 #[derive(Clone, Debug)]
-pub(super) struct Link<'a> {
+pub(super) struct TensorMapping<'a> {
     /// Name in GGUF.
     pub(super) name: String,
     /// Shape in GGUF, slowest-varying first.
@@ -86,7 +86,7 @@ impl Change {
     }
 }
 
-impl Link<'_> {
+impl TensorMapping<'_> {
     /// True if the bytes of the sources are used unchanged.
     pub(super) fn is_plain(&self) -> bool {
         self.form == Form::default() && !self.parts.iter().any(|part| is_packed(part))

@@ -7,10 +7,10 @@ use crate::chat::ChatOptions;
 use crate::sampling::Rng;
 
 /// Format of a template that contains `markers`.
-fn format_of(markers: &str) -> AnswerFormat {
+fn format_of(markers: &str) -> MessageFormat {
     let source =
         format!("{{# {markers} #}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}");
-    AnswerFormat::of(&ChatTemplate::new(&source, ChatOptions::default()).unwrap())
+    MessageFormat::of(&ChatTemplate::new(&source, ChatOptions::default()).unwrap())
 }
 
 fn weather_tools() -> Json {
@@ -21,16 +21,16 @@ fn weather_tools() -> Json {
 }
 
 /// Parses whole, one character at a time, and in random chunks. All results must agree.
-fn parse(format: &AnswerFormat, prompt: &str, text: &str) -> Answer {
+fn parse(format: &MessageFormat, prompt: &str, text: &str) -> ParsedMessage {
     let tools = weather_tools();
-    let options = AnswerOptions {
+    let options = MessageParserOptions {
         reasoning: true,
         tools: Some(&tools),
         prompt,
         stream_calls: false,
     };
     let whole = in_chunks(format, &options, text);
-    let options = AnswerOptions {
+    let options = MessageParserOptions {
         stream_calls: true,
         ..options
     };
@@ -49,12 +49,16 @@ fn parse(format: &AnswerFormat, prompt: &str, text: &str) -> Answer {
     whole
 }
 
-fn in_chunks(format: &AnswerFormat, options: &AnswerOptions<'_>, text: &str) -> Answer {
-    let whole = Answer::parse(format, options, text);
+fn in_chunks(
+    format: &MessageFormat,
+    options: &MessageParserOptions<'_>,
+    text: &str,
+) -> ParsedMessage {
+    let whole = ParsedMessage::parse(format, options, text);
     let mut rng = Rng::new(text.len() as u64);
     for round in 0..8 {
-        let mut parser = AnswerParser::new(format, options);
-        let mut answer = Answer::default();
+        let mut parser = MessageParser::new(format, options);
+        let mut answer = ParsedMessage::default();
         let mut chunk = String::new();
         for c in text.chars() {
             chunk.push(c);
@@ -70,7 +74,7 @@ fn in_chunks(format: &AnswerFormat, options: &AnswerOptions<'_>, text: &str) -> 
     whole
 }
 
-fn calls(answer: &Answer) -> Vec<(&str, &Json)> {
+fn calls(answer: &ParsedMessage) -> Vec<(&str, &Json)> {
     answer
         .tool_calls
         .iter()
@@ -391,10 +395,10 @@ fn unparsable_text_stays_content() {
 fn nothing_is_extracted_without_tools_and_reasoning() {
     let format = format_of("<tool_call> </think>");
     let text = "<think>x</think><tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
-    let answer = Answer::parse(&format, &AnswerOptions::default(), text);
+    let answer = ParsedMessage::parse(&format, &MessageParserOptions::default(), text);
     assert_eq!(
         answer,
-        Answer {
+        ParsedMessage {
             content: text.into(),
             ..Default::default()
         }
@@ -405,49 +409,55 @@ fn nothing_is_extracted_without_tools_and_reasoning() {
 fn content_streams_without_delay() {
     let format = format_of("<tool_call>");
     let tools = weather_tools();
-    let mut parser = AnswerParser::new(
+    let mut parser = MessageParser::new(
         &format,
-        &AnswerOptions {
+        &MessageParserOptions {
             reasoning: true,
             tools: Some(&tools),
             prompt: "",
-            ..AnswerOptions::default()
+            ..MessageParserOptions::default()
         },
     );
-    assert_eq!(parser.push("Hello"), [AnswerDelta::Content("Hello".into())]);
+    assert_eq!(
+        parser.push("Hello"),
+        [MessageDelta::Content("Hello".into())]
+    );
     assert_eq!(parser.push(" <tool"), []);
-    assert_eq!(parser.push("s>"), [AnswerDelta::Content(" <tools>".into())]);
+    assert_eq!(
+        parser.push("s>"),
+        [MessageDelta::Content(" <tools>".into())]
+    );
     // JSON that cannot be a call is not held back.
-    let mut parser = AnswerParser::new(
+    let mut parser = MessageParser::new(
         &format_of("none"),
-        &AnswerOptions {
+        &MessageParserOptions {
             reasoning: true,
             tools: Some(&tools),
             prompt: "",
-            ..AnswerOptions::default()
+            ..MessageParserOptions::default()
         },
     );
     assert_eq!(parser.push("{\"na"), []);
     assert_eq!(
         parser.push("tion\": 1"),
-        [AnswerDelta::Content("{\"nation\": 1".into())]
+        [MessageDelta::Content("{\"nation\": 1".into())]
     );
 }
 
 #[test]
 fn arguments_stream_incrementally() {
     let tools = weather_tools();
-    let options = AnswerOptions {
+    let options = MessageParserOptions {
         tools: Some(&tools),
         stream_calls: true,
-        ..AnswerOptions::default()
+        ..MessageParserOptions::default()
     };
-    let start = |name: &str| AnswerDelta::CallStart {
+    let start = |name: &str| MessageDelta::CallStart {
         id: None,
         name: name.into(),
     };
-    let arguments = |text: &str| AnswerDelta::CallArguments(text.into());
-    let mut parser = AnswerParser::new(&format_of("<tool_call>"), &options);
+    let arguments = |text: &str| MessageDelta::CallArguments(text.into());
+    let mut parser = MessageParser::new(&format_of("<tool_call>"), &options);
     assert_eq!(parser.push("<tool_call>\n{\"name\": \"weather\", "), []);
     assert_eq!(
         parser.push("\"arguments\": {\"city\": \"Be"),
@@ -461,13 +471,13 @@ fn arguments_stream_incrementally() {
     );
     assert_eq!(parser.finish(), []);
     // Without markers, followed by text.
-    let mut parser = AnswerParser::new(&format_of("none"), &options);
+    let mut parser = MessageParser::new(&format_of("none"), &options);
     let deltas = parser.push("{\"name\": \"f\", \"parameters\": {\"x\": 1");
     assert_eq!(deltas, [start("f"), arguments("{\"x\": 1")]);
     assert_eq!(parser.push("}} so there"), [arguments("}")]);
-    assert_eq!(parser.finish(), [AnswerDelta::Content(" so there".into())]);
+    assert_eq!(parser.finish(), [MessageDelta::Content(" so there".into())]);
     // A truncated call stays a call.
-    let mut parser = AnswerParser::new(&format_of("<tool_call>"), &options);
+    let mut parser = MessageParser::new(&format_of("<tool_call>"), &options);
     parser.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"");
     assert_eq!(parser.finish(), []);
 }
@@ -557,7 +567,7 @@ fn random_mixtures_lose_no_text() {
 }
 
 thread_local! {
-    static FORMATS: std::cell::RefCell<std::collections::HashMap<&'static str, AnswerFormat>> = Default::default();
+    static FORMATS: std::cell::RefCell<std::collections::HashMap<&'static str, MessageFormat>> = Default::default();
 }
 
 #[test]
@@ -578,13 +588,13 @@ fn deeply_nested_calls_stay_content() {
         ),
     ] {
         let tools = weather_tools();
-        let options = AnswerOptions {
+        let options = MessageParserOptions {
             reasoning: true,
             tools: Some(&tools),
             prompt: "",
-            ..AnswerOptions::default()
+            ..MessageParserOptions::default()
         };
-        let answer = Answer::parse(&format, &options, &text);
+        let answer = ParsedMessage::parse(&format, &options, &text);
         assert_eq!(answer.content, text);
     }
 }

@@ -1,4 +1,4 @@
-//! Wording of messages.
+//! Singular and plural forms in messages.
 
 /// Formats a count with the singular or the plural noun.
 pub fn count(n: usize, one: &str, many: &str) -> String {

@@ -11,7 +11,7 @@ const COMPANIONS: [(&str, &str); 3] = [
 ];
 
 /// Name of a tensor that a layer lacks although other layers have theirs.
-pub(super) fn missing<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
+pub(super) fn find<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
     // Layers that contain a name, by the name without the layer number.
     let mut layers: BTreeMap<(&str, &str), BTreeSet<u32>> = BTreeMap::new();
     for (before, layer, after) in names.filter_map(split) {
@@ -57,7 +57,7 @@ mod tests {
             let names = [0, 1, 2].map(|i| format!("blk.{i}.ffn_up.weight"));
             let gates = layers.iter().map(|i| format!("blk.{i}.ffn_gate.weight"));
             let names: Vec<String> = names.into_iter().chain(gates).collect();
-            missing(names.iter().map(String::as_str))
+            find(names.iter().map(String::as_str))
         };
         assert_eq!(gated(&[]), None);
         assert_eq!(gated(&[0, 1, 2]), None);
@@ -69,10 +69,10 @@ mod tests {
             "model.norm.bias",
         ];
         assert_eq!(
-            missing(names.into_iter()),
+            find(names.into_iter()),
             Some("model.layers.11.q_proj.bias".into())
         );
         // A layer of a different kind has neither tensor.
-        assert_eq!(missing(names[..1].iter().chain(&names[2..]).copied()), None);
+        assert_eq!(find(names[..1].iter().chain(&names[2..]).copied()), None);
     }
 }
