@@ -89,7 +89,7 @@ fn finds_the_most_likely_pairs() {
             );
             assert_eq!(answer.tokens, tokens);
             assert_eq!(answer.score, answer.logprob / 2.0);
-            assert_eq!(answer.reason, FinishReason::Length);
+            assert_eq!(answer.finish_reason, FinishReason::Length);
         }
     }
 }
@@ -126,7 +126,11 @@ fn grammar_and_stop_strings_apply() {
     request.ignore_eos = false;
     let found = search(&model, &request, 6).unwrap();
     let texts: Vec<&str> = found.iter().map(|answer| &*answer.text).collect();
-    assert!(found.iter().all(|a| a.reason == FinishReason::EndOfText));
+    assert!(
+        found
+            .iter()
+            .all(|a| a.finish_reason == FinishReason::EndOfText)
+    );
     let known = ["yes!", "no!", "maybe later!"];
     assert!(texts.iter().all(|text| known.contains(text)), "{texts:?}");
     let sampling = request.sampling.get_or_insert_default();

@@ -243,7 +243,7 @@ fn drafting_stops_when_it_does_not_save_time() {
             "drafting may stop at any time",
         );
         drafted += with.completion.drafts.drafted;
-        always_drafted += ask(&always_drafting, &request).finished.drafts.drafted;
+        always_drafted += ask(&always_drafting, &request).completion.drafts.drafted;
     }
     assert!(
         2 * drafted < always_drafted,

@@ -192,14 +192,14 @@ fn show_answers(answers: &[BeamSequence], prompt: &[u32], json: bool) -> anyhow:
             "tokens": answer.tokens,
             "logprob": answer.logprob,
             "score": answer.score,
-            "finish_reason": conversation::reason_name(answer.reason),
+            "finish_reason": conversation::reason_name(answer.finish_reason),
         })
     };
     let report = serde_json::json!({
         "text": best.text,
         "tokens": best.tokens,
         "prompt_tokens": prompt,
-        "finish_reason": conversation::reason_name(best.reason),
+        "finish_reason": conversation::reason_name(best.finish_reason),
         "beams": answers.iter().map(beam).collect::<Vec<_>>(),
     });
     Ok(writeln!(out, "{report}")?)

@@ -39,7 +39,7 @@ pub struct BeamSequence {
     /// it.
     pub score: f32,
     /// Finish reason.
-    pub reason: FinishReason,
+    pub finish_reason: FinishReason,
 }
 
 /// Finds the most likely answers to a request, the best first. Temperature and the truncating samplers are
@@ -296,7 +296,7 @@ impl<'a> Search<'a> {
             tokens: beam.tokens,
             text: beam.text,
             logprob: beam.logprob,
-            reason,
+            finish_reason: reason,
         });
         self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
         self.finished.truncate(self.params.beams);

@@ -269,7 +269,7 @@ pub struct Token {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// Reason for the end.
-    pub reason: FinishReason,
+    pub finish_reason: FinishReason,
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
     /// Prompt tokens found in the prefix cache.

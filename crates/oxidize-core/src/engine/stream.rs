@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 /// for token in &mut stream {
 ///     print!("{}", token?.text);
 /// }
-/// if let Some(finished) = stream.completion() {
-///     eprintln!("{} tokens", finished.generated_tokens);
+/// if let Some(completion) = stream.completion() {
+///     eprintln!("{} tokens", completion.generated_tokens);
 /// }
 /// # Ok(())
 /// # }
 /// ```
 pub struct TokenStream {
     channel: Arc<Channel>,
-    finished: Option<Completion>,
+    completion: Option<Completion>,
     cancel: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -109,14 +109,14 @@ impl TokenStream {
     ) -> TokenStream {
         TokenStream {
             channel,
-            finished: None,
+            completion: None,
             cancel: Some(Box::new(cancel)),
         }
     }
 
     /// Finish reason, usage and timings of the answer; `None` until the last token was read.
-    pub fn finished(&self) -> Option<&Completion> {
-        self.finished.as_ref()
+    pub fn completion(&self) -> Option<&Completion> {
+        self.completion.as_ref()
     }
 
     /// Waits for the whole answer and returns its text.
@@ -130,8 +130,8 @@ impl TokenStream {
         for token in &mut self {
             text.push_str(&token?.text);
         }
-        match self.finished.take() {
-            Some(finished) => Ok((text, finished)),
+        match self.completion.take() {
+            Some(completion) => Ok((text, completion)),
             None => Err(super::EngineError::Stopped.into()),
         }
     }
@@ -168,7 +168,7 @@ impl TokenStream {
         match event {
             Ok(Event::Token(token)) => Some(Ok(token)),
             Ok(Event::Completion(completion)) => {
-                self.finished = Some(finished);
+                self.completion = Some(completion);
                 None
             }
             Err(error) => Some(Err(error)),

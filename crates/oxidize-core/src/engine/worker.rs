@@ -444,7 +444,7 @@ impl Active {
         let started = self.started.unwrap_or(now);
         let first_token = self.first_token.unwrap_or(now);
         self.channel.send(Event::Completion(Completion {
-            reason: self.ended.unwrap_or(FinishReason::Length),
+            finish_reason: self.ended.unwrap_or(FinishReason::Length),
             prompt_tokens: self.tokens.len(),
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated_tokens,

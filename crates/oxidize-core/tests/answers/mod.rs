@@ -30,7 +30,7 @@ pub(crate) fn prompt(seed: u32, len: usize) -> Vec<u32> {
 pub(crate) struct Answer {
     pub(crate) tokens: Vec<Token>,
     pub(crate) text: String,
-    pub(crate) finished: Completion,
+    pub(crate) completion: Completion,
 }
 
 impl Answer {
@@ -44,10 +44,10 @@ impl Answer {
 pub(crate) fn read(mut stream: TokenStream) -> Result<Answer, Error> {
     let tokens = stream.by_ref().collect::<Result<Vec<Token>, Error>>()?;
     let text = tokens.iter().map(|token| token.text.as_str()).collect();
-    let finished = stream.completion().cloned();
+    let completion = stream.completion().cloned();
     Ok(Answer {
         tokens,
         text,
-        finished: finished.expect("the stream ended without a finish reason"),
+        completion: completion.expect("the stream ended without a finish reason"),
     })
 }

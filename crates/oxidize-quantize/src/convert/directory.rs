@@ -16,7 +16,7 @@ use oxidize_core::tokenizer::VocabSpec;
 use oxidize_kernels::quant::TensorType;
 use serde_json::{Map, Value, json};
 
-use super::{as_tensor, sentence};
+use super::{as_tensor, sentence_transformers};
 use crate::error::{Error, Result};
 use crate::output::with_path;
 use crate::tensor::Tensor;

@@ -73,7 +73,7 @@ impl Choice {
                 Poll::Ready(Some(Ok(token))) => self.token(token),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
                 Poll::Ready(None) => match self.stream.completion().cloned() {
-                    Some(finished) => self.finish(finished),
+                    Some(completion) => self.finish(completion),
                     None => {
                         return Poll::Ready(Err(ApiError::unavailable("the engine has stopped")));
                     }
@@ -149,17 +149,21 @@ impl Choice {
         });
     }
 
-    fn finish(&mut self, finished: Completion) {
+    fn finish(&mut self, completion: Completion) {
         if let ResponseParser::Message(parser) = &mut self.state.parser {
             let rest = parser.finish();
             self.push_all(rest);
         }
-        let reason = FinishReason::new(finished.finish_reason, &self.state.stops, self.n_calls > 0);
+        let reason = FinishReason::new(
+            completion.finish_reason,
+            &self.state.stops,
+            self.n_calls > 0,
+        );
         self.updates.push_back(Update::End(Box::new(End {
             choice: self.state.index,
             reason,
             logprobs: std::mem::take(&mut self.logprobs),
-            finished,
+            completion,
         })));
     }
 }

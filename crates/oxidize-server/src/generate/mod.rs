@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
-use oxidize_core::engine::{Completion, Request};
+use oxidize_core::engine::{self, Request};
 
 use crate::answer::{FinishReason, TokenLogprob};
 use crate::auth::Client;
@@ -86,7 +86,7 @@ pub struct End {
     /// Tokens that came with no delta.
     pub logprobs: Vec<TokenLogprob>,
     /// Token counts and timings.
-    pub finished: Completion,
+    pub completion: engine::Completion,
 }
 
 /// The running answers of a request. Dropping it cancels them.
