@@ -10,6 +10,8 @@ use oxidize_core::engine::{Completion, EngineError, FinishReason};
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingError;
 
+use crate::console::status;
+
 /// Arguments of the chat template.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Chat")]
@@ -95,7 +97,15 @@ pub(crate) fn reason_name(reason: FinishReason) -> &'static str {
         FinishReason::EndOfText => "stop",
         FinishReason::StopString(_) => "stop_string",
         FinishReason::Length => "length",
+        FinishReason::ContextFull => "context_full",
         _ => "other",
+    }
+}
+
+/// Says that an answer ended because the context is full.
+pub(crate) fn note_full_context(reason: FinishReason, n_ctx: usize) {
+    if reason == FinishReason::ContextFull {
+        status!("stopped: the context of {n_ctx} tokens is full; use -c for a larger one");
     }
 }
 

@@ -12,11 +12,13 @@ mod conversation;
 mod grammar_args;
 mod load_quant;
 mod model_args;
+mod model_path;
 mod npy;
 mod progress;
 mod sampling_args;
 mod signals;
 mod speculation_args;
+mod stdin;
 mod style;
 
 use std::process::ExitCode;

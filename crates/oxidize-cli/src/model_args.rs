@@ -4,7 +4,6 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{ActivationQuant, KvType, RepackLimit};
@@ -18,11 +17,9 @@ use oxidize_quantize::workers::Workers;
 use oxidize_server::config::{REPACK_ALIAS, repack_default};
 
 use crate::args::threads;
-use crate::console::status;
 use crate::load_quant::{LoadQuantArgs, load_importance};
 use crate::progress::ProgressReporter;
 use crate::speculation_args::SpeculationArgs;
-use crate::style;
 
 /// Arguments of running a model.
 #[derive(Args, Clone)]
@@ -276,51 +273,4 @@ impl ModelArgs {
 fn bar_style() -> indicatif::ProgressStyle {
     indicatif::ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}")
         .unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
-}
-
-/// Directory of downloaded models: `OXIDIZE_TEST_CACHE`, or the user's cache directory.
-fn cache_directory() -> Option<PathBuf> {
-    let set = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let directory = set("OXIDIZE_TEST_CACHE").or_else(|| {
-        let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-        Some(cache.join("oxidize"))
-    })?;
-    Some(directory.join("models"))
-}
-
-/// The model used if none is given.
-const DEFAULT_MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-
-/// Resolves a model argument: a path, or the name of a file in the cache. Without an argument, the default
-/// model.
-pub(crate) fn find_model(name: Option<PathBuf>) -> anyhow::Result<PathBuf> {
-    if let Some(path) = name {
-        if path.exists() {
-            return Ok(path);
-        }
-        let cached = |directory: PathBuf| {
-            let with_ending = directory.join(format!("{}.gguf", path.display()));
-            [directory.join(&path), with_ending]
-                .into_iter()
-                .find(|path| path.exists())
-        };
-        let is_name = path.components().count() == 1;
-        return cache_directory()
-            .filter(|_| is_name)
-            .and_then(cached)
-            .with_context(|| format!("{}: no such file or directory", path.display()));
-    }
-    let path = cache_directory()
-        .map(|directory| directory.join(DEFAULT_MODEL))
-        .filter(|path| path.exists());
-    let path = path.context(
-        "no model given, and the default model is not in the cache; pass a path with -m",
-    )?;
-    let dim = style::for_stderr().dim;
-    status!("{dim}using {}{dim:#}", path.display());
-    Ok(path)
 }

@@ -6,7 +6,8 @@ use clap::{Args, ValueEnum};
 use oxidize_core::engine::EngineConfig;
 use oxidize_core::speculative::{DraftSource, Speculation};
 
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::ModelArgs;
+use crate::model_path::find_model;
 
 /// Arguments of speculative decoding, which does not change the answer.
 #[derive(Args, Clone, Default)]

@@ -120,7 +120,9 @@ impl FinishReason {
             engine::FinishReason::StopString(index) => {
                 FinishReason::StopString(stops.get(index).cloned().unwrap_or_default())
             }
-            engine::FinishReason::Length => FinishReason::Length,
+            engine::FinishReason::Length | engine::FinishReason::ContextFull => {
+                FinishReason::Length
+            }
             _ if called_tools => FinishReason::ToolCalls,
             _ => FinishReason::Stop,
         }

@@ -16,7 +16,8 @@ use crate::args::threads;
 use crate::bandwidth::{self, Bandwidth};
 use crate::console::outln;
 use crate::load_quant::LoadQuantArgs;
-use crate::model_args::{AdapterArgs, ModelArgs, find_model};
+use crate::model_args::{AdapterArgs, ModelArgs};
+use crate::model_path::find_model;
 
 /// Measure the speed of prompt processing and generation
 #[derive(Args)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use oxidize_core::chat::{ChatOptions, ChatTemplate, Conversation, Message};
+use oxidize_core::chat::{ChatOptions, ChatTemplate, Conversation, Message, RenderedPrompt};
 use oxidize_core::engine::{Engine, Request};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::model::Model;
@@ -21,7 +21,8 @@ use crate::beam_args::BeamArgs;
 use crate::console::{outln, status};
 use crate::conversation::{self, ChatArgs};
 use crate::grammar_args::GrammarArgs;
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::ModelArgs;
+use crate::model_path::{find_model, flag_or_argument};
 use crate::sampling_args::SamplingArgs;
 use crate::speculation_args::SpeculationArgs;
 use crate::style;
@@ -80,7 +81,7 @@ impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let model = self
             .model_args
-            .load(&find_model(self.model_flag.or(self.model))?)?;
+            .load(&find_model(flag_or_argument(self.model_flag, self.model)?)?)?;
         let template = match self.chat.template(&model)? {
             Some(template) => template,
             // ChatML is the most common format.
@@ -91,6 +92,7 @@ impl Chat {
             params: self.sampling.params(model.sampling_defaults())?,
             system: self.chat.system_message()?,
             messages: Vec::new(),
+            first: 0,
             grammar: self.grammar.grammar()?,
             predict: self.predict,
             beams: self.beams,
@@ -144,6 +146,8 @@ struct Session {
     params: SamplingParams,
     system: Option<Message>,
     messages: Vec<Message>,
+    /// Number of the oldest messages that are left out of the prompt, since the context is full.
+    first: usize,
     grammar: Option<Grammar>,
     predict: Option<usize>,
     beams: BeamArgs,
@@ -155,11 +159,8 @@ impl Session {
     /// Generates an answer and streams it to standard output.
     fn answer(&mut self, text: &str) -> anyhow::Result<()> {
         self.messages.push(Message::new("user", text));
-        let messages = self.system.iter().chain(&self.messages).cloned();
-        let prompt =
-            Conversation::from_iter(messages).render(&self.template, self.model.tokenizer()?)?;
         let request = Request {
-            prompt: prompt.tokens.into(),
+            prompt: self.fitting_prompt()?.tokens.into(),
             sampling: Some(self.params.clone()),
             grammar: self.grammar.clone(),
             max_tokens: self.predict,
@@ -194,9 +195,56 @@ impl Session {
             writeln!(out)?;
             let dim = style::for_stderr().dim;
             status!("{dim}{}{dim:#}", conversation::speed(finished));
+            conversation::note_full_context(finished.finish_reason, self.engine.n_ctx());
         }
         self.messages.push(Message::new("assistant", answer));
         Ok(())
+    }
+
+    /// Renders the conversation without its oldest turns if it leaves too little of the context to the answer.
+    fn fitting_prompt(&mut self) -> anyhow::Result<RenderedPrompt> {
+        let n_ctx = self.engine.n_ctx();
+        let reserved = self.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
+        let whole = self.prompt(self.first)?;
+        if whole.tokens.len() + reserved <= n_ctx {
+            return Ok(whole);
+        }
+        // The rest of the prompt is computed anew, so more is left out than needed for this answer alone.
+        let (mut first, mut prompt) = (self.first, None);
+        while prompt.as_ref().unwrap_or(&whole).tokens.len() > n_ctx / 2 {
+            let later = self.messages.iter().skip(first + 1);
+            let Some(turn) = later.into_iter().position(|m| m.role == "user") else {
+                break;
+            };
+            first += 1 + turn;
+            prompt = Some(self.prompt(first)?);
+        }
+        let Some(prompt) = prompt.filter(|prompt| prompt.tokens.len() < n_ctx) else {
+            // The last question alone is too long, or there is nothing else.
+            return Ok(whole);
+        };
+        if self.first == 0 {
+            let dim = style::for_stderr().dim;
+            status!(
+                "{dim}the context of {n_ctx} tokens is full: the oldest turns are left out from now on; \
+                 /clear starts over, -c sets the size{dim:#}"
+            );
+        }
+        self.first = first;
+        Ok(prompt)
+    }
+
+    /// Renders the system message and the messages from `first` on.
+    fn prompt(&self, first: usize) -> anyhow::Result<RenderedPrompt> {
+        let messages = self.system.iter().chain(self.messages.iter().skip(first));
+        let conversation = Conversation::from_iter(messages.cloned());
+        Ok(conversation.render(&self.template, self.model.tokenizer()?)?)
+    }
+
+    /// Replaces the conversation.
+    fn set_messages(&mut self, messages: Vec<Message>) {
+        self.messages = messages;
+        self.first = 0;
     }
 
     /// Prints the best answer of a beam search, or the best one so far on Ctrl-C.
@@ -220,7 +268,7 @@ impl Session {
         let rest = rest.trim();
         match name {
             "help" | "?" => outln!("{HELP}")?,
-            "clear" | "reset" => self.messages.clear(),
+            "clear" | "reset" => self.set_messages(Vec::new()),
             "system" if rest.is_empty() => match &self.system {
                 Some(message) => outln!("{}", message.text())?,
                 None => outln!("(none)")?,
@@ -299,7 +347,7 @@ impl Session {
             .first()
             .is_some_and(|message| message.role == "system");
         self.system = has_system.then(|| messages.remove(0));
-        self.messages = messages;
+        self.set_messages(messages);
         Ok(())
     }
 }

@@ -8,7 +8,8 @@ use oxidize_quantize::evaluate::check_chunk_args;
 use oxidize_quantize::text::Text;
 
 use crate::console::outln;
-use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help, find_model};
+use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help};
+use crate::model_path::find_model;
 use crate::progress::{ProgressReporter, Unit};
 
 /// Compare two models on a text: KL divergence, agreement of top tokens, perplexity

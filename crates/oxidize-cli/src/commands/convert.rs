@@ -19,6 +19,7 @@ use oxidize_quantize::workers::Workers;
 use crate::args::{byte_size, threads};
 use crate::console::status;
 use crate::load_quant::load_importance;
+use crate::model_path::find_model;
 use crate::progress::{ProgressReporter, Unit};
 use crate::signals::interrupted;
 
@@ -26,7 +27,8 @@ use crate::signals::interrupted;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Convert {
-    /// Directory with config.json, safetensors and tokenizer files, or a GGUF file
+    /// Directory with config.json, safetensors and tokenizer files, a GGUF file, or the name of a model in the
+    /// cache
     input: PathBuf,
     /// Write to this GGUF file, or to this directory if the input is GGUF
     #[arg(short = 'o', long, value_name = "FILE.gguf|DIR")]
@@ -52,7 +54,8 @@ pub(crate) struct Convert {
 }
 
 impl Convert {
-    pub(crate) fn run(self) -> anyhow::Result<()> {
+    pub(crate) fn run(mut self) -> anyhow::Result<()> {
+        self.input = find_model(Some(self.input))?;
         let stop = interrupted();
         let options = OpenOptions {
             mmap: false,

@@ -8,7 +8,8 @@ use oxidize_quantize::multiple_choice::{Options, read_questions, score};
 use oxidize_quantize::plural::count;
 
 use crate::console::outln;
-use crate::model_args::{MeasureArgs, ModelArgs, find_model};
+use crate::model_args::{MeasureArgs, ModelArgs};
+use crate::model_path::find_model;
 use crate::progress::{ProgressReporter, Unit};
 
 /// Evaluate a model on multiple-choice questions (HellaSwag, Winogrande, ARC, MMLU)

@@ -17,7 +17,8 @@ use oxidize_quantize::source::Source;
 use oxidize_quantize::text::Text;
 
 use crate::console::status;
-use crate::model_args::{ModelArgs, chunk_size_help, find_model};
+use crate::model_args::{ModelArgs, chunk_size_help};
+use crate::model_path::find_model;
 use crate::progress::{ProgressReporter, Unit};
 use crate::signals::interrupted;
 

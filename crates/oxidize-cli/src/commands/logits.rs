@@ -14,7 +14,8 @@ use oxidize_quantize::evaluate::{Evaluator, Results};
 use oxidize_quantize::output::check_not_input;
 
 use crate::console::status;
-use crate::model_args::{MeasureArgs, ModelArgs, find_model};
+use crate::model_args::{MeasureArgs, ModelArgs};
+use crate::model_path::find_model;
 use crate::{npy, style};
 
 /// Write the logits at every position of an input to a NumPy file

@@ -5,6 +5,7 @@ mod archs;
 mod bench;
 mod chat;
 mod compare;
+mod completions;
 mod convert;
 mod embed;
 mod eval;
@@ -56,4 +57,5 @@ subcommands! {
     Tokenize(tokenize::Tokenize),
     Embed(embed::Embed),
     Synth(synth::Synth),
+    Completions(completions::Completions),
 }

@@ -12,7 +12,8 @@ use oxidize_quantize::plural::count;
 use oxidize_quantize::text::Text;
 
 use crate::console::outln;
-use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help, find_model};
+use crate::model_args::{MeasureArgs, ModelArgs, chunk_size_help};
+use crate::model_path::find_model;
 use crate::progress::{ProgressReporter, Unit};
 
 /// Compute the perplexity of a model on a text

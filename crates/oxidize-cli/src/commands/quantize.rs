@@ -31,6 +31,7 @@ use oxidize_quantize::workers::Workers;
 use crate::args::{at_least_one, byte_size, threads};
 use crate::console::{outln, status};
 use crate::load_quant::note_missing_sketches;
+use crate::model_path::find_model;
 use crate::progress::ProgressReporter;
 use crate::signals::interrupted;
 
@@ -38,7 +39,7 @@ use crate::signals::interrupted;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Quantize {
-    /// Model to quantize: a GGUF file or a Hugging Face directory
+    /// Model to quantize: a GGUF file, a Hugging Face directory, or the name of a model in the cache
     input: PathBuf,
     /// GGUF file to write
     output: PathBuf,
@@ -162,7 +163,8 @@ fn bits(text: &str) -> Result<f64, String> {
 }
 
 impl Quantize {
-    pub(crate) fn run(self) -> anyhow::Result<()> {
+    pub(crate) fn run(mut self) -> anyhow::Result<()> {
+        self.input = find_model(Some(self.input))?;
         check_chunk_args(self.ctx_size, Some(self.chunks))?;
         let stop = interrupted();
         // Read instead of mapped: mapped pages would count as memory in use.

@@ -1,7 +1,7 @@
 //! `oxidize run`: generates one answer and streams it to standard output.
 
-use std::io::{IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -13,10 +13,11 @@ use crate::beam_args::BeamArgs;
 use crate::console::status;
 use crate::conversation::{self, ChatArgs};
 use crate::grammar_args::GrammarArgs;
-use crate::model_args::{ModelArgs, find_model};
+use crate::model_args::ModelArgs;
+use crate::model_path::{find_model, flag_or_argument, is_from_environment};
 use crate::sampling_args::SamplingArgs;
 use crate::speculation_args::SpeculationArgs;
-use crate::style;
+use crate::{stdin, style};
 
 /// Generate an answer to a prompt
 #[derive(Args)]
@@ -24,7 +25,7 @@ pub(crate) struct Run {
     /// GGUF file, safetensors directory, or name of a model in the cache [default: SmolLM2-135M-Instruct]
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// Prompt [default: standard input]
+    /// Prompt; text on standard input is added to it [default: standard input]
     #[arg(value_name = "PROMPT")]
     prompt: Option<String>,
     /// Model, as a flag
@@ -36,10 +37,15 @@ pub(crate) struct Run {
     )]
     model_flag: Option<PathBuf>,
     /// Prompt, as a flag
-    #[arg(short = 'p', long = "prompt", value_name = "PROMPT")]
+    #[arg(
+        short = 'p',
+        long = "prompt",
+        value_name = "PROMPT",
+        conflicts_with_all = ["prompt", "file"]
+    )]
     prompt_flag: Option<String>,
     /// Read the prompt from a file
-    #[arg(short = 'f', long, value_name = "FILE")]
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "prompt")]
     file: Option<PathBuf>,
     /// Maximum number of tokens to generate [default: until the end of text or a full context]
     #[arg(
@@ -75,19 +81,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn run(self) -> anyhow::Result<()> {
-        let (model_name, positional_prompt) = match (&self.model_flag, self.model, self.prompt) {
-            // With -m, the first positional argument is the prompt.
-            (Some(flag), Some(first), None) => (
-                Some(flag.clone()),
-                Some(first.to_string_lossy().into_owned()),
-            ),
-            (flag, first, prompt) => (flag.clone().or(first), prompt),
-        };
+    pub(crate) fn run(mut self) -> anyhow::Result<()> {
+        let (model_name, prompt) = self.model_and_prompt()?;
         let gap = self.infill.texts();
         let prompt = match gap {
             Some(_) => String::new(),
-            None => read_prompt(positional_prompt.or(self.prompt_flag), self.file)?,
+            None => read_prompt(prompt, self.file.as_deref())?,
         };
         anyhow::ensure!(gap.is_some() || !prompt.is_empty(), "the prompt is empty");
         let model = self.model_args.load(&find_model(model_name)?)?;
@@ -150,7 +149,32 @@ impl Run {
             }
             show_speed(finished);
         }
+        conversation::note_full_context(finished.finish_reason, engine.n_ctx());
         Ok(())
+    }
+
+    /// The model and the prompt of the command line. With `-m`, the first argument is the prompt.
+    fn model_and_prompt(&mut self) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
+        let flag = self.model_flag.take();
+        let (first, second) = (self.model.take(), self.prompt.take());
+        let other = match (&self.prompt_flag, &self.file) {
+            (Some(_), _) => Some("-p"),
+            (None, Some(_)) => Some("-f"),
+            (None, None) => None,
+        };
+        let (model, prompt) = match (flag, first, second) {
+            // OXIDIZE_MODEL is a default; beside -p or -f, the argument can only be the model.
+            (Some(flag), Some(first), None) if other.is_none() || !is_from_environment(&flag) => {
+                (Some(flag), Some(first.to_string_lossy().into_owned()))
+            }
+            (flag, first, prompt) => (flag_or_argument(flag, first)?, prompt),
+        };
+        if let (Some(prompt), Some(other)) = (&prompt, other) {
+            anyhow::bail!(
+                "two prompts: {other} and {prompt:?}; with -m, the first argument is the prompt"
+            );
+        }
+        Ok((model, prompt.or(self.prompt_flag.take())))
     }
 }
 
@@ -205,22 +229,29 @@ fn show_answers(answers: &[BeamSequence], prompt: &[u32], json: bool) -> anyhow:
     Ok(writeln!(out, "{report}")?)
 }
 
-fn read_prompt(given: Option<String>, file: Option<PathBuf>) -> anyhow::Result<String> {
-    if let Some(path) = file {
-        return std::fs::read_to_string(&path).with_context(|| path.display().to_string());
-    }
-    if let Some(prompt) = given {
+/// The prompt: that of the command line or of a file, followed by standard input if another program or a file
+/// is connected to it.
+fn read_prompt(given: Option<String>, file: Option<&Path>) -> anyhow::Result<String> {
+    let given = match file {
+        Some(path) => {
+            Some(std::fs::read_to_string(path).with_context(|| path.display().to_string())?)
+        }
+        None => given,
+    };
+    let Some(prompt) = given else {
+        if std::io::stdin().is_terminal() {
+            anyhow::bail!("no prompt: give it as an argument, with -f FILE, or on standard input");
+        }
+        return stdin::read();
+    };
+    if !stdin::is_connected() {
         return Ok(prompt);
     }
-    let mut input = std::io::stdin();
-    if input.is_terminal() {
-        anyhow::bail!("no prompt: give it as an argument, with -f FILE, or on standard input");
+    let input = stdin::read()?;
+    if input.trim().is_empty() {
+        return Ok(prompt);
     }
-    let mut prompt = String::new();
-    input
-        .read_to_string(&mut prompt)
-        .context("standard input")?;
-    Ok(prompt)
+    Ok(format!("{}\n\n{input}", prompt.trim_end_matches('\n')))
 }
 
 /// Tokenizes a prompt, with the chat template unless `raw` is set.

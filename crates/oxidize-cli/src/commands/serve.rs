@@ -6,7 +6,7 @@ use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_server::ServeArgs;
 
-use crate::model_args::find_model;
+use crate::model_path::find_model;
 
 /// Serve models over HTTP with the APIs of OpenAI, Anthropic, Ollama and llama-server
 #[derive(Args)]

@@ -13,13 +13,14 @@ use oxidize_quantize::workers::Workers;
 
 use crate::args::{at_least_one, byte_size};
 use crate::console::status;
+use crate::model_path::find_model;
 use crate::progress::ProgressReporter;
 use crate::signals::interrupted;
 
 /// Split a GGUF model into parts
 #[derive(Args, Debug)]
 pub(crate) struct Split {
-    /// GGUF model to split
+    /// GGUF model to split: a file, or the name of a model in the cache
     input: PathBuf,
     /// Name of the parts: NAME becomes NAME-00001-of-0000N.gguf
     output: PathBuf,
@@ -53,16 +54,17 @@ impl Split {
             (None, Some(n)) => Parts::MaxTensors(n),
             (None, None) => anyhow::bail!("--max-size or --max-tensors is required"),
         };
-        write(&self.input, &self.output, &parts)
+        write(&find_model(Some(self.input))?, &self.output, &parts)
     }
 }
 
 impl Merge {
     pub(crate) fn run(self) -> anyhow::Result<()> {
+        let input = find_model(Some(self.input))?;
         let Some(adapter) = &self.lora else {
-            return write(&self.input, &self.output, &Parts::One);
+            return write(&input, &self.output, &Parts::One);
         };
-        let file = open(&self.input)?;
+        let file = open(&input)?;
         let progress = ProgressReporter::new();
         let merged = merge_adapter(
             &file,

@@ -9,7 +9,7 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 
 use crate::console::outln;
-use crate::model_args::find_model;
+use crate::model_path::find_model;
 
 /// Convert text to tokens, or tokens to text with --decode
 #[derive(Args)]

@@ -101,3 +101,41 @@ fn multi_line_input() {
     assert_eq!(saved[0]["content"], "one\ntwo");
     assert_eq!(saved[2]["content"], "three\n\nfour");
 }
+
+/// A conversation longer than the context goes on without its oldest turns.
+#[test]
+fn a_full_context_drops_the_oldest_turns() {
+    let (_dir, path) = text_file("");
+    let turns: String = (0..12).map(|n| format!("question number {n}\n")).collect();
+    let args = [
+        "chat",
+        &model(),
+        "-n",
+        "8",
+        "--temp",
+        "0",
+        "-c",
+        "96",
+        "-sys",
+        "Be brief.",
+    ];
+    let outcome = oxidize_with(&args, &format!("{turns}/save {path}\n"));
+    assert!(!outcome.stderr.contains("error"), "{}", outcome.stderr);
+    let told = outcome.stderr.matches("the context of 96 tokens is full");
+    assert_eq!(told.count(), 1, "{}", outcome.stderr);
+    assert_eq!(outcome.stderr.matches("tok/s · answer").count(), 12);
+    // Nothing is lost of the conversation that is saved.
+    let text = std::fs::read_to_string(&path).unwrap();
+    let saved: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    assert_eq!(saved.len(), 25);
+
+    // The last answer is that to the system message and the last turns.
+    let answer = saved[24]["content"].as_str().unwrap();
+    let is_window = |n_turns: usize| {
+        let window = [&saved[..1], &saved[24 - 2 * n_turns..23]].concat();
+        std::fs::write(&path, serde_json::to_string(&window).unwrap()).unwrap();
+        let input = format!("/load {path}\nquestion number 11\n");
+        oxidize_with(&args, &input).ok().trim_end() == answer.trim_end()
+    };
+    assert!((1..=4).any(|n| is_window(n)), "{answer:?}");
+}

@@ -1,7 +1,10 @@
 //! The `oxidize` program: output and errors of each subcommand, mostly on the tiny model of the repository.
 
 mod archs;
+mod cache;
 mod chat;
+mod completions;
+mod embed;
 mod measure;
 mod perplexity_bars;
 #[cfg(unix)]

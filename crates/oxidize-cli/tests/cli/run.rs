@@ -322,3 +322,97 @@ fn infill_requires_infill_tokens() {
     let error = run(&[&model(), "--fim-prefix", "a = ", "--fim-suffix", "\n"]).error();
     assert!(error.contains("does not support infill"), "{error}");
 }
+
+/// Two prompts are an error, in whatever form they are given.
+#[test]
+fn a_second_prompt_is_an_error() {
+    let model = model();
+    let (_dir, path) = text_file("three");
+    for args in [
+        &[&model, "-p", "one two", "b"][..],
+        &[&model, "-p", "x", "-f", &path],
+        &[&model, "b", "-f", &path],
+    ] {
+        let outcome = run(args);
+        assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("cannot be used with"), "{args:?}");
+    }
+    for args in [
+        &["-m", &model, "-p", "one two", "b"][..],
+        &["-m", &model, "b", "-f", &path],
+    ] {
+        let error = run(args).error();
+        assert!(error.contains("two prompts"), "{error}");
+    }
+}
+
+/// The tokens of the prompt, as text without the template.
+fn prompt_of(args: &[&str], input: std::process::Stdio) -> String {
+    let model = model();
+    let args = [&["run", &model, "--raw", "--json", "-n", "1"], args].concat();
+    let mut command = super::command(&args);
+    let report = super::outcome(command.stdin(input).output().unwrap()).json();
+    let tokens: Vec<u32> = serde_json::from_value(report["prompt_tokens"].clone()).unwrap();
+    let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
+    let decoded = oxidize(&["tokenize", "-m", &model, "--decode", &tokens.join(",")]).ok();
+    decoded.trim_end_matches('\n').replace("<s>", "")
+}
+
+#[test]
+fn standard_input_follows_the_prompt() {
+    use std::process::Stdio;
+    let (_dir, path) = text_file("the text");
+    let file = || Stdio::from(std::fs::File::open(&path).unwrap());
+    let joined = "Summarize:\n\nthe text";
+    assert!(prompt_of(&["Summarize:"], file()).ends_with(joined));
+    assert!(prompt_of(&["-p", "Summarize:"], file()).ends_with(joined));
+    let (_dir, question) = text_file("Summarize:\n");
+    assert!(prompt_of(&["-f", &question], file()).ends_with(joined));
+    for nothing in [Stdio::null(), Stdio::piped()] {
+        assert!(prompt_of(&["Summarize:"], nothing).ends_with("Summarize:"));
+    }
+    let piped = oxidize_with(&["run", &model(), "a:", "--json", "-n", "1"], "more").json();
+    let alone = oxidize_with(&["run", &model(), "a:\n\nmore", "--json", "-n", "1"], "").json();
+    assert_eq!(piped["prompt_tokens"], alone["prompt_tokens"]);
+}
+
+/// A pipe that stays open and empty is announced, not waited for in silence.
+#[test]
+fn waiting_for_standard_input_is_announced() {
+    use std::io::{BufRead, BufReader};
+    let model = model();
+    let mut child = super::command(&["run", &model, "Hello", "-n", "1"])
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    assert!(first.contains("standard input"), "{first}");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_full_context_is_announced() {
+    let model = model();
+    let args = [
+        "run",
+        &model,
+        "Hello",
+        "-c",
+        "48",
+        "--ignore-eos",
+        "--temp",
+        "0",
+    ];
+    let full = oxidize(&[&args[..], &["-n", "400"]].concat());
+    let message = "the context of 48 tokens is full";
+    assert!(full.stderr.contains(message), "{}", full.stderr);
+    let json = oxidize(&[&args[..], &["--json"]].concat());
+    assert!(json.stderr.contains(message), "{}", json.stderr);
+    assert_eq!(json.json()["finish_reason"], "context_full");
+    let beams = oxidize(&[&args[..], &["--json", "--beams", "2"]].concat()).json();
+    assert_eq!(beams["finish_reason"], "context_full");
+    let limited = oxidize(&[&args[..], &["-n", "2", "--json"]].concat());
+    assert!(!limited.stderr.contains(message), "{}", limited.stderr);
+    assert_eq!(limited.json()["finish_reason"], "length");
+}

@@ -278,7 +278,8 @@ impl<'a> Search<'a> {
         } else if complete {
             self.finish(beam, FinishReason::EndOfText);
         } else if beam.tokens.len() >= self.max_new_tokens {
-            self.finish(beam, FinishReason::Length);
+            let reason = FinishReason::of_length(beam.tokens.len(), self.request.max_tokens);
+            self.finish(beam, reason);
         } else {
             beam.blocks.iter().for_each(|&block| self.kv.retain(block));
             self.live.push(beam);

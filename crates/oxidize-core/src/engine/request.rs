@@ -292,8 +292,20 @@ pub enum FinishReason {
     EndOfText,
     /// A stop string occurred: its index in the request's list.
     StopString(usize),
-    /// `max_tokens` or the context limit was reached.
+    /// `max_tokens` was reached.
     Length,
+    /// The context is full.
+    ContextFull,
+}
+
+impl FinishReason {
+    /// The reason for the end of an answer that no token or text ended.
+    pub(super) fn of_length(generated_tokens: usize, max_tokens: Option<usize>) -> FinishReason {
+        match max_tokens {
+            Some(limit) if generated_tokens >= limit => FinishReason::Length,
+            _ => FinishReason::ContextFull,
+        }
+    }
 }
 
 /// Durations of the phases of a request.

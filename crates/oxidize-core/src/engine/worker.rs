@@ -444,7 +444,9 @@ impl Active {
         let started = self.started.unwrap_or(now);
         let first_token = self.first_token.unwrap_or(now);
         self.channel.send(Event::Completion(Completion {
-            finish_reason: self.ended.unwrap_or(FinishReason::Length),
+            finish_reason: self.ended.unwrap_or_else(|| {
+                FinishReason::of_length(self.generated_tokens, self.request.max_tokens)
+            }),
             prompt_tokens: self.tokens.len(),
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated_tokens,

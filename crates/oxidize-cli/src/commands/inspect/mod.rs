@@ -11,13 +11,14 @@ use clap::Args;
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_quantize::output::check_not_input;
 
+use crate::model_path::find_model;
 use crate::style;
 
 /// Show the contents of a model file: architecture, types, memory requirements, tensors, metadata
 #[derive(Args)]
 #[command(visible_alias = "show")]
 pub(crate) struct Inspect {
-    /// GGUF file (any part of a split file), safetensors file or directory
+    /// GGUF file (any part of a split file), safetensors file or directory, or name of a model in the cache
     path: PathBuf,
     /// List all tensors
     #[arg(long)]
@@ -50,7 +51,7 @@ impl Inspect {
             mmap: !self.no_mmap,
             ..OpenOptions::default()
         };
-        let model = ModelFile::open(&self.path, &options)?;
+        let model = ModelFile::open(find_model(Some(self.path))?, &options)?;
         if let (Some(tensor), Some(output)) = (&self.dump, &self.output) {
             check_not_input(output, &model)?;
             return dump::write_npy(&model, tensor, output);
