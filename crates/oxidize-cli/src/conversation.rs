@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use oxidize_core::Error;
-use oxidize_core::chat::{ChatOptions, ChatTemplate, Conversation, Message};
+use oxidize_core::chat::{ChatOptions, ChatTemplate, Conversation, Message, Thinking};
 use oxidize_core::engine::{Completion, EngineError, FinishReason};
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingError;
@@ -32,6 +32,18 @@ pub(crate) struct ChatArgs {
     /// Read the chat template from a file
     #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
     chat_template_file: Option<PathBuf>,
+    /// Let the model reason before it answers: on, off, or auto for the default of its chat template
+    #[arg(
+        long,
+        value_name = "on|off|auto",
+        default_value_t,
+        hide_default_value = true
+    )]
+    pub(crate) think: Thinking,
+    /// Maximum number of reasoning tokens, after which the answer follows; 0 turns reasoning off [default: no
+    /// limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) think_budget: Option<usize>,
 }
 
 impl ChatArgs {
@@ -66,7 +78,17 @@ impl ChatArgs {
     /// A conversation of the system message, if there is one, and `prompt`.
     pub(crate) fn conversation(&self, prompt: &str) -> anyhow::Result<Conversation> {
         let system = self.system_message()?;
-        Ok(Conversation::from_iter(system).user(prompt))
+        let conversation = Conversation::from_iter(system).user(prompt);
+        Ok(self.with_thinking(conversation))
+    }
+
+    /// The conversation with the settings of reasoning.
+    pub(crate) fn with_thinking(&self, conversation: Conversation) -> Conversation {
+        Conversation {
+            thinking: self.think,
+            thinking_budget: self.think_budget,
+            ..conversation
+        }
     }
 }
 
@@ -140,6 +162,7 @@ pub(crate) fn timings_json(finished: &Completion) -> serde_json::Value {
         "prompt_ms": prompt_s * 1e3,
         "prompt_per_second": rate(prompt, prompt_s),
         "predicted_n": finished.generated_tokens,
+        "reasoning_n": finished.reasoning_tokens,
         "predicted_ms": generation_s * 1e3,
         "predicted_per_second": rate(generated, generation_s),
         "queued_ms": finished.timings.queued.as_secs_f64() * 1e3,
@@ -156,6 +179,10 @@ pub(crate) fn speed(finished: &Completion) -> String {
         0 => String::new(),
         n => format!(" ({n} cached)"),
     };
+    let reasoning = match finished.reasoning_tokens {
+        0 => String::new(),
+        n => format!(" ({n} reasoning)"),
+    };
     let drafts = match finished.drafts.acceptance() {
         Some(rate) => format!(
             " · {} drafted, {:.0}% accepted",
@@ -169,7 +196,7 @@ pub(crate) fn speed(finished: &Completion) -> String {
         n @ (0 | 1) => format!("{n} token{}", if n == 0 { "s" } else { "" }),
         n => {
             let speed = rate(generated, finished.timings.generation.as_secs_f64());
-            format!("{n} tokens, {speed:.1} tok/s")
+            format!("{n} tokens{reasoning}, {speed:.1} tok/s")
         }
     };
     format!(

@@ -3,6 +3,7 @@
 // `println!` panics on a closed pipe; `outln!` and `status!` do not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod answer;
 mod args;
 mod bandwidth;
 mod beam_args;

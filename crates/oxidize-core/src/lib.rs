@@ -172,7 +172,7 @@ pub use model::lora;
 pub use backend::RepackLimit;
 pub use chat::{
     ChatOptions, ChatTemplate, Content, Conversation, FunctionCall, Message, ParsedMessage,
-    ToolCall,
+    Reasoning, Thinking, ToolCall,
 };
 pub use embedding::{Embedder, EmbedderConfig, Pooling};
 pub use engine::{

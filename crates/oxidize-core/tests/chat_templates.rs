@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use oxidize_core::chat::{
-    ChatError, ChatInput, ChatOptions, ChatTemplate, Message, MessageFormat, MessageParserOptions,
-    ParsedMessage,
+    ChatError, ChatInput, ChatOptions, ChatTemplate, Conversation, Message, MessageFormat,
+    MessageParserOptions, ParsedMessage, Thinking,
 };
+use oxidize_core::tokenizer::Tokenizer;
 use serde_json::{Value as Json, json};
 
 /// Options with the time at which the vectors were rendered.
@@ -223,4 +224,68 @@ fn committed_templates_render_as_jinja2() {
     let paths = vectors_in(&directory);
     assert!(!paths.is_empty(), "no fixtures in {}", directory.display());
     assert!(assert_all(&paths) >= 10);
+}
+
+/// The templates themselves, as the cache has them.
+fn cached_templates() -> Vec<PathBuf> {
+    let cache = std::env::var_os("OXIDIZE_TEST_CACHE").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize"),
+        PathBuf::from,
+    );
+    let entries = std::fs::read_dir(cache.join("templates"));
+    let mut paths: Vec<PathBuf> = entries
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "jinja"))
+        .collect();
+    paths.sort();
+    if paths.is_empty() {
+        eprintln!(
+            "SKIPPED: no templates in {}; run make setup",
+            cache.display()
+        );
+    }
+    paths
+}
+
+#[test]
+fn thinking_is_off_in_every_template_when_asked() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf");
+    let tokenizer = Tokenizer::open(model).unwrap();
+    let (mut n_reasoning, mut n_refused, mut failures) = (0, 0, Vec::new());
+    let paths = cached_templates();
+    for path in &paths {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let source = std::fs::read_to_string(path).unwrap();
+        let template = ChatTemplate::new(&source, options()).unwrap();
+        let render = |thinking| {
+            let conversation = Conversation::from("Hi").thinking(thinking);
+            conversation.render(&template, &tokenizer)
+        };
+        let (Ok(on), Ok(off)) = (render(Thinking::On), render(Thinking::Off)) else {
+            // Some templates need tools.
+            n_refused += 1;
+            continue;
+        };
+        let tags = template.format().reasoning_tags();
+        let end = off.text.trim_end();
+        if off.reasoning.is_some() || end.ends_with(tags.open) {
+            failures.push(format!("{name}: thinking is not off at {:?}", tail(end)));
+        }
+        if on.reasoning.is_some() {
+            n_reasoning += 1;
+            if on.text == off.text {
+                failures.push(format!("{name}: no difference at {:?}", tail(end)));
+            }
+        }
+    }
+    eprintln!("{n_reasoning} of {} templates reason", paths.len());
+    assert!(failures.is_empty(), "{failures:#?}");
+    assert!(n_refused <= 2, "{n_refused} templates do not render");
+    assert!(paths.is_empty() || n_reasoning >= 25);
+}
+
+fn tail(text: &str) -> &str {
+    &text[text.floor_char_boundary(text.len().saturating_sub(60))..]
 }

@@ -17,6 +17,7 @@ use oxidize_core::sampling::SamplingParams;
 use rustyline::error::ReadlineError;
 use signal_hook::consts::SIGINT;
 
+use crate::answer::AnswerPrinter;
 use crate::beam_args::BeamArgs;
 use crate::console::{outln, status};
 use crate::conversation::{self, ChatArgs};
@@ -71,6 +72,7 @@ const HELP: &str = "\
 /clear                clear the conversation
 /system [TEXT]        show or set the system prompt
 /set [NAME VALUE]     show the settings, or set temp, top-k, top-p, min-p, repeat-penalty, seed or n
+/think [on|off|auto|N] show or set reasoning before answers; N is the maximum number of its tokens
 /save FILE            save the conversation to a JSON file
 /load FILE            load a conversation from a JSON file
 /quit                 quit (also Ctrl-D)
@@ -100,6 +102,7 @@ impl Chat {
             stop: stop_on_interrupt()?,
             model,
             template,
+            chat: self.chat,
         };
         let mut input = Input::new()?;
         if input.is_terminal() {
@@ -153,14 +156,20 @@ struct Session {
     beams: BeamArgs,
     model_args: ModelArgs,
     stop: Arc<AtomicBool>,
+    /// Settings of reasoning, among others that are no longer used.
+    chat: ChatArgs,
 }
 
 impl Session {
     /// Generates an answer and streams it to standard output.
     fn answer(&mut self, text: &str) -> anyhow::Result<()> {
         self.messages.push(Message::new("user", text));
+        let prompt = self.fitting_prompt()?;
+        let mut answer = AnswerPrinter::new(&self.template, &prompt);
         let request = Request {
-            prompt: self.fitting_prompt()?.tokens.into(),
+            prompt: prompt.tokens.into(),
+            reasoning: prompt.reasoning,
+            render_special: answer.needs_special(),
             sampling: Some(self.params.clone()),
             grammar: self.grammar.clone(),
             max_tokens: self.predict,
@@ -168,10 +177,8 @@ impl Session {
         };
         self.stop.store(false, Ordering::Relaxed);
         if self.beams.is_set() {
-            return self.search(&request);
+            return self.search(&request, answer);
         }
-        let mut out = std::io::stdout().lock();
-        let mut answer = String::new();
         let mut stream = self.engine.submit(request)?;
         loop {
             let token = match stream.recv_timeout(POLL_INTERVAL) {
@@ -180,24 +187,22 @@ impl Session {
                 Poll::Pending => None,
             };
             if self.stop.swap(false, Ordering::Relaxed) {
-                writeln!(out)?;
+                answer.finish()?;
                 let dim = style::for_stderr().dim;
                 status!("{dim}stopped{dim:#}");
                 break;
             }
             let Some(token) = token else { continue };
             let token = token.map_err(|error| conversation::explain(error, &self.model))?;
-            out.write_all(token.text.as_bytes())?;
-            out.flush()?;
-            answer.push_str(&token.text);
+            answer.push(&token.text)?;
         }
         if let Some(finished) = stream.completion() {
-            writeln!(out)?;
+            answer.finish()?;
             let dim = style::for_stderr().dim;
             status!("{dim}{}{dim:#}", conversation::speed(finished));
             conversation::note_full_context(finished.finish_reason, self.engine.n_ctx());
         }
-        self.messages.push(Message::new("assistant", answer));
+        self.messages.push(answer.into_message());
         Ok(())
     }
 
@@ -238,6 +243,7 @@ impl Session {
     fn prompt(&self, first: usize) -> anyhow::Result<RenderedPrompt> {
         let messages = self.system.iter().chain(self.messages.iter().skip(first));
         let conversation = Conversation::from_iter(messages.cloned());
+        let conversation = self.chat.with_thinking(conversation);
         Ok(conversation.render(&self.template, self.model.tokenizer()?)?)
     }
 
@@ -248,15 +254,15 @@ impl Session {
     }
 
     /// Prints the best answer of a beam search, or the best one so far on Ctrl-C.
-    fn search(&mut self, request: &Request) -> anyhow::Result<()> {
+    fn search(&mut self, request: &Request, mut answer: AnswerPrinter) -> anyhow::Result<()> {
         let go_on = || !self.stop.load(Ordering::Relaxed);
         let answers = self
             .beams
             .search(&self.model, &self.model_args, request, go_on)?;
         let best = answers.into_iter().next();
-        let text = best.context("the search found no answer")?.text;
-        outln!("{text}")?;
-        self.messages.push(Message::new("assistant", text));
+        answer.push(&best.context("the search found no answer")?.text)?;
+        answer.finish()?;
+        self.messages.push(answer.into_message());
         Ok(())
     }
 
@@ -276,6 +282,14 @@ impl Session {
             "system" => self.system = Some(Message::new("system", rest)),
             "set" if rest.is_empty() => self.show_settings()?,
             "set" => self.set(rest)?,
+            "think" if rest.is_empty() => {
+                let budget = self
+                    .chat
+                    .think_budget
+                    .map(|n| format!(", at most {n} tokens"));
+                outln!("{}{}", self.chat.think, budget.unwrap_or_default())?;
+            }
+            "think" => self.set_thinking(rest)?,
             "save" => self.save(Path::new(rest))?,
             "load" => self.load(Path::new(rest))?,
             "quit" | "exit" | "bye" => return Ok(true),
@@ -324,6 +338,19 @@ impl Session {
         }
         p.validate()?;
         self.params = p;
+        Ok(())
+    }
+
+    /// Sets reasoning to on, off or auto, or limits its tokens.
+    fn set_thinking(&mut self, value: &str) -> anyhow::Result<()> {
+        let n_tokens: Option<usize> = value.parse().ok();
+        if n_tokens.is_some() {
+            self.chat.think_budget = n_tokens;
+            return Ok(());
+        }
+        let thinking = value.parse().map_err(anyhow::Error::msg);
+        self.chat.think = thinking.context("/think")?;
+        self.chat.think_budget = None;
         Ok(())
     }
 

@@ -1,16 +1,18 @@
 //! `oxidize run`: generates one answer and streams it to standard output.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use oxidize_core::chat::Reasoning;
 use oxidize_core::engine::{BeamSequence, Completion, Request};
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
 
+use crate::answer::AnswerPrinter;
 use crate::beam_args::BeamArgs;
-use crate::console::status;
+use crate::console::{outln, status};
 use crate::conversation::{self, ChatArgs};
 use crate::grammar_args::GrammarArgs;
 use crate::model_args::ModelArgs;
@@ -90,13 +92,22 @@ impl Run {
         };
         anyhow::ensure!(gap.is_some() || !prompt.is_empty(), "the prompt is empty");
         let model = self.model_args.load(&find_model(model_name)?)?;
-        let tokens = match gap {
-            Some((before, after)) => model
-                .tokenizer()?
-                .infill_prompt(before, after)
-                .context("the model does not support infill: it has no infill tokens")?,
-            None => encode(&model, &prompt, self.raw, &self.chat)?,
+        let Input {
+            tokens,
+            reasoning,
+            mut answer,
+        } = match gap {
+            Some((before, after)) => Input::plain(
+                model
+                    .tokenizer()?
+                    .infill_prompt(before, after)
+                    .context("the model does not support infill: it has no infill tokens")?,
+            ),
+            None => Input::of_prompt(&model, &prompt, self.raw, &self.chat)?,
         };
+        if self.json {
+            answer = answer.silent();
+        }
         anyhow::ensure!(!tokens.is_empty(), "the prompt has no tokens");
         let request = Request {
             prompt: tokens.clone().into(),
@@ -104,49 +115,47 @@ impl Run {
             grammar: self.grammar.grammar()?,
             max_tokens: self.predict,
             ignore_eos: self.ignore_eos,
+            render_special: answer.needs_special(),
+            reasoning,
             ..Request::default()
         };
         if self.beams.is_set() {
             let answers = self
                 .beams
                 .search(&model, &self.model_args, &request, || true)?;
-            return show_answers(&answers, &tokens, self.json);
+            return show_answers(&answers, &tokens, answer, self.json);
         }
         let engine = self.model_args.engine(model.clone(), &self.speculation)?;
-        let mut out = std::io::stdout().lock();
-        let (mut text, mut answer, mut logprobs) = (String::new(), Vec::new(), Vec::new());
+        let (mut generated, mut logprobs) = (Vec::new(), Vec::new());
         let mut stream = engine.submit(request)?;
         for token in &mut stream {
             let token = token.map_err(|error| conversation::explain(error, &model))?;
-            answer.push(token.id);
+            generated.push(token.id);
             if let Some(logprob) = token.logprob {
                 logprobs.push(serde_json::json!({
                     "id": token.id, "logprob": logprob, "top": token.top,
                 }));
             }
-            if !self.json {
-                out.write_all(token.text.as_bytes())?;
-                out.flush()?;
-            }
-            text.push_str(&token.text);
+            answer.push(&token.text)?;
         }
+        answer.finish()?;
         let finished = stream.completion().context("the engine has stopped")?;
         if self.json {
             let mut report = serde_json::json!({
-                "text": text,
-                "tokens": answer,
+                "text": answer.text(),
+                "tokens": generated,
                 "prompt_tokens": tokens,
                 "finish_reason": conversation::reason_name(finished.finish_reason),
                 "timings": conversation::timings_json(finished),
             });
+            if !answer.reasoning().is_empty() {
+                report["reasoning"] = answer.reasoning().into();
+            }
             if !logprobs.is_empty() {
                 report["logprobs"] = logprobs.into();
             }
-            writeln!(out, "{report}")?;
+            outln!("{report}")?;
         } else {
-            if !text.ends_with('\n') {
-                writeln!(out)?;
-            }
             show_speed(finished);
         }
         conversation::note_full_context(finished.finish_reason, engine.n_ctx());
@@ -203,12 +212,17 @@ impl InfillArgs {
 }
 
 /// Prints the best answer of a beam search, or all answers as JSON.
-fn show_answers(answers: &[BeamSequence], prompt: &[u32], json: bool) -> anyhow::Result<()> {
+fn show_answers(
+    answers: &[BeamSequence],
+    prompt: &[u32],
+    mut answer: AnswerPrinter,
+    json: bool,
+) -> anyhow::Result<()> {
     let best = answers.first().context("the search found no answer")?;
-    let mut out = std::io::stdout().lock();
+    answer.push(&best.text)?;
+    answer.finish()?;
     if !json {
-        let end = if best.text.ends_with('\n') { "" } else { "\n" };
-        return Ok(write!(out, "{}{end}", best.text)?);
+        return Ok(());
     }
     let beam = |answer: &BeamSequence| {
         serde_json::json!({
@@ -219,14 +233,17 @@ fn show_answers(answers: &[BeamSequence], prompt: &[u32], json: bool) -> anyhow:
             "finish_reason": conversation::reason_name(answer.finish_reason),
         })
     };
-    let report = serde_json::json!({
-        "text": best.text,
+    let mut report = serde_json::json!({
+        "text": answer.text(),
         "tokens": best.tokens,
         "prompt_tokens": prompt,
         "finish_reason": conversation::reason_name(best.finish_reason),
         "beams": answers.iter().map(beam).collect::<Vec<_>>(),
     });
-    Ok(writeln!(out, "{report}")?)
+    if !answer.reasoning().is_empty() {
+        report["reasoning"] = answer.reasoning().into();
+    }
+    Ok(outln!("{report}")?)
 }
 
 /// The prompt: that of the command line or of a file, followed by standard input if another program or a file
@@ -254,21 +271,41 @@ fn read_prompt(given: Option<String>, file: Option<&Path>) -> anyhow::Result<Str
     Ok(format!("{}\n\n{input}", prompt.trim_end_matches('\n')))
 }
 
-/// Tokenizes a prompt, with the chat template unless `raw` is set.
-fn encode(model: &Model, prompt: &str, raw: bool, chat: &ChatArgs) -> anyhow::Result<Vec<u32>> {
-    let template = if raw { None } else { chat.template(model)? };
-    match template {
-        Some(template) => {
-            let conversation = chat.conversation(prompt)?;
-            Ok(conversation.render(&template, model.tokenizer()?)?.tokens)
+/// Input of the model, and the printer of its answer.
+struct Input {
+    tokens: Vec<u32>,
+    reasoning: Option<Reasoning>,
+    answer: AnswerPrinter,
+}
+
+impl Input {
+    /// Tokens that are continued as plain text.
+    fn plain(tokens: Vec<u32>) -> Input {
+        Input {
+            tokens,
+            reasoning: None,
+            answer: AnswerPrinter::plain(),
         }
-        None => {
+    }
+
+    /// A prompt, with the chat template unless `raw` is set.
+    fn of_prompt(model: &Model, prompt: &str, raw: bool, chat: &ChatArgs) -> anyhow::Result<Input> {
+        let template = if raw { None } else { chat.template(model)? };
+        let Some(template) = template else {
             let options = EncodeOptions {
                 add_special: true,
                 parse_special: true,
             };
-            Ok(model.tokenizer()?.encode(prompt, options))
-        }
+            return Ok(Input::plain(model.tokenizer()?.encode(prompt, options)));
+        };
+        let prompt = chat
+            .conversation(prompt)?
+            .render(&template, model.tokenizer()?)?;
+        Ok(Input {
+            answer: AnswerPrinter::new(&template, &prompt),
+            tokens: prompt.tokens,
+            reasoning: prompt.reasoning,
+        })
     }
 }
 

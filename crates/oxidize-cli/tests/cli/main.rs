@@ -9,6 +9,7 @@ mod measure;
 mod perplexity_bars;
 #[cfg(unix)]
 mod quantize;
+mod reasoning;
 mod run;
 mod stdio;
 mod tokenize;

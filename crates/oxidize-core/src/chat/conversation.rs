@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{ChatError, ChatInput, ChatTemplate, Content, Message};
+use super::thinking::ThinkingControl;
+use super::{ChatError, ChatInput, ChatTemplate, Content, Message, Reasoning, Thinking};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
 /// A conversation to continue.
@@ -37,6 +38,11 @@ pub struct Conversation {
     /// Leaves the last message open, so that the model continues it. `None`, the default, does so if it is a
     /// message of the assistant without tool calls.
     pub continue_final_message: Option<bool>,
+    /// Reasoning before the answer.
+    pub thinking: Thinking,
+    /// Maximum number of tokens of the reasoning, after which the answer follows; no limit if `None`, no
+    /// reasoning with 0.
+    pub thinking_budget: Option<usize>,
 }
 
 /// A rendered conversation.
@@ -46,6 +52,8 @@ pub struct RenderedPrompt {
     pub text: String,
     /// The tokens of the text, with a single BOS token where the model expects one.
     pub tokens: Vec<u32>,
+    /// Reasoning that may follow, for [`Request::reasoning`](crate::Request::reasoning).
+    pub reasoning: Option<Reasoning>,
 }
 
 impl Default for Conversation {
@@ -57,6 +65,8 @@ impl Default for Conversation {
             template_args: Map::new(),
             add_generation_prompt: true,
             continue_final_message: None,
+            thinking: Thinking::Auto,
+            thinking_budget: None,
         }
     }
 }
@@ -127,6 +137,21 @@ impl Conversation {
         self
     }
 
+    /// Turns reasoning before the answer on or off.
+    #[must_use]
+    pub fn thinking(mut self, thinking: Thinking) -> Self {
+        self.thinking = thinking;
+        self
+    }
+
+    /// Limits the tokens of the reasoning. When they are used up, the reasoning is closed and the answer
+    /// follows; with 0, there is none.
+    #[must_use]
+    pub fn thinking_budget(mut self, n_tokens: usize) -> Self {
+        self.thinking_budget = Some(n_tokens);
+        self
+    }
+
     /// Renders the conversation into a prompt.
     ///
     /// Tools are described in a system message if the template has no place for them, and earlier calls and
@@ -151,21 +176,38 @@ impl Conversation {
             id.and_then(|id| tokenizer.token_text(id))
                 .unwrap_or_default()
         };
-        let text = template.render(&ChatInput {
-            messages: &messages,
-            tools: self
-                .tools
-                .as_ref()
-                .filter(|_| tools.is_some() && capabilities.tools),
-            documents: self.documents.as_ref(),
-            add_generation_prompt: self.add_generation_prompt,
-            bos_token: token_text(tokenizer.bos()),
-            eos_token: token_text(tokenizer.eos()),
-            extra: self.template_args.clone(),
-            continue_final_message: self.continues_final_message(),
-        })?;
+        let is_continued = self.continues_final_message();
+        let render = |thinking: ThinkingControl| {
+            let mut extra = self.template_args.clone();
+            thinking.set_variables(template, &mut extra);
+            template.render(&ChatInput {
+                messages: &messages,
+                tools: self
+                    .tools
+                    .as_ref()
+                    .filter(|_| tools.is_some() && capabilities.tools),
+                documents: self.documents.as_ref(),
+                add_generation_prompt: self.add_generation_prompt,
+                bos_token: token_text(tokenizer.bos()),
+                eos_token: token_text(tokenizer.eos()),
+                extra,
+                continue_final_message: is_continued,
+            })
+        };
+        let thinking = ThinkingControl::new(self.thinking, self.thinking_budget);
+        let mut text = render(thinking)?;
+        let reasoning = match is_continued || self.add_generation_prompt {
+            true => thinking.finish_prompt(&mut text, is_continued, template, tokenizer, || {
+                render(ThinkingControl::new(Thinking::On, None))
+            })?,
+            false => None,
+        };
         let tokens = encode(tokenizer, &text);
-        Ok(RenderedPrompt { text, tokens })
+        Ok(RenderedPrompt {
+            text,
+            tokens,
+            reasoning,
+        })
     }
 
     /// The tools, if there are any.

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 
 use super::markers::{Scan, scan};
 use super::parser::MessageDelta;
+use super::reasoning::HARMONY_ANSWER;
 use super::{FunctionCall, ToolCall};
 
 const MESSAGE: &str = "<|message|>";
@@ -29,7 +30,7 @@ const HEADER_STARTS: [&str; 5] = [
 /// Longest header in bytes.
 const MAX_HEADER: usize = 256;
 
-/// Streaming parser. The prompt ends with `<|start|>assistant`, so the answer starts with a header.
+/// Streaming parser. The prompt usually ends with `<|start|>assistant`, so the answer starts with a header.
 #[derive(Debug, Clone)]
 pub(super) struct Harmony {
     buffer: String,
@@ -51,10 +52,16 @@ enum State {
 }
 
 impl Harmony {
-    pub(super) fn new() -> Self {
+    /// A parser of the text after `prompt`, which may end with the header of the answer.
+    pub(super) fn after(prompt: &str) -> Self {
+        let has_header = prompt.ends_with(HARMONY_ANSWER);
         Self {
             buffer: String::new(),
-            state: State::Header,
+            state: if has_header {
+                State::Content
+            } else {
+                State::Header
+            },
             searched: 0,
         }
     }

@@ -18,6 +18,7 @@ mod message;
 mod parser;
 mod reasoning;
 mod template;
+mod thinking;
 mod tools;
 
 pub use builtin::{builtin_template, builtin_template_names};
@@ -27,6 +28,8 @@ pub use error::ChatError;
 pub use jinja::strftime;
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
 pub use parser::{MessageDelta, MessageFormat, MessageParser, MessageParserOptions, ParsedMessage};
-pub use reasoning::ReasoningTags;
+pub(crate) use reasoning::OpeningMarker;
+pub use reasoning::{Reasoning, ReasoningTags};
 pub use template::{ChatInput, ChatOptions, ChatTemplate};
+pub use thinking::Thinking;
 pub use tools::{CallDelta, CallReader};

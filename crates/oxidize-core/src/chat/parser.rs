@@ -144,6 +144,16 @@ impl MessageFormat {
     pub fn reasoning_tags(&self) -> ReasoningTags {
         self.reasoning
     }
+
+    /// True if the template contains the reasoning tags.
+    pub(super) fn declares_reasoning(&self) -> bool {
+        self.reasoning_declared
+    }
+
+    /// True if answers are in the Harmony format.
+    pub(super) fn is_harmony(&self) -> bool {
+        self.harmony
+    }
 }
 
 impl MessageParser {
@@ -171,7 +181,7 @@ impl MessageParser {
             };
         }
         Self {
-            harmony: format.harmony.then(Harmony::new),
+            harmony: format.harmony.then(|| Harmony::after(prompt)),
             format,
             schemas: Schemas::new(options.tools),
             state: match section {

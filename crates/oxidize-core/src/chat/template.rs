@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value as Json, json};
 
 use super::jinja::Jinja;
-use super::{Capabilities, ChatError, Content, Message};
+use super::{Capabilities, ChatError, Content, Message, MessageFormat};
 
 /// Default limit on the prompt text: 64 MiB.
 const MAX_OUTPUT: usize = 64 << 20;
@@ -28,6 +28,7 @@ pub struct ChatTemplate {
     jinja: Jinja,
     options: ChatOptions,
     capabilities: OnceLock<Capabilities>,
+    format: OnceLock<MessageFormat>,
 }
 
 /// Options of a [`ChatTemplate`].
@@ -78,6 +79,7 @@ impl ChatTemplate {
             jinja,
             options,
             capabilities: OnceLock::new(),
+            format: OnceLock::new(),
         })
     }
 
@@ -95,6 +97,11 @@ impl ChatTemplate {
     /// Features that the template supports, detected on first use by rendering samples.
     pub fn capabilities(&self) -> &Capabilities {
         self.capabilities.get_or_init(|| Capabilities::probe(self))
+    }
+
+    /// Format of reasoning and tool calls in answers, detected on first use.
+    pub fn format(&self) -> &MessageFormat {
+        self.format.get_or_init(|| MessageFormat::of(self))
     }
 
     /// Renders a conversation. Messages are adapted to the template: a system message becomes part

@@ -116,6 +116,7 @@ impl<'a> Search<'a> {
         let Resolved {
             tokens: prompt,
             sampling,
+            reasoning,
         } = request.resolve(model)?;
         let (n_prompt, n_ctx) = (prompt.len(), config.context(model));
         if n_prompt == 0 {
@@ -161,7 +162,7 @@ impl<'a> Search<'a> {
             logprob: 0.0,
             text: String::new(),
             sampler,
-            guide: Guides::default().guide(model, request.grammar.as_ref())?,
+            guide: Guides::default().guide(model, request.grammar.as_ref(), reasoning)?,
             stops: StopMatcher::new(&sampling.stop).map_err(EngineError::Sampling)?,
             decoder: tokenizer.stream().render_special(request.render_special),
             blocks: Vec::new(),
@@ -264,8 +265,8 @@ impl<'a> Search<'a> {
         let mut beam = parent.clone();
         beam.logprob = candidate.logprob;
         beam.sampler.accept(candidate.token);
-        let complete = beam.guide.accept(candidate.token)?;
-        let may_end = !self.request.ignore_eos || beam.guide.is_some();
+        let complete = beam.guide.accept(candidate.token, self.tokenizer)?;
+        let may_end = !self.request.ignore_eos || beam.guide.has_grammar();
         if may_end && self.tokenizer.is_end_of_generation(candidate.token) {
             self.finish(beam, FinishReason::EndOfText);
             return Ok(());

@@ -200,7 +200,11 @@ impl Engine {
     /// the stream too.
     pub fn submit(&self, mut request: Request) -> Result<TokenStream> {
         request.adapters = self.adapter_scales(request.adapters)?;
-        let Resolved { tokens, sampling } = request.resolve(&self.model)?;
+        let Resolved {
+            tokens,
+            sampling,
+            reasoning,
+        } = request.resolve(&self.model)?;
         let n_vocab = self.model.n_vocab();
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
             return Err(EngineError::TokenOutOfRange { token, n_vocab }.into());
@@ -208,7 +212,8 @@ impl Engine {
         let mut sampler = Sampler::new(&sampling, &self.vocab).map_err(EngineError::Sampling)?;
         sampler.accept_prompt(&tokens);
         let stops = StopMatcher::new(&sampling.stop).map_err(EngineError::Sampling)?;
-        let guide = self.guides.guide(&self.model, request.grammar.as_ref())?;
+        let grammar = request.grammar.as_ref();
+        let guide = self.guides.guide(&self.model, grammar, reasoning)?;
         let id = SeqId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let channel = Arc::new(Channel::default());
         let submission = Submission {

@@ -8,6 +8,7 @@ mod disk;
 mod drafting;
 mod guide;
 mod handle;
+mod reasoning;
 mod request;
 mod stream;
 mod worker;

@@ -1,6 +1,6 @@
 //! Requests to an engine and its events and errors.
 
-use crate::chat::Conversation;
+use crate::chat::{Conversation, Reasoning};
 use crate::error::Result;
 use crate::grammar::{Grammar, GrammarError};
 use crate::model::Model;
@@ -46,6 +46,10 @@ pub struct Request {
     /// Maximum number of draft tokens per step where the engine speculates; the engine's setting where `None`,
     /// no drafts with 0.
     pub max_draft: Option<usize>,
+    /// Reasoning that precedes the answer, for a prompt of tokens that was rendered from a conversation
+    /// ([`RenderedPrompt::reasoning`](crate::chat::RenderedPrompt)). A grammar applies after it. A
+    /// [`Prompt::Chat`] brings its own.
+    pub reasoning: Option<Reasoning>,
 }
 
 /// The input of a [`Request`].
@@ -216,11 +220,13 @@ impl Request {
 pub(super) struct Resolved {
     pub(super) tokens: Vec<u32>,
     pub(super) sampling: SamplingParams,
+    pub(super) reasoning: Option<Reasoning>,
 }
 
 impl Request {
     /// Tokenizes the prompt and fills in the model's sampling defaults.
     pub(super) fn resolve(&self, model: &Model) -> Result<Resolved> {
+        let mut reasoning = self.reasoning.clone();
         let tokens = match &self.prompt {
             Prompt::Tokens(tokens) => tokens.clone(),
             Prompt::Text(text) => model.tokenizer()?.encode(
@@ -232,13 +238,16 @@ impl Request {
             ),
             Prompt::Chat(conversation) => {
                 let template = model.chat_template_or_default()?;
-                conversation.render(template, model.tokenizer()?)?.tokens
+                let prompt = conversation.render(template, model.tokenizer()?)?;
+                reasoning = reasoning.or(prompt.reasoning);
+                prompt.tokens
             }
         };
         let sampling = self.sampling.clone();
         Ok(Resolved {
             tokens,
             sampling: sampling.unwrap_or_else(|| model.sampling_defaults()),
+            reasoning,
         })
     }
 }
@@ -276,6 +285,8 @@ pub struct Completion {
     pub cached_tokens: usize,
     /// Tokens generated, without the end-of-generation token.
     pub generated_tokens: usize,
+    /// Generated tokens that belong to reasoning before the answer.
+    pub reasoning_tokens: usize,
     /// Seed of the sampler.
     pub seed: u64,
     /// Draft tokens proposed and accepted, where the engine speculates.

@@ -11,7 +11,7 @@ use super::stream::Channel;
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::sampling::{Sampler, StopMatcher};
+use crate::sampling::{self, Sampler, StopMatcher};
 use crate::scheduler::{self, LogitsAt, Sampled, Scheduler, SeqId, SequenceRequest, Step};
 use crate::speculative::DraftCounts;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
@@ -379,16 +379,16 @@ impl Drop for Worker {
 impl Active {
     /// Samples the next token. It is sent after the step is committed.
     fn choose(&mut self, logits: &[f32], tokenizer: &Tokenizer) -> Result<u32> {
-        let choice = self
-            .sampler
-            .sample(logits, self.guide.mask()?)
-            .map_err(EngineError::Sampling)?;
+        let mut choice = self.sample(logits)?;
+        if tokenizer.is_end_of_generation(choice.token) && self.guide.close_reasoning() {
+            choice = self.sample(logits)?;
+        }
         self.sampler.accept(choice.token);
         self.answer.push(choice.token);
-        let complete = self.guide.accept(choice.token)?;
+        let complete = self.guide.accept(choice.token, tokenizer)?;
         self.first_token.get_or_insert_with(Instant::now);
         // A grammar only lets the answer end where it may.
-        let may_end = !self.request.ignore_eos || self.guide.is_some();
+        let may_end = !self.request.ignore_eos || self.guide.has_grammar();
         if may_end && tokenizer.is_end_of_generation(choice.token) {
             self.ended = Some(FinishReason::EndOfText);
             self.end_token = Some(choice.token);
@@ -407,6 +407,12 @@ impl Active {
             top: choice.top,
         });
         Ok(choice.token)
+    }
+
+    /// Samples from the tokens that the guide allows.
+    fn sample(&mut self, logits: &[f32]) -> Result<sampling::Sampled, EngineError> {
+        let sample = self.sampler.sample(logits, self.guide.mask()?);
+        sample.map_err(EngineError::Sampling)
     }
 
     fn send_pending(&mut self) {
@@ -450,6 +456,7 @@ impl Active {
             prompt_tokens: self.tokens.len(),
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated_tokens,
+            reasoning_tokens: self.guide.reasoning_tokens(),
             seed: self.sampler.seed(),
             drafts: self.drafts,
             timings: Timings {
