@@ -1,6 +1,30 @@
 //! Value parsers of arguments that several subcommands have.
 
+use clap::{ArgAction, Command};
 use oxidize_core::backend::cpu::MAX_THREADS;
+
+/// Lets the environment variable of a flag be 1 or 0, on or off, and so on; `clap` itself only takes true and
+/// false.
+pub(crate) fn accept_words_for_flags(command: Command) -> Command {
+    let command = command.mut_args(|arg| {
+        let is_flag = matches!(arg.get_action(), ArgAction::SetTrue);
+        if is_flag && arg.get_env().is_some() {
+            arg.value_parser(boolean)
+        } else {
+            arg
+        }
+    });
+    command.mut_subcommands(accept_words_for_flags)
+}
+
+/// Parses a boolean; an empty text is false, like a variable that is not set.
+fn boolean(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" => Ok(true),
+        "0" | "false" | "off" | "no" | "" => Ok(false),
+        _ => Err("expected 1 or 0, true or false, on or off, yes or no".to_owned()),
+    }
+}
 
 /// Parses a number that is at least 1.
 pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
@@ -55,6 +79,17 @@ mod tests {
         for wrong in ["1025", "100000", "99999999999999999999", "-1", "two"] {
             assert!(threads(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn booleans_are_numbers_or_words() {
+        for (texts, expected) in [
+            (["1", "true", "On", "YES"], true),
+            (["0", "False", "off", ""], false),
+        ] {
+            assert!(texts.iter().all(|text| boolean(text) == Ok(expected)));
+        }
+        assert!(boolean("2").is_err() && boolean("maybe").is_err());
     }
 
     #[test]

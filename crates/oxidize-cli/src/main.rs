@@ -24,7 +24,7 @@ mod style;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use oxidize_core::backend::cpu::check_isa;
 use oxidize_core::io::raise_file_limit;
 
@@ -58,7 +58,12 @@ fn arguments() -> impl Iterator<Item = std::ffi::OsString> {
 
 fn main() -> ExitCode {
     raise_file_limit();
-    let command = Cli::parse_from(arguments()).command;
+    let mut parser = args::accept_words_for_flags(Cli::command());
+    let parsed = parser.try_get_matches_from_mut(arguments());
+    let command = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli.command,
+        Err(error) => error.format(&mut parser).exit(),
+    };
     let checked = check_isa().map_err(anyhow::Error::from);
     match checked.and_then(|()| command.run()) {
         Ok(()) => ExitCode::SUCCESS,

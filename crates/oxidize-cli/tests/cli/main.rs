@@ -75,6 +75,36 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
+#[test]
+fn variables_of_flags_take_numbers_and_words() {
+    let model = model();
+    let load = |name: &str, value: &str| {
+        let mut command = command(&["run", &model, "Hello", "-n", "1"]);
+        outcome(
+            command
+                .env(name, value)
+                .stdin(Stdio::null())
+                .output()
+                .unwrap(),
+        )
+    };
+    for value in ["1", "0", "true", "false", "on", "off", "yes", "no", ""] {
+        load("OXIDIZE_NO_MMAP", value).ok();
+    }
+    let wrong = load("OXIDIZE_NO_MMAP", "maybe");
+    assert_eq!(wrong.code, Some(2));
+    assert!(wrong.stderr.contains("expected 1 or 0"), "{}", wrong.stderr);
+    for name in [
+        "OXIDIZE_ANY_MODEL",
+        "OXIDIZE_LOG_PROMPTS",
+        "OXIDIZE_NO_AUTH",
+    ] {
+        let mut serve = command(&["serve", "/no/such/model.gguf"]);
+        let failed = outcome(serve.env(name, "1").output().unwrap());
+        assert!(failed.error().contains("/no/such/model.gguf"), "{name}");
+    }
+}
+
 /// Runs the program with this text on standard input.
 fn oxidize_with(args: &[&str], input: &str) -> Outcome {
     let mut child = command(args).spawn().unwrap();
