@@ -187,5 +187,5 @@ pub use model::Model;
 pub use model::lora::Adapter;
 pub use oxidize_kernels::KvType;
 pub use sampling::{DryParams, MirostatMode, MirostatParams, SamplerKind, SamplingParams};
-pub use speculative::{DraftCounts, DraftSource, Speculation};
+pub use speculative::{DraftCounts, DraftParams, DraftSource, Speculation};
 pub use tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};

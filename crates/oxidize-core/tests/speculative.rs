@@ -12,7 +12,7 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingParams;
-use oxidize_core::speculative::{DraftSource, Speculation, SpeculationError};
+use oxidize_core::speculative::{DraftParams, DraftSource, Speculation, SpeculationError};
 use oxidize_core::tokenizer::EncodeOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -158,12 +158,43 @@ fn accepted_drafts_save_steps() {
     assert_eq!(stats.accepted_drafts, drafts.accepted as u64);
     // A request can turn drafting off.
     let none = Request {
-        max_draft: Some(0),
+        drafts: DraftParams {
+            max_tokens: Some(0),
+            ..DraftParams::default()
+        },
         ..request(prompt(3, 20), 0.0, 101)
     };
     let without = ask(&engine, &none);
     assert_eq!(without.completion.drafts.drafted, 0);
     assert_same(&without, &answer, "without drafts");
+}
+
+/// A predicted answer saves steps as far as it is right, and does not change the answer where it is wrong.
+#[test]
+fn predicted_answers_are_drafted() {
+    let model = tiny::model();
+    let plain = start(&model, None);
+    let asked = request(prompt(3, 20), 0.0, 60);
+    let answer = ask(&plain, &asked);
+    let wrong_in_the_middle = {
+        let middle = answer.text.floor_char_boundary(answer.text.len() / 2);
+        let (begin, end) = answer.text.split_at(middle);
+        format!("{begin} something else {end}")
+    };
+    for source in sources(&model) {
+        let engine = start(&model, always(source.1, 8));
+        for (prediction, most) in [(&answer.text, 60), (&wrong_in_the_middle, 60)] {
+            let with = ask(&engine, &asked.clone().prediction(prediction));
+            assert_same(&with, &answer, source.0);
+            let drafts = with.completion.drafts;
+            assert!(
+                drafts.accepted > 20 && drafts.accepted <= most,
+                "{drafts:?}"
+            );
+        }
+        let other = asked.clone().prediction("0123456789".repeat(20));
+        assert_same(&ask(&engine, &other), &answer, "a wrong prediction");
+    }
 }
 
 #[test]

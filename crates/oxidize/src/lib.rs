@@ -120,9 +120,9 @@
 
 pub use oxidize_core::{
     Adapter, ChatOptions, ChatTemplate, Completion, Content, Conversation, DecodeOptions,
-    DiskCache, DraftCounts, DraftSource, DryParams, Embedder, EmbedderConfig, EncodeOptions,
-    Engine, EngineConfig, Error, FinishReason, FunctionCall, Grammar, KvType, Limits, Message,
-    MirostatMode, MirostatParams, Model, OpenOptions, ParsedMessage, Pooling, Progress, Prompt,
-    Reasoning, RepackLimit, Request, Result, SamplerKind, SamplingParams, Speculation, Thinking,
-    Timings, Token, TokenStream, Tokenizer, ToolCall, error,
+    DiskCache, DraftCounts, DraftParams, DraftSource, DryParams, Embedder, EmbedderConfig,
+    EncodeOptions, Engine, EngineConfig, Error, FinishReason, FunctionCall, Grammar, KvType,
+    Limits, Message, MirostatMode, MirostatParams, Model, OpenOptions, ParsedMessage, Pooling,
+    Progress, Prompt, Reasoning, RepackLimit, Request, Result, SamplerKind, SamplingParams,
+    Speculation, Thinking, Timings, Token, TokenStream, Tokenizer, ToolCall, error,
 };

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::scheduler::{Sampled, Scheduler, SeqId, Step, StepSequence};
 use crate::speculative::{
-    DraftController, DraftModel, DraftRequest, DraftSource, NgramIndex, Speculation,
+    DraftController, DraftModel, DraftParams, DraftRequest, DraftSource, NgramIndex, Speculation,
 };
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,6 +23,15 @@ pub(super) struct Drafting {
     sequences: BTreeMap<SeqId, SequenceState>,
     /// Time for drafting and computing the current step; `None` if it is not representative.
     elapsed: Option<Duration>,
+}
+
+/// A sequence that generates its answer.
+pub(super) struct Decoding<'a> {
+    pub(super) id: SeqId,
+    pub(super) n_prompt: usize,
+    pub(super) params: &'a DraftParams,
+    /// Tokens of the predicted answer.
+    pub(super) prediction: &'a [u32],
 }
 
 /// Drafting state of a sequence.
@@ -65,61 +74,63 @@ impl Drafting {
         })
     }
 
-    /// Proposes drafts for the sequences in `wanted`, each limited by its request and by [`STEP_DRAFTS`].
+    /// Proposes drafts for the sequences in `decoding`, each limited by its request and by [`STEP_DRAFTS`].
     pub(super) fn propose(
         &mut self,
         scheduler: &mut Scheduler,
-        wanted: &[(SeqId, Option<usize>)],
+        decoding: &[Decoding<'_>],
     ) -> Result<()> {
         self.elapsed = Some(Duration::ZERO);
-        if wanted.is_empty() || !(self.settings.always || self.controller.should_draft()) {
+        let wanted = || decoding.iter().filter(|d| d.params.max_tokens != Some(0));
+        let n_wanted = wanted().count();
+        if n_wanted == 0 || !(self.settings.always || self.controller.should_draft()) {
             return Ok(());
         }
         let start = Instant::now();
-        let per_sequence = (STEP_DRAFTS / wanted.len()).max(1);
+        let per_sequence = (STEP_DRAFTS / n_wanted).max(1);
         let max_draft = self.settings.max_tokens.min(per_sequence);
-        let requests: Vec<DraftRequest<'_>> = wanted
-            .iter()
-            .take(STEP_DRAFTS)
-            .filter_map(|&(id, wanted)| {
-                let state = self.sequences.entry(id).or_insert_with(|| SequenceState {
-                    ngrams: NgramIndex::default(),
-                    draft_len: max_draft.min(INITIAL_DRAFT_LEN),
-                });
-                let max_tokens = state
-                    .draft_len
-                    .min(max_draft)
-                    .min(wanted.unwrap_or(max_draft));
-                let tokens = scheduler.tokens(id)?;
-                (max_tokens > 0).then_some(DraftRequest {
-                    id,
-                    tokens,
-                    max_tokens,
-                })
-            })
-            .collect();
-        // A step in which the draft model processes a prompt is not representative.
-        let drafts_prompt = match &self.model {
-            Some(model) => requests
-                .iter()
-                .any(|request| model.lag(request) > 2 * STEP_DRAFTS),
-            None => false,
-        };
-        let drafts = match &mut self.model {
-            Some(model) => model.draft(&requests, self.settings.min_probability)?,
-            None => requests
-                .iter()
-                .map(|request| {
-                    let state = self.sequences.get_mut(&request.id);
-                    state.map_or(Vec::new(), |state| {
-                        state.ngrams.draft(request.tokens, request.max_tokens)
-                    })
-                })
-                .collect(),
-        };
-        let ids: Vec<SeqId> = requests.iter().map(|request| request.id).collect();
-        for (id, draft) in ids.into_iter().zip(drafts) {
-            if !draft.is_empty() && draft.len() >= self.settings.min_tokens {
+        let mut drafts: Vec<(SeqId, Vec<u32>)> = Vec::new();
+        let mut requests: Vec<DraftRequest<'_>> = Vec::new();
+        for sequence in wanted().take(STEP_DRAFTS) {
+            let (id, params) = (sequence.id, sequence.params);
+            let Some(tokens) = scheduler.tokens(id) else {
+                continue;
+            };
+            let state = self.sequences.entry(id).or_insert_with(|| SequenceState {
+                ngrams: NgramIndex::with_prediction(sequence.prediction),
+                draft_len: max_draft.min(INITIAL_DRAFT_LEN),
+            });
+            let limit = params.max_tokens.unwrap_or(max_draft).min(max_draft);
+            let max_tokens = state.draft_len.min(limit);
+            if self.model.is_none() || !sequence.prediction.is_empty() {
+                let draft = state.ngrams.draft(tokens, sequence.n_prompt, max_tokens);
+                if self.model.is_none() || !draft.is_empty() {
+                    drafts.push((id, draft));
+                    continue;
+                }
+            }
+            let min_probability = params.min_probability;
+            requests.push(DraftRequest {
+                id,
+                tokens,
+                max_tokens,
+                min_probability: min_probability.unwrap_or(self.settings.min_probability),
+            });
+        }
+        let mut drafts_prompt = false;
+        if let Some(model) = &mut self.model {
+            // A step in which the draft model processes a prompt is not representative.
+            let lags = |request: &DraftRequest<'_>| model.lag(request) > 2 * STEP_DRAFTS;
+            drafts_prompt = requests.iter().any(lags);
+            let ids: Vec<SeqId> = requests.iter().map(|request| request.id).collect();
+            drafts.extend(ids.into_iter().zip(model.draft(&requests)?));
+        }
+        for (id, draft) in drafts {
+            let min_tokens = wanted()
+                .find(|sequence| sequence.id == id)
+                .and_then(|sequence| sequence.params.min_tokens)
+                .unwrap_or(self.settings.min_tokens);
+            if !draft.is_empty() && draft.len() >= min_tokens {
                 scheduler.draft(id, &draft);
             }
         }

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::sampling::{Sampler, SamplerVocab, StopMatcher};
 use crate::scheduler::{SeqId, Stats};
+use crate::tokenizer::EncodeOptions;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -59,6 +60,8 @@ pub(super) struct Submission {
     /// The prompt, tokenized.
     pub(super) tokens: Vec<u32>,
     pub(super) request: Request,
+    /// Tokens of the predicted answer.
+    pub(super) prediction: Vec<u32>,
     pub(super) sampler: Sampler,
     pub(super) stops: StopMatcher,
     pub(super) guide: Guide,
@@ -214,12 +217,17 @@ impl Engine {
         let stops = StopMatcher::new(&sampling.stop).map_err(EngineError::Sampling)?;
         let grammar = request.grammar.as_ref();
         let guide = self.guides.guide(&self.model, grammar, reasoning)?;
+        let prediction = match &request.drafts.prediction {
+            Some(text) => self.model.tokenizer()?.encode(text, EncodeOptions::PLAIN),
+            None => Vec::new(),
+        };
         let id = SeqId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let channel = Arc::new(Channel::default());
         let submission = Submission {
             id,
             tokens,
             request,
+            prediction,
             sampler,
             stops,
             guide,

@@ -6,7 +6,7 @@ use crate::grammar::{Grammar, GrammarError};
 use crate::model::Model;
 use crate::sampling::{SamplingError, SamplingParams};
 use crate::scheduler::{ConfigError, SubmitError};
-use crate::speculative::{DraftCounts, SpeculationError};
+use crate::speculative::{DraftCounts, DraftParams, SpeculationError};
 use crate::tokenizer::EncodeOptions;
 use std::time::Duration;
 
@@ -43,9 +43,8 @@ pub struct Request {
     pub priority: i32,
     /// Namespace of the prefix cache: requests with different salts share no cached prefix.
     pub cache_salt: u64,
-    /// Maximum number of draft tokens per step where the engine speculates; the engine's setting where `None`,
-    /// no drafts with 0.
-    pub max_draft: Option<usize>,
+    /// Drafting, where the engine speculates.
+    pub drafts: DraftParams,
     /// Reasoning that precedes the answer, for a prompt of tokens that was rendered from a conversation
     /// ([`RenderedPrompt::reasoning`](crate::chat::RenderedPrompt)). A grammar applies after it. A
     /// [`Prompt::Chat`] brings its own.
@@ -211,7 +210,14 @@ impl Request {
     /// Limits the draft tokens per step of a speculating engine; 0 turns speculation off.
     #[must_use]
     pub fn max_draft(mut self, max_draft: usize) -> Request {
-        self.max_draft = Some(max_draft);
+        self.drafts.max_tokens = Some(max_draft);
+        self
+    }
+
+    /// Predicts the answer, so that a speculating engine is faster as far as it comes true.
+    #[must_use]
+    pub fn prediction(mut self, answer: impl Into<String>) -> Request {
+        self.drafts.prediction = Some(answer.into());
         self
     }
 }

@@ -3,7 +3,7 @@
 mod encoder;
 
 use super::disk::Disk;
-use super::drafting::Drafting;
+use super::drafting::{Decoding, Drafting};
 use super::guide::Guide;
 use super::handle::{Command, CommandQueue, Submission};
 use super::request::{Completion, EngineError, Event, FinishReason, Request, Timings, Token};
@@ -39,6 +39,10 @@ pub(super) struct Worker {
 struct Active {
     /// The prompt.
     tokens: Vec<u32>,
+    /// Tokens that precede the answer: the prompt, and the first token of a decoder behind an encoder.
+    n_prompt: usize,
+    /// Tokens of the predicted answer.
+    prediction: Vec<u32>,
     request: Request,
     sampler: Sampler,
     stops: StopMatcher,
@@ -121,6 +125,7 @@ impl Worker {
             id,
             tokens: prompt,
             request,
+            prediction,
             sampler,
             stops,
             guide,
@@ -132,6 +137,7 @@ impl Worker {
         if !tokens.is_empty() {
             tokens.extend(self.model.hparams().decoder_start);
         }
+        let n_prompt = tokens.len();
         let salt = request.cache_salt ^ adapter_salt(request.adapters.as_deref());
         let sequence = SequenceRequest {
             id,
@@ -155,6 +161,8 @@ impl Worker {
             .render_special(request.render_special);
         let active = Active {
             tokens: prompt,
+            n_prompt,
+            prediction,
             request,
             sampler,
             stops,
@@ -256,12 +264,17 @@ impl Worker {
             return;
         };
         let decoding = self.active.iter().filter(|(_, a)| a.first_token.is_some());
-        let asks: Vec<(SeqId, Option<usize>)> = decoding
-            .map(|(&id, active)| (id, active.request.max_draft))
+        let decoding: Vec<Decoding<'_>> = decoding
+            .map(|(&id, active)| Decoding {
+                id,
+                n_prompt: active.n_prompt,
+                params: &active.request.drafts,
+                prediction: &active.prediction,
+            })
             .collect();
         let scheduler = &mut self.scheduler;
         let problem = match catch_unwind(AssertUnwindSafe(|| {
-            drafting.propose(scheduler, &asks)?;
+            drafting.propose(scheduler, &decoding)?;
             Ok::<_, Error>(drafting)
         })) {
             Ok(Ok(drafting)) => return self.drafting = Some(drafting),

@@ -36,6 +36,8 @@ pub(crate) struct DraftRequest<'a> {
     pub(crate) tokens: &'a [u32],
     /// Maximum number of tokens to draft.
     pub(crate) max_tokens: usize,
+    /// The draft ends where the probability of its next token is below this.
+    pub(crate) min_probability: f32,
 }
 
 /// Drafting state of a sequence: tokens to compute next, and the draft so far.
@@ -43,6 +45,7 @@ struct DraftState {
     id: SeqId,
     pending: Vec<u32>,
     max_tokens: usize,
+    min_probability: f32,
     draft: Vec<u32>,
 }
 
@@ -65,24 +68,20 @@ impl DraftModel {
         })
     }
 
-    /// Drafts for all sequences, in one batch per token. A draft ends where the probability of its
-    /// next token is below `min_probability`.
-    pub(crate) fn draft(
-        &mut self,
-        requests: &[DraftRequest<'_>],
-        min_probability: f32,
-    ) -> Result<Vec<Vec<u32>>> {
+    /// Drafts for all sequences, in one batch per token.
+    pub(crate) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>> {
         let mut states: Vec<DraftState> = requests
             .iter()
             .map(|request| DraftState {
                 id: request.id,
                 pending: self.rewind(request),
                 max_tokens: request.max_tokens,
+                min_probability: request.min_probability,
                 draft: Vec::new(),
             })
             .collect();
         while states.iter().any(|state| !state.pending.is_empty()) {
-            self.round(&mut states, min_probability)?;
+            self.round(&mut states)?;
         }
         Ok(states.into_iter().map(|state| state.draft).collect())
     }
@@ -128,7 +127,7 @@ impl DraftModel {
 
     /// Computes pending tokens, as many as fit in a batch, and extends the drafts of sequences
     /// without pending tokens.
-    fn round(&mut self, states: &mut [DraftState], min_probability: f32) -> Result<()> {
+    fn round(&mut self, states: &mut [DraftState]) -> Result<()> {
         let (mut tokens, mut positions, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         let mut parts = Vec::new();
         for (index, state) in states.iter_mut().enumerate() {
@@ -189,7 +188,7 @@ impl DraftModel {
             // The largest weight is 1, so this is the probability of the most likely token.
             let probability = 1.0 / self.candidates.exp_sum();
             if let Some(token) = best.filter(|&token| token < self.n_vocab)
-                && probability >= f64::from(min_probability)
+                && probability >= f64::from(state.min_probability)
             {
                 state.draft.push(token);
                 if state.draft.len() < state.max_tokens {

@@ -48,6 +48,27 @@ pub enum DraftSource {
     Model(Model),
 }
 
+/// Drafting for one request.
+///
+/// ```
+/// use oxidize_core::Request;
+///
+/// let old = "fn add(a: i32, b: i32) -> i32 { a + b }";
+/// let request = Request::chat(format!("Rename a to x:\n{old}")).prediction(old);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DraftParams {
+    /// Maximum number of draft tokens per step, at most the engine's own limit; no drafts with 0.
+    pub max_tokens: Option<usize>,
+    /// Minimum length of a draft; the engine's setting if `None`.
+    pub min_tokens: Option<usize>,
+    /// Token probability below which a draft model stops; the engine's setting if `None`.
+    pub min_probability: Option<f32>,
+    /// Expected answer, such as the text before a small edit. Its tokens are drafted as long as the answer
+    /// follows it.
+    pub prediction: Option<String>,
+}
+
 /// Number of draft tokens and of those accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounts {

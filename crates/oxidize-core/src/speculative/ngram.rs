@@ -1,6 +1,6 @@
 //! [`NgramIndex`]: drafts without a model by prompt lookup decoding, which proposes the tokens that
 //! followed earlier occurrences of the last few tokens. It works well because answers quote their
-//! prompts (summaries, code edits) and repeat themselves.
+//! prompts (summaries, code edits) and repeat themselves. A predicted answer is searched as well.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -11,6 +11,9 @@ const LENGTHS: [usize; 3] = [8, 5, 3];
 /// Index of the last occurrence of n-grams in a growing text.
 #[derive(Default)]
 pub(crate) struct NgramIndex {
+    /// The predicted answer, then the text.
+    tokens: Vec<u32>,
+    n_predicted: usize,
     /// Position after an n-gram, by the hash of the n-gram.
     ends: HashMap<u64, u32, BuildHasherDefault<DefaultHasher>>,
     /// N-grams that end at or before this position are indexed.
@@ -18,11 +21,32 @@ pub(crate) struct NgramIndex {
 }
 
 impl NgramIndex {
-    /// Returns up to `max_tokens` that may follow `tokens`: those after the last occurrence of the
-    /// longest known suffix. Each call must extend the tokens of the previous one; only the new
-    /// tokens are indexed.
-    pub(crate) fn draft(&mut self, tokens: &[u32], max_tokens: usize) -> Vec<u32> {
-        self.index(tokens);
+    /// Creates an index for a text whose answer is predicted.
+    pub(crate) fn with_prediction(prediction: &[u32]) -> NgramIndex {
+        NgramIndex {
+            tokens: prediction.to_vec(),
+            n_predicted: prediction.len(),
+            ..NgramIndex::default()
+        }
+    }
+
+    /// Returns up to `max_tokens` that may follow `text`, of which the tokens from `n_prompt` on are the
+    /// answer: those of the prediction if the answer is its beginning, otherwise those after the last
+    /// occurrence of the longest known suffix. Each call must extend the text of the previous one; only the
+    /// new tokens are indexed.
+    pub(crate) fn draft(&mut self, text: &[u32], n_prompt: usize, max_tokens: usize) -> Vec<u32> {
+        let n_known = self.tokens.len() - self.n_predicted;
+        self.tokens
+            .extend_from_slice(text.get(n_known..).unwrap_or_default());
+        self.index();
+        let tokens = &*self.tokens;
+        let predicted = tokens.get(..self.n_predicted).unwrap_or_default();
+        let answer = text.get(n_prompt..).unwrap_or_default();
+        if let Some(rest) = predicted.strip_prefix(answer)
+            && !rest.is_empty()
+        {
+            return rest.iter().take(max_tokens).copied().collect();
+        }
         let found = LENGTHS.iter().find_map(|&length| {
             let suffix = tokens.get(tokens.len().checked_sub(length)?..)?;
             let &end = self.ends.get(&self.hash(suffix))?;
@@ -47,15 +71,16 @@ impl NgramIndex {
     }
 
     /// Indexes n-grams that are followed by a token.
-    fn index(&mut self, tokens: &[u32]) {
-        for end in self.indexed + 1..tokens.len() {
+    fn index(&mut self) {
+        for end in self.indexed + 1..self.tokens.len() {
             for length in LENGTHS {
-                if let Some(ngram) = end.checked_sub(length).and_then(|at| tokens.get(at..end)) {
+                let start = end.checked_sub(length);
+                if let Some(ngram) = start.and_then(|start| self.tokens.get(start..end)) {
                     self.ends.insert(self.hash(ngram), end as u32);
                 }
             }
         }
-        self.indexed = self.indexed.max(tokens.len().saturating_sub(1));
+        self.indexed = self.indexed.max(self.tokens.len().saturating_sub(1));
     }
 
     fn hash(&self, ngram: &[u32]) -> u64 {
@@ -97,7 +122,8 @@ mod tests {
             let n_tokens = [2, 5, 40][round % 3];
             for _ in 0..300 {
                 tokens.push((rng.next_u64() % n_tokens) as u32);
-                assert_eq!(index.draft(&tokens, 7), by_search(&tokens, 7), "{tokens:?}");
+                let drafts = index.draft(&tokens, 0, 7);
+                assert_eq!(drafts, by_search(&tokens, 7), "{tokens:?}");
             }
         }
     }
@@ -105,9 +131,25 @@ mod tests {
     #[test]
     fn no_draft_without_a_known_suffix() {
         let mut index = NgramIndex::default();
-        assert!(index.draft(&[], 5).is_empty());
-        assert!(index.draft(&[1, 2, 3, 4], 5).is_empty());
-        assert!(index.draft(&[1, 2, 3, 4, 1, 2, 3], 0).is_empty());
-        assert_eq!(index.draft(&[1, 2, 3, 4, 1, 2, 3], 2), [4, 1]);
+        assert!(index.draft(&[], 0, 5).is_empty());
+        assert!(index.draft(&[1, 2, 3, 4], 0, 5).is_empty());
+        assert!(index.draft(&[1, 2, 3, 4, 1, 2, 3], 0, 0).is_empty());
+        assert_eq!(index.draft(&[1, 2, 3, 4, 1, 2, 3], 0, 2), [4, 1]);
+    }
+
+    #[test]
+    fn a_predicted_answer_is_drafted_from_its_start_and_after_a_change() {
+        let mut index = NgramIndex::with_prediction(&[10, 11, 12, 13, 14, 15, 16, 17]);
+        let mut text = vec![1, 2];
+        assert_eq!(index.draft(&text, 2, 3), [10, 11, 12]);
+        text.push(10);
+        assert_eq!(index.draft(&text, 2, 3), [11, 12, 13]);
+        // The answer leaves the prediction and comes back to it.
+        text.extend([99, 98]);
+        assert!(index.draft(&text, 2, 3).is_empty());
+        text.extend([12, 13, 14]);
+        assert_eq!(index.draft(&text, 2, 2), [15, 16]);
+        let mut whole = NgramIndex::with_prediction(&[5, 6]);
+        assert!(whole.draft(&[1, 5, 6], 1, 4).is_empty());
     }
 }
