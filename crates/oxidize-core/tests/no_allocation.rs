@@ -30,13 +30,13 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises about `layout` are those that `System` asks for.
+        // SAFETY: `layout` has a size other than zero, as `GlobalAlloc::alloc` requires of every caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as in `alloc`.
+        // SAFETY: `layout` has a size other than zero, as `GlobalAlloc::alloc_zeroed` requires of every caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
