@@ -315,7 +315,7 @@ impl Embedder {
         }
     }
 
-    fn run(&mut self, texts: &[Text<'_>], step: &[Piece], pools: &mut [Pool]) -> Result<()> {
+    fn run(&mut self, texts: &[Text<'_>], step: &[TextChunk], pools: &mut [Pool]) -> Result<()> {
         let mut tokens = Vec::with_capacity(self.config.max_tokens);
         let mut positions = Vec::with_capacity(self.config.max_tokens);
         let mut outputs = Vec::new();
@@ -377,7 +377,7 @@ struct Text<'a> {
 
 /// The part of a text that one step computes.
 #[derive(Debug, PartialEq)]
-struct Piece {
+struct TextChunk {
     text: usize,
     positions: Range<usize>,
 }
@@ -388,15 +388,15 @@ const MAX_RECURRENT: usize = 8;
 /// Packs texts of these lengths into steps of at most `max_tokens` and `max_texts`, as many whole texts as
 /// fit. A text longer than a step is split, and shares its steps with no other text, so that its blocks stay
 /// its own.
-fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piece>> {
-    let mut steps: Vec<Vec<Piece>> = Vec::new();
+fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<TextChunk>> {
+    let mut steps: Vec<Vec<TextChunk>> = Vec::new();
     let mut room = 0;
     for (text, &len) in lengths.iter().enumerate() {
         if len <= room
             && let Some(step) = steps.last_mut().filter(|step| step.len() < max_texts)
         {
             room -= len;
-            step.push(Piece {
+            step.push(TextChunk {
                 text,
                 positions: 0..len,
             });
@@ -404,7 +404,7 @@ fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piec
         }
         for start in (0..len).step_by(max_tokens) {
             let positions = start..len.min(start + max_tokens);
-            steps.push(vec![Piece { text, positions }]);
+            steps.push(vec![TextChunk { text, positions }]);
         }
         room = max_tokens.saturating_sub(len);
     }

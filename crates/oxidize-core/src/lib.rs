@@ -56,7 +56,7 @@
 //! # Streams
 //!
 //! A [`TokenStream`] is an [`Iterator`] and a `futures` stream of tokens. Dropping it cancels the request. At the end,
-//! [`TokenStream::completion`] tells the finish reason, token counts and timings.
+//! [`TokenStream::completion`] returns the finish reason, token counts and timings.
 //!
 //! # Prefix cache
 //!

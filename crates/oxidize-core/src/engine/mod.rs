@@ -175,9 +175,9 @@ impl Engine {
         if model.plan().output != OutputKind::Logits {
             return Err(EngineError::NoText(model.arch().name).into());
         }
-        let (asked, limit) = (config.context(&model), model.hparams().n_ctx_train);
-        if asked > limit {
-            return Err(EngineError::ContextTooLong { asked, limit }.into());
+        let (requested, limit) = (config.context(&model), model.hparams().n_ctx_train);
+        if requested > limit {
+            return Err(EngineError::ContextTooLong { requested, limit }.into());
         }
         let session_config = config.session(&model);
         if config.check_memory {

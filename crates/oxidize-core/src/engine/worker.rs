@@ -256,12 +256,12 @@ impl Worker {
             return;
         };
         let decoding = self.active.iter().filter(|(_, a)| a.first_token.is_some());
-        let asks: Vec<(SeqId, Option<usize>)> = decoding
+        let draft_limits: Vec<(SeqId, Option<usize>)> = decoding
             .map(|(&id, active)| (id, active.request.max_draft))
             .collect();
         let scheduler = &mut self.scheduler;
         let problem = match catch_unwind(AssertUnwindSafe(|| {
-            drafting.propose(scheduler, &asks)?;
+            drafting.propose(scheduler, &draft_limits)?;
             Ok::<_, Error>(drafting)
         })) {
             Ok(Ok(drafting)) => return self.drafting = Some(drafting),

@@ -203,7 +203,7 @@ impl Tokenizer {
             return Err(TokenizerError::Limit {
                 what: "the number of tokens",
                 limit: MAX_TOKENS as u64,
-                asked: count as u64,
+                requested: count as u64,
             });
         }
         let mut kinds = spec.kinds;

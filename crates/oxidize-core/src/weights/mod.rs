@@ -7,7 +7,7 @@ pub(crate) mod stored;
 
 pub use loader::{QkvShape, WeightLoader};
 pub(crate) use loader::{holds_weights, is_computed};
-pub use stored::Part;
+pub use stored::RowSlice;
 pub(crate) use stored::Stored;
 
 use crate::error::Result;
@@ -31,7 +31,7 @@ pub struct Weight {
     /// Matrices in the stack; 1 unless they are experts or heads.
     pub n_experts: usize,
     /// The rows of the tensor that this weight consists of; a tensor may contain several matrices.
-    pub part: Part,
+    pub part: RowSlice,
     storage: Storage,
 }
 
@@ -306,7 +306,7 @@ impl Weights {
             rows: 1,
             cols,
             n_experts: 1,
-            part: Part::range(0, 1),
+            part: RowSlice::range(0, 1),
             storage,
         })
     }
@@ -320,7 +320,7 @@ impl Weights {
             rows: 1,
             cols,
             n_experts: n,
-            part: Part::range(0, 1),
+            part: RowSlice::range(0, 1),
             storage,
         })
     }
@@ -342,13 +342,13 @@ impl Weights {
             rows,
             cols,
             n_experts,
-            part: Part::range(0, rows),
+            part: RowSlice::range(0, rows),
             storage,
         })
     }
 
     /// Sets the rows of its tensor that a matrix consists of.
-    pub(super) fn set_part(&mut self, id: WeightId, part: Part) {
+    pub(super) fn set_part(&mut self, id: WeightId, part: RowSlice) {
         if let Some(weight) = self.list.get_mut(id.0 as usize) {
             weight.part = part;
         }

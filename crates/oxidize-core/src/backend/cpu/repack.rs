@@ -153,7 +153,7 @@ fn growth_of(weight: &Weight) -> Option<u64> {
 
 /// Alignment of the pieces of weights.
 const LINE: usize = 64;
-/// Blocks that a thread rewrites at a time: few beside a weight, and many beside the call that releases pages.
+/// Blocks per job: small relative to a weight, large enough to amortize the `madvise` call.
 const BLOCKS: usize = 4096;
 
 /// A piece of a weight, and its place in the new memory.
