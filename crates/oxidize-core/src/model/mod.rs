@@ -98,7 +98,7 @@ impl Model {
         let mut loader = WeightLoader::new(&file, arch);
         let plan = builder::build(arch, &hparams, &mut loader)?;
         let (mut weights, unused) = loader.finish();
-        if file.is_read() {
+        if file.is_on_disk() {
             weights.make_releasable(&file);
         }
         check_unused(&file, &hparams, &unused)?;
