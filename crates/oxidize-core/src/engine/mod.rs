@@ -54,6 +54,8 @@ pub struct EngineConfig {
     pub repack: RepackLimit,
     /// Number of threads; all cores where `None`.
     pub n_threads: Option<usize>,
+    /// Index of the backend's device that runs the model, from 0.
+    pub device: usize,
     /// Refuse a model that does not fit in memory.
     pub check_memory: bool,
     /// Batch-invariant results: an answer and its log probabilities do not depend on what else is in the batch. Costs
@@ -77,6 +79,7 @@ impl Default for EngineConfig {
             value_type: KvType::F16,
             repack: RepackLimit::default(),
             n_threads: None,
+            device: 0,
             check_memory: true,
             deterministic: false,
             speculation: None,
@@ -114,7 +117,7 @@ impl EngineConfig {
             None => 0,
         };
         SessionConfig {
-            device: 0,
+            device: self.device,
             n_blocks: cache_tokens.div_ceil(BLOCK_SIZE).max(1),
             block_size: BLOCK_SIZE,
             max_tokens: match model.hparams().decoder_start {
@@ -180,6 +183,7 @@ impl Engine {
             return Err(EngineError::ContextTooLong { requested, limit }.into());
         }
         let session_config = config.session(&model);
+        session_config.check_device(backend.as_ref())?;
         if config.check_memory {
             MemoryPlan::new(&model, backend.as_ref(), &session_config).check(&model)?;
         }
