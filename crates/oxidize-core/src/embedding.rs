@@ -65,7 +65,8 @@ impl Pooling {
     }
 
     /// Pooling declared by a model file whose architecture has this name.
-    pub fn of_file(file: &ModelFile, arch: &str) -> Option<Pooling> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn of_file(file: &ModelFile, arch: &str) -> Option<Pooling> {
         if let Ok(Some(config)) = sidecar_json(file, "1_Pooling/config.json") {
             let modes = [
                 ("pooling_mode_cls_token", "cls", Pooling::Cls),
@@ -161,8 +162,8 @@ impl Embedder {
     }
 
     /// Prepares `model` for embeddings on a given backend.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn with_backend(
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn with_backend(
         model: &Model,
         backend: &dyn Backend,
         config: &EmbedderConfig,
@@ -266,8 +267,8 @@ impl Embedder {
     }
 
     /// Computes the embeddings of tokenized texts: one per text, or one per token with [`Pooling::None`].
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
         let alone = texts.iter().map(|tokens| Text {
             tokens,
             second: None,
@@ -276,8 +277,8 @@ impl Embedder {
     }
 
     /// Computes the embeddings of pairs of texts; with [`Pooling::Rank`], their scores.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn embed_token_pairs(&mut self, pairs: &[TokenPair]) -> Result<Vec<Vec<Vec<f32>>>> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn embed_token_pairs(&mut self, pairs: &[TokenPair]) -> Result<Vec<Vec<Vec<f32>>>> {
         let texts = pairs.iter().map(|pair| Text {
             tokens: &pair.tokens,
             second: u32::try_from(pair.second).ok(),

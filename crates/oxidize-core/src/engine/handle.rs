@@ -245,14 +245,14 @@ impl Engine {
     }
 
     /// An observer of the engine's end that does not keep it alive.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn monitor(&self) -> EngineMonitor {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn monitor(&self) -> EngineMonitor {
         EngineMonitor(self.queue.clone())
     }
 
     /// Scheduler statistics after the last step.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn stats(&self) -> Stats {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn stats(&self) -> Stats {
         self.queue.lock().stats
     }
 }

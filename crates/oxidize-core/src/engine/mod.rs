@@ -108,7 +108,8 @@ impl EngineConfig {
     }
 
     /// Session configuration for `model`.
-    pub fn session(&self, model: &Model) -> SessionConfig {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn session(&self, model: &Model) -> SessionConfig {
         let cache_tokens = self.cache_tokens.unwrap_or_else(|| self.context(model));
         let max_outputs = self.max_sequences.min(self.max_batch_tokens);
         // Each draft token that is verified needs logits of its own.
@@ -173,8 +174,8 @@ impl Engine {
     }
 
     /// Starts an engine for `model` on a given backend.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn start(model: Model, backend: Arc<dyn Backend>, config: &EngineConfig) -> Result<Engine> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn start(model: Model, backend: Arc<dyn Backend>, config: &EngineConfig) -> Result<Engine> {
         if model.plan().output != OutputKind::Logits {
             return Err(EngineError::NoText(model.arch().name).into());
         }
