@@ -124,7 +124,7 @@ pub(crate) fn reason_name(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Says that an answer ended because the context is full.
+/// Prints a notice if the context is full.
 pub(crate) fn note_full_context(reason: FinishReason, n_ctx: usize) {
     if reason == FinishReason::ContextFull {
         status!("stopped: the context of {n_ctx} tokens is full; use -c for a larger one");

@@ -25,7 +25,7 @@ pub(crate) struct ProgressReporter {
 }
 
 impl ProgressReporter {
-    /// Creates a progress that shows nothing yet.
+    /// Creates a reporter that has printed nothing yet.
     pub(crate) fn new() -> ProgressReporter {
         let bar = std::io::stderr().is_terminal();
         ProgressReporter {

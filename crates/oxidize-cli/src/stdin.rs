@@ -9,7 +9,7 @@ use anyhow::Context;
 use crate::console::status;
 
 /// Time after which a message says that the program waits for input.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(2);
 
 /// True if standard input may have text: it is a file, a pipe or a socket, and no terminal or other device such
 /// as `/dev/null`.
@@ -34,7 +34,7 @@ fn is_file_or_pipe() -> bool {
     true
 }
 
-/// Reads standard input to its end. A message says so if nothing comes for a while: the program may have
+/// Reads standard input to its end. Prints a notice if no input arrives for two seconds: the program may have
 /// inherited a pipe that nobody writes to.
 pub(crate) fn read() -> anyhow::Result<String> {
     let (sender, receiver) = sync_channel(1);
@@ -44,7 +44,7 @@ pub(crate) fn read() -> anyhow::Result<String> {
         // The receiver waits until the text is there.
         let _ = sender.send(read.map(|_| text));
     });
-    let read = match receiver.recv_timeout(PATIENCE) {
+    let read = match receiver.recv_timeout(WAIT_NOTICE_DELAY) {
         Err(RecvTimeoutError::Timeout) => {
             status!(
                 "waiting for the end of standard input; if there is none to read, add < /dev/null"

@@ -65,7 +65,8 @@ impl Pooling {
     }
 
     /// Pooling declared by a model file whose architecture has this name.
-    pub fn of_file(file: &ModelFile, arch: &str) -> Option<Pooling> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn of_file(file: &ModelFile, arch: &str) -> Option<Pooling> {
         if let Ok(Some(config)) = sidecar_json(file, "1_Pooling/config.json") {
             let modes = [
                 ("pooling_mode_cls_token", "cls", Pooling::Cls),
@@ -161,8 +162,8 @@ impl Embedder {
     }
 
     /// Prepares `model` for embeddings on a given backend.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn with_backend(
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn with_backend(
         model: &Model,
         backend: &dyn Backend,
         config: &EmbedderConfig,
@@ -266,8 +267,8 @@ impl Embedder {
     }
 
     /// Computes the embeddings of tokenized texts: one per text, or one per token with [`Pooling::None`].
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
         let alone = texts.iter().map(|tokens| Text {
             tokens,
             second: None,
@@ -276,8 +277,8 @@ impl Embedder {
     }
 
     /// Computes the embeddings of pairs of texts; with [`Pooling::Rank`], their scores.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn embed_token_pairs(&mut self, pairs: &[TokenPair]) -> Result<Vec<Vec<Vec<f32>>>> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn embed_token_pairs(&mut self, pairs: &[TokenPair]) -> Result<Vec<Vec<Vec<f32>>>> {
         let texts = pairs.iter().map(|pair| Text {
             tokens: &pair.tokens,
             second: u32::try_from(pair.second).ok(),
@@ -315,7 +316,7 @@ impl Embedder {
         }
     }
 
-    fn run(&mut self, texts: &[Text<'_>], step: &[Piece], pools: &mut [Pool]) -> Result<()> {
+    fn run(&mut self, texts: &[Text<'_>], step: &[TextChunk], pools: &mut [Pool]) -> Result<()> {
         let mut tokens = Vec::with_capacity(self.config.max_tokens);
         let mut positions = Vec::with_capacity(self.config.max_tokens);
         let mut outputs = Vec::new();
@@ -377,7 +378,7 @@ struct Text<'a> {
 
 /// The part of a text that one step computes.
 #[derive(Debug, PartialEq)]
-struct Piece {
+struct TextChunk {
     text: usize,
     positions: Range<usize>,
 }
@@ -388,15 +389,15 @@ const MAX_RECURRENT: usize = 8;
 /// Packs texts of these lengths into steps of at most `max_tokens` and `max_texts`, as many whole texts as
 /// fit. A text longer than a step is split, and shares its steps with no other text, so that its blocks stay
 /// its own.
-fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piece>> {
-    let mut steps: Vec<Vec<Piece>> = Vec::new();
+fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<TextChunk>> {
+    let mut steps: Vec<Vec<TextChunk>> = Vec::new();
     let mut room = 0;
     for (text, &len) in lengths.iter().enumerate() {
         if len <= room
             && let Some(step) = steps.last_mut().filter(|step| step.len() < max_texts)
         {
             room -= len;
-            step.push(Piece {
+            step.push(TextChunk {
                 text,
                 positions: 0..len,
             });
@@ -404,7 +405,7 @@ fn steps(lengths: &[usize], max_tokens: usize, max_texts: usize) -> Vec<Vec<Piec
         }
         for start in (0..len).step_by(max_tokens) {
             let positions = start..len.min(start + max_tokens);
-            steps.push(vec![Piece { text, positions }]);
+            steps.push(vec![TextChunk { text, positions }]);
         }
         room = max_tokens.saturating_sub(len);
     }

@@ -1,22 +1,23 @@
-//! [`Error`]: all errors of this crate, with messages for users.
+//! [`Error`]: all errors of this crate, with messages for users, and the types of its variants.
 
 use std::path::{Path, PathBuf};
 
-use oxidize_kernels::quant::QuantError;
+pub use oxidize_kernels::quant::QuantError;
 
-use crate::backend::BackendError;
-use crate::chat::ChatError;
-use crate::engine::EngineError;
-use crate::file::gguf::{GgufError, WriteError};
-use crate::file::safetensors::SafetensorsError;
-use crate::grammar::GrammarError;
-use crate::limits::LimitExceeded;
-use crate::model::ModelError;
-use crate::model::lora::LoraError;
-use crate::sampling::SamplingError;
-use crate::speculative::SpeculationError;
-use crate::synth::SynthesisError;
-use crate::tokenizer::TokenizerError;
+pub use crate::backend::BackendError;
+pub use crate::chat::ChatError;
+pub use crate::engine::EngineError;
+pub use crate::file::gguf::{GgufError, WriteError};
+pub use crate::file::safetensors::SafetensorsError;
+pub use crate::grammar::GrammarError;
+pub use crate::limits::LimitExceeded;
+pub use crate::model::ModelError;
+pub use crate::model::lora::LoraError;
+pub use crate::sampling::SamplingError;
+pub use crate::scheduler::{ConfigError, SubmitError};
+pub use crate::speculative::SpeculationError;
+pub use crate::synth::SynthesisError;
+pub use crate::tokenizer::TokenizerError;
 
 /// Result with [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

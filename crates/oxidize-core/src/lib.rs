@@ -14,7 +14,7 @@
 //! # }
 //! ```
 //!
-//! # Fifteen names
+//! # The names you need
 //!
 //! | Task | Items |
 //! |---|---|
@@ -56,7 +56,7 @@
 //! # Streams
 //!
 //! A [`TokenStream`] is an [`Iterator`] and a `futures` stream of tokens. Dropping it cancels the request. At the end,
-//! [`TokenStream::completion`] tells the finish reason, token counts and timings.
+//! [`TokenStream::completion`] returns the finish reason, token counts and timings.
 //!
 //! # Prefix cache
 //!
@@ -171,8 +171,8 @@ pub use model::lora;
 
 pub use backend::RepackLimit;
 pub use chat::{
-    ChatOptions, ChatTemplate, Content, Conversation, FunctionCall, Message, ParsedMessage,
-    Reasoning, Thinking, ToolCall,
+    Capabilities, ChatInput, ChatOptions, ChatTemplate, Content, ContentPart, Conversation,
+    FunctionCall, Message, ParsedMessage, Reasoning, RenderedPrompt, Thinking, ToolCall,
 };
 pub use embedding::{Embedder, EmbedderConfig, Pooling};
 pub use engine::{
@@ -188,4 +188,4 @@ pub use model::lora::Adapter;
 pub use oxidize_kernels::KvType;
 pub use sampling::{DryParams, MirostatMode, MirostatParams, SamplerKind, SamplingParams};
 pub use speculative::{DraftCounts, DraftParams, DraftSource, Speculation};
-pub use tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+pub use tokenizer::{DecodeOptions, EncodeOptions, StreamDecoder, TokenPair, Tokenizer};

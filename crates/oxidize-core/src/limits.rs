@@ -53,21 +53,25 @@ impl Default for Limits {
 
 /// A limit that a file exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{asked} {what} exceed the limit of {limit}")]
+#[error("{requested} {what} exceed the limit of {limit}")]
 pub struct LimitExceeded {
     /// Limited quantity, in the plural: `tensors`, `bytes in a string`.
     pub what: &'static str,
     /// Maximum.
     pub limit: u64,
     /// Declared size.
-    pub asked: u64,
+    pub requested: u64,
 }
 
 impl LimitExceeded {
-    /// Returns an error if `asked` exceeds `limit`.
-    pub fn check(what: &'static str, asked: u64, limit: u64) -> Result<(), LimitExceeded> {
-        if asked > limit {
-            Err(LimitExceeded { what, limit, asked })
+    /// Returns an error if `requested` exceeds `limit`.
+    pub fn check(what: &'static str, requested: u64, limit: u64) -> Result<(), LimitExceeded> {
+        if requested > limit {
+            Err(LimitExceeded {
+                what,
+                limit,
+                requested,
+            })
         } else {
             Ok(())
         }

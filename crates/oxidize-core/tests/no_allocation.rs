@@ -1,5 +1,5 @@
-//! Nothing is allocated per token: once its buffers have grown, the CPU backend runs batches of one token without
-//! allocating, on any thread of the process.
+//! Nothing is allocated per token: once its buffers have grown, the CPU backend encodes sequences and runs batches of
+//! one token without allocating, on any thread of the process.
 
 #![allow(unsafe_code, reason = "a global allocator that counts")]
 
@@ -14,7 +14,7 @@ use net::{Net, VOCAB};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use oxidize_core::file::{OpenOptions, TensorType};
-use oxidize_core::graph::{Op, Rows};
+use oxidize_core::graph::{AttentionMask, AttentionOp, CacheInfo, Op, Rows};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -30,13 +30,13 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises about `layout` are those that `System` asks for.
+        // SAFETY: `layout` has a size other than zero, as `GlobalAlloc::alloc` requires of every caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as in `alloc`.
+        // SAFETY: `layout` has a size other than zero, as `GlobalAlloc::alloc_zeroed` requires of every caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
@@ -91,16 +91,16 @@ fn allocations(session: &mut dyn Session, n_vocab: usize) -> usize {
 
 /// Runs a sequence until nothing is allocated any more. One thread grows its buffers in the first run; of several,
 /// one may get its first piece of work later.
-fn check(mut session: Box<dyn Session>, n_vocab: usize, n_threads: usize, what: &str) {
+fn check(mut sequence: impl FnMut() -> usize, n_threads: usize, what: &str) {
     let rounds = if n_threads == 1 { 2 } else { 200 };
     let mut last = 0;
     for _ in 0..rounds {
-        last = allocations(session.as_mut(), n_vocab);
+        last = sequence();
         if last == 0 {
             return;
         }
     }
-    panic!("{what}, {n_threads} threads: {last} allocations in {N_TOKENS} tokens");
+    panic!("{what}, {n_threads} threads: {last} allocations in a sequence");
 }
 
 /// Mixtures of experts with every kind of gating, and every other op.
@@ -120,8 +120,9 @@ fn check_ops(n_threads: usize) {
             };
             net.plan.result = Some(net.linear(chosen, TensorType::F32, VOCAB));
             let session = Cpu::default().compile(&net.plan, &net.weights, &config(n_threads));
+            let mut session = session.unwrap();
             let what = format!("{kind:?}, seed {seed}");
-            check(session.unwrap(), VOCAB, n_threads, &what);
+            check(|| allocations(session.as_mut(), VOCAB), n_threads, &what);
         }
     }
 }
@@ -136,7 +137,105 @@ fn check_file(n_threads: usize) {
     let mut session = model.session(&Cpu::default(), &config(n_threads)).unwrap();
     let first = allocations(session.as_mut(), model.n_vocab());
     assert!(first > 0, "buffers that grow are not counted");
-    check(session, model.n_vocab(), n_threads, "fixtures/tiny");
+    let sequence = || allocations(session.as_mut(), model.n_vocab());
+    check(sequence, n_threads, "fixtures/tiny");
+}
+
+/// An encoder with self-attention, whose output a decoder attends to.
+fn encoder_decoder() -> Net {
+    let shape = cases::HeadShape {
+        n_heads: 4,
+        n_kv_heads: 2,
+        key_dim: 32,
+        value_dim: 32,
+    };
+    let mut net = Net::new(5);
+    let mask = AttentionMask::Full;
+    let encoded = cases::attention(
+        &mut net,
+        &shape,
+        cases::Variant {
+            mask,
+            ..cases::Variant::default()
+        },
+    );
+    let k = net.linear(encoded, TensorType::F32, 64);
+    let v = Some(net.linear(encoded, TensorType::F32, 64));
+    let layer = net.plan.caches.len();
+    net.plan.caches.push(CacheInfo {
+        n_kv_heads: 2,
+        key_dim: 32,
+        value_dim: 32,
+        values_in_keys: false,
+    });
+    net.push(Op::StoreKv { layer, k, v });
+    net.plan.n_encoder_ops = net.plan.ops.len();
+    let q = net.input(128);
+    let x = net.value(Rows::Tokens, 128);
+    let spec = AttentionOp {
+        layer,
+        n_heads: 4,
+        n_kv_heads: 2,
+        key_dim: 32,
+        value_dim: 32,
+        scale: 0.1,
+        mask: AttentionMask::Cross,
+        window: None,
+        softcap: None,
+        sinks: None,
+        slopes: None,
+        relative: None,
+    };
+    net.push(Op::Attention { q, spec, out: x });
+    let out = net.value(Rows::Outputs, 128);
+    net.push(Op::SelectOutputs { x, out });
+    net.plan.result = Some(net.linear(out, TensorType::F32, VOCAB));
+    net
+}
+
+/// Allocations while a sequence is encoded and a token of the answer is computed.
+fn encoder_allocations(session: &mut dyn Session) -> usize {
+    let blocks = [BlockId(0), BlockId(1)];
+    let of = |n_tokens: usize| {
+        [SeqSlice {
+            n_tokens,
+            blocks: &blocks,
+            slot: 0,
+            adapters: &[],
+            second_text: None,
+        }]
+    };
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    session
+        .encode(&Batch {
+            tokens: &[1, 2, 3, 4, 5, 6, 7, 8],
+            positions: &[0, 1, 2, 3, 4, 5, 6, 7],
+            sequences: &of(8),
+            outputs: &[],
+        })
+        .unwrap();
+    session
+        .run(&Batch {
+            tokens: &[9],
+            positions: &[8],
+            sequences: &of(1),
+            outputs: &[0],
+        })
+        .unwrap();
+    session.sample_greedy().unwrap();
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+fn check_encoder(n_threads: usize) {
+    let net = encoder_decoder();
+    let session = Cpu::default().compile(&net.plan, &net.weights, &config(n_threads));
+    let mut session = session.unwrap();
+    assert!(encoder_allocations(session.as_mut()) > 0);
+    check(
+        || encoder_allocations(session.as_mut()),
+        n_threads,
+        "encoder and decoder",
+    );
 }
 
 // The only test, so that nothing else allocates at the same time.
@@ -144,6 +243,7 @@ fn check_file(n_threads: usize) {
 fn nothing_is_allocated_per_token() {
     for n_threads in [1, 3] {
         check_file(n_threads);
+        check_encoder(n_threads);
         check_ops(n_threads);
     }
 }

@@ -231,9 +231,9 @@ impl Sim {
                 return true;
             }
             Err(SubmitError::Empty) => assert!(tokens.is_empty()),
-            Err(SubmitError::TooLong { asked, limit }) => {
-                assert_eq!(asked, tokens.len() + max_new_tokens.min(1));
-                assert!(limit == self.config.capacity() && asked > limit);
+            Err(SubmitError::TooLong { requested, limit }) => {
+                assert_eq!(requested, tokens.len() + max_new_tokens.min(1));
+                assert!(limit == self.config.capacity() && requested > limit);
             }
             Err(SubmitError::QueueFull { limit }) => {
                 assert_eq!(limit, self.config.max_queue);

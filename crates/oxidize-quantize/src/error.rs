@@ -44,7 +44,7 @@ pub enum Error {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// Tensor type.
         ty: TensorType,
     },
     /// A weight is NaN or infinite.
@@ -130,28 +130,30 @@ pub enum Error {
         problem: String,
     },
     /// The requested amount leaves no tokens to score.
-    #[error("{flag} {asked}: at least {least} is required, or nothing is scored")]
+    #[error("{flag} {requested}: at least {least} is required, or nothing is scored")]
     TooFew {
         /// The flag.
         flag: &'static str,
         /// The requested amount.
-        asked: usize,
+        requested: usize,
         /// The minimum.
         least: usize,
     },
     /// No choice of types fits the target size.
-    #[error("target size too small: {asked} bytes for tensors that need at least {least}")]
+    #[error("target size too small: {requested} bytes for tensors that need at least {least}")]
     TooSmall {
         /// Bytes available for tensors.
-        asked: u64,
+        requested: u64,
         /// Bytes of the tensors with the smallest types.
         least: u64,
     },
     /// The target size of a file is smaller than its header.
-    #[error("target size too small: {asked} bytes for a file whose header alone needs {header}")]
+    #[error(
+        "target size too small: {requested} bytes for a file whose header alone needs {header}"
+    )]
     TargetBelowHeader {
         /// The requested file size in bytes.
-        asked: u64,
+        requested: u64,
         /// Bytes of the header.
         header: u64,
     },

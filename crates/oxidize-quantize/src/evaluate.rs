@@ -398,9 +398,9 @@ const CHUNK: usize = 512;
 
 /// Number of tokens per chunk: the requested number, the trained context for 0, and by default 512 or the
 /// trained context if that is less.
-pub fn chunk_size(model: &Model, asked: Option<usize>) -> usize {
+pub fn chunk_size(model: &Model, requested: Option<usize>) -> usize {
     let trained = model.hparams().n_ctx_train;
-    match asked {
+    match requested {
         None => trained.min(CHUNK),
         Some(0) => trained,
         Some(n_ctx) => n_ctx,
@@ -412,9 +412,13 @@ pub fn chunk_size(model: &Model, asked: Option<usize>) -> usize {
 pub fn check_chunk_args(n_ctx: Option<usize>, chunks: Option<usize>) -> Result<()> {
     // The second half is scored except for the last token. 0 is the trained context.
     let n_ctx = n_ctx.filter(|&n_ctx| n_ctx != 0);
-    for (flag, asked, least) in [("-c", n_ctx, 3), ("--chunks", chunks, 1)] {
-        if let Some(asked) = asked.filter(|&asked| asked < least) {
-            return Err(crate::Error::TooFew { flag, asked, least });
+    for (flag, requested, least) in [("-c", n_ctx, 3), ("--chunks", chunks, 1)] {
+        if let Some(requested) = requested.filter(|&requested| requested < least) {
+            return Err(crate::Error::TooFew {
+                flag,
+                requested,
+                least,
+            });
         }
     }
     Ok(())

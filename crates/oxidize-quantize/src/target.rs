@@ -47,13 +47,13 @@ impl TargetSize {
                 let elements: u64 = source.tensors().iter().map(Tensor::elements).sum();
                 Ok((bits * elements as f64 / 8.0) as u64)
             }
-            TargetSize::FileBytes(asked) => {
+            TargetSize::FileBytes(requested) => {
                 let plan = source.unquantized_plan();
                 let job = source.into_job(plan, &RECIPES[0], importance);
                 let header = overhead(&job, file, report)?;
-                asked
+                requested
                     .checked_sub(header)
-                    .ok_or(Error::TargetBelowHeader { asked, header })
+                    .ok_or(Error::TargetBelowHeader { requested, header })
             }
         }
     }
@@ -73,7 +73,7 @@ pub fn plan_for_size(
     let least = size(&choices, &smallest);
     if least > bytes {
         return Err(Error::TooSmall {
-            asked: bytes,
+            requested: bytes,
             least,
         });
     }

@@ -378,7 +378,7 @@ mod tests {
     fn client_errors_are_4xx_and_server_errors_5xx() {
         let error = |error: EngineError| ApiError::from(oxidize_core::Error::Engine(error));
         let too_long = error(EngineError::Submit(SubmitError::TooLong {
-            asked: 9000,
+            requested: 9000,
             limit: 4096,
         }));
         assert_eq!(too_long.status, 400);

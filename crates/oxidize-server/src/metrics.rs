@@ -81,13 +81,13 @@ pub struct Metrics {
     /// Requests whose client disconnected.
     pub cancelled: Counter,
     /// Clients disconnected because they did not read.
-    pub cut_off: Counter,
+    pub stalled_clients: Counter,
     /// Connections accepted.
     pub connections: Counter,
     /// Connections closed.
     pub connections_closed: Counter,
     /// Requests that failed with an internal error.
-    pub faults: Counter,
+    pub internal_errors: Counter,
     /// Prompt tokens.
     pub prompt_tokens: Counter,
     /// Prompt tokens found in the prefix cache.
@@ -117,7 +117,7 @@ impl Metrics {
             self.rejected.increase();
         }
         if status == 500 {
-            self.faults.increase();
+            self.internal_errors.increase();
         }
     }
 
@@ -176,12 +176,12 @@ impl Metrics {
             (
                 "stalled_clients_total",
                 "Clients disconnected because they did not read.",
-                &self.cut_off,
+                &self.stalled_clients,
             ),
             (
                 "internal_errors_total",
                 "Requests that failed with status 500.",
-                &self.faults,
+                &self.internal_errors,
             ),
             (
                 "connections_total",

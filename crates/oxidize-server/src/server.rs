@@ -277,7 +277,7 @@ impl WriteTimeout {
         if timer.as_mut().poll(context).is_pending() {
             return Poll::Pending;
         }
-        self.state.metrics().cut_off.increase();
+        self.state.metrics().stalled_clients.increase();
         tracing::info!("disconnecting a client that does not read");
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }

@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Runs a call. What a model writes is input from a stranger: check it.
+/// Runs a call. What a model writes is untrusted input: check it.
 fn run(call: &ToolCall) -> String {
     let arguments: serde_json::Value =
         serde_json::from_str(&call.function.arguments_as_text()).unwrap_or_default();

@@ -127,7 +127,7 @@ fn describe(arch: &Arch, out: &mut impl Write) -> io::Result<()> {
         .max()
         .unwrap_or(0);
     for property in properties {
-        let (mark, style) = match property.is_usual {
+        let (mark, style) = match property.is_default {
             true => (' ', dim),
             false => ('*', title),
         };
@@ -147,7 +147,7 @@ fn as_json(arch: &Arch) -> serde_json::Value {
     let properties = arch
         .properties()
         .into_iter()
-        .filter(|property| !property.is_usual);
+        .filter(|property| !property.is_default);
     let properties: serde_json::Map<String, serde_json::Value> = properties
         .map(|property| (property.name.to_owned(), property.value.into()))
         .collect();

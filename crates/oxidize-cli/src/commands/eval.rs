@@ -40,8 +40,13 @@ const CTX_SIZE: &str = "Maximum number of tokens of a question with an answer; 0
 impl Eval {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         if self.questions == Some(0) {
-            let (flag, asked, least) = ("--questions", 0, 1);
-            return Err(Error::TooFew { flag, asked, least }.into());
+            let (flag, requested, least) = ("--questions", 0, 1);
+            return Err(Error::TooFew {
+                flag,
+                requested,
+                least,
+            }
+            .into());
         }
         let mut questions = read_questions(&self.file)?;
         questions

@@ -548,17 +548,17 @@ fn sparse_fraction(layer: &LayerParams) -> f32 {
     let Some(deviations) = layer.sparsity else {
         return 0.0;
     };
-    let share = crate::math::normal_cdf(f64::from(deviations));
+    let fraction = crate::math::normal_cdf(f64::from(deviations));
     let rounded = |digits: i32| {
         let unit = 10f64.powi(digits);
-        (share * unit).round() / unit
+        (fraction * unit).round() / unit
     };
-    let means_it = |share: &f64| {
-        let again = crate::math::normal_quantile(*share);
+    let means_it = |fraction: &f64| {
+        let again = crate::math::normal_quantile(*fraction);
         (again - f64::from(deviations)).abs() < 1e-5 * f64::from(deviations)
     };
     let short = (1..7).map(rounded).find(means_it);
-    short.unwrap_or(share) as f32
+    short.unwrap_or(fraction) as f32
 }
 
 /// Float with the shortest digits that represent it.

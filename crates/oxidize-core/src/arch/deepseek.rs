@@ -2,8 +2,8 @@
 
 use super::names::*;
 use super::{
-    Arch, BASE, GgufForm, INTERLEAVED, MOE, Mixer, MoeSpec, PERMUTED, RECURRENT, RecurrentKind,
-    RecurrentSpec, RopeLayers, Scales, USUAL_FORM,
+    Arch, BASE, DEFAULT_FORM, GgufForm, INTERLEAVED, MOE, Mixer, MoeSpec, PERMUTED, RECURRENT,
+    RecurrentKind, RecurrentSpec, RopeLayers, Scales,
 };
 use crate::graph::{Gating, GroupScore};
 
@@ -22,7 +22,7 @@ pub(super) static DEEPSEEK: Arch = Arch {
 /// GGUF stores the up-projection in the absorbed form, which is applied to queries.
 const ABSORBED: GgufForm = GgufForm {
     absorbed_kv: true,
-    ..USUAL_FORM
+    ..DEFAULT_FORM
 };
 
 const LATENT_BASE: Arch = Arch {

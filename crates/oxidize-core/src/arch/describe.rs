@@ -49,7 +49,7 @@ pub struct Property {
     /// Value in words.
     pub value: String,
     /// True if the value is the default.
-    pub is_usual: bool,
+    pub is_default: bool,
 }
 
 impl Arch {
@@ -71,8 +71,8 @@ impl Arch {
             ($($field:ident),*) => {
                 vec![$({
                     let value = self.$field.words();
-                    let is_usual = value == BASE.$field.words();
-                    Property { name: stringify!($field), value, is_usual }
+                    let is_default = value == BASE.$field.words();
+                    Property { name: stringify!($field), value, is_default }
                 }),*]
             };
         }
@@ -410,7 +410,7 @@ impl Words for MoeSpec {
         if self.group_score != BASE.moe.group_score {
             parts.push(self.group_score.words());
         }
-        if self.weigh_input {
+        if self.apply_router_weight_on_input {
             parts.push("weighs inputs".into());
         }
         parts.join(", ")
@@ -465,7 +465,7 @@ mod tests {
         let usual = find("xverse").properties();
         let differing: Vec<&str> = usual
             .iter()
-            .filter(|property| !property.is_usual)
+            .filter(|property| !property.is_default)
             .map(|property| property.name)
             .collect();
         assert_eq!(differing, ["rope"]);
@@ -474,7 +474,7 @@ mod tests {
         assert!(
             gpt_oss
                 .iter()
-                .any(|property| property.name == "glu_limit" && !property.is_usual)
+                .any(|property| property.name == "glu_limit" && !property.is_default)
         );
         for arch in ARCHS {
             assert!(

@@ -2,7 +2,7 @@
 
 use super::names::*;
 use super::{
-    ActivationRule, Arch, BASE, GgufForm, MOE, MoeSpec, RopeLayers, Scales, USUAL_FORM, Windows,
+    ActivationRule, Arch, BASE, DEFAULT_FORM, GgufForm, MOE, MoeSpec, RopeLayers, Scales, Windows,
     llama,
 };
 use crate::graph::{Activation, Gating, NormKind};
@@ -155,7 +155,7 @@ pub(super) static HY_V3: Arch = Arch {
     hf_classes: &["HYV3ForCausalLM"],
     gguf_form: GgufForm {
         bare: &[FFN_SELECTION_BIAS],
-        ..USUAL_FORM
+        ..DEFAULT_FORM
     },
     moe: MoeSpec {
         gating: Gating::Sigmoid,

@@ -2,7 +2,7 @@
 //! layer.
 
 use super::names::*;
-use super::{ActivationRule, Arch, BASE, GgufForm, QueryScale, Scales, USUAL_FORM, Windows};
+use super::{ActivationRule, Arch, BASE, DEFAULT_FORM, GgufForm, QueryScale, Scales, Windows};
 use crate::graph::Activation;
 use serde_json::Value;
 
@@ -128,7 +128,7 @@ pub(super) static GEMMA4: Arch = Arch {
     keys_as_values: true,
     gguf_form: GgufForm {
         fused_experts: true,
-        ..USUAL_FORM
+        ..DEFAULT_FORM
     },
     ..GEMMA_N_BASE
 };

@@ -2,7 +2,7 @@
 
 use super::mamba::FEED_FORWARD_NAMES;
 use super::names::*;
-use super::{Arch, BASE, GgufForm, PERMUTED, RECURRENT, RopeLayers, Scales, USUAL_FORM, Windows};
+use super::{Arch, BASE, DEFAULT_FORM, GgufForm, PERMUTED, RECURRENT, RopeLayers, Scales, Windows};
 
 /// Granite 3, dense.
 pub(super) static GRANITE: Arch = Arch {
@@ -35,7 +35,7 @@ const GRANITE_EXPERTS: &[(TensorRole, &str)] = &[
 /// GGUF stores gate and up separately.
 const SPLIT_HALVES: GgufForm = GgufForm {
     split_gate_up: true,
-    ..USUAL_FORM
+    ..DEFAULT_FORM
 };
 
 /// Granite with experts and, in some models, a shared expert.
@@ -83,7 +83,7 @@ pub(super) static GRANITE_SWA: Arch = Arch {
     hf_names: SWA_EXPERTS,
     gguf_form: GgufForm {
         fused_experts: true,
-        ..USUAL_FORM
+        ..DEFAULT_FORM
     },
     ..BASE
 };

@@ -361,12 +361,12 @@ impl Source<'_> {
     /// Attention mask.
     pub(super) fn attention_mask(&self, arch: &Arch) -> Result<AttentionMask, ModelError> {
         const CAUSAL: Key = key("attention.causal", &[]);
-        const BOTH_WAYS: Key = key("", &["use_bidirectional_attention"]);
+        const BIDIRECTIONAL: Key = key("", &["use_bidirectional_attention"]);
         if arch.encoder.is_some() {
             return Ok(AttentionMask::CausalAfterEncoder);
         }
-        let both_ways = self.get(&BOTH_WAYS) == Some(Value::Bool(true));
-        match self.flag(&CAUSAL)?.unwrap_or(arch.causal) && !both_ways {
+        let bidirectional = self.get(&BIDIRECTIONAL) == Some(Value::Bool(true));
+        match self.flag(&CAUSAL)?.unwrap_or(arch.causal) && !bidirectional {
             true => Ok(AttentionMask::Causal),
             false => Ok(AttentionMask::Full),
         }

@@ -399,11 +399,11 @@ impl Source<'_> {
             }
             _ => None,
         };
-        const TURNS: Key = key("rope.scaling.finetuned", &[]);
+        const USES_ROPE: Key = key("rope.scaling.finetuned", &[]);
         const POSITION: Key = key("", &["position_embedding_type"]);
         let given = match self.config {
             Some(_) => self.get(&POSITION).is_some_and(|kind| kind == "rope"),
-            None => self.flag(&TURNS)?.unwrap_or(false),
+            None => self.flag(&USES_ROPE)?.unwrap_or(false),
         };
         // Llama 4 files without chunked attention use RoPE in all layers.
         let chunks_off = matches!(arch.window_kind, WindowKind::Chunk(_)) && !any_window;

@@ -3,8 +3,8 @@
 use super::Family;
 use super::names::*;
 use super::{
-    ActivationRule, Alibi, Arch, BASE, DefaultFf, GgufForm, INTERLEAVED, MOE, MoeSpec, PERMUTED,
-    QkNorm, QkvLayout, RopeLayers, TemperatureRule, USUAL_FORM, WindowKind, Windows,
+    ActivationRule, Alibi, Arch, BASE, DEFAULT_FORM, DefaultFf, GgufForm, INTERLEAVED, MOE,
+    MoeSpec, PERMUTED, QkNorm, QkvLayout, RopeLayers, TemperatureRule, WindowKind, Windows,
 };
 use crate::graph::{Activation, Gating, NormKind};
 
@@ -99,7 +99,7 @@ pub(super) static LLAMA4: Arch = Arch {
     moe: MoeSpec {
         gating: Gating::Sigmoid,
         renormalize: false,
-        weigh_input: true,
+        apply_router_weight_on_input: true,
         ..MOE
     },
     hf_names: &[
@@ -191,7 +191,7 @@ pub(super) static INTERNLM2: Arch = Arch {
     hf_qkv: QkvLayout::Grouped,
     gguf_form: GgufForm {
         split_qkv: true,
-        ..USUAL_FORM
+        ..DEFAULT_FORM
     },
     hf_names: &[
         (TOKEN_EMBEDDING, "model.tok_embeddings"),

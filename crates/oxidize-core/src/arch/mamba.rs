@@ -2,8 +2,8 @@
 
 use super::names::*;
 use super::{
-    ActivationRule, Arch, BASE, GgufForm, MOE, MoeSpec, PERMUTED, RECURRENT, RecurrentKind,
-    RecurrentLayers, RecurrentSpec, RopeLayers, USUAL_FORM,
+    ActivationRule, Arch, BASE, DEFAULT_FORM, GgufForm, MOE, MoeSpec, PERMUTED, RECURRENT,
+    RecurrentKind, RecurrentLayers, RecurrentSpec, RopeLayers,
 };
 use crate::graph::{Activation, Gating};
 use serde_json::Value;
@@ -149,7 +149,7 @@ pub(super) static FALCON_H1: Arch = Arch {
     gguf_form: GgufForm {
         folded_multipliers: true,
         bare: &[FFN_NORM],
-        ..USUAL_FORM
+        ..DEFAULT_FORM
     },
     hf_names: FEED_FORWARD_NAMES,
     ..BASE

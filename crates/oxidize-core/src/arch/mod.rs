@@ -165,7 +165,7 @@ pub struct GgufForm {
 }
 
 /// Form of the GGUF files of most families.
-const USUAL_FORM: GgufForm = GgufForm {
+const DEFAULT_FORM: GgufForm = GgufForm {
     split_qkv: false,
     fused_experts: false,
     absorbed_kv: false,
@@ -415,7 +415,7 @@ pub struct MoeSpec {
     /// Score of a group of experts, in group-limited routing.
     pub group_score: GroupScore,
     /// True if the weight multiplies an expert's input instead of its output.
-    pub weigh_input: bool,
+    pub apply_router_weight_on_input: bool,
 }
 
 /// Defaults. A descriptor lists only its differences.
@@ -464,7 +464,7 @@ const BASE: Arch = Arch {
     hf_names: &[],
     hf_transposed: &[],
     hf_gate_up_alternate: false,
-    gguf_form: USUAL_FORM,
+    gguf_form: DEFAULT_FORM,
 };
 
 /// Default router settings.
@@ -472,7 +472,7 @@ const MOE: MoeSpec = MoeSpec {
     gating: Gating::Softmax,
     renormalize: true,
     group_score: GroupScore::TwoBest,
-    weigh_input: false,
+    apply_router_weight_on_input: false,
 };
 
 /// Defaults of recurrent parts.

@@ -204,15 +204,18 @@ impl Source<'_> {
                 .filter(|factors| factors.len() == len)
                 .ok_or_else(|| self.bad(&ROPE, format!("{name}: not {len} positive numbers")))
         };
-        let share = match number("partial_rotary_factor")? {
-            Some(share) => Some(share),
+        let rotary_fraction = match number("partial_rotary_factor")? {
+            Some(rotary_fraction) => Some(rotary_fraction),
             None => number("rotary_pct")?,
         };
-        if share.is_some_and(|share| share > 1.0) {
-            return Err(self.bad(&ROPE, format!("{share:?} is not a fraction of a head")));
+        if rotary_fraction.is_some_and(|rotary_fraction| rotary_fraction > 1.0) {
+            return Err(self.bad(
+                &ROPE,
+                format!("{rotary_fraction:?} is not a fraction of a head"),
+            ));
         }
-        let mut dims = match (share, number("rotary_dim")?) {
-            (Some(share), _) => (width as f32 * share) as usize,
+        let mut dims = match (rotary_fraction, number("rotary_dim")?) {
+            (Some(rotary_fraction), _) => (width as f32 * rotary_fraction) as usize,
             (None, Some(dims)) => (dims as usize).min(width),
             (None, None) => (width as f32 * arch.hf_rotary_share) as usize,
         };

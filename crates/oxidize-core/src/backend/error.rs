@@ -25,12 +25,12 @@ pub enum BackendError {
         n_devices: usize,
     },
     /// A batch exceeds a limit of the session.
-    #[error("batch of {asked} {what}, the session holds {limit}")]
+    #[error("batch has {requested} {what}; the session allows {limit}")]
     BatchTooLarge {
         /// Quantity that exceeds the limit.
         what: &'static str,
         /// Number in the batch.
-        asked: usize,
+        requested: usize,
         /// Maximum number.
         limit: usize,
     },
@@ -62,10 +62,10 @@ pub enum BackendError {
         block: usize,
     },
     /// More threads than a session may start.
-    #[error("{asked} threads: at most {limit} are started")]
+    #[error("{requested} threads: at most {limit} are started")]
     TooManyThreads {
         /// Number of threads in the configuration.
-        asked: usize,
+        requested: usize,
         /// Maximum number.
         limit: usize,
     },

@@ -58,7 +58,7 @@ pub trait Backend: Send + Sync {
     /// that reads weights in place works on [`Weights::loaded`]. A backend that makes a copy, such as one that
     /// uploads to a device or repacks, loads one weight at a time ([`Weight::loaded`]) and then gives up the
     /// host memory of the original ([`Weight::release`]); the next session reads it from the file again.
-    /// Sessions on the same device should share such copies.
+    /// Sessions on the same device should share such copies: [`Weights::prepared`] keeps them with the model.
     ///
     /// [`Weight::loaded`]: crate::weights::Weight::loaded
     /// [`Weight::release`]: crate::weights::Weight::release

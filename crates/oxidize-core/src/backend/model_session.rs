@@ -7,8 +7,8 @@ use crate::model::{Model, ModelError};
 
 impl Model {
     /// Compiles the plan for `backend`.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn session(
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn session(
         &self,
         backend: &dyn Backend,
         config: &SessionConfig,
@@ -17,8 +17,8 @@ impl Model {
     }
 
     /// Compiles the plan for `backend` with hidden states as output instead of logits.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn embedding_session(
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn embedding_session(
         &self,
         backend: &dyn Backend,
         config: &SessionConfig,

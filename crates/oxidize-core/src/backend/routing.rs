@@ -148,7 +148,7 @@ mod tests {
             renormalize: false,
             scale: 1.0,
             expert_scale: None,
-            weigh_input: false,
+            apply_router_weight_on_input: false,
         }
     }
 

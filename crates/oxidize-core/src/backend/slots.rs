@@ -148,7 +148,7 @@ impl EncodedLengths {
 fn slot_error(what: &'static str, slot: usize, slots: &[u32]) -> BackendError {
     BackendError::BatchTooLarge {
         what,
-        asked: slot + 1,
+        requested: slot + 1,
         limit: slots.len(),
     }
 }

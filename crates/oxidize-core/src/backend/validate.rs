@@ -7,7 +7,7 @@ use crate::weights::Weights;
 
 /// Validates batches against a plan and a configuration, and keeps track of what each slot holds.
 ///
-/// A session asks it before it touches any memory. After that the session can index by everything in the
+/// A session validates every batch before it touches memory. After that the session can index by everything in the
 /// batch: token ids, positions, blocks, slots and outputs. A refused batch changes nothing.
 #[derive(Debug)]
 pub struct BatchValidator {
@@ -190,15 +190,19 @@ fn malformed<T>(problem: impl Into<String>) -> Result<T, BackendError> {
     Err(BackendError::Malformed(problem.into()))
 }
 
-fn check_limit(what: &'static str, asked: usize, limit: usize) -> Result<(), BackendError> {
-    if asked <= limit {
+fn check_limit(what: &'static str, requested: usize, limit: usize) -> Result<(), BackendError> {
+    if requested <= limit {
         return Ok(());
     }
-    Err(BackendError::BatchTooLarge { what, asked, limit })
+    Err(BackendError::BatchTooLarge {
+        what,
+        requested,
+        limit,
+    })
 }
 
 /// Checks that each sequence starts at position 0: where tokens attend to later ones, a sequence is computed
-/// in one batch. That it does not end early only the caller can know.
+/// in one batch. The caller must pass the whole sequence; this cannot be checked here.
 fn check_whole(batch: &Batch<'_>) -> Result<(), BackendError> {
     let mut start = 0;
     for sequence in batch.sequences.iter().filter(|s| s.n_tokens > 0) {
@@ -287,7 +291,7 @@ mod tests {
             too_far,
             BackendError::BatchTooLarge {
                 what: "positions",
-                asked: 7,
+                requested: 7,
                 limit: 6
             }
         ));

@@ -6,7 +6,7 @@ use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
 use crate::error::Result;
 use crate::graph::{Activation, LinearAttentionOp, NormKind, Op, StateUpdate, ValueId};
-use crate::weights::{LinearWeights, Part};
+use crate::weights::{LinearWeights, RowSlice};
 
 /// Added to the squared norm of a key.
 const EPSILON: f32 = 1e-6;
@@ -78,7 +78,7 @@ impl Block<'_, '_> {
         let (n_embd, layer) = (self.hp.n_embd, self.layer);
         let keys = n_groups * key_dim;
         // Rows of one projection in a matrix grouped by key head.
-        let by_key_head = |start: usize, len: usize, stride: usize| Part {
+        let by_key_head = |start: usize, len: usize, stride: usize| RowSlice {
             start,
             len,
             stride,
@@ -96,8 +96,8 @@ impl Block<'_, '_> {
             let shape = (n_embd, stride * n_groups);
             self.weights.split(&DELTA_QKVZ, layer, shape, parts)?
         } else {
-            let parts =
-                [(0, keys), (keys, keys), (2 * keys, inner)].map(|(at, len)| Part::range(at, len));
+            let parts = [(0, keys), (keys, keys), (2 * keys, inner)]
+                .map(|(at, len)| RowSlice::range(at, len));
             let shape = (n_embd, 2 * keys + inner);
             let [q, k, v] = self.weights.split(&DELTA_QKV, layer, shape, parts)?;
             let z = self.weights.linear(&DELTA_GATE, layer, n_embd, inner)?;

@@ -5,14 +5,14 @@ use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
 use crate::error::Result;
 use crate::graph::{Activation, Op, SelectiveScanOp, ValueId};
-use crate::weights::{NormWeights, Part};
+use crate::weights::{NormWeights, RowSlice};
 
 impl Block<'_, '_> {
     /// Mamba 1: a low-rank step size for each channel.
     pub(super) fn mamba(&mut self, h: ValueId, params: &RecurrentParams) -> Result<ValueId> {
         let (inner, n_state) = (params.inner, params.state_dim);
         let n_embd = self.hp.n_embd;
-        let parts = [Part::range(0, inner), Part::range(inner, inner)];
+        let parts = [RowSlice::range(0, inner), RowSlice::range(inner, inner)];
         let [x, z] = self
             .weights
             .split(&SSM_IN, self.layer, (n_embd, 2 * inner), parts)?;
@@ -24,9 +24,9 @@ impl Block<'_, '_> {
         let rank = rank.last().copied().unwrap_or(0).min(inner);
         let rows = rank + 2 * n_state;
         let parts = [
-            Part::range(0, rank),
-            Part::range(rank, n_state),
-            Part::range(rank + n_state, n_state),
+            RowSlice::range(0, rank),
+            RowSlice::range(rank, n_state),
+            RowSlice::range(rank + n_state, n_state),
         ];
         let [dt, b, c] = self
             .weights
@@ -91,7 +91,7 @@ impl Block<'_, '_> {
         let mut rows = 0;
         let parts = widths.map(|len| {
             rows += len;
-            Part::range(rows - len, len)
+            RowSlice::range(rows - len, len)
         });
         let mut linears = self
             .weights

@@ -41,7 +41,7 @@ impl Block<'_, '_> {
                 renormalize: moe.renormalize,
                 scale: moe.scale,
                 expert_scale: vector(&FFN_EXPERT_SCALE)?,
-                weigh_input: self.arch.moe.weigh_input,
+                apply_router_weight_on_input: self.arch.moe.apply_router_weight_on_input,
             },
             adapters: Vec::new(),
         };

@@ -6,7 +6,7 @@ use crate::arch::hparams::RecurrentParams;
 use crate::arch::names::*;
 use crate::error::Result;
 use crate::graph::{Activation, Op, ShortConvOp, ValueId, WeightId};
-use crate::weights::{NormWeights, Part};
+use crate::weights::{NormWeights, RowSlice};
 use std::ops::Range;
 
 impl Block<'_, '_> {
@@ -30,7 +30,7 @@ impl Block<'_, '_> {
     /// `out · (c · conv(b · x))`.
     fn gated_conv(&mut self, h: ValueId, params: &RecurrentParams) -> Result<ValueId> {
         let n = self.hp.n_embd;
-        let parts = [0, 1, 2].map(|i| Part::range(i * n, n));
+        let parts = [0, 1, 2].map(|i| RowSlice::range(i * n, n));
         let [b, c, x] = self
             .weights
             .split(&SHORTCONV_IN, self.layer, (n, 3 * n), parts)?;

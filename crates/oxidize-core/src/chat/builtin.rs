@@ -23,7 +23,7 @@ pub fn builtin_template_names() -> impl Iterator<Item = &'static str> {
         .filter_map(|(names, _)| names.first().copied())
 }
 
-/// Names, the preferred one first, and source.
+/// Names (preferred first) and Jinja source.
 static BUILTIN: &[(&[&str], &str)] = &[
     (&["chatml", "qwen", "smollm2"], CHATML),
     (&["llama2"], LLAMA2),

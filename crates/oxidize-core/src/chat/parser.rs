@@ -471,7 +471,12 @@ impl MessageParser {
 
 impl ParsedMessage {
     /// Parses a complete answer.
-    pub fn parse(format: &MessageFormat, options: &MessageParserOptions<'_>, text: &str) -> Self {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn parse(
+        format: &MessageFormat,
+        options: &MessageParserOptions<'_>,
+        text: &str,
+    ) -> Self {
         let mut parser = MessageParser::new(format, options);
         let mut answer = Self::default();
         let deltas = parser.push(text);
@@ -481,7 +486,8 @@ impl ParsedMessage {
     }
 
     /// Appends increments to the answer.
-    pub fn extend(&mut self, deltas: impl IntoIterator<Item = MessageDelta>) {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn extend(&mut self, deltas: impl IntoIterator<Item = MessageDelta>) {
         for delta in deltas {
             match delta {
                 MessageDelta::Reasoning(text) => self.reasoning.push_str(&text),

@@ -122,9 +122,9 @@ impl<'a> Search<'a> {
         if n_prompt == 0 {
             return Err(EngineError::Submit(SubmitError::Empty).into());
         }
-        let (asked, limit) = (n_prompt + 1, n_ctx);
-        if asked > limit {
-            return Err(EngineError::Submit(SubmitError::TooLong { asked, limit }).into());
+        let (requested, limit) = (n_prompt + 1, n_ctx);
+        if requested > limit {
+            return Err(EngineError::Submit(SubmitError::TooLong { requested, limit }).into());
         }
         let n_vocab = model.n_vocab();
         if let Some(&token) = prompt.iter().find(|&&t| t as usize >= n_vocab) {

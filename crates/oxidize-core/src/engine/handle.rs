@@ -39,7 +39,7 @@ pub struct Engine {
     guides: Guides,
     queue: Arc<CommandQueue>,
     next_id: Arc<AtomicU64>,
-    /// The engine ends when nobody can send to it any more.
+    /// Dropping the last clone stops the engine.
     _alive: Arc<Alive>,
 }
 
@@ -97,29 +97,29 @@ impl CommandQueue {
     }
 
     fn send(&self, command: Command) {
-        let mut mail = self.lock();
-        if mail.ended {
-            drop(mail);
+        let mut state = self.lock();
+        if state.ended {
+            drop(state);
             return command.refuse();
         }
-        mail.commands.push(command);
-        drop(mail);
+        state.commands.push(command);
+        drop(state);
         self.ready.notify_one();
     }
 
     /// Takes the queued commands; waits for one if `idle`. `None` when all senders are gone.
     pub(super) fn receive(&self, idle: bool) -> Option<Vec<Command>> {
-        let mut mail = self.lock();
-        while idle && mail.commands.is_empty() && !mail.closed {
-            mail = self
+        let mut state = self.lock();
+        while idle && state.commands.is_empty() && !state.closed {
+            state = self
                 .ready
-                .wait(mail)
+                .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        if idle && mail.commands.is_empty() && mail.closed {
+        if idle && state.commands.is_empty() && state.closed {
             return None;
         }
-        Some(std::mem::take(&mut mail.commands))
+        Some(std::mem::take(&mut state.commands))
     }
 
     pub(super) fn report(&self, stats: Stats) {
@@ -128,10 +128,10 @@ impl CommandQueue {
 
     /// Marks the engine as ended and fails the requests that are still queued.
     pub(super) fn end(&self) {
-        let mut mail = self.lock();
-        mail.ended = true;
-        let commands = std::mem::take(&mut mail.commands);
-        drop(mail);
+        let mut state = self.lock();
+        state.ended = true;
+        let commands = std::mem::take(&mut state.commands);
+        drop(state);
         commands.into_iter().for_each(Command::refuse);
     }
 }
@@ -258,14 +258,14 @@ impl Engine {
     }
 
     /// An observer of the engine's end that does not keep it alive.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn monitor(&self) -> EngineMonitor {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn monitor(&self) -> EngineMonitor {
         EngineMonitor(self.queue.clone())
     }
 
     /// Scheduler statistics after the last step.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn stats(&self) -> Stats {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn stats(&self) -> Stats {
         self.queue.lock().stats
     }
 }

@@ -55,6 +55,8 @@ pub struct EngineConfig {
     pub repack: RepackLimit,
     /// Number of threads; all cores where `None`.
     pub n_threads: Option<usize>,
+    /// Index of the backend's device that runs the model, from 0.
+    pub device: usize,
     /// Refuse a model that does not fit in memory.
     pub check_memory: bool,
     /// Batch-invariant results: an answer and its log probabilities do not depend on what else is in the batch. Costs
@@ -78,6 +80,7 @@ impl Default for EngineConfig {
             value_type: KvType::F16,
             repack: RepackLimit::default(),
             n_threads: None,
+            device: 0,
             check_memory: true,
             deterministic: false,
             speculation: None,
@@ -106,7 +109,8 @@ impl EngineConfig {
     }
 
     /// Session configuration for `model`.
-    pub fn session(&self, model: &Model) -> SessionConfig {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn session(&self, model: &Model) -> SessionConfig {
         let cache_tokens = self.cache_tokens.unwrap_or_else(|| self.context(model));
         let max_outputs = self.max_sequences.min(self.max_batch_tokens);
         // Each draft token that is verified needs logits of its own.
@@ -115,7 +119,7 @@ impl EngineConfig {
             None => 0,
         };
         SessionConfig {
-            device: 0,
+            device: self.device,
             n_blocks: cache_tokens.div_ceil(BLOCK_SIZE).max(1),
             block_size: BLOCK_SIZE,
             max_tokens: match model.hparams().decoder_start {
@@ -171,16 +175,21 @@ impl Engine {
     }
 
     /// Starts an engine for `model` on a given backend.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn start(model: Model, backend: Arc<dyn Backend>, config: &EngineConfig) -> Result<Engine> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn start(
+        model: Model,
+        backend: Arc<dyn Backend>,
+        config: &EngineConfig,
+    ) -> Result<Engine> {
         if model.plan().output != OutputKind::Logits {
             return Err(EngineError::NoText(model.arch().name).into());
         }
-        let (asked, limit) = (config.context(&model), model.hparams().n_ctx_train);
-        if asked > limit {
-            return Err(EngineError::ContextTooLong { asked, limit }.into());
+        let (requested, limit) = (config.context(&model), model.hparams().n_ctx_train);
+        if requested > limit {
+            return Err(EngineError::ContextTooLong { requested, limit }.into());
         }
         let session_config = config.session(&model);
+        session_config.check_device(backend.as_ref())?;
         if config.check_memory {
             MemoryPlan::new(&model, backend.as_ref(), &session_config).check(&model)?;
         }

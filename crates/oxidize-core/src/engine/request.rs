@@ -280,7 +280,7 @@ pub struct Token {
     pub top: Vec<(u32, f32)>,
 }
 
-/// The end of an answer: why it ended, token counts and timings.
+/// Finish reason, token counts and timings of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// Reason for the end.
@@ -344,10 +344,10 @@ pub enum EngineError {
     #[error(transparent)]
     Config(ConfigError),
     /// The context is longer than the model was trained for.
-    #[error("context of {asked} tokens requested; the model was trained on {limit}")]
+    #[error("context of {requested} tokens requested; the model was trained on {limit}")]
     ContextTooLong {
         /// Tokens requested.
-        asked: usize,
+        requested: usize,
         /// Context length of the model.
         limit: usize,
     },

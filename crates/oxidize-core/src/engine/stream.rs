@@ -124,7 +124,7 @@ impl TokenStream {
         Ok(self.collect_text()?.0)
     }
 
-    /// Waits for the whole answer and returns its text and how it ended.
+    /// Waits for the whole answer and returns its text and its [`Completion`].
     pub fn collect_text(mut self) -> Result<(String, Completion)> {
         let mut text = String::new();
         for token in &mut self {
@@ -163,7 +163,7 @@ impl TokenStream {
         }
     }
 
-    /// Keeps the end of the answer, which is not a token.
+    /// Returns a token; stores the completion.
     fn token(&mut self, event: Result<Event>) -> Option<Result<Token>> {
         match event {
             Ok(Event::Token(token)) => Some(Ok(token)),

@@ -25,7 +25,7 @@ pub use tensor::{DimOrder, TensorInfo};
 use oxidize_kernels::quant::dequantize;
 
 use crate::error::{Error, Result};
-use crate::io::{SharedBytes, Source, not_a_file};
+use crate::io::{Origin, SharedBytes, Source, not_a_file};
 use crate::limits::LimitExceeded;
 use crate::names::sorted_without_duplicates;
 use gguf::{GgufLoader, Metadata};
@@ -256,14 +256,21 @@ impl ModelFile {
 
     /// Tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        let tensor_at = |index: &u32| self.tensors().get(usize::try_from(*index).ok()?);
+        self.tensor_at(self.index_of(name)?)
+    }
+
+    fn tensor_at(&self, index: u32) -> Option<&TensorInfo> {
+        self.tensors().get(usize::try_from(index).ok()?)
+    }
+
+    fn index_of(&self, name: &str) -> Option<u32> {
         let by_name = &self.0.by_name;
-        let found = by_name.binary_search_by(|index| {
-            tensor_at(index)
+        let found = by_name.binary_search_by(|&index| {
+            self.tensor_at(index)
                 .map_or("", |tensor| tensor.name.as_str())
                 .cmp(name)
         });
-        tensor_at(by_name.get(found.ok()?)?)
+        by_name.get(found.ok()?).copied()
     }
 
     /// Bytes of a tensor, aligned for its type: a part of the map if possible, else read or
@@ -274,7 +281,17 @@ impl ModelFile {
             None => self.stored(tensor)?,
         };
         self.report(tensor.bytes);
-        Ok(data)
+        let index = self.index_of(&tensor.name);
+        let origin = index.filter(|&index| self.tensor_at(index) == Some(tensor));
+        Ok(data.with_origin(origin.map(|tensor| Origin { tensor, offset: 0 })))
+    }
+
+    /// Reads the bytes of an origin again.
+    pub(crate) fn read_again(&self, origin: Origin, len: u64) -> Result<TensorBytes> {
+        let outside = || Error::io(self.path())(std::io::ErrorKind::UnexpectedEof.into());
+        let tensor = self.tensor_at(origin.tensor).ok_or_else(outside)?;
+        let end = origin.offset.checked_add(len).ok_or_else(outside)?;
+        self.data_range(tensor, origin.offset..end)
     }
 
     /// Range of the bytes of a tensor. A [packed](ModelFile::is_packed) tensor is unpacked
@@ -335,11 +352,10 @@ impl ModelFile {
             .map_or(tensor.bytes, PackedTensor::stored_bytes)
     }
 
-    /// True if files are read on request instead of mapped.
-    pub(crate) fn is_read(&self) -> bool {
+    /// True if tensors are read or mapped from files, false if the files themselves are in memory.
+    pub(crate) fn is_on_disk(&self) -> bool {
         let files = &self.0.contents.files;
-        let is_read = |(_, source): &(PathBuf, Source)| matches!(source, Source::File { .. });
-        !files.is_empty() && files.iter().all(is_read)
+        !files.is_empty() && files.iter().all(|(_, source)| source.is_on_disk())
     }
 
     /// Requests that the system reads the model into memory in the background.

@@ -99,7 +99,7 @@ pub enum GrammarError {
     #[error("grammar: {0}")]
     Limit(#[from] LimitExceeded),
     /// The constraint engine panicked.
-    #[error("grammar: a fault while it was compiled")]
+    #[error("grammar: internal error during compilation")]
     Fault,
     /// The constraint engine does not support this vocabulary or grammar.
     #[error("grammar: {0}")]

@@ -714,7 +714,7 @@ pub struct Routing {
     /// Factor of each expert's weight.
     pub expert_scale: Option<WeightId>,
     /// True if the weight multiplies the expert's input instead of its output.
-    pub weigh_input: bool,
+    pub apply_router_weight_on_input: bool,
 }
 
 /// Group-limited routing.

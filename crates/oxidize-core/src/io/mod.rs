@@ -14,7 +14,7 @@ mod source;
 pub(crate) use huge::advise as advise_huge_pages;
 pub use memory::available_memory;
 pub use save::{PendingFile, SavedFile, remove_abandoned, save_atomically};
-pub(crate) use source::not_a_file;
+pub(crate) use source::{Origin, not_a_file};
 pub use source::{SharedBytes, Source};
 
 /// Raises the limit of open files and connections to the maximum that the system allows; many

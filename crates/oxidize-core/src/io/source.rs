@@ -55,6 +55,14 @@ impl Source {
         }
     }
 
+    /// True if the bytes are read or mapped from a file, false if they are in memory.
+    pub(crate) fn is_on_disk(&self) -> bool {
+        match self {
+            Source::Memory(bytes) => bytes.is_mapped(),
+            Source::File { .. } => true,
+        }
+    }
+
     /// True if the file is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -113,6 +121,16 @@ pub struct SharedBytes {
     owner: Owner,
     /// Inside the owner, which every constructor checks.
     range: Range<usize>,
+    origin: Option<Origin>,
+}
+
+/// Place of bytes in the tensors of a model file, from which they can be read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Index of the tensor in the file.
+    pub(crate) tensor: u32,
+    /// Offset of the first byte in the tensor.
+    pub(crate) offset: u64,
 }
 
 #[derive(Clone)]
@@ -130,6 +148,7 @@ impl SharedBytes {
         SharedBytes {
             owner: Owner::Map(Arc::new(map)),
             range,
+            origin: None,
         }
     }
 
@@ -138,6 +157,7 @@ impl SharedBytes {
         SharedBytes {
             owner: Owner::Aligned(Arc::new(buffer)),
             range,
+            origin: None,
         }
     }
 
@@ -147,10 +167,25 @@ impl SharedBytes {
             return None;
         }
         let start = self.range.start + range.start;
+        let origin = self.origin.map(|origin| Origin {
+            offset: origin.offset.saturating_add(range.start as u64),
+            ..origin
+        });
         Some(SharedBytes {
             owner: self.owner.clone(),
             range: start..start + range.len(),
+            origin,
         })
+    }
+
+    /// The bytes with their place in a model file.
+    pub(crate) fn with_origin(self, origin: Option<Origin>) -> SharedBytes {
+        SharedBytes { origin, ..self }
+    }
+
+    /// Place in a model file; `None` for bytes that were computed.
+    pub(crate) fn origin(&self) -> Option<Origin> {
+        self.origin
     }
 
     /// Bytes at an address that is a multiple of `align` (at most 64); copied unless they are
@@ -245,6 +280,7 @@ impl From<Vec<u8>> for SharedBytes {
         SharedBytes {
             owner: Owner::Vec(Arc::new(bytes)),
             range,
+            origin: None,
         }
     }
 }

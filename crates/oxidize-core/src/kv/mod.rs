@@ -1,5 +1,5 @@
 //! Bookkeeping of the paged KV cache: ownership of blocks, and lookup of blocks by content. The bytes of a
-//! block live in the backend's session, which knows it by its [`BlockId`]. `pool` counts references, `prefix`
+//! block live in the backend's session, which identifies it by its [`BlockId`]. `pool` counts references, `prefix`
 //! finds blocks by content, and `checkpoint` tracks copies of recurrent state at block ends; the scheduler
 //! uses all three through [`KvBlocks`]. `store` keeps blocks on disk for the engine.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]

@@ -91,14 +91,14 @@ impl Model {
     }
 
     /// Builds the plan of an open file.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn from_file(file: ModelFile) -> Result<Model> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn from_file(file: ModelFile) -> Result<Model> {
         let arch = Arch::detect(&file)?;
         let hparams = Hparams::read(&file, arch)?;
         let mut loader = WeightLoader::new(&file, arch);
         let plan = builder::build(arch, &hparams, &mut loader)?;
         let (mut weights, unused) = loader.finish();
-        if file.is_read() {
+        if file.is_on_disk() {
             weights.make_releasable(&file);
         }
         check_unused(&file, &hparams, &unused)?;
@@ -155,38 +155,38 @@ impl Model {
     }
 
     /// The model file.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn file(&self) -> &ModelFile {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn file(&self) -> &ModelFile {
         &self.0.file
     }
 
     /// Architecture descriptor.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn arch(&self) -> &'static Arch {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn arch(&self) -> &'static Arch {
         self.0.arch
     }
 
     /// Hyper-parameters.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn hparams(&self) -> &Hparams {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn hparams(&self) -> &Hparams {
         &self.0.hparams
     }
 
     /// The plan: operations and values.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn plan(&self) -> &Plan {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn plan(&self) -> &Plan {
         &self.0.plan
     }
 
     /// Weights by id.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn weights(&self) -> &Weights {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn weights(&self) -> &Weights {
         &self.0.weights
     }
 
     /// Tensors of the file that the plan does not use.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn unused_tensors(&self) -> &[String] {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn unused_tensors(&self) -> &[String] {
         &self.0.unused
     }
 
@@ -196,8 +196,8 @@ impl Model {
     }
 
     /// First weight with an element that is not finite, to explain logits that are not finite.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    pub fn find_not_finite(&self) -> Option<String> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn find_not_finite(&self) -> Option<String> {
         self.0
             .weights
             .iter()

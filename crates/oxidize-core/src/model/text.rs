@@ -115,7 +115,8 @@ impl Model {
     }
 
     /// Vocabulary for samplers.
-    pub fn sampler_vocab(&self) -> SamplerVocab {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn sampler_vocab(&self) -> SamplerVocab {
         let tokenizer = self.tokenizer().ok();
         SamplerVocab {
             n_tokens: self.n_vocab(),

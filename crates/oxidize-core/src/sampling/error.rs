@@ -17,12 +17,12 @@ pub enum SamplingError {
         limit: &'static str,
     },
     /// A list is too long.
-    #[error("{field} has {asked} entries; the limit is {limit}")]
+    #[error("{field} has {requested} entries; the limit is {limit}")]
     TooMany {
         /// Parameter name in the request.
         field: &'static str,
         /// Number of entries in the request.
-        asked: usize,
+        requested: usize,
         /// Allowed number of entries.
         limit: usize,
     },

@@ -325,13 +325,13 @@ fn last_n(field: &'static str, value: i32) -> Result<(), SamplingError> {
     }
 }
 
-fn at_most(field: &'static str, asked: usize, limit: usize) -> Result<(), SamplingError> {
-    if asked <= limit {
+fn at_most(field: &'static str, requested: usize, limit: usize) -> Result<(), SamplingError> {
+    if requested <= limit {
         Ok(())
     } else {
         Err(SamplingError::TooMany {
             field,
-            asked,
+            requested,
             limit,
         })
     }

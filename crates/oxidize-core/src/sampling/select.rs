@@ -83,7 +83,7 @@ impl MassSelect {
             let inner = fill(&mut self.histogram, keys, weights, left, |key| {
                 range.bucket(key)
             });
-            reached = Reached {
+            reached = BucketPosition {
                 bucket: inner.bucket,
                 mass: reached.mass + inner.mass,
             };
@@ -124,7 +124,7 @@ fn fill(
     weights: &[f32],
     target: f64,
     bucket: impl Fn(f32) -> u32,
-) -> Reached {
+) -> BucketPosition {
     histogram.clear();
     histogram.resize(BUCKETS, [0.0; LANES]);
     // The length of an array is known, so no index is checked.
@@ -140,7 +140,7 @@ fn fill(
             }
         }
     }
-    let mut reached = Reached {
+    let mut reached = BucketPosition {
         bucket: 0,
         mass: 0.0,
     };
@@ -148,7 +148,7 @@ fn fill(
     for (bucket, lanes) in (0..).zip(&*histogram) {
         let mass: f64 = lanes.iter().sum();
         if mass > 0.0 {
-            reached = Reached { bucket, mass: sum };
+            reached = BucketPosition { bucket, mass: sum };
             sum += mass;
             if sum >= target {
                 break;
@@ -179,7 +179,7 @@ impl Cut {
 
 /// Bucket, and total weight of all buckets before it.
 #[derive(Debug, Clone, Copy)]
-struct Reached {
+struct BucketPosition {
     bucket: u32,
     mass: f64,
 }

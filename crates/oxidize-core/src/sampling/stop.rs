@@ -40,7 +40,7 @@ impl StopMatcher {
         if stops.len() > MAX_STOPS {
             return Err(SamplingError::TooMany {
                 field: "stop",
-                asked: stops.len(),
+                requested: stops.len(),
                 limit: MAX_STOPS,
             });
         }

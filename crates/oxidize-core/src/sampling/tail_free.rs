@@ -11,9 +11,9 @@ use super::{Candidates, Rng, SamplingParams};
 const HEAD: usize = 1000;
 /// In a longer list, the curvature of tokens below this fraction of the largest probability is
 /// estimated.
-const FAINT: f32 = 0.005;
-/// Logit distance from the maximum that corresponds to `FAINT`: −ln 0.005.
-const FAINT_DISTANCE: f32 = 5.298_317_4;
+const MIN_RELATIVE_PROBABILITY: f32 = 0.005;
+/// Logit distance from the maximum that corresponds to `MIN_RELATIVE_PROBABILITY`: −ln 0.005.
+const MAX_LOGIT_DISTANCE: f32 = 5.298_317_4;
 const LONG: usize = 1 << 16;
 
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ impl Stage for TailFree {
         if candidates.len() < 3 {
             return;
         }
-        let floor = candidates.max() - FAINT_DISTANCE;
+        let floor = candidates.max() - MAX_LOGIT_DISTANCE;
         let is_long = candidates.len() > LONG;
         // If many tokens are likely, the head does not determine the cut.
         let is_flat = is_long && candidates.count_above(floor) > 4 * HEAD;
@@ -87,7 +87,7 @@ impl TailFree {
         if curvature.len() > LONG {
             return None;
         }
-        let total = curvature.iter().sum::<f64>() + f64::from(FAINT);
+        let total = curvature.iter().sum::<f64>() + f64::from(MIN_RELATIVE_PROBABILITY);
         first_above(&curvature, self.fraction * total).map(|first_above| first_above.max(1))
     }
 

@@ -84,10 +84,12 @@ pub enum SubmitError {
         limit: usize,
     },
     /// Prompt and one new token exceed the context or the KV cache.
-    #[error("the prompt and one new token need {asked} tokens of context, the limit is {limit}")]
+    #[error(
+        "the prompt and one new token need {requested} tokens of context, the limit is {limit}"
+    )]
     TooLong {
         /// Tokens needed.
-        asked: usize,
+        requested: usize,
         /// Maximum tokens of a sequence, given by context and KV cache.
         limit: usize,
     },
@@ -110,12 +112,12 @@ pub enum ConfigError {
     #[error("scheduler: {0} must be at least 1")]
     Zero(&'static str),
     /// A limit is beyond the range of positions and rows.
-    #[error("scheduler: {name} is {asked}, the limit is {}", u32::MAX)]
+    #[error("scheduler: {name} is {requested}, the limit is {}", u32::MAX)]
     TooLarge {
         /// Field.
         name: &'static str,
         /// Value of the field.
-        asked: usize,
+        requested: usize,
     },
 }
 
@@ -163,12 +165,12 @@ impl SchedulerConfig {
             ("max_queue", self.max_queue),
             ("context_length", self.context_length),
         ];
-        for (name, asked) in fields {
-            if asked == 0 {
+        for (name, requested) in fields {
+            if requested == 0 {
                 return Err(ConfigError::Zero(name));
             }
-            if asked > u32::MAX as usize {
-                return Err(ConfigError::TooLarge { name, asked });
+            if requested > u32::MAX as usize {
+                return Err(ConfigError::TooLarge { name, requested });
             }
         }
         Ok(())
@@ -178,10 +180,10 @@ impl SchedulerConfig {
         if request.tokens.is_empty() {
             return Err(SubmitError::Empty);
         }
-        let asked = request.tokens.len() + request.max_new_tokens.min(1);
+        let requested = request.tokens.len() + request.max_new_tokens.min(1);
         let limit = self.capacity();
-        if asked > limit {
-            Err(SubmitError::TooLong { asked, limit })
+        if requested > limit {
+            Err(SubmitError::TooLong { requested, limit })
         } else {
             Ok(())
         }

@@ -619,7 +619,7 @@ fn invalid_requests_are_rejected() {
     assert_eq!(
         scheduler.submit(request(A, 12, 1)),
         Err(SubmitError::TooLong {
-            asked: 13,
+            requested: 13,
             limit: 12
         })
     );
@@ -640,7 +640,7 @@ fn invalid_requests_are_rejected() {
         reason: FinishReason::Length
     }));
     let message = SubmitError::TooLong {
-        asked: 13,
+        requested: 13,
         limit: 12,
     }
     .to_string();

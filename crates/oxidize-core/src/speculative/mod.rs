@@ -115,12 +115,12 @@ impl DraftCounts {
 #[non_exhaustive]
 pub enum SpeculationError {
     /// A setting is out of range.
-    #[error("speculation: {field} is {asked}, expected {limit}")]
+    #[error("speculation: {field} is {requested}, expected {limit}")]
     Parameter {
         /// Setting.
         field: &'static str,
         /// Requested value.
-        asked: String,
+        requested: String,
         /// Allowed values.
         limit: &'static str,
     },
@@ -152,22 +152,22 @@ pub enum SpeculationError {
 impl Speculation {
     /// Validates the settings, and the draft model against the target model.
     pub(crate) fn check(&self, target: &Model) -> crate::Result<()> {
-        let parameter = |field, asked: String, limit| SpeculationError::Parameter {
+        let parameter = |field, requested: String, limit| SpeculationError::Parameter {
             field,
-            asked,
+            requested,
             limit,
         };
         if !(1..=MAX_TOKENS).contains(&self.max_tokens) {
-            let asked = self.max_tokens.to_string();
-            return Err(parameter("max_tokens", asked, "1 to 64").into());
+            let requested = self.max_tokens.to_string();
+            return Err(parameter("max_tokens", requested, "1 to 64").into());
         }
         if self.min_tokens > self.max_tokens {
-            let asked = self.min_tokens.to_string();
-            return Err(parameter("min_tokens", asked, "at most max_tokens").into());
+            let requested = self.min_tokens.to_string();
+            return Err(parameter("min_tokens", requested, "at most max_tokens").into());
         }
         if !(0.0..=1.0).contains(&self.min_probability) {
-            let asked = self.min_probability.to_string();
-            return Err(parameter("min_probability", asked, "0 to 1").into());
+            let requested = self.min_probability.to_string();
+            return Err(parameter("min_probability", requested, "0 to 1").into());
         }
         match &self.source {
             DraftSource::Ngram => Ok(()),

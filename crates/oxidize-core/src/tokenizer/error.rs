@@ -32,14 +32,14 @@ pub enum TokenizerError {
         what: String,
     },
     /// A value exceeds a limit.
-    #[error("tokenizer: {what} is {asked}, the limit is {limit}")]
+    #[error("tokenizer: {what} is {requested}, the limit is {limit}")]
     Limit {
         /// Limited quantity.
         what: &'static str,
         /// Largest allowed value.
         limit: u64,
         /// Actual value.
-        asked: u64,
+        requested: u64,
     },
     /// A tokenizer file could not be read.
     #[error("{}: {source}", path.display())]

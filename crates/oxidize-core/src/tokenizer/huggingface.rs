@@ -197,7 +197,7 @@ impl VocabList {
             return Err(TokenizerError::Limit {
                 what: "the largest token id",
                 limit: MAX_TOKENS as u64,
-                asked: count as u64,
+                requested: count as u64,
             });
         }
         let mut slots: Vec<Option<&[u8]>> = vec![None; count];

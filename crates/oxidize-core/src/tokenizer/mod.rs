@@ -161,7 +161,8 @@ pub struct DecodeOptions {
 impl Tokenizer {
     /// Creates the tokenizer of a model file, from GGUF metadata or from the files beside the
     /// weights.
-    pub fn from_file(file: &ModelFile) -> crate::Result<Tokenizer> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn from_file(file: &ModelFile) -> crate::Result<Tokenizer> {
         let in_file = |error| crate::Error::Tokenizer {
             path: file.path().to_path_buf(),
             error,
@@ -194,7 +195,8 @@ impl Tokenizer {
     }
 
     /// Creates a tokenizer from a vocabulary.
-    pub fn new(spec: VocabSpec) -> Result<Tokenizer> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn new(spec: VocabSpec) -> Result<Tokenizer> {
         let count = spec.tokens.len();
         if count == 0 {
             return Err(TokenizerError::Missing("every token".into()));
@@ -203,7 +205,7 @@ impl Tokenizer {
             return Err(TokenizerError::Limit {
                 what: "the number of tokens",
                 limit: MAX_TOKENS as u64,
-                asked: count as u64,
+                requested: count as u64,
             });
         }
         let mut kinds = spec.kinds;
@@ -363,7 +365,8 @@ impl Tokenizer {
     }
 
     /// Kind of `token`.
-    pub fn kind(&self, token: TokenId) -> Option<TokenKind> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn kind(&self, token: TokenId) -> Option<TokenKind> {
         self.contains(token).then(|| self.0.vocab.kind(token))
     }
 
@@ -373,7 +376,8 @@ impl Tokenizer {
     }
 
     /// Special tokens by role.
-    pub fn special_ids(&self) -> &SpecialIds {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn special_ids(&self) -> &SpecialIds {
         &self.0.ids
     }
 

@@ -90,7 +90,7 @@ pub(super) fn spec(bytes: &[u8], path: &Path) -> Result<VocabSpec> {
                 return Err(TokenizerError::Limit {
                     what: "the largest token id",
                     limit: MAX_TOKENS as u64,
-                    asked: id as u64,
+                    requested: id as u64,
                 });
             }
             // Ids ascend; the file has one gap, filled with an empty token.

@@ -347,7 +347,7 @@ fn add(spec: &mut VocabSpec, id: TokenId, token: &AddedToken) -> Result<()> {
         return Err(TokenizerError::Limit {
             what: "the largest token id",
             limit: MAX_TOKENS as u64,
-            asked: u64::from(id),
+            requested: u64::from(id),
         });
     }
     if index >= spec.tokens.len() {
@@ -419,7 +419,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         return Err(TokenizerError::Limit {
             what: "the size of a tokenizer file in bytes",
             limit: MAX_FILE_SIZE,
-            asked: size,
+            requested: size,
         });
     }
     std::fs::read(path).map_err(io)

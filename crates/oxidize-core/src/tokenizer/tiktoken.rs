@@ -351,7 +351,7 @@ fn by_rank(entries: Vec<(Vec<u8>, usize)>) -> Result<StringTable> {
         return Err(TokenizerError::Limit {
             what: "the largest rank",
             limit: MAX_TOKENS as u64,
-            asked: count as u64,
+            requested: count as u64,
         });
     }
     let mut slots = vec![Vec::new(); count];

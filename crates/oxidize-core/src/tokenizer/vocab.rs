@@ -22,7 +22,7 @@ impl StringTable {
             return Err(TokenizerError::Limit {
                 what: "the text of all tokens in bytes",
                 limit: u32::MAX.into(),
-                asked: end as u64,
+                requested: end as u64,
             });
         };
         self.bytes.extend_from_slice(text);

@@ -4,7 +4,7 @@
 //! Slices of rows are not copied; transposed and gathered matrices are stored in memory.
 
 use super::mxfp4;
-use super::stored::{Part, Stored, pick};
+use super::stored::{RowSlice, Stored, pick};
 use super::{LinearWeights, NormWeights, Weights};
 use crate::arch::{Arch, ModelError, QkvLayout, TensorRole, names::*};
 use crate::error::{Error, Result};
@@ -124,7 +124,7 @@ impl<'a> WeightLoader<'a> {
     ) -> Result<LinearWeights> {
         let stored = self.matrix(role, layer, outputs, inputs)?;
         let bias = self.bias(role, layer, outputs)?;
-        self.linear_part(&stored, bias.as_deref(), Part::range(0, outputs))
+        self.linear_part(&stored, bias.as_deref(), RowSlice::range(0, outputs))
     }
 
     /// As [`linear`](WeightLoader::linear), but `None` if the file does not contain the matrix.
@@ -159,10 +159,10 @@ impl<'a> WeightLoader<'a> {
             let stored = self.matrix(&ATTN_QKV, layer, rows, inputs)?;
             let bias = self.bias(&ATTN_QKV, layer, rows)?;
             let parts = if self.is_gguf() || self.arch.hf_qkv == QkvLayout::Concatenated {
-                [(0, q), (q, k), (q + k, v)].map(|(start, len)| Part::range(start, len))
+                [(0, q), (q, k), (q + k, v)].map(|(start, len)| RowSlice::range(start, len))
             } else {
                 let (q, k, v) = (q / n_kv_heads, k / n_kv_heads, v / n_kv_heads);
-                [(0, q), (q, k), (q + k, v)].map(|(start, len)| Part {
+                [(0, q), (q, k), (q + k, v)].map(|(start, len)| RowSlice {
                     start,
                     len,
                     stride: q + k + v,
@@ -176,8 +176,9 @@ impl<'a> WeightLoader<'a> {
             let stored = self.matrix(&ATTN_KV, layer, k + v, inputs)?;
             let bias = self.bias(&ATTN_KV, layer, k + v)?;
             let queries = self.linear(&ATTN_Q, layer, inputs, q)?;
-            let mut part =
-                |start, len| self.linear_part(&stored, bias.as_deref(), Part::range(start, len));
+            let mut part = |start, len| {
+                self.linear_part(&stored, bias.as_deref(), RowSlice::range(start, len))
+            };
             return Ok((queries, part(0, k)?, Some(part(k, v)?)));
         }
         let v = match self.optional_linear(&ATTN_V, layer, inputs, v)? {
@@ -263,8 +264,8 @@ impl<'a> WeightLoader<'a> {
         let stored = self.stack(both, layer, n_experts, 2 * n_ff, inputs)?;
         let bias = self.expert_bias(both, layer, n_experts, 2 * n_ff)?;
         let [gate, up] = self.halves(n_ff);
-        let mut half = |half: Part| -> Result<ExpertWeights> {
-            let of = |expert: usize| Part {
+        let mut half = |half: RowSlice| -> Result<ExpertWeights> {
+            let of = |expert: usize| RowSlice {
                 start: half.start + expert * 2 * n_ff,
                 ..half
             };
@@ -293,7 +294,7 @@ impl<'a> WeightLoader<'a> {
         let names = role.names(self.arch, self.file.format(), 0);
         if !names.iter().any(|name| name.contains("{e}")) {
             let stored = self.stack(role, 0, n, outputs, inputs)?;
-            let part = |i: usize| Part::range(i * outputs, outputs);
+            let part = |i: usize| RowSlice::range(i * outputs, outputs);
             return (0..n)
                 .map(|i| self.linear_part(&stored, None, part(i)))
                 .collect();
@@ -313,7 +314,7 @@ impl<'a> WeightLoader<'a> {
         let stored: Vec<Stored> = (0..n).map(numbered).collect::<Result<_>>()?;
         stored
             .iter()
-            .map(|stored| self.linear_part(stored, None, Part::range(0, outputs)))
+            .map(|stored| self.linear_part(stored, None, RowSlice::range(0, outputs)))
             .collect()
     }
 
@@ -344,12 +345,12 @@ impl<'a> WeightLoader<'a> {
                 name: stored.name.clone(),
                 ty: stored.ty,
                 cols: rank,
-                bytes: self.cut(&stored, Part::range(h * head, key_dim))?,
+                bytes: self.cut(&stored, RowSlice::range(h * head, key_dim))?,
             };
             let keys = self.transpose(&keys, 1, key_dim)?;
             k_ty = keys.ty;
             k.push(keys.bytes);
-            v.push(self.cut(&stored, Part::range(h * head + key_dim, value_dim))?);
+            v.push(self.cut(&stored, RowSlice::range(h * head + key_dim, value_dim))?);
         }
         let k = self
             .weights
@@ -698,11 +699,11 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Rows of gate and up in a matrix that contains both.
-    fn halves(&self, n_ff: usize) -> [Part; 2] {
+    fn halves(&self, n_ff: usize) -> [RowSlice; 2] {
         if self.is_gguf() || !self.arch.hf_gate_up_alternate {
-            return [Part::range(0, n_ff), Part::range(n_ff, n_ff)];
+            return [RowSlice::range(0, n_ff), RowSlice::range(n_ff, n_ff)];
         }
-        [0, 1].map(|start| Part {
+        [0, 1].map(|start| RowSlice {
             start,
             len: 1,
             stride: 2,
@@ -737,7 +738,7 @@ impl<'a> WeightLoader<'a> {
         &mut self,
         stored: &Stored,
         bias: Option<&[f32]>,
-        part: Part,
+        part: RowSlice,
     ) -> Result<LinearWeights> {
         let (outputs, pieces) = (part.rows(), vec![self.cut(stored, part)?]);
         let (name, cols) = (&stored.name, stored.cols);
@@ -757,7 +758,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Bytes of some rows of a matrix.
-    fn cut(&self, stored: &Stored, part: Part) -> Result<TensorBytes> {
+    fn cut(&self, stored: &Stored, part: RowSlice) -> Result<TensorBytes> {
         stored.cut(part).map_err(Error::io(self.file.path()))
     }
 

@@ -2,19 +2,22 @@
 
 mod loader;
 pub(crate) mod mxfp4;
+mod prepared;
 mod recurrent;
 pub(crate) mod stored;
 
 pub use loader::{QkvShape, WeightLoader};
 pub(crate) use loader::{holds_weights, is_computed};
-pub use stored::Part;
+pub use prepared::PreparedWeights;
+pub use stored::RowSlice;
 pub(crate) use stored::Stored;
 
 use crate::error::Result;
-use crate::file::{ModelFile, TensorBytes, TensorInfo};
+use crate::file::{ModelFile, TensorBytes};
 use crate::graph::{NormKind, WeightId};
+use crate::io::Origin;
 use oxidize_kernels::quant::{self, TensorType};
-use std::collections::BTreeMap;
+use prepared::PreparedMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One matrix, vector or stack of expert matrices.
@@ -31,7 +34,7 @@ pub struct Weight {
     /// Matrices in the stack; 1 unless they are experts or heads.
     pub n_experts: usize,
     /// The rows of the tensor that this weight consists of; a tensor may contain several matrices.
-    pub part: Part,
+    pub part: RowSlice,
     storage: Storage,
 }
 
@@ -40,32 +43,42 @@ pub struct Weight {
 enum Storage {
     /// Bytes of the file: all matrices in one piece, or a piece for each.
     Pieces(Vec<TensorBytes>),
-    /// A tensor that was read into memory, and may be released.
+    /// Bytes of the file in memory of this process, which may be released.
     Releasable(Arc<Releasable>),
     /// f32 in memory: vectors, and weights that are not in a file.
     Floats(Vec<f32>),
 }
 
-/// A whole tensor of a file. Its memory can be freed, because it can be read again.
+/// Bytes of a file in memory of this process. The memory can be freed, because the bytes can be read again.
 #[derive(Debug)]
 struct Releasable {
     file: ModelFile,
-    tensor: TensorInfo,
+    /// Place and length of each piece.
+    places: Vec<(Origin, u64)>,
+    /// True if other weights are in the same memory, so that it is freed only when all of them are released.
+    is_shared: bool,
     /// `None` once released.
-    bytes: Mutex<Option<TensorBytes>>,
+    pieces: Mutex<Option<Vec<TensorBytes>>>,
 }
 
 impl Releasable {
-    fn bytes(&self) -> MutexGuard<'_, Option<TensorBytes>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pieces(&self) -> MutexGuard<'_, Option<Vec<TensorBytes>>> {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bytes, read again if they were released.
-    fn load(&self) -> Result<TensorBytes> {
-        match &*self.bytes() {
-            Some(bytes) => Ok(bytes.clone()),
-            None => self.file.data_range(&self.tensor, 0..self.tensor.bytes),
+    fn size(&self) -> u64 {
+        self.places.iter().map(|(_, len)| len).sum()
+    }
+
+    /// The pieces, read again if they were released.
+    fn load(&self) -> Result<Vec<TensorBytes>> {
+        if let Some(pieces) = &*self.pieces() {
+            return Ok(pieces.clone());
         }
+        let places = self.places.iter();
+        places
+            .map(|&(origin, len)| self.file.read_again(origin, len))
+            .collect()
     }
 }
 
@@ -125,7 +138,7 @@ impl Weight {
     pub fn size(&self) -> u64 {
         match &self.storage {
             Storage::Pieces(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
-            Storage::Releasable(tensor) => tensor.tensor.bytes,
+            Storage::Releasable(bytes) => bytes.size(),
             Storage::Floats(floats) => size_of_val(floats.as_slice()) as u64,
         }
     }
@@ -137,7 +150,7 @@ impl Weight {
                 let own = pieces.iter().filter(|piece| piece.is_own());
                 own.map(|piece| piece.len() as u64).sum()
             }
-            Storage::Releasable(tensor) if tensor.bytes().is_none() => 0,
+            Storage::Releasable(bytes) if bytes.pieces().is_none() => 0,
             Storage::Releasable(_) | Storage::Floats(_) => self.size(),
         }
     }
@@ -146,20 +159,21 @@ impl Weight {
     /// memory for as long as it lives.
     pub fn loaded(&self) -> Result<Weight> {
         match &self.storage {
-            Storage::Releasable(tensor) => Ok(self.with_pieces(self.ty, vec![tensor.load()?])),
+            Storage::Releasable(bytes) => Ok(self.with_pieces(self.ty, bytes.load()?)),
             Storage::Pieces(_) | Storage::Floats(_) => Ok(self.clone()),
         }
     }
 
     /// Releases the memory of the weight, for a backend that has made a copy of it. Pages of a mapped file
     /// come back when they are read, and memory that the file was read into when the weight is
-    /// [loaded](Weight::loaded). Memory of another origin stays.
+    /// [loaded](Weight::loaded). Weights that share a tensor of the file free its memory together. Vectors and
+    /// matrices that were computed from the file, such as transposed ones, stay.
     pub fn release(&self) {
         match &self.storage {
             Storage::Pieces(pieces) => pieces
                 .iter()
                 .for_each(|piece| piece.release(0..piece.len())),
-            Storage::Releasable(tensor) => *tensor.bytes() = None,
+            Storage::Releasable(bytes) => *bytes.pieces() = None,
             Storage::Floats(_) => {}
         }
     }
@@ -171,9 +185,9 @@ impl Weight {
         !pieces.is_empty() && pieces.iter().all(is_mapped)
     }
 
-    /// True if the weight was read into memory that can be freed.
+    /// True if the weight was read into memory of its own that can be freed.
     pub(crate) fn is_releasable(&self) -> bool {
-        matches!(self.storage, Storage::Releasable(_))
+        matches!(&self.storage, Storage::Releasable(bytes) if !bytes.is_shared)
     }
 
     /// The bytes of the file, in one piece or one for each matrix; empty for a weight that is not in a file,
@@ -195,37 +209,33 @@ impl Weight {
         }
     }
 
-    /// Makes the weight releasable if it is a whole tensor of `file` in memory of its own.
+    /// Makes the weight releasable if it is in memory of this process, as `file` has it.
     fn make_releasable(&mut self, file: &ModelFile) {
         let Storage::Pieces(pieces) = &mut self.storage else {
             return;
         };
-        let ([piece], Some(tensor)) = (pieces.as_slice(), file.tensor(&self.name)) else {
+        let place = |piece: &TensorBytes| Some((piece.origin()?, piece.len() as u64));
+        let places: Option<Vec<_>> = pieces.iter().map(place).collect();
+        let Some(places) = places else { return };
+        if pieces.iter().any(TensorBytes::is_mapped) {
             return;
-        };
-        let is_whole = tensor.ty == self.ty && tensor.bytes == piece.len() as u64;
-        // Rows that were put in another order are memory of their own, too, but not what the file has.
-        let in_order = self.part.runs == 1 && self.part.start == 0;
-        if is_whole && in_order && piece.is_sole_owner() {
-            self.storage = Storage::Releasable(Arc::new(Releasable {
-                file: file.clone(),
-                tensor: tensor.clone(),
-                bytes: Mutex::new(pieces.pop()),
-            }));
         }
+        self.storage = Storage::Releasable(Arc::new(Releasable {
+            file: file.clone(),
+            places,
+            is_shared: !pieces.iter().all(TensorBytes::is_sole_owner),
+            pieces: Mutex::new(Some(std::mem::take(pieces))),
+        }));
     }
 }
-
-/// Repacked forms of weights, by id.
-pub(crate) type RepackedWeights = BTreeMap<WeightId, Weight>;
 
 /// All weights of a model, by [`WeightId`].
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
     list: Vec<Weight>,
-    /// Weights that the CPU backend has repacked, for all its sessions. Clones share them: an adapter only adds
-    /// weights, so ids stay the same.
-    repacked: Arc<Mutex<RepackedWeights>>,
+    /// The forms that backends have made of the weights. Clones share them: an adapter only adds weights, so ids stay
+    /// the same.
+    prepared: PreparedMap,
 }
 
 impl Weights {
@@ -249,14 +259,10 @@ impl Weights {
         self.list.iter().map(Weight::size).sum()
     }
 
-    /// Bytes in memory of this process, as opposed to mapped files, repacked weights included.
+    /// Bytes in memory of this process, as opposed to mapped files, [prepared](PreparedWeights) weights included.
     pub fn own_size(&self) -> u64 {
-        let repacked = self.repacked();
-        let own_size = |(id, weight): (WeightId, &Weight)| match repacked.get(&id) {
-            Some(repacked) => repacked.size(),
-            None => weight.own_size(),
-        };
-        self.numbered().map(own_size).sum()
+        let stored: u64 = self.list.iter().map(Weight::own_size).sum();
+        stored + self.prepared.own_size()
     }
 
     /// The weights with all bytes in reach: see [`Weight::loaded`].
@@ -264,7 +270,7 @@ impl Weights {
         let list = self.list.iter().map(Weight::loaded);
         Ok(Weights {
             list: list.collect::<Result<_>>()?,
-            repacked: self.repacked.clone(),
+            prepared: self.prepared.clone(),
         })
     }
 
@@ -273,10 +279,10 @@ impl Weights {
         TensorBytes::use_huge_pages(self.list.iter().flat_map(Weight::pieces));
     }
 
-    /// The weights that have been repacked so far.
-    pub(crate) fn repacked(&self) -> MutexGuard<'_, RepackedWeights> {
-        // A panic while weights are repacked leaves those that were added before.
-        self.repacked.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The weights that a backend, to which `T` belongs, has prepared for a device so far. All sessions of a model share
+    /// them.
+    pub fn prepared<T: PreparedWeights>(&self, device: usize) -> Arc<T> {
+        self.prepared.get(device)
     }
 
     /// The weights with some of them replaced.
@@ -290,10 +296,9 @@ impl Weights {
         weights
     }
 
-    /// Makes those weights releasable that were read from `file` and that a backend may want to replace.
+    /// Makes the weights releasable that are in memory of this process as `file` has them.
     pub(crate) fn make_releasable(&mut self, file: &ModelFile) {
-        let may_be_repacked = |weight: &&mut Weight| quant::repacked_type(weight.ty).is_some();
-        let weights = self.list.iter_mut().filter(may_be_repacked);
+        let weights = self.list.iter_mut();
         weights.for_each(|weight| weight.make_releasable(file));
     }
 
@@ -306,7 +311,7 @@ impl Weights {
             rows: 1,
             cols,
             n_experts: 1,
-            part: Part::range(0, 1),
+            part: RowSlice::range(0, 1),
             storage,
         })
     }
@@ -320,7 +325,7 @@ impl Weights {
             rows: 1,
             cols,
             n_experts: n,
-            part: Part::range(0, 1),
+            part: RowSlice::range(0, 1),
             storage,
         })
     }
@@ -342,13 +347,13 @@ impl Weights {
             rows,
             cols,
             n_experts,
-            part: Part::range(0, rows),
+            part: RowSlice::range(0, rows),
             storage,
         })
     }
 
     /// Sets the rows of its tensor that a matrix consists of.
-    pub(super) fn set_part(&mut self, id: WeightId, part: Part) {
+    pub(super) fn set_part(&mut self, id: WeightId, part: RowSlice) {
         if let Some(weight) = self.list.get_mut(id.0 as usize) {
             weight.part = part;
         }

@@ -2,7 +2,7 @@
 //! weights.
 
 use super::loader::{WEIGHT, WeightLoader};
-use super::stored::Part;
+use super::stored::RowSlice;
 use super::{LinearWeights, NormWeights};
 use crate::arch::TensorRole;
 use crate::arch::names::TIME_MIX_LERP_FUSED;
@@ -16,7 +16,7 @@ impl WeightLoader<'_> {
         role: &TensorRole,
         layer: usize,
         (inputs, rows): (usize, usize),
-        parts: [Part; N],
+        parts: [RowSlice; N],
     ) -> Result<[LinearWeights; N]> {
         let stored = self.matrix(role, layer, rows, inputs)?;
         let bias = self.bias(role, layer, rows)?;

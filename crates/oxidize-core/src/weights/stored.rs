@@ -17,7 +17,7 @@ pub(crate) struct Stored {
 
 /// Rows of a matrix: `runs` runs of `len` rows, with starts `stride` rows apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct RowSlice {
     /// First row.
     pub start: usize,
     /// Rows of a run.
@@ -28,10 +28,10 @@ pub struct Part {
     pub runs: usize,
 }
 
-impl Part {
+impl RowSlice {
     /// Consecutive rows.
-    pub fn range(start: usize, len: usize) -> Part {
-        Part {
+    pub fn range(start: usize, len: usize) -> RowSlice {
+        RowSlice {
             start,
             len,
             stride: len,
@@ -58,7 +58,7 @@ impl Stored {
     }
 
     /// Bytes of some rows: a slice if they are consecutive, else a copy.
-    pub(crate) fn cut(&self, part: Part) -> io::Result<TensorBytes> {
+    pub(crate) fn cut(&self, part: RowSlice) -> io::Result<TensorBytes> {
         let row = self.row_bytes();
         let outside = || io::Error::from(io::ErrorKind::UnexpectedEof);
         if part.runs == 1 {
@@ -168,7 +168,7 @@ pub(crate) fn pick_rows(stored: &Stored, order: &[usize]) -> io::Result<TensorBy
 }
 
 /// Elements of a vector for the given rows.
-pub(super) fn pick(vector: &[f32], part: Part) -> impl Iterator<Item = f32> {
+pub(super) fn pick(vector: &[f32], part: RowSlice) -> impl Iterator<Item = f32> {
     part.ranges()
         .flat_map(move |rows| vector[rows].iter().copied())
 }
@@ -198,9 +198,9 @@ mod tests {
     #[test]
     fn rows_are_cut_and_gathered() {
         let matrix = stored(6);
-        let cut = matrix.cut(Part::range(2, 2)).unwrap();
+        let cut = matrix.cut(RowSlice::range(2, 2)).unwrap();
         assert_eq!(floats(&cut), [2.0, 2.5, 3.0, 3.5]);
-        let every_third = Part {
+        let every_third = RowSlice {
             start: 1,
             len: 1,
             stride: 3,
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(floats(&gathered), [1.0, 1.5, 4.0, 4.5]);
         let picked: Vec<f32> = pick(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], every_third).collect();
         assert_eq!(picked, [1.0, 4.0]);
-        assert!(matrix.cut(Part::range(5, 2)).is_err());
+        assert!(matrix.cut(RowSlice::range(5, 2)).is_err());
     }
 
     #[test]

@@ -509,7 +509,7 @@ fn experts(net: &mut Net) -> (ValueId, f64) {
             renormalize: net.random.chance(0.5),
             scale: net.random.pick(&[1.0, 2.5]),
             expert_scale: net.maybe_vector(n_experts),
-            weigh_input: net.random.chance(0.3),
+            apply_router_weight_on_input: net.random.chance(0.3),
         },
     };
     let out = net.like(x);

@@ -462,7 +462,7 @@ fn bad_batches_are_refused() {
             error,
             BackendError::BatchTooLarge {
                 what: "tokens",
-                asked: 5,
+                requested: 5,
                 limit: 4
             }
         ));

@@ -329,7 +329,7 @@ fn invalid_requests_are_rejected() {
     // The model's context is 256.
     let error = fail(greedy(prompt(0, 256), 4));
     let expected = SubmitError::TooLong {
-        asked: 257,
+        requested: 257,
         limit: 256,
     };
     assert!(

@@ -142,7 +142,7 @@ fn a_panic_ends_one_request() {
         );
         PANICS_IN_COMPILER.store(true, Relaxed);
         let message = error(&prompt, constrained.clone());
-        assert!(message.contains("a fault while it was compiled"));
+        assert!(message.contains("internal error during compilation"));
         PANICS_IN_COMPILER.store(false, Relaxed);
         let streamed = server.complete(&[5, NAN_OUTPUT], json!({"stream": true}));
         assert_eq!(streamed.status, 500);

@@ -19,11 +19,12 @@ impl Config<'_> {
             kind.find(|layer| layer.rope.is_some()).map(|l| l.key_dim)
         };
         let head_full = head(false).or(head(true)).unwrap_or(1);
-        let share = |rope: &Rope, head: usize| share(rope, head).filter(|_| hp.mla.is_none());
+        let rotary_fraction =
+            |rope: &Rope, head: usize| rotary_fraction(rope, head).filter(|_| hp.mla.is_none());
         if let Some(windowed) = rest.first() {
             let head_windowed = head(true).unwrap_or(head_full);
-            let own_share = share(windowed, head_windowed);
-            let separate = own_share != share(rope, head_full)
+            let own_fraction = rotary_fraction(windowed, head_windowed);
+            let separate = own_fraction != rotary_fraction(rope, head_full)
                 || matches!(rope.factors, RopeFactors::Fixed(_))
                 || matches!(rope.scaling, RopeScaling::Yarn(_));
             if separate {
@@ -35,8 +36,8 @@ impl Config<'_> {
                     let mut map = scaling(rope, facts);
                     map.entry("rope_type").or_insert(Value::from("default"));
                     map.insert("rope_theta".into(), number(rope.base));
-                    if let Some(share) = share(rope, head) {
-                        map.insert("partial_rotary_factor".into(), Value::from(share));
+                    if let Some(rotary_fraction) = rotary_fraction(rope, head) {
+                        map.insert("partial_rotary_factor".into(), Value::from(rotary_fraction));
                     }
                     both.insert(name.into(), Value::Object(map));
                 }
@@ -46,8 +47,8 @@ impl Config<'_> {
             self.float("rope_local_base_freq", windowed.base);
         }
         self.float("rope_theta", rope.base);
-        if let Some(share) = share(rope, head_full) {
-            self.set("partial_rotary_factor", Value::from(share));
+        if let Some(rotary_fraction) = rotary_fraction(rope, head_full) {
+            self.set("partial_rotary_factor", Value::from(rotary_fraction));
         }
         self.set_own("position_embedding_type", Value::from("rope"));
         let mut map = scaling(rope, facts);
@@ -66,7 +67,7 @@ impl Config<'_> {
 }
 
 /// Fraction of a head that RoPE rotates, if it is not all of it.
-fn share(rope: &Rope, head: usize) -> Option<f64> {
+fn rotary_fraction(rope: &Rope, head: usize) -> Option<f64> {
     if let Some(pairs) = proportional(rope) {
         return Some(2.0 * pairs as f64 / head as f64);
     }

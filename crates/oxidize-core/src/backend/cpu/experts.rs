@@ -121,7 +121,7 @@ impl CpuSession {
             for &(token, weight) in tokens {
                 let start = input.len();
                 input.extend_from_slice(&x[token * width..(token + 1) * width]);
-                if routing.weigh_input {
+                if routing.apply_router_weight_on_input {
                     kernels.scale(&mut input[start..], weight);
                 }
             }
@@ -212,7 +212,11 @@ impl CpuSession {
                 },
             );
             for (&(token, weight), output) in tokens.iter().zip(output.chunks_exact(width)) {
-                let weight = if routing.weigh_input { 1.0 } else { weight };
+                let weight = if routing.apply_router_weight_on_input {
+                    1.0
+                } else {
+                    weight
+                };
                 let out = &mut taken.rows()[token * width..(token + 1) * width];
                 kernels.add_scaled(out, output, weight);
             }
@@ -299,7 +303,7 @@ mod tests {
             renormalize: false,
             scale: 1.0,
             expert_scale: None,
-            weigh_input: false,
+            apply_router_weight_on_input: false,
         };
         let logits = [
             [0.0, 5.0, 1.0, 4.0],

@@ -67,29 +67,29 @@ impl Buffers {
     }
 
     /// Takes the buffer of a value that is about to be written. [`Buffers::put`] returns it.
-    pub(super) fn take(&mut self, value: ValueId) -> Taken {
+    pub(super) fn take(&mut self, value: ValueId) -> BufferGuard {
         let slot = self.slot(value);
         let len = self.rows(value) * self.width(value);
-        Taken {
+        BufferGuard {
             data: std::mem::take(&mut self.data[slot]),
             slot,
             len,
         }
     }
 
-    pub(super) fn put(&mut self, taken: Taken) {
+    pub(super) fn put(&mut self, taken: BufferGuard) {
         self.data[taken.slot] = taken.data;
     }
 }
 
 /// A buffer taken from [`Buffers`].
-pub(super) struct Taken {
+pub(super) struct BufferGuard {
     data: Vec<f32>,
     slot: usize,
     len: usize,
 }
 
-impl Taken {
+impl BufferGuard {
     /// The rows of the value that it was taken for.
     pub(super) fn rows(&mut self) -> &mut [f32] {
         &mut self.data[..self.len]

@@ -9,13 +9,38 @@ use crate::file::TensorBytes;
 use crate::graph::{Op, Plan, WeightId};
 use crate::io::SharedBytes;
 use crate::io::available_memory;
-use crate::weights::{RepackedWeights, Weight, Weights};
+use crate::weights::{PreparedWeights, Weight, Weights};
 use oxidize_kernels::Kernels;
 use oxidize_kernels::quant::{TensorType, repacked_type};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
+
+/// Repacked forms of weights, by id.
+type RepackedMap = BTreeMap<WeightId, Weight>;
+
+/// The weights of a model that have been repacked so far, for all its sessions.
+#[derive(Default)]
+struct Repacked(Mutex<RepackedMap>);
+
+impl Repacked {
+    /// All CPU sessions share one device.
+    fn of(weights: &Weights) -> Arc<Repacked> {
+        weights.prepared(0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RepackedMap> {
+        // A panic while weights are repacked leaves those that were added before.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PreparedWeights for Repacked {
+    fn own_size(&self) -> u64 {
+        self.lock().values().map(Weight::size).sum()
+    }
+}
 
 /// The weights as a session reads them: in memory, and repacked where `limit` allows and these kernels gain.
 pub(super) fn repack(
@@ -26,7 +51,8 @@ pub(super) fn repack(
     n_threads: usize,
 ) -> Result<Weights, BackendError> {
     // Locked to the end: sessions that are compiled at the same time share what the first one makes.
-    let mut repacked = weights.repacked();
+    let shared = Repacked::of(weights);
+    let mut repacked = shared.lock();
     let chosen = choose(plan, weights, &repacked, limit, kernels);
     let missing = chosen.iter().filter(|id| !repacked.contains_key(id));
     // Mapped weights at once, in one piece of memory, and those that were read one by one, so that no more
@@ -61,7 +87,7 @@ pub(super) fn repack(
 
 /// Bytes by which the weights of a session are larger than in the file.
 pub(super) fn growth(plan: &Plan, weights: &Weights, limit: RepackLimit, kernels: &Kernels) -> u64 {
-    let chosen = choose(plan, weights, &weights.repacked(), limit, kernels);
+    let chosen = choose(plan, weights, &Repacked::of(weights).lock(), limit, kernels);
     let growth = chosen.iter().filter_map(|id| growth_of(weights.get(*id)));
     growth.sum()
 }
@@ -71,7 +97,7 @@ pub(super) fn growth(plan: &Plan, weights: &Weights, limit: RepackLimit, kernels
 fn choose(
     plan: &Plan,
     weights: &Weights,
-    repacked: &RepackedWeights,
+    repacked: &RepackedMap,
     limit: RepackLimit,
     kernels: &Kernels,
 ) -> Vec<WeightId> {
@@ -153,7 +179,7 @@ fn growth_of(weight: &Weight) -> Option<u64> {
 
 /// Alignment of the pieces of weights.
 const LINE: usize = 64;
-/// Blocks that a thread rewrites at a time: few beside a weight, and many beside the call that releases pages.
+/// Blocks per job: small relative to a weight, large enough to amortize the `madvise` call.
 const BLOCKS: usize = 4096;
 
 /// A piece of a weight, and its place in the new memory.

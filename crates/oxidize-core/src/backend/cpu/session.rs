@@ -65,7 +65,7 @@ impl CpuSession {
         let n_threads = config.n_threads.unwrap_or_else(super::default_threads);
         if n_threads > super::MAX_THREADS {
             return Err(BackendError::TooManyThreads {
-                asked: n_threads,
+                requested: n_threads,
                 limit: super::MAX_THREADS,
             });
         }

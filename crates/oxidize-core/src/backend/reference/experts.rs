@@ -24,7 +24,7 @@ impl ReferenceSession {
         {
             let routes = router.route(logits, &spec.routing, &self.weights);
             for &(expert, weight) in routes {
-                let (before, after) = match spec.routing.weigh_input {
+                let (before, after) = match spec.routing.apply_router_weight_on_input {
                     true => (weight, 1.0),
                     false => (1.0, weight),
                 };

@@ -28,7 +28,7 @@ impl ModelLoader for GgufLoader {
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<ModelFile> {
         let in_directory = only_gguf_in(path);
         let path = in_directory.as_deref().unwrap_or(path);
-        let part = Part::open(path, options)?;
+        let part = SplitFile::open(path, options)?;
         match part.header.metadata.u64(SPLIT_COUNT) {
             Some(count) if count > 1 => open_split(part, count, options),
             _ => join(vec![part], options),
@@ -37,7 +37,11 @@ impl ModelLoader for GgufLoader {
 
     fn open_bytes(&self, bytes: SharedBytes, options: &OpenOptions) -> Result<ModelFile> {
         join(
-            vec![Part::parse(PathBuf::new(), Source::Memory(bytes), options)?],
+            vec![SplitFile::parse(
+                PathBuf::new(),
+                Source::Memory(bytes),
+                options,
+            )?],
             options,
         )
     }
@@ -48,26 +52,26 @@ const SPLIT_NUMBER: &str = "split.no";
 const SPLIT_TENSORS: &str = "split.tensors.count";
 
 /// File of a model.
-struct Part {
+struct SplitFile {
     path: PathBuf,
     source: Source,
     header: Header,
 }
 
-impl Part {
-    fn open(path: &Path, options: &OpenOptions) -> Result<Part> {
+impl SplitFile {
+    fn open(path: &Path, options: &OpenOptions) -> Result<SplitFile> {
         let source =
             Source::open(path, options.mmap, options.huge_pages).map_err(Error::io(path))?;
-        Part::parse(path.to_path_buf(), source, options)
+        SplitFile::parse(path.to_path_buf(), source, options)
     }
 
-    fn parse(path: PathBuf, source: Source, options: &OpenOptions) -> Result<Part> {
+    fn parse(path: PathBuf, source: Source, options: &OpenOptions) -> Result<SplitFile> {
         let header = match &source {
             Source::Memory(bytes) => parse(bytes, source.len(), &options.limits)
                 .map_err(|error| GgufError::in_file(error, &path))?,
             Source::File { .. } => read_header(&path, &source, options)?,
         };
-        Ok(Part {
+        Ok(SplitFile {
             path,
             source,
             header,
@@ -102,7 +106,7 @@ fn read_header(path: &Path, source: &Source, options: &OpenOptions) -> Result<He
 }
 
 /// Opens all files of the split model that `opened` belongs to.
-fn open_split(opened: Part, count: u64, options: &OpenOptions) -> Result<ModelFile> {
+fn open_split(opened: SplitFile, count: u64, options: &OpenOptions) -> Result<ModelFile> {
     let wrong = |path: &Path, problem: String| Error::Parts {
         path: path.to_path_buf(),
         problem,
@@ -138,7 +142,7 @@ fn open_split(opened: Part, count: u64, options: &OpenOptions) -> Result<ModelFi
     let mut opened = Some(opened);
     for number in 1..=count {
         let already = opened.take_if(|_| number == name.number);
-        parts.push(already.map_or_else(|| Part::open(&name.path(number), options), Ok)?);
+        parts.push(already.map_or_else(|| SplitFile::open(&name.path(number), options), Ok)?);
     }
     join_split(parts, &path, options)
 }
@@ -146,8 +150,8 @@ fn open_split(opened: Part, count: u64, options: &OpenOptions) -> Result<ModelFi
 /// Opens the parts of a model in order. Their names are arbitrary, because unpublished files have
 /// no final names.
 pub(crate) fn open_parts(paths: &[PathBuf], options: &OpenOptions) -> Result<ModelFile> {
-    let parts = paths.iter().map(|path| Part::open(path, options));
-    let parts = parts.collect::<Result<Vec<Part>>>()?;
+    let parts = paths.iter().map(|path| SplitFile::open(path, options));
+    let parts = parts.collect::<Result<Vec<SplitFile>>>()?;
     match paths {
         [] | [_] => join(parts, options),
         [first, ..] => join_split(parts, first, options),
@@ -156,7 +160,7 @@ pub(crate) fn open_parts(paths: &[PathBuf], options: &OpenOptions) -> Result<Mod
 
 /// Joins parts to a model after checking that they belong together. `path` is the file that was
 /// opened.
-fn join_split(parts: Vec<Part>, path: &Path, options: &OpenOptions) -> Result<ModelFile> {
+fn join_split(parts: Vec<SplitFile>, path: &Path, options: &OpenOptions) -> Result<ModelFile> {
     let wrong = |path: &Path, problem: String| Error::Parts {
         path: path.to_path_buf(),
         problem,
@@ -195,7 +199,7 @@ fn join_split(parts: Vec<Part>, path: &Path, options: &OpenOptions) -> Result<Mo
 }
 
 /// Joins files to a model. Metadata comes from the first.
-fn join(parts: Vec<Part>, options: &OpenOptions) -> Result<ModelFile> {
+fn join(parts: Vec<SplitFile>, options: &OpenOptions) -> Result<ModelFile> {
     let mut contents = Contents::default();
     for (file, part) in parts.into_iter().enumerate() {
         if file == 0 {

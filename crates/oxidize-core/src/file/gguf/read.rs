@@ -430,8 +430,9 @@ impl Reader<'_> {
         }
     }
 
-    fn limit(&self, what: &'static str, asked: u64, limit: u64) -> Result<(), GgufError> {
-        LimitExceeded::check(what, asked, limit).map_err(|limit| self.error(Problem::Limit(limit)))
+    fn limit(&self, what: &'static str, requested: u64, limit: u64) -> Result<(), GgufError> {
+        LimitExceeded::check(what, requested, limit)
+            .map_err(|limit| self.error(Problem::Limit(limit)))
     }
 
     fn truncated(&self, needed: u64) -> Problem {

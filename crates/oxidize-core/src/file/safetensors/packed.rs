@@ -49,7 +49,6 @@ impl PackedTensor {
 
 /// Result of a packed format for the tensors of a file: the tensors it represents, and the names of
 /// their parts.
-/// names of those that are but parts.
 #[derive(Default)]
 pub(super) struct UnpackedTensors {
     pub(super) tensors: Vec<(TensorInfo, PackedTensor)>,

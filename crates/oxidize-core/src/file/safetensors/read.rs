@@ -205,10 +205,10 @@ impl HeaderVisitor<'_> {
     fn check<E: de::Error>(
         &mut self,
         what: &'static str,
-        asked: usize,
+        requested: usize,
         limit: u64,
     ) -> Result<(), E> {
-        LimitExceeded::check(what, asked as u64, limit).map_err(|limit| {
+        LimitExceeded::check(what, requested as u64, limit).map_err(|limit| {
             let message = E::custom(limit);
             self.failed = Some((None, Some(Problem::Limit(limit))));
             message

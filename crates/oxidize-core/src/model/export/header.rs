@@ -159,8 +159,8 @@ impl<'a> HfLayout<'a, '_> {
     }
 
     /// True if a role's tensor is part of another one in the directory, or belongs to another role.
-    fn is_elsewhere(&self, role: &TensorRole, layer: usize) -> bool {
-        const WHOLES: [TensorRole; 7] = [
+    fn is_fused_or_renamed(&self, role: &TensorRole, layer: usize) -> bool {
+        const FUSED_ROLES: [TensorRole; 7] = [
             ATTN_QKV,
             ATTN_KV,
             ATTN_KV_B,
@@ -173,7 +173,10 @@ impl<'a> HfLayout<'a, '_> {
         let n_ff = self.hparams.layers.get(layer).map_or(0, |layer| layer.n_ff);
         let rows = |role: &TensorRole| self.find(role, layer).map_or(0, |info| matrix(info).0);
         let lacks = |gate: &TensorRole| self.find(gate, layer).is_none();
-        if WHOLES.iter().any(|whole| self.joined(whole).contains(role)) {
+        if FUSED_ROLES
+            .iter()
+            .any(|fused| self.joined(fused).contains(role))
+        {
             return true;
         }
         match *role {
@@ -209,7 +212,7 @@ impl<'a> HfLayout<'a, '_> {
         if !joined.is_empty() {
             return self.joined_dims(role, joined, layer);
         }
-        if self.is_elsewhere(role, layer) {
+        if self.is_fused_or_renamed(role, layer) {
             return None;
         }
         let recurrent = self.hparams.recurrent.as_ref();

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::file::TensorBytes;
 use crate::graph::WeightId;
 use crate::model::Model;
-use crate::weights::{Part, Stored, Weights};
+use crate::weights::{RowSlice, Stored, Weights};
 use oxidize_kernels::quant::TensorType;
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl Stacks {
         adapter: &Adapter,
         model: &Model,
         pair: &Pair,
-        weights: &[(WeightId, Part)],
+        weights: &[(WeightId, RowSlice)],
         expert: Option<usize>,
     ) -> Result<()> {
         let (a, b) = (adapter.as_f32(&pair.a)?, adapter.as_f32(&pair.b)?);
@@ -73,7 +73,7 @@ impl Stacks {
                 .take(n_pairs)
                 .enumerate()
             {
-                let own = Part {
+                let own = RowSlice {
                     start: nth * n_rows + part.start,
                     ..part
                 };
@@ -81,7 +81,7 @@ impl Stacks {
                     let bytes = stored.cut(part);
                     bytes.map_err(Error::io(adapter.path()))
                 };
-                let low = Part::range(nth * pair.rank, pair.rank);
+                let low = RowSlice::range(nth * pair.rank, pair.rank);
                 *pair_of_expert = Some([cut(&a, low)?, cut(&b, own)?]);
             }
         }

@@ -91,7 +91,8 @@ impl Adapter {
     }
 
     /// Changes of the tensors of `model`, by name.
-    pub fn deltas(&self, model: &Model) -> Result<Vec<Delta>> {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn deltas(&self, model: &Model) -> Result<Vec<Delta>> {
         let delta = |pair: &Pair| -> Result<Delta> {
             let refuse = |what| LoraError::OnlyBeside {
                 file: self.path().to_path_buf(),

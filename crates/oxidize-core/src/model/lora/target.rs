@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::file::{Format, TensorInfo};
 use crate::graph::{ExpertProjection, ExpertsOp, Op, Plan, RopeLayout, WeightId};
 use crate::model::Model;
-use crate::weights::Part;
+use crate::weights::RowSlice;
 use std::collections::HashSet;
 
 /// Target of a pair.
@@ -22,7 +22,7 @@ pub(super) enum Target {
     /// Matrices of experts.
     Experts {
         /// Stacks, with the rows of the pair for each.
-        weights: Vec<(WeightId, Part)>,
+        weights: Vec<(WeightId, RowSlice)>,
         /// Expert, or `None` if the adapter contains all experts of the layer.
         expert: Option<usize>,
     },
@@ -31,7 +31,7 @@ pub(super) enum Target {
 /// Matrices that are one tensor in the file.
 pub(super) struct Matrices {
     /// Matrices, with the rows of the file's tensor for each.
-    pub(super) weights: Vec<(WeightId, Part)>,
+    pub(super) weights: Vec<(WeightId, RowSlice)>,
     /// Role of the tensor, if the name had to be translated.
     role: Option<TensorRole>,
 }
@@ -84,7 +84,7 @@ impl Pair {
 impl Target {
     /// Shape of the target, in the same form.
     fn shape(&self, model: &Model, pair: &Pair) -> Vec<usize> {
-        let of = |weights: &[(WeightId, Part)]| {
+        let of = |weights: &[(WeightId, RowSlice)]| {
             let first = weights.first().map(|(id, _)| model.weights().get(*id));
             let (n, inputs) = first.map_or((0, 0), |weight| (weight.n_experts, weight.cols));
             (n, weights.iter().map(|(_, part)| part.rows()).sum(), inputs)
@@ -128,7 +128,8 @@ fn matrices(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Optio
                 && weight.n_experts == 1
                 && bare(&weight.name) == name
         });
-        let weights: Vec<(WeightId, Part)> = named.map(|(id, weight)| (id, weight.part)).collect();
+        let weights: Vec<(WeightId, RowSlice)> =
+            named.map(|(id, weight)| (id, weight.part)).collect();
         (!weights.is_empty()).then_some(Matrices { weights, role })
     });
     let tied = || {
@@ -193,7 +194,7 @@ fn experts(model: &Model, plan: &Plan, adapter: &Adapter, pair: &Pair) -> Option
             for projection in halves {
                 let id = spec.stack(*projection)?.weight;
                 let rows = model.weights().get(id).rows;
-                weights.push((id, Part::range(start, rows)));
+                weights.push((id, RowSlice::range(start, rows)));
                 start += rows;
             }
             return Some(Target::Experts { weights, expert });

@@ -11,8 +11,7 @@ use crate::out::TileMut;
 /// faster.
 pub(crate) const GEMV_TOKENS: usize = 3;
 
-/// Products with all tokens, a few at a time, each the same to the last bit as if the token were alone. The
-/// weight is of format `F`.
+/// Products with all tokens, a few at a time: batch-invariant. The weight is of format `F`.
 pub(crate) fn gemv<F: Format, P: Int8Dot>(
     products: P,
     weight: WeightRows<'_>,

@@ -87,7 +87,7 @@ const _: () = assert!(
 );
 
 /// Multiplies a panel with all tokens. `GROUP` elements share a scale: 16 or 32 of 8 bits, or 64 of 16 bits.
-/// `MIN` says that there are minima.
+/// `MIN`: true if there are minima.
 pub(crate) fn multiply_panel<P: Int8Dot, const GROUP: usize, const MIN: bool>(
     products: P,
     panel: &Panel<'_>,

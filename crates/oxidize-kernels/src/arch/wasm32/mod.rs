@@ -18,7 +18,7 @@ pub(crate) fn kernels(isa: Isa) -> Option<&'static Kernels> {
     (isa == Isa::WasmSimd128).then_some(&KERNELS)
 }
 
-/// Products of 16-bit integers: there are none of bytes.
+/// Int8 products through 16-bit integers; WebAssembly has no 8-bit multiply.
 #[derive(Clone, Copy)]
 struct Simd128;
 

@@ -78,9 +78,9 @@ pub(crate) unsafe fn matmul<I: MatmulIsa>(
     out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: the machine has the instructions and the shapes have been checked, as this function demands of
-    // its caller; each arm runs the format that the weight's type names, on activations of the format it
-    // matched.
+    // SAFETY: the caller has the instructions of `I`; `acts` has rows of `weight.k()` elements, and `out` is
+    // `acts.rows()` × `weight.rows()`. Each arm runs the format that the weight's type names, on activations
+    // of the integer width it matched.
     unsafe {
         match (weight.ty(), acts.quantized_i8(), acts.quantized_i16()) {
             (TensorType::F16, _, Some(acts)) => {

@@ -111,12 +111,12 @@ pub(super) fn block_scale(scales: &[f32; 16], costs: &[f32; 16], last: i32, unit
 
 thread_local! {
     /// Buffers for `a` and `b` of all vectors of a block, reused between blocks.
-    static PRODUCTS: RefCell<[Vec<CacheLine>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+    static ENTRY_SUMS: RefCell<[Vec<CacheLine>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
 /// `a` and `b` of the vectors of a group, for every entry.
 #[derive(Clone, Copy)]
-struct Products<'a> {
+struct EntrySums<'a> {
     a: &'a [f32],
     b: &'a [f32],
     entries: usize,
@@ -165,7 +165,7 @@ impl<const D: usize> Search<'_, D> {
         let entries = self.grid.len();
         let vectors = 256 / D;
         let group = D * self.per_scale;
-        let mut lists = PRODUCTS.take();
+        let mut lists = ENTRY_SUMS.take();
         for list in &mut lists {
             list.resize(vectors * entries / LANES, CacheLine([0.0; LANES]));
         }
@@ -175,12 +175,12 @@ impl<const D: usize> Search<'_, D> {
         let tables = a.chunks_exact_mut(entries).zip(b.chunks_exact_mut(entries));
         let (xs, ws) = (x.as_chunks::<D>().0, w.as_chunks::<D>().0);
         for ((x, w), (a, b)) in xs.iter().zip(ws).zip(tables) {
-            self.products(x, w, a, b);
+            self.entry_sums(x, w, a, b);
         }
 
-        let group_products = |i: usize| {
+        let group_sums = |i: usize| {
             let range = i * self.per_scale * entries..(i + 1) * self.per_scale * entries;
-            Products {
+            EntrySums {
                 a: &a[range.clone()],
                 b: &b[range],
                 entries,
@@ -188,7 +188,7 @@ impl<const D: usize> Search<'_, D> {
         };
         let (mut scales, mut costs) = ([0.0f32; 16], [0.0f32; 16]);
         for (i, x) in x.chunks_exact(group).enumerate() {
-            (scales[i], costs[i]) = self.best_scale(group_products(i), max_abs_signed(x).abs());
+            (scales[i], costs[i]) = self.best_scale(group_sums(i), max_abs_signed(x).abs());
         }
         let mut found = Found::new(block_scale(&scales, &costs, self.last, self.unit));
         let d = found.d.to_f32();
@@ -204,10 +204,10 @@ impl<const D: usize> Search<'_, D> {
                 nearby,
             ];
             let scales = levels.map(|l| d * self.unit * (2 * l + 1) as f32);
-            let best = self.best_of(group_products(i), scales);
+            let best = self.best_of(group_sums(i), scales);
             let chosen = &mut found.entries[i * self.per_scale..(i + 1) * self.per_scale];
             let chosen = self.choose(
-                group_products(i),
+                group_sums(i),
                 scales[best.scale],
                 &best.vector_gains,
                 chosen,
@@ -222,13 +222,13 @@ impl<const D: usize> Search<'_, D> {
         if let Some(fitted) = fit.scale().filter(|_| d > 0.0) {
             found.d = F16Le::from_f32(fitted);
         }
-        PRODUCTS.set(lists);
+        ENTRY_SUMS.set(lists);
         found
     }
 
     /// Computes `a` and `b` of a vector for every entry.
     #[inline(always)]
-    fn products(&self, x: &[f32; D], w: &[f32; D], a: &mut [f32], b: &mut [f32]) {
+    fn entry_sums(&self, x: &[f32; D], w: &[f32; D], a: &mut [f32], b: &mut [f32]) {
         let mut wx = [0.0; D];
         for i in 0..D {
             wx[i] = w[i] * x[i];
@@ -250,14 +250,14 @@ impl<const D: usize> Search<'_, D> {
 
     /// Returns the best scale of a group and the weight of an error in it.
     #[inline(always)]
-    fn best_scale(&self, products: Products<'_>, largest: f32) -> (f32, f32) {
+    fn best_scale(&self, sums: EntrySums<'_>, largest: f32) -> (f32, f32) {
         if largest == 0.0 || !largest.is_finite() {
             return (0.0, 0.0);
         }
         let (mut scale, mut best) = (0.0, Best::NONE);
         for peaks in self.peaks.as_chunks::<4>().0 {
             let scales = peaks.map(|peak| largest / peak);
-            let these = self.best_of(products, scales);
+            let these = self.best_of(sums, scales);
             if these.gain > best.gain {
                 (scale, best) = (scales[these.scale], these);
             }
@@ -266,17 +266,17 @@ impl<const D: usize> Search<'_, D> {
         // the adjacent multiples are tried then, each with its own entries.
         let mut chosen = [0; 8];
         let chosen = &mut chosen[..self.per_scale];
-        let fit = self.choose(products, scale, &best.vector_gains, chosen);
+        let fit = self.choose(sums, scale, &best.vector_gains, chosen);
         (fit.scale().unwrap_or(scale), fit.b)
     }
 
     /// Returns the scale at which the nearest entries of a group reduce the error most.
     #[inline(always)]
-    fn best_of(&self, products: Products<'_>, scales: [f32; 4]) -> Best {
+    fn best_of(&self, sums: EntrySums<'_>, scales: [f32; 4]) -> Best {
         let mut vector_gains = [[0.0; 8]; 4];
         let mut gains = [0.0; 4];
         for v in 0..self.per_scale {
-            let (a, b) = products.lists(v);
+            let (a, b) = sums.lists(v);
             let at_scales = max_gains_x4(a, b, scales.map(|s| 0.5 * s));
             for k in 0..4 {
                 vector_gains[k][v] = at_scales[k];
@@ -300,14 +300,14 @@ impl<const D: usize> Search<'_, D> {
     #[inline(always)]
     fn choose(
         &self,
-        products: Products<'_>,
+        sums: EntrySums<'_>,
         scale: f32,
         vector_gains: &[f32; 8],
         chosen: &mut [u16],
     ) -> Fit {
         let mut fit = Fit::default();
         for (v, chosen) in chosen.iter_mut().enumerate() {
-            let (a, b) = products.lists(v);
+            let (a, b) = sums.lists(v);
             let at = find_gain(a, b, 0.5 * scale, vector_gains[v]);
             fit.a += a[at];
             fit.b += b[at];
@@ -317,7 +317,7 @@ impl<const D: usize> Search<'_, D> {
     }
 }
 
-impl<'a> Products<'a> {
+impl<'a> EntrySums<'a> {
     /// Returns `a` and `b` of vector `v`.
     #[inline(always)]
     fn lists(&self, v: usize) -> (&'a [f32], &'a [f32]) {
@@ -505,9 +505,9 @@ mod tests {
                 let [a, b] = &mut lists;
                 let per_vector = a.chunks_exact_mut(len).zip(b.chunks_exact_mut(len));
                 for ((x, w), (a, b)) in x.iter().zip(&w).zip(per_vector) {
-                    search.products(x, w, a, b);
+                    search.entry_sums(x, w, a, b);
                 }
-                let products = Products {
+                let sums = EntrySums {
                     a: &lists[0],
                     b: &lists[1],
                     entries: len,
@@ -516,9 +516,9 @@ mod tests {
                 let scales = [1.0, 0.05, 0.3 + random.normal().abs(), 30.0];
                 let mut least = [0.0; 4];
                 for (scale, least) in scales.into_iter().zip(&mut least) {
-                    let gains = search.best_of(products, [scale; 4]).vector_gains;
+                    let gains = search.best_of(sums, [scale; 4]).vector_gains;
                     let mut chosen = [0; 8];
-                    search.choose(products, scale, &gains, &mut chosen[..x.len()]);
+                    search.choose(sums, scale, &gains, &mut chosen[..x.len()]);
                     for ((x, w), chosen) in x.iter().zip(&w).zip(chosen) {
                         let all = (0..len).map(|n| self.error(n, x, w, scale)[0]);
                         let nearest = all.fold(f64::INFINITY, f64::min);
@@ -528,10 +528,10 @@ mod tests {
                     }
                 }
 
-                let best = search.best_of(products, scales);
+                let best = search.best_of(sums, scales);
                 let mut chosen = [0; 8];
                 let chosen = &mut chosen[..x.len()];
-                search.choose(products, scales[best.scale], &best.vector_gains, chosen);
+                search.choose(sums, scales[best.scale], &best.vector_gains, chosen);
                 let vectors = x.iter().zip(&w).zip(chosen);
                 let errors =
                     vectors.map(|((x, w), n)| self.error((*n).into(), x, w, scales[best.scale]));

@@ -152,7 +152,7 @@ struct NearestLevels {
 
 /// `a` and `b` of all halves of entries for a vector: first those of left halves, then those of right halves.
 #[derive(Clone, Copy)]
-struct Products {
+struct EntrySums {
     a: [[Lanes; HALVES]; 2],
     b: [[Lanes; HALVES]; 2],
 }
@@ -160,9 +160,9 @@ struct Products {
 /// Large buffers that are reused between blocks.
 #[derive(Default)]
 struct Workspace {
-    /// Products of each of the 64 pairs of a vector and a direction, computed on demand.
-    products: Vec<Products>,
-    /// Bit set of the computed products.
+    /// Sums of each of the 64 pairs of a vector and a direction, computed on demand.
+    sums: Vec<EntrySums>,
+    /// Bit set of the computed sums.
     filled: u64,
     /// Halves of the last nearest entry of each pair.
     hints: Vec<[u8; 2]>,
@@ -549,19 +549,19 @@ impl Search<'_> {
         let at = direction * Self::VECTORS + v;
         if workspace.filled >> at & 1 == 0 {
             workspace.filled |= 1 << at;
-            self.fill(vectors, v, SHIFTS[direction], &mut workspace.products[at]);
+            self.fill(vectors, v, SHIFTS[direction], &mut workspace.sums[at]);
         }
         let (gain, halves) = self.grid.search(
-            &workspace.products[at],
+            &workspace.sums[at],
             0.5 * trial.scale,
             rounded,
             workspace.hints[at],
             threshold,
         );
         workspace.hints[at] = halves;
-        let products = &workspace.products[at];
+        let sums = &workspace.sums[at];
         let [l, r] = halves.map(usize::from);
-        let [[al, ar], [bl, br]] = [&products.a, &products.b].map(|p| {
+        let [[al, ar], [bl, br]] = [&sums.a, &sums.b].map(|p| {
             let [left, right] = p;
             [left.as_flattened()[l], right.as_flattened()[r]]
         });
@@ -575,7 +575,7 @@ impl Search<'_> {
 
     /// Computes `a` and `b` of vector `v` for all halves.
     #[inline(always)]
-    fn fill(&self, vectors: &Vectors, v: usize, shift: f32, out: &mut Products) {
+    fn fill(&self, vectors: &Vectors, v: usize, shift: f32, out: &mut EntrySums) {
         let (chunk, lane) = (v / LANES, v % LANES);
         for side in 0..2 {
             let (mut w, mut wx) = ([0.0; 4], [0.0; 4]);
@@ -604,15 +604,15 @@ impl Grid {
     #[inline(always)]
     fn search(
         &self,
-        products: &Products,
+        sums: &EntrySums,
         h: f32,
         rounded: [usize; 2],
         hint: [u8; 2],
         threshold: f32,
     ) -> (f32, [u8; 2]) {
         let (mut left_gains, mut right_gains) = ([[0.0; LANES]; HALVES], [[0.0; LANES]; HALVES]);
-        let [left_a, right_a] = &products.a;
-        let [left_b, right_b] = &products.b;
+        let [left_a, right_a] = &sums.a;
+        let [left_b, right_b] = &sums.b;
         gains(
             &left_a[..self.chunks],
             &left_b[..self.chunks],
@@ -701,7 +701,7 @@ impl Workspace {
     /// Resets the workspace for a new block.
     #[inline(always)]
     fn prepare(&mut self, first: [u8; 2]) {
-        if self.products.is_empty() {
+        if self.sums.is_empty() {
             let zeros = [[0.0; LANES]; VECTORS];
             self.nearest = vec![
                 NearestLevels {
@@ -713,7 +713,7 @@ impl Workspace {
                 2 * PEAKS
             ];
             let zeros = [[[0.0; LANES]; HALVES]; 2];
-            self.products = vec![Products { a: zeros, b: zeros }; 64];
+            self.sums = vec![EntrySums { a: zeros, b: zeros }; 64];
             self.hints = vec![first; 64];
         }
         self.hints.fill(first);

@@ -30,7 +30,9 @@ unsafe impl MatmulIsa for MatmulTiles {
         epilogue: Epilogue<'_>,
         out: TileMut<'_>,
     ) {
-        // SAFETY: this method demands all that the one of AVX-512 does.
+        // SAFETY: AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C are enabled here. The weight is of
+        // format `F`, `acts` has rows of `weight.k()` 8-bit integers, and `out` is `acts.rows()` ×
+        // `weight.rows()`.
         unsafe { Matmul512::gemv::<F>(weight, acts, epilogue, out) }
     }
 
@@ -42,7 +44,9 @@ unsafe impl MatmulIsa for MatmulTiles {
         out: TileMut<'_>,
         scratch: &mut Scratch,
     ) {
-        // SAFETY: this method demands all that `gemm_tiles` and the method of AVX-512 do.
+        // SAFETY: AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C are enabled here, and the trait's caller
+        // has AMX with INT8. The weight is of format `F`, `acts` has rows of `weight.k()` 8-bit integers, and
+        // `out` is `acts.rows()` × `weight.rows()`.
         unsafe {
             match acts.rows() <= AVX512_TOKENS {
                 true => Matmul512::gemm::<F>(weight, acts, epilogue, out, scratch),
@@ -59,7 +63,9 @@ unsafe impl MatmulIsa for MatmulTiles {
         out: TileMut<'_>,
         scratch: &mut Scratch,
     ) {
-        // SAFETY: this method demands all that the one of AVX-512 does.
+        // SAFETY: AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C are enabled here. The weight is of
+        // format `F`, `acts` has rows of `weight.k()` 16-bit integers, and `out` is `acts.rows()` ×
+        // `weight.rows()`.
         unsafe { Matmul512::gemm_i16::<F>(weight, acts, epilogue, out, scratch) }
     }
 
@@ -71,7 +77,8 @@ unsafe impl MatmulIsa for MatmulTiles {
         out: TileMut<'_>,
         scratch: &mut Scratch,
     ) {
-        // SAFETY: this method demands all that the one of AVX-512 does.
+        // SAFETY: AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C are enabled here. `acts` has rows of
+        // `weight.k()` elements, and `out` is `acts.rows()` × `weight.rows()`.
         unsafe { Matmul512::matmul_f32(weight, acts, epilogue, out, scratch) }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) unsafe trait RowDot {
 /// Rows that are multiplied with all tokens, a few at a time, before the following rows are read.
 const ROWS: usize = 16;
 
-/// Products with all tokens, a few at a time, each the same to the last bit as if the token were alone.
+/// Products with all tokens, a few at a time: batch-invariant.
 ///
 /// # Safety
 /// Needs the instructions of `P`; the weight is of its format, `acts` has rows of `weight.k()` elements, and
@@ -78,7 +78,8 @@ unsafe fn for_each_row<P: RowDot, const M: usize>(
 ) {
     for r in rows {
         let row = weight.row(r).as_ptr();
-        // SAFETY: the caller has the instructions of `P` and the tokens; `row` is one of the weight's.
+        // SAFETY: the caller has the instructions of `P`; `row` is a whole row of `acts.k` elements in the
+        // format of `P`, and `first + M` is at most the number of tokens in `acts`.
         let dots = unsafe { P::dot::<M>(row, acts, first) };
         for (t, dot) in dots.into_iter().enumerate() {
             epilogue.write(&mut out.row(first + t)[r], r, dot);

@@ -32,7 +32,8 @@ pub(crate) unsafe fn matmul(
     out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: AVX2, FMA and F16C are enabled here, and the shapes are those that both functions demand.
+    // SAFETY: AVX2, FMA and F16C are enabled here, which is all that `__m256` and `multiply` need; `acts` has
+    // rows of `weight.k()` elements, and `out` is `acts.rows()` × `weight.rows()`.
     unsafe {
         if acts.uses_gemv(GEMV_TOKENS) {
             return gemv::<__m256>(weight, acts, epilogue, out, scratch);

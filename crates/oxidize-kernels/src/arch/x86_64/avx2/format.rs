@@ -87,7 +87,7 @@ pub(crate) unsafe trait Format: Sized {
             // SAFETY: the caller has AVX2, FMA and F16C, and `chunk` is a whole chunk.
             unsafe { Self::scales(chunk, 8, row) };
         }
-        // SAFETY: the caller has AVX2.
+        // SAFETY: the caller has AVX2, and `rows` are eight whole `Scales`, aligned to 64 bytes.
         unsafe { transpose_scales::<Self>(rows, put) };
     }
 

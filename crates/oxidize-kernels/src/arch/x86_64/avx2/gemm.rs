@@ -62,7 +62,9 @@ unsafe impl<P: Int8Dot> MatmulIsa for Matmul256<P> {
         out: TileMut<'_>,
         scratch: &mut Scratch,
     ) {
-        // SAFETY: as in `gemv`, with 16-bit activations.
+        // SAFETY: AVX2, FMA and F16C are enabled here, and the trait's caller has the instructions of `P`.
+        // The weight is of format `F`, `acts` has rows of `weight.k()` 16-bit integers, and `out` is
+        // `acts.rows()` × `weight.rows()`.
         unsafe { gemm_i16::matmul::<F, P>(weight, acts, epilogue, out, scratch) }
     }
 
@@ -74,7 +76,8 @@ unsafe impl<P: Int8Dot> MatmulIsa for Matmul256<P> {
         out: TileMut<'_>,
         scratch: &mut Scratch,
     ) {
-        // SAFETY: AVX2, FMA and F16C are enabled here, and the trait's shapes are those of `float::matmul`.
+        // SAFETY: AVX2, FMA and F16C are enabled here; `acts` has rows of `weight.k()` elements, and `out` is
+        // `acts.rows()` × `weight.rows()`.
         unsafe { float::matmul(weight, acts, epilogue, out, scratch) }
     }
 }
@@ -110,7 +113,9 @@ unsafe fn multiply_bytes<P: Int8Dot, L: PanelLayout>(
     out: &mut TileMut<'_>,
 ) {
     let panel = BytePanel::<L>::new(*panel);
-    // SAFETY: the panel has layout `L`; the rest is what this function demands of its caller.
+    // SAFETY: AVX2, FMA and F16C are enabled here, and the caller has the instructions of `P`. The panel has
+    // layout `L` and rows of `acts.k` elements, `first_row` is a row of the weight, and `out` has a row for
+    // each token of `acts`.
     unsafe { multiply_panel::<P, _>(&panel, weight, acts, first_row, epilogue, out) }
 }
 
@@ -126,7 +131,9 @@ unsafe fn multiply_row_scales<P: Int8Dot>(
     out: &mut TileMut<'_>,
 ) {
     let panel = RowScalePanel(*panel);
-    // SAFETY: the panel's rows have one scale each; the rest is what this function demands of its caller.
+    // SAFETY: AVX2, FMA and F16C are enabled here, and the caller has the instructions of `P`. The panel's
+    // rows have `acts.k` elements and one scale each, `first_row` is a row of the weight, and `out` has a row
+    // for each token of `acts`.
     unsafe { multiply_panel::<P, _>(&panel, weight, acts, first_row, epilogue, out) }
 }
 
@@ -181,7 +188,8 @@ pub(crate) unsafe fn multiply_panel<P: Int8Dot, K: TileKernel<P>>(
                     .into_iter()
                     .enumerate()
                 {
-                    // SAFETY: AVX2 is enabled here.
+                    // SAFETY: AVX2, FMA and F16C are enabled here; `token + t` is less than `m`, the rows of
+                    // `out`.
                     unsafe { write_rows(out, token + t, first_row, sums, epilogue) };
                 }
             };

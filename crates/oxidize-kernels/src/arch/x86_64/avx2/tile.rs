@@ -57,8 +57,8 @@ impl<F: Format> PanelLayout for MaddubsLayout<F> {
     };
 }
 
-/// Panels for VNNI, which takes unsigned bytes of any size. `SYMMETRIC` says that 128 stands for 0 and that
-/// there are no minima.
+/// Panels for VNNI, which takes unsigned bytes of any size. `HALVES`: true if 16 elements share a scale, false
+/// if 32 do. `SYMMETRIC`: true if 128 stands for 0 and there are no minima.
 pub(crate) struct VnniLayout<const HALVES: bool, const SYMMETRIC: bool>;
 
 impl<const HALVES: bool, const SYMMETRIC: bool> PanelLayout for VnniLayout<HALVES, SYMMETRIC> {
@@ -90,7 +90,8 @@ unsafe impl<P: Int8Dot, L: PanelLayout> TileKernel<P> for BytePanel<L> {
         first: usize,
         prefetcher: &mut Prefetcher,
     ) -> [[__m256; 2]; T] {
-        // SAFETY: the trait demands what the function does, and the panel has layout `L`.
+        // SAFETY: AVX2, FMA and F16C are enabled here, and the caller has the instructions of `P`. The panel
+        // has layout `L` and rows of `acts.k` elements, and `first + T` is at most the tokens of `acts`.
         unsafe { tile::<P, L, T>(&self.0, acts, first, prefetcher) }
     }
 }

@@ -20,8 +20,10 @@ pub(crate) unsafe fn attention_part(
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    // SAFETY: the instructions of `__m512` and `float::multiply` are enabled here; the arguments are the
-    // caller's.
+    // SAFETY: AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C are enabled here, which is all that `__m512`
+    // and `float::multiply` need. `AttentionArgs::check` has passed, so queries, keys and values have the
+    // lengths that `args` states; `keys` end at `args.end()` at most, and `part` has `args.part_len()`
+    // elements.
     unsafe {
         attention::<__m512, { float::ROWS }, { float::TOKENS }>(
             args,

@@ -79,7 +79,8 @@ impl ChunkScales {
 /// Dot products in registers of 512 bits.
 pub(crate) struct Dot512<W>(PhantomData<W>);
 
-// SAFETY: `dot` needs the instructions of `Format512`.
+// SAFETY: `dot` needs AVX-512 F, BW, DQ, VL and VNNI, and AVX2, FMA and F16C. It reads the `acts.k` elements
+// of the row and those of the `M` tokens from `first` on.
 unsafe impl<W: Format512> RowDot for Dot512<W> {
     #[inline(always)]
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M] {

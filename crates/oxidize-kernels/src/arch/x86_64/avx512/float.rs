@@ -27,8 +27,9 @@ pub(crate) unsafe fn matmul(
     out: TileMut<'_>,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: the instructions of both vectors and of `multiply` are enabled here, and the shapes are the
-    // caller's.
+    // SAFETY: AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C are enabled here, which is all that
+    // `__m256`, `__m512` and `multiply` need; `acts` has rows of `weight.k()` elements, and `out` is
+    // `acts.rows()` × `weight.rows()`.
     unsafe {
         if acts.uses_gemv(GEMV_TOKENS) {
             // For one token the narrower registers are faster.

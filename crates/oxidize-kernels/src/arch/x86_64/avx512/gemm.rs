@@ -90,7 +90,8 @@ unsafe impl MatmulIsa for Matmul512 {
         out: TileMut<'_>,
         scratch: &mut Scratch,
     ) {
-        // SAFETY: the instructions are enabled here, and the trait's shapes are those of `float::matmul`.
+        // SAFETY: AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C are enabled here; `acts` has rows of
+        // `weight.k()` elements, and `out` is `acts.rows()` × `weight.rows()`.
         unsafe { float::matmul(weight, acts, epilogue, out, scratch) }
     }
 }

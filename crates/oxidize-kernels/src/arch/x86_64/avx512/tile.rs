@@ -10,8 +10,8 @@ use super::super::avx2::panel::{Panel, Prefetcher};
 use super::gemm::TileKernel;
 use crate::ops::matmul::{RawRows, ZERO_POINT};
 
-/// A panel of unsigned bytes. `HALVES` says that there is a scale for each 16 elements, not 32, `SYMMETRIC`
-/// that 128 stands for 0 and there are no minima, and `PACKED` that pairs of groups share their bytes.
+/// A panel of unsigned bytes. `HALVES`: true if 16 elements share a scale, false if 32 do. `SYMMETRIC`: true
+/// if 128 stands for 0 and there are no minima. `PACKED`: true if pairs of groups share their bytes.
 pub(crate) struct BytePanel<const HALVES: bool, const SYMMETRIC: bool, const PACKED: bool>(
     pub(crate) Panel,
 );
@@ -28,7 +28,8 @@ unsafe impl<const HALVES: bool, const SYMMETRIC: bool, const PACKED: bool> TileK
         first: usize,
         prefetcher: &mut Prefetcher,
     ) -> [__m512; T] {
-        // SAFETY: the trait demands what the function does, and the panel has this layout.
+        // SAFETY: AVX-512 F, BW, DQ, VL and VNNI are enabled here. The panel has this layout and rows of
+        // `acts.k` elements, and `first + T` is at most the tokens of `acts`.
         unsafe { tile::<HALVES, SYMMETRIC, PACKED, T>(&self.0, acts, first, prefetcher) }
     }
 }

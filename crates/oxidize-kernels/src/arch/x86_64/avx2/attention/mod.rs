@@ -33,8 +33,9 @@ pub(crate) unsafe fn attention_part(
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    // SAFETY: AVX2, FMA and F16C are enabled here, which is all that `__m256` and `float::multiply` need; the
-    // arguments are the caller's.
+    // SAFETY: AVX2, FMA and F16C are enabled here, which is all that `__m256` and `float::multiply` need.
+    // `AttentionArgs::check` has passed, so queries, keys and values have the lengths that `args` states;
+    // `keys` end at `args.end()` at most, and `part` has `args.part_len()` elements.
     unsafe {
         attention::<__m256, { float::ROWS }, { float::TOKENS }>(
             args,
@@ -87,8 +88,9 @@ unsafe fn stream<V: StreamVector>(
     part: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    // SAFETY: the caller guarantees all that the functions demand, and each arm reads the types that the
-    // cache has.
+    // SAFETY: the caller has AVX2, FMA, F16C and the instructions of `V`. Keys and values have a multiple of
+    // `V::LANES` elements, `keys` end at `args.end()` at most, `part` has `args.part_len()` elements, and each
+    // arm reads the element types that the cache has.
     unsafe {
         match (args.kv.k_ty, args.kv.v_ty) {
             (KvType::F32, KvType::F32) => stream::run::<F32, V>(args, keys, part, scratch),
