@@ -25,6 +25,9 @@ pub struct SeqSlice<'a> {
     pub n_tokens: usize,
     /// KV cache blocks of the positions from 0 on, those of this batch included.
     pub blocks: &'a [BlockId],
+    /// For each group of layers with a window ([`SessionConfig::windows`]), a table as long as `blocks`; one
+    /// after the other. Positions that no token of the batch can see may be in [`BlockId::NONE`].
+    pub windows: &'a [BlockId],
     /// Slot of the recurrent state, or of what the encoder has read; a sequence keeps its slot from its first
     /// token to its last. A token at position 0 resets the state, and any other continues it.
     pub slot: u32,
@@ -32,6 +35,16 @@ pub struct SeqSlice<'a> {
     pub adapters: &'a [f32],
     /// First position of the second text of a pair. The second text is empty if no token has this position.
     pub second_text: Option<u32>,
+}
+
+impl<'a> SeqSlice<'a> {
+    /// Block table of a group of layers.
+    pub fn table(&self, group: usize) -> &'a [BlockId] {
+        match group.checked_sub(1) {
+            Some(nth) => &self.windows[nth * self.blocks.len()..][..self.blocks.len()],
+            None => self.blocks,
+        }
+    }
 }
 
 impl Batch<'_> {
