@@ -8,6 +8,7 @@ mod families;
 mod faulty_backend;
 #[path = "../tiny/mod.rs"]
 mod tiny;
+mod windows;
 
 use answers::{Answer, prompt, read};
 use faulty_backend::{FAIL, FaultyBackend, NAN_OUTPUT, PANIC, PANIC_OUTPUT};
