@@ -350,6 +350,7 @@ impl Embedder {
                 blocks: ids
                     .get(blocks.start as usize..blocks.end as usize)
                     .unwrap_or_default(),
+                windows: &[],
                 adapters: &self.adapters,
                 second_text: texts.get(piece.text).and_then(|text| text.second),
             })

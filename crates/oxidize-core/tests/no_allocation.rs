@@ -77,6 +77,7 @@ fn allocations(session: &mut dyn Session, n_vocab: usize) -> usize {
             sequences: &[SeqSlice {
                 n_tokens: 1,
                 blocks: &[BlockId(0), BlockId(1)],
+                windows: &[],
                 slot: 0,
                 adapters: &ADAPTERS,
                 second_text: Some(5),
@@ -200,9 +201,7 @@ fn encoder_allocations(session: &mut dyn Session) -> usize {
         [SeqSlice {
             n_tokens,
             blocks: &blocks,
-            slot: 0,
-            adapters: &[],
-            second_text: None,
+            ..SeqSlice::default()
         }]
     };
     let before = ALLOCATIONS.load(Ordering::Relaxed);

@@ -4,11 +4,13 @@
 //! The simulated model stores in each KV position a hash of all tokens before it, as attention in effect
 //! does. It reads the hash of the previous position through the block table of the plan. A wrong block, a
 //! wrong salt, a missing copy or a block overwritten too early therefore shows as a hash that does not match
-//! the sequence's own tokens.
+//! the sequence's own tokens. Layers with a window have blocks and tables of their own, in which each token
+//! reads all positions of its window.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use oxidize_core::kv::BlockId;
+use oxidize_core::graph::Window;
+use oxidize_core::kv::{BlockCopy, BlockId, WindowGroup};
 use oxidize_core::scheduler::{
     Event, FinishReason, LogitsAt, PrefixReuse, Sampled, Scheduler, SchedulerConfig, SeqId,
     SequenceRequest, Step, StepSequence, SubmitError,
@@ -46,6 +48,33 @@ fn hash_pair(a: u64, b: u64) -> u64 {
 
 fn is_recurrent(config: &SchedulerConfig) -> bool {
     matches!(config.reuse, PrefixReuse::Recurrent { .. })
+}
+
+/// True if a truncated sequence may have to compute positions again that it keeps: its recurrent state or
+/// window blocks are gone.
+fn may_recompute(config: &SchedulerConfig) -> bool {
+    is_recurrent(config) || !config.windows.is_empty()
+}
+
+/// Up to two windows, each with at least as many blocks as a single sequence needs.
+fn random_windows(rng: &mut Rng, config: &SchedulerConfig) -> Vec<WindowGroup> {
+    let n_windows = [0, 0, 1, 1, 2][rng.below(5)];
+    let window = |_| {
+        let span = rng.size(14);
+        let window = match rng.below(3) {
+            0 => Window::Chunk(span),
+            _ => Window::Sliding(span),
+        };
+        let group = WindowGroup {
+            window,
+            n_blocks: 0,
+        };
+        let least = group.blocks_per_sequence(config.block_size);
+        let least = least.min(config.capacity().div_ceil(config.block_size));
+        let n_blocks = (least + rng.below(12)) as u32;
+        WindowGroup { window, n_blocks }
+    };
+    (0..n_windows).map(window).collect()
 }
 
 /// GroundTruth state of a sequence, derived from its tokens alone.
@@ -90,8 +119,8 @@ struct Sim {
     rng: Rng,
     config: SchedulerConfig,
     scheduler: Scheduler,
-    /// KV cache: the hash at each position of each block.
-    shadow: Vec<Vec<u64>>,
+    /// KV cache of each group of layers: the hash at each position of each block.
+    shadow: Vec<Vec<Vec<u64>>>,
     /// Recurrent state of each slot: the hash of all tokens fed.
     states: Vec<u64>,
     truth: BTreeMap<SeqId, GroundTruth>,
@@ -120,15 +149,20 @@ struct Counts {
     lengths: usize,
     queue_full: usize,
     cancelled: usize,
+    /// Positions of windows that were read after earlier ones of the sequence had been given up.
+    window_reads: usize,
+    /// Prompts that continue from a cached prefix with window blocks.
+    window_hits: usize,
 }
 
 impl Sim {
     /// Creates a simulation with a random configuration.
     fn random(seed: u64) -> Self {
         let mut rng = Rng(seed);
-        let config = SchedulerConfig {
+        let mut config = SchedulerConfig {
             n_blocks: rng.size(20) as u32,
             block_size: rng.size(6),
+            windows: Vec::new(),
             max_batch_tokens: rng.size(24),
             max_sequences: rng.size(8),
             max_queue: rng.size(8),
@@ -142,14 +176,18 @@ impl Sim {
             },
             steps_per_priority: rng.below(40) as u32,
         };
+        config.windows = random_windows(&mut rng, &config);
         let vocabulary = 2 + rng.below(3);
         Self::new(config, vocabulary, rng)
     }
 
     fn new(config: SchedulerConfig, vocabulary: usize, rng: Rng) -> Self {
+        let of_windows = config.windows.iter().map(|group| group.n_blocks);
+        let sizes = [config.n_blocks].into_iter().chain(of_windows);
+        let shadow = sizes.map(|n| vec![vec![0; config.block_size]; n as usize]);
         Self {
             scheduler: Scheduler::new(config.clone()).unwrap(),
-            shadow: vec![vec![0; config.block_size]; config.n_blocks as usize],
+            shadow: shadow.collect(),
             states: vec![0; config.max_sequences + 6],
             config,
             truth: BTreeMap::new(),
@@ -288,7 +326,7 @@ impl Sim {
                 assert!(self.scheduler.truncate(id, n_tokens));
                 truth.truncate(n_tokens);
                 truth.is_alone = false;
-                if is_recurrent(&self.config) {
+                if may_recompute(&self.config) {
                     truth.computed = 0;
                 }
                 self.disturbed.insert(id);
@@ -352,7 +390,7 @@ impl Sim {
         assert!(step.tokens.len() <= self.config.max_batch_tokens);
         assert!(step.sequences.len() <= self.config.max_sequences);
         assert_eq!(step.tokens.len(), step.positions.len());
-        let (mut row, mut block, mut output) = (0, 0, 0);
+        let (mut row, mut block, mut window, mut output) = (0, 0, 0, 0);
         let mut slots = BTreeSet::new();
         for part in &step.sequences {
             assert_eq!(
@@ -367,6 +405,10 @@ impl Sim {
                 step.blocks_of(part).len(),
                 end.div_ceil(self.config.block_size)
             );
+            assert_eq!(part.windows.start, window);
+            window = part.windows.end;
+            let n_windows = self.config.windows.len();
+            assert_eq!(part.windows.len(), part.blocks.len() * n_windows);
             let positions = step.positions[part.rows.clone()]
                 .iter()
                 .map(|&p| p as usize);
@@ -406,29 +448,37 @@ impl Sim {
 
     /// Runs the simulated model. Its only knowledge of earlier positions is in `shadow` and `states`.
     fn run(&mut self, step: &Step) -> Vec<Sampled> {
-        for &(from, to) in &step.copies {
-            self.shadow[to.index()] = self.shadow[from.index()].clone();
+        for &BlockCopy { group, from, to } in &step.copies {
+            let shadow = &mut self.shadow[group];
+            shadow[to.index()] = shadow[from.index()].clone();
         }
         for &(from, to) in &step.state_copies {
             self.states[to as usize] = self.states[from as usize];
         }
         self.counts.state_copies += step.state_copies.len();
         // All sequences are checked before any is written, because none may write what another needs.
+        let mut window_reads = 0;
         for part in step.sequences.iter().filter(|part| self.expects(part)) {
             let truth = &self.truth[&part.id];
-            for position in 0..part.start {
-                let found = self.shadow_at(step.blocks_of(part), position);
-                assert_eq!(
-                    found,
-                    truth.hashes[position + 1],
-                    "{:?} at {position}",
-                    part.id
-                );
+            for (group, table) in self.tables(step, part).enumerate() {
+                // Later tokens of the step see no earlier positions than the first one.
+                let first = group
+                    .checked_sub(1)
+                    .map_or(0, |nth| self.config.windows[nth].window.first(part.start));
+                for position in first..part.start {
+                    let found = self.shadow_at(group, table, position);
+                    let expected = truth.hashes[position + 1];
+                    let id = part.id;
+                    assert_eq!(found, expected, "{id:?} at {position} in group {group}");
+                }
+                if first >= self.config.block_size {
+                    window_reads += part.start.saturating_sub(first);
+                }
             }
         }
+        self.counts.window_reads += window_reads;
         let mut sampled = Vec::new();
         for part in &step.sequences {
-            let table = step.blocks_of(part);
             let mut hash = match part.start.checked_sub(1) {
                 Some(_) if is_recurrent(&self.config) => {
                     let state = self.states[part.slot as usize];
@@ -436,14 +486,17 @@ impl Sim {
                     assert!(expected.is_none_or(|hashes| hashes[part.start] == state));
                     state
                 }
-                Some(last) => self.shadow_at(table, last),
+                Some(last) => self.shadow_at(0, step.blocks_of(part), last),
                 None => self.truth.get(&part.id).map_or(0, |truth| truth.hashes[0]),
             };
             let mut hashes = Vec::new();
             for (position, &token) in (part.start..).zip(step.tokens_of(part)) {
                 hash = hash_pair(hash, u64::from(token) + 1);
-                let (block, offset) = self.locate(table, position);
-                self.shadow[block.index()][offset] = hash;
+                for group in 0..self.shadow.len() {
+                    let table = self.tables(step, part).nth(group).unwrap();
+                    let (block, offset) = self.locate(table, position);
+                    self.shadow[group][block.index()][offset] = hash;
+                }
                 hashes.push(hash);
             }
             self.states[part.slot as usize] = hash;
@@ -495,6 +548,7 @@ impl Sim {
                 }
                 Event::CacheHit { id, tokens } => {
                     self.counts.cache_hits += 1;
+                    self.counts.window_hits += usize::from(!self.config.windows.is_empty());
                     assert!(tokens > 0 && tokens < self.truth[&id].n_prompt.max(tokens + 1));
                     assert_ne!(self.config.reuse, PrefixReuse::None);
                 }
@@ -532,7 +586,7 @@ impl Sim {
             part.start == truth.computed
                 || part.start > truth.computed && !truth.is_alone
                 // State is restored from the last checkpoint; its correctness was checked, too.
-                || is_recurrent(&self.config),
+                || may_recompute(&self.config),
             "{:?} starts at {} where {} is computed",
             part.id,
             part.start,
@@ -598,9 +652,21 @@ impl Sim {
         )
     }
 
-    fn shadow_at(&self, table: &[BlockId], position: usize) -> u64 {
+    /// Block table of each group of layers.
+    fn tables<'a>(
+        &self,
+        step: &'a Step,
+        part: &StepSequence,
+    ) -> impl Iterator<Item = &'a [BlockId]> + use<'a> {
+        let blocks = step.blocks_of(part);
+        let windows = step.windows_of(part).chunks(blocks.len());
+        [blocks].into_iter().chain(windows)
+    }
+
+    fn shadow_at(&self, group: usize, table: &[BlockId], position: usize) -> u64 {
         let (block, offset) = self.locate(table, position);
-        self.shadow[block.index()][offset]
+        assert_ne!(block, BlockId::NONE, "position {position} of group {group}");
+        self.shadow[group][block.index()][offset]
     }
 
     fn check_consistency(&self) {
@@ -674,6 +740,8 @@ impl Counts {
         self.lengths += other.lengths;
         self.queue_full += other.queue_full;
         self.cancelled += other.cancelled;
+        self.window_reads += other.window_reads;
+        self.window_hits += other.window_hits;
     }
 
     /// Asserts that every kind of event occurred often enough.
@@ -692,6 +760,8 @@ impl Counts {
             lengths,
             queue_full,
             cancelled,
+            window_reads,
+            window_hits,
             ..
         } = *self;
         for count in [
@@ -705,6 +775,8 @@ impl Counts {
             lengths,
             queue_full,
             cancelled,
+            window_reads,
+            window_hits,
         ] {
             assert!(count > 1000, "{self:?}");
         }
@@ -777,6 +849,7 @@ fn long_request_does_not_starve() {
         let config = SchedulerConfig {
             n_blocks: 40,
             block_size: 4,
+            windows: Vec::new(),
             max_batch_tokens: 12,
             max_sequences: 4,
             max_queue: 16,

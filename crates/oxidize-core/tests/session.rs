@@ -107,7 +107,7 @@ fn bits(session: &mut dyn Session, output: usize) -> Vec<u32> {
 fn cache(session: &dyn Session) -> Vec<Vec<u8>> {
     let read = |block| {
         let mut bytes = Vec::new();
-        session.read_block(BlockId(block), &mut bytes).unwrap();
+        session.read_block(0, BlockId(block), &mut bytes).unwrap();
         bytes
     };
     (0..16).map(read).collect()

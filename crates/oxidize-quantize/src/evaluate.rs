@@ -8,7 +8,7 @@ use oxidize_core::backend::{
     Session, SessionConfig,
 };
 use oxidize_core::graph::OutputKind;
-use oxidize_core::kv::BlockId;
+use oxidize_core::kv::{BlockCopy, BlockId};
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
 
@@ -301,12 +301,10 @@ impl Evaluator {
         }
         let (first, others) = self.blocks.split_at(1);
         for (slot, other) in others.iter().enumerate().filter(|_| at > 0) {
-            let moves: Vec<_> = first[0]
-                .iter()
-                .copied()
-                .zip(other.iter().copied())
-                .collect();
-            self.session.copy_blocks(&moves).map_err(Error::from)?;
+            let blocks = first[0].iter().zip(other);
+            let copies = blocks.map(|(&from, &to)| BlockCopy { group: 0, from, to });
+            let copies: Vec<BlockCopy> = copies.collect();
+            self.session.copy_blocks(&copies).map_err(Error::from)?;
             self.session
                 .copy_states(&[(0, slot as u32 + 1)])
                 .map_err(Error::from)?;

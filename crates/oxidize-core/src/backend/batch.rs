@@ -25,6 +25,9 @@ pub struct SeqSlice<'a> {
     pub n_tokens: usize,
     /// KV cache blocks of the positions from 0 on, those of this batch included.
     pub blocks: &'a [BlockId],
+    /// For each group of layers with a window ([`SessionConfig::windows`]), a table as long as `blocks`; one
+    /// after the other. Positions that no token of the batch can see may be in [`BlockId::NONE`].
+    pub windows: &'a [BlockId],
     /// Slot of the recurrent state, or of what the encoder has read; a sequence keeps its slot from its first
     /// token to its last. A token at position 0 resets the state, and any other continues it.
     pub slot: u32,
@@ -34,13 +37,26 @@ pub struct SeqSlice<'a> {
     pub second_text: Option<u32>,
 }
 
+impl<'a> SeqSlice<'a> {
+    /// Block table of a group of layers.
+    pub fn table(&self, group: usize) -> &'a [BlockId] {
+        match group.checked_sub(1) {
+            Some(nth) => &self.windows[nth * self.blocks.len()..][..self.blocks.len()],
+            None => self.blocks,
+        }
+    }
+}
+
 impl Batch<'_> {
     /// True if the results of each token must not depend on the other tokens: see
     /// [`SessionConfig::batch_invariant_tokens`].
     pub fn is_batch_invariant(&self, config: &SessionConfig) -> bool {
+        // Several outputs of one sequence are drafts that are verified.
+        let verifies = || self.sequences.iter().any(|sequence| sequence.n_tokens > 1);
         config.batch_invariant_tokens == usize::MAX
             || self.outputs.len() == self.tokens.len()
                 && self.tokens.len() <= config.batch_invariant_tokens
+                && verifies()
     }
 
     /// Text of a pair that each token belongs to: 0 or 1.

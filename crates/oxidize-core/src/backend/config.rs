@@ -1,6 +1,8 @@
 //! [`SessionConfig`]: sizes and settings of a session.
 
 use super::{Backend, BackendError, Observer};
+use crate::graph::{Plan, Window};
+use crate::kv::{BlockId, WindowGroup};
 use oxidize_kernels::{ActivationQuant, KvType};
 
 /// Sizes and settings of a [`Session`](super::Session).
@@ -12,6 +14,9 @@ pub struct SessionConfig {
     pub n_blocks: usize,
     /// Positions in a block.
     pub block_size: usize,
+    /// Layers with a window whose blocks are numbered on their own, and the number of these blocks: groups 1
+    /// and up. All other layers are group 0. Empty for a session in which all layers share one block table.
+    pub windows: Vec<WindowGroup>,
     /// Maximum number of tokens in a batch.
     pub max_tokens: usize,
     /// Maximum number of outputs in a batch.
@@ -20,9 +25,10 @@ pub struct SessionConfig {
     pub state_slots: usize,
     /// Maximum number of tokens in a sequence. Some RoPE scalings depend on it.
     pub max_context: usize,
-    /// Batches of at most this many tokens, each of them an output, are batch-invariant: the results of a
-    /// token are bit for bit those that it has in a batch of its own. Verification of draft tokens needs
-    /// this. Any other order of summation is faster, so the default is 0. `usize::MAX` means every batch.
+    /// Batches of at most this many tokens are batch-invariant if each token is an output and a sequence has
+    /// several: the results of a token are bit for bit those that it has in a batch of its own. Verification
+    /// of draft tokens needs this. Any other order of summation is faster, so the default is 0. `usize::MAX`
+    /// means every batch.
     pub batch_invariant_tokens: usize,
     /// Storage type of keys. If keys or values are stored as f32, then nothing else is rounded either,
     /// except the inputs of quantized weights.
@@ -47,6 +53,7 @@ impl SessionConfig {
             device: 0,
             n_blocks: n_ctx.div_ceil(block_size).max(1),
             block_size,
+            windows: Vec::new(),
             max_tokens: 512,
             max_outputs: 1,
             state_slots: 1,
@@ -59,6 +66,31 @@ impl SessionConfig {
             n_threads: None,
             observer: None,
         }
+    }
+
+    /// Group of layers to which each cache of `plan` belongs.
+    pub fn groups(&self, plan: &Plan) -> Vec<usize> {
+        let group = |window: Option<Window>| {
+            let nth = self.windows.iter().position(|w| Some(w.window) == window);
+            nth.map_or(0, |nth| nth + 1)
+        };
+        plan.cache_windows().into_iter().map(group).collect()
+    }
+
+    /// Number of blocks of each group of layers.
+    pub fn group_blocks(&self) -> impl Iterator<Item = usize> {
+        let of_windows = self.windows.iter().map(|group| group.n_blocks as usize);
+        std::iter::once(self.n_blocks).chain(of_windows)
+    }
+
+    /// Checks that a group of layers has `block`.
+    pub fn check_block(&self, group: usize, block: BlockId) -> Result<(), BackendError> {
+        let n_blocks = self.group_blocks().nth(group).unwrap_or(0);
+        if (block.0 as usize) < n_blocks {
+            return Ok(());
+        }
+        let problem = format!("block {} of {n_blocks} in group {group}", block.0);
+        Err(BackendError::Malformed(problem))
     }
 
     /// Checks that `backend` has the [device](SessionConfig::device).

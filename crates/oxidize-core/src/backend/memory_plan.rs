@@ -20,8 +20,10 @@ impl MemoryPlan {
     /// Returns the memory that `model` needs under `config`.
     pub fn new(model: &Model, backend: &dyn Backend, config: &SessionConfig) -> MemoryPlan {
         let plan = model.plan();
-        let slots = config.n_blocks as u64 * config.block_size as u64;
-        let cache = plan.caches.iter().map(|cache| {
+        let n_blocks: Vec<usize> = config.group_blocks().collect();
+        let cache = plan.caches.iter().zip(config.groups(plan));
+        let cache = cache.map(|(cache, group)| {
+            let slots = n_blocks[group] as u64 * config.block_size as u64;
             let k = config.key_type.row_bytes(cache.key_dim).unwrap_or(0) as u64;
             let v = config
                 .value_type

@@ -18,7 +18,7 @@ mod slots;
 mod validate;
 
 use crate::graph::{Op, Plan};
-use crate::kv::BlockId;
+use crate::kv::{BlockCopy, BlockId};
 use crate::weights::Weights;
 pub use batch::{Batch, SeqSlice};
 pub use config::{RepackLimit, SessionConfig};
@@ -122,18 +122,28 @@ pub trait Session: Send {
     fn sampled(&mut self, index: usize) -> Result<u32, BackendError>;
 
     /// Copies whole blocks of the KV cache, in order: a later copy sees the effect of an earlier one.
-    fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError>;
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError>;
 
     /// Copies recurrent states from slot to slot, in order.
     fn copy_states(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError>;
 
-    /// Number of bytes that [`Session::read_block`] writes.
-    fn block_bytes(&self) -> usize;
+    /// Number of bytes that [`Session::read_block`] writes for a block of a group of layers.
+    fn block_bytes(&self, group: usize) -> usize;
 
-    /// Writes a block of the caches of all layers to `out`, in a layout that sessions of the same backend,
-    /// plan and configuration share.
-    fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError>;
+    /// Writes a block of the caches of all layers of a group to `out`, in a layout that sessions of the same
+    /// backend, plan and configuration share.
+    fn read_block(
+        &self,
+        group: usize,
+        block: BlockId,
+        out: &mut Vec<u8>,
+    ) -> Result<(), BackendError>;
 
     /// Restores a block from what [`Session::read_block`] wrote.
-    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), BackendError>;
+    fn write_block(
+        &mut self,
+        group: usize,
+        block: BlockId,
+        bytes: &[u8],
+    ) -> Result<(), BackendError>;
 }

@@ -11,7 +11,7 @@ use super::row_math::{magnitude_ratio, sparsity_threshold};
 use super::sample::Samples;
 use super::{Backend, BackendError, Batch, BatchValidator, Device, Session, SessionConfig};
 use crate::graph::{Op, Plan, Rows, ValueId, WeightId};
-use crate::kv::BlockId;
+use crate::kv::{BlockCopy, BlockId};
 use crate::weights::Weights;
 use attention::KvCache;
 use math::{activate, add_to, norm, rope, rope_table};
@@ -42,11 +42,10 @@ impl Backend for Reference {
         config.check_device(self)?;
         let weights = weights.loaded();
         let weights = weights.map_err(|error| BackendError::Weights(error.to_string()))?;
-        let slots = config.n_blocks * config.block_size;
-        let caches = plan
-            .caches
-            .iter()
-            .map(|cache| KvCache::new(*cache, slots))
+        let n_blocks: Vec<usize> = config.group_blocks().collect();
+        let caches = plan.caches.iter().zip(config.groups(plan));
+        let caches = caches
+            .map(|(cache, group)| KvCache::new(*cache, group, n_blocks[group] * config.block_size))
             .collect();
         Ok(Box::new(ReferenceSession {
             plan: plan.clone(),
@@ -119,27 +118,30 @@ impl Session for ReferenceSession {
         Ok(())
     }
 
-    fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError> {
-        for &(from, to) in moves {
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
+        for &BlockCopy { group, from, to } in copies {
             let mut bytes = Vec::new();
-            self.read_block(from, &mut bytes)?;
-            self.write_block(to, &bytes)?;
+            self.read_block(group, from, &mut bytes)?;
+            self.write_block(group, to, &bytes)?;
         }
         Ok(())
     }
 
-    fn block_bytes(&self) -> usize {
-        let widths = self
-            .caches
-            .iter()
-            .map(|c| c.info.n_kv_heads * (c.info.key_dim + c.info.kept_value_dim()));
+    fn block_bytes(&self, group: usize) -> usize {
+        let caches = self.caches.iter().filter(|cache| cache.group == group);
+        let widths = caches.map(|c| c.info.n_kv_heads * (c.info.key_dim + c.info.kept_value_dim()));
         4 * self.config.block_size * widths.sum::<usize>()
     }
 
-    fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError> {
-        self.check_block(block)?;
+    fn read_block(
+        &self,
+        group: usize,
+        block: BlockId,
+        out: &mut Vec<u8>,
+    ) -> Result<(), BackendError> {
+        self.config.check_block(group, block)?;
         out.clear();
-        for cache in &self.caches {
+        for cache in self.caches.iter().filter(|cache| cache.group == group) {
             for (data, dim) in [
                 (&cache.k, cache.info.key_dim),
                 (&cache.v, cache.info.kept_value_dim()),
@@ -152,13 +154,18 @@ impl Session for ReferenceSession {
         Ok(())
     }
 
-    fn write_block(&mut self, block: BlockId, mut bytes: &[u8]) -> Result<(), BackendError> {
-        self.check_block(block)?;
-        if bytes.len() != self.block_bytes() {
+    fn write_block(
+        &mut self,
+        group: usize,
+        block: BlockId,
+        mut bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        self.config.check_block(group, block)?;
+        if bytes.len() != self.block_bytes(group) {
             return Err(malformed("the bytes are not those of a block"));
         }
         let block_size = self.config.block_size;
-        for cache in &mut self.caches {
+        for cache in self.caches.iter_mut().filter(|cache| cache.group == group) {
             let heads = cache.info.n_kv_heads;
             for (data, dim) in [
                 (&mut cache.k, cache.info.key_dim),
@@ -186,13 +193,6 @@ impl ReferenceSession {
             self.step(&op, batch)?;
         }
         Ok(())
-    }
-
-    fn check_block(&self, block: BlockId) -> Result<(), BackendError> {
-        if (block.0 as usize) < self.config.n_blocks {
-            return Ok(());
-        }
-        Err(malformed("no such block"))
     }
 
     fn value(&self, id: ValueId) -> &[f32] {

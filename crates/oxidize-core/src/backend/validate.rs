@@ -1,8 +1,9 @@
 //! [`BatchValidator`]: the checks that every backend makes before it computes anything.
 
 use super::slots::{EncodedLengths, StateRun, StateSlots};
-use super::{BackendError, Batch, SessionConfig, sampled_output};
-use crate::graph::{Op, Plan};
+use super::{BackendError, Batch, SeqSlice, SessionConfig, sampled_output};
+use crate::graph::{Op, Plan, Window};
+use crate::kv::BlockId;
 use crate::weights::Weights;
 
 /// Validates batches against a plan and a configuration, and keeps track of what each slot holds.
@@ -13,7 +14,8 @@ use crate::weights::Weights;
 pub struct BatchValidator {
     max_tokens: usize,
     max_outputs: usize,
-    n_blocks: usize,
+    /// Blocks of each group of layers, and the window of its layers.
+    groups: Vec<(usize, Option<Window>)>,
     block_size: usize,
     is_bidirectional: bool,
     has_encoder: bool,
@@ -59,11 +61,13 @@ impl BatchValidator {
     pub fn new(plan: &Plan, weights: &Weights, config: &SessionConfig) -> BatchValidator {
         let (encoder, decoder) = plan.ops.split_at(plan.n_encoder_ops.min(plan.ops.len()));
         let has_encoder = !encoder.is_empty();
+        let windows = config.windows.iter().map(|group| Some(group.window));
+        let windows = std::iter::once(None).chain(windows);
         let encoder_slots = if has_encoder { config.state_slots } else { 0 };
         BatchValidator {
             max_tokens: config.max_tokens,
             max_outputs: config.max_outputs,
-            n_blocks: config.n_blocks,
+            groups: config.group_blocks().zip(windows).collect(),
             block_size: config.block_size,
             is_bidirectional: plan.is_bidirectional(),
             has_encoder,
@@ -171,16 +175,38 @@ impl BatchValidator {
                 }
                 check_limit("positions", last.saturating_add(1), tables.n_positions)?;
             }
-            let mut blocks = sequence.blocks.iter();
-            if let Some(block) = blocks.find(|block| block.0 as usize >= self.n_blocks) {
-                return malformed(format!("block {} of {}", block.0, self.n_blocks));
-            }
+            self.check_tables(sequence, positions)?;
             if sequence.adapters.iter().any(|scale| !scale.is_finite()) {
                 return malformed("the scale of an adapter is not finite");
             }
         }
         if start != n {
             return malformed(format!("sequences cover {start} of {n} tokens"));
+        }
+        Ok(())
+    }
+
+    /// Checks the block tables of a sequence: every block exists, and every position that its tokens can see
+    /// is in a block.
+    fn check_tables(&self, sequence: &SeqSlice<'_>, positions: &[u32]) -> Result<(), BackendError> {
+        let (n_entries, n_windows) = (sequence.blocks.len(), self.groups.len() - 1);
+        if n_entries.checked_mul(n_windows) != Some(sequence.windows.len()) {
+            let n = sequence.windows.len();
+            return malformed(format!("{n} blocks in {n_windows} tables of {n_entries}"));
+        }
+        for (group, &(n_blocks, window)) in self.groups.iter().enumerate() {
+            let first_visible = match (window, positions.first()) {
+                (Some(window), Some(&first)) => window.first(first as usize) / self.block_size,
+                (Some(_), None) => n_entries,
+                (None, _) => 0,
+            };
+            for (index, &block) in sequence.table(group).iter().enumerate() {
+                let is_unseen = block == BlockId::NONE && index < first_visible;
+                if block.0 as usize >= n_blocks && !is_unseen {
+                    let id = block.0;
+                    return malformed(format!("block {id} of {n_blocks} in group {group}"));
+                }
+            }
         }
         Ok(())
     }
@@ -217,12 +243,19 @@ fn check_whole(batch: &Batch<'_>) -> Result<(), BackendError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{SeqSlice, sampled_token};
+    use crate::backend::sampled_token;
     use crate::graph::{Rows, ValueId, ValueInfo};
-    use crate::kv::BlockId;
+    use crate::kv::WindowGroup;
 
     /// A plan that looks up tokens and positions: 10 tokens, 6 positions.
     fn validator(change: impl FnOnce(&mut Plan)) -> BatchValidator {
+        validator_with_windows(change, &[])
+    }
+
+    fn validator_with_windows(
+        change: impl FnOnce(&mut Plan),
+        windows: &[WindowGroup],
+    ) -> BatchValidator {
         let mut weights = Weights::default();
         let mut table = |rows: usize| {
             let bytes = vec![0u8; rows * 4].into();
@@ -252,6 +285,7 @@ mod tests {
         let config = SessionConfig {
             n_blocks: 4,
             block_size: 4,
+            windows: windows.to_vec(),
             max_tokens: 7,
             max_outputs: 2,
             state_slots: 2,
@@ -317,6 +351,38 @@ mod tests {
             assert!(matches!(error, BackendError::Malformed(_)), "{error}");
         }
         check(&mut validator, &[0, 1], |s| s.adapters = &[1.0, -2.0]).unwrap();
+    }
+
+    #[test]
+    fn visible_positions_must_have_a_window_block() {
+        let window = Window::Sliding(3);
+        let group = WindowGroup {
+            window,
+            n_blocks: 2,
+        };
+        let mut validator = validator_with_windows(|_| {}, &[group]);
+        let (none, one, two) = (BlockId::NONE, BlockId(1), BlockId(2));
+        // Position 5 sees 3 and up, in both blocks.
+        let mut run = |windows: &[BlockId]| {
+            let sequence = SeqSlice {
+                n_tokens: 1,
+                blocks: &[BlockId(3), BlockId(0)],
+                windows,
+                ..SeqSlice::default()
+            };
+            let batch = Batch {
+                tokens: &[1],
+                positions: &[5],
+                sequences: &[sequence],
+                outputs: &[0],
+            };
+            validator.begin_run(&batch, 0)
+        };
+        run(&[BlockId(0), one]).unwrap();
+        for windows in [&[none, one][..], &[one, none], &[one, two], &[one], &[]] {
+            let error = run(windows).unwrap_err();
+            assert!(matches!(error, BackendError::Malformed(_)), "{windows:?}");
+        }
     }
 
     #[test]

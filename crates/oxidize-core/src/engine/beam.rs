@@ -7,7 +7,7 @@ use super::{BLOCK_SIZE, EngineConfig};
 use crate::backend::MemoryPlan;
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use crate::error::Result;
-use crate::kv::{BlockId, KvBlocks};
+use crate::kv::{BlockCopy, BlockId, KvBlocks};
 use crate::model::Model;
 use crate::sampling::{Sampler, SamplingParams, StopMatcher};
 use crate::scheduler::SubmitError;
@@ -139,6 +139,8 @@ impl<'a> Search<'a> {
         let n_blocks = n_prompt.div_ceil(BLOCK_SIZE) + params.beams * n_own;
         let session_config = SessionConfig {
             n_blocks,
+            // All layers share the tables of the beams.
+            windows: Vec::new(),
             max_tokens: config.max_batch_tokens.max(params.beams),
             max_outputs: params.beams,
             // The slots of one step, and those to which the next step copies the states.
@@ -175,7 +177,7 @@ impl<'a> Search<'a> {
             params,
             tokenizer,
             session: model.session(backend, &session_config)?,
-            kv: KvBlocks::new(u32::try_from(n_blocks).unwrap_or(u32::MAX)),
+            kv: KvBlocks::new(u32::try_from(n_blocks).unwrap_or(u32::MAX), BLOCK_SIZE),
             config: session_config,
             live: vec![beam],
             finished: Vec::new(),
@@ -341,10 +343,12 @@ impl<'a> Search<'a> {
                 Some(block) => {
                     // Another beam may continue in the same block with other tokens.
                     let writable = self.kv.make_writable(*block).ok_or_else(no_block)?;
-                    if writable != *block {
-                        copies.push((*block, writable));
-                        *block = writable;
-                    }
+                    let from = std::mem::replace(block, writable);
+                    copies.extend((from != writable).then_some(BlockCopy {
+                        group: 0,
+                        from,
+                        to: writable,
+                    }));
                 }
                 None => beam.blocks.push(self.kv.allocate().ok_or_else(no_block)?),
             }

@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 use super::BLOCK_SIZE;
 use crate::backend::{Backend, Session, SessionConfig};
 use crate::error::Result;
-use crate::kv::{BlockName, BlockStore, BlockWriter};
+use crate::kv::{BlockId, BlockName, BlockStore, BlockWriter};
 use crate::model::Model;
-use crate::scheduler::Scheduler;
+use crate::scheduler::{BlockSource, Scheduler};
 
 /// Maximum blocks waiting to be written. Further blocks are not stored, to bound the memory.
 const MAX_QUEUED: usize = 64;
@@ -32,9 +32,11 @@ pub(super) struct Disk {
     store: BlockStore,
     /// Blocks to write. `None` ends the writer thread.
     queue: Option<SyncSender<(BlockName, Vec<u8>)>>,
-    written: Receiver<(BlockName, bool)>,
+    written: Receiver<(BlockName, Option<u64>)>,
     /// Blocks queued or being written.
     pending: HashSet<BlockName>,
+    /// Groups of layers with window blocks.
+    n_windows: usize,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -44,15 +46,9 @@ impl Disk {
         model: &Model,
         backend: &dyn Backend,
         config: &SessionConfig,
-        session: &dyn Session,
     ) -> Result<Disk> {
         let fingerprint = fingerprint(model, backend, config);
-        let store = BlockStore::open(
-            &cache.directory,
-            fingerprint,
-            session.block_bytes(),
-            cache.limit,
-        )?;
+        let store = BlockStore::open(&cache.directory, fingerprint, cache.limit)?;
         tracing::info!(blocks = store.len(), "prefix cache on disk");
         let (queue, jobs) = sync_channel(MAX_QUEUED);
         let (done, written) = channel();
@@ -66,6 +62,7 @@ impl Disk {
             queue: Some(queue),
             written,
             pending: HashSet::new(),
+            n_windows: config.windows.len(),
             writer: Some(thread),
         })
     }
@@ -83,12 +80,12 @@ impl Disk {
         let Some((_, tokens)) = tokens.split_last() else {
             return;
         };
-        let names = self.store.names(salt, tokens, BLOCK_SIZE);
-        let store = &mut self.store;
-        scheduler.restore(salt, tokens, |index, block| {
-            let bytes = names.get(index).and_then(|&name| store.load(name));
-            bytes.is_some_and(|bytes| session.write_block(block, &bytes).is_ok())
-        });
+        let mut prompt = StoredPrompt {
+            names: self.store.names(salt, tokens, BLOCK_SIZE),
+            store: &mut self.store,
+            session,
+        };
+        scheduler.restore(salt, tokens, &mut prompt);
     }
 
     /// Queues the blocks of a sequence that are not on disk yet for writing.
@@ -103,33 +100,82 @@ impl Disk {
         let known = scheduler.known_prefix(salt, tokens);
         let names = self.store.names(salt, tokens, BLOCK_SIZE);
         for (block, name) in known.into_iter().zip(names) {
-            if self.store.contains(name) || self.pending.contains(&name) {
-                continue;
+            let windows = (1..=self.n_windows).filter_map(|group| {
+                let block = scheduler.window_block(group, block)?;
+                Some((group, block, self.store.window_name(name, group)))
+            });
+            let blocks: Vec<_> = windows.chain([(0, block, name)]).collect();
+            for (group, block, name) in blocks {
+                if !self.save_block(group, block, name, session) {
+                    return;
+                }
             }
-            let mut bytes = Vec::new();
-            if session.read_block(block, &mut bytes).is_err() {
-                return;
-            }
-            let sent = self
-                .queue
-                .as_ref()
-                .map(|queue| queue.try_send((name, bytes)));
-            if !matches!(sent, Some(Ok(()))) {
-                // The queue is full because the disk is slow. Later blocks are useless without this one.
-                return;
-            }
+        }
+    }
+
+    /// Queues a block for writing unless it is on disk. Returns false if the queue is full because the disk is
+    /// slow: blocks after this one are useless without it.
+    fn save_block(
+        &mut self,
+        group: usize,
+        block: BlockId,
+        name: BlockName,
+        session: &dyn Session,
+    ) -> bool {
+        if self.store.contains(name) || self.pending.contains(&name) {
+            return true;
+        }
+        let mut bytes = Vec::new();
+        if session.read_block(group, block, &mut bytes).is_err() {
+            return false;
+        }
+        let queue = self.queue.as_ref();
+        let sent = queue.map(|queue| queue.try_send((name, bytes)));
+        let is_queued = matches!(sent, Some(Ok(())));
+        if is_queued {
             self.pending.insert(name);
         }
+        is_queued
     }
 
     /// Records the blocks that have been written.
     fn drain(&mut self) {
-        while let Ok((name, good)) = self.written.try_recv() {
+        while let Ok((name, written)) = self.written.try_recv() {
             self.pending.remove(&name);
-            if good {
-                self.store.add(name);
+            if let Some(bytes) = written {
+                self.store.add(name, bytes);
             }
         }
+    }
+}
+
+/// The blocks of a prompt on disk.
+struct StoredPrompt<'a> {
+    names: Vec<BlockName>,
+    store: &'a mut BlockStore,
+    session: &'a mut dyn Session,
+}
+
+impl StoredPrompt<'_> {
+    fn name(&self, group: usize, index: usize) -> Option<BlockName> {
+        let &name = self.names.get(index)?;
+        Some(match group {
+            0 => name,
+            _ => self.store.window_name(name, group),
+        })
+    }
+}
+
+impl BlockSource for StoredPrompt<'_> {
+    fn contains(&self, group: usize, index: usize) -> bool {
+        let name = self.name(group, index);
+        name.is_some_and(|name| self.store.contains(name))
+    }
+
+    fn fill(&mut self, group: usize, index: usize, block: BlockId) -> bool {
+        let name = self.name(group, index);
+        let bytes = name.and_then(|name| self.store.load(name));
+        bytes.is_some_and(|bytes| self.session.write_block(group, block, &bytes).is_ok())
     }
 }
 
@@ -148,14 +194,15 @@ impl Drop for Disk {
 fn write(
     writer: &BlockWriter,
     jobs: &Receiver<(BlockName, Vec<u8>)>,
-    done: &Sender<(BlockName, bool)>,
+    done: &Sender<(BlockName, Option<u64>)>,
 ) {
     while let Ok((name, bytes)) = jobs.recv() {
         let result = writer.write(name, &bytes);
         if let Err(error) = &result {
             tracing::warn!(%error, "a block of the prefix cache could not be written");
         }
-        if done.send((name, result.is_ok())).is_err() {
+        let written = result.is_ok().then_some(bytes.len() as u64);
+        if done.send((name, written)).is_err() {
             return;
         }
     }
@@ -168,12 +215,17 @@ fn fingerprint(model: &Model, backend: &dyn Backend, config: &SessionConfig) -> 
     const SAMPLE: usize = 4096;
     let mut hash = Sha256::new();
     let layout = format!(
-        "{} {} {} {:?} {:?} {BLOCK_SIZE} {} {:?}",
+        "{} {} {} {:?} {:?} {BLOCK_SIZE} {:?} {} {:?}",
         env!("CARGO_PKG_VERSION"),
         backend.name(),
         model.arch().name,
         config.key_type,
         config.value_type,
+        config
+            .windows
+            .iter()
+            .map(|group| group.window)
+            .collect::<Vec<_>>(),
         config.max_context,
         model.adapter_scales(),
     );

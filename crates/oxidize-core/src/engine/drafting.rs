@@ -60,6 +60,8 @@ impl Drafting {
                 }
                 .session(draft);
                 config.max_outputs = config.max_outputs.max(1);
+                // The draft model keeps one block table per sequence.
+                config.windows = Vec::new();
                 MemoryPlan::new(draft, backend, &config).check(draft)?;
                 let n_vocab = target.n_vocab();
                 Some(DraftModel::new(draft, backend, config, n_vocab)?)

@@ -24,6 +24,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::{ActivationQuant, Backend, KvType, RepackLimit, SessionConfig};
 use crate::error::Result;
 use crate::graph::OutputKind;
+use crate::kv::WindowGroup;
 use crate::model::Model;
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
 use crate::speculative::Speculation;
@@ -108,6 +109,28 @@ impl EngineConfig {
         2 * self.max_sequences
     }
 
+    /// Windows of `model` whose layers need fewer blocks than the other layers, in `n_blocks` blocks: those of
+    /// each running sequence and one to grow into, and those of a step.
+    fn windows(&self, model: &Model, n_blocks: usize) -> Vec<WindowGroup> {
+        let mut groups: Vec<WindowGroup> = Vec::new();
+        for window in model.plan().cache_windows().into_iter().flatten() {
+            let mut group = WindowGroup {
+                window,
+                n_blocks: 0,
+            };
+            let of_sequence = group.blocks_per_sequence(BLOCK_SIZE).saturating_add(1);
+            let of_step = self.max_batch_tokens.div_ceil(BLOCK_SIZE);
+            let needed = of_sequence
+                .saturating_mul(self.max_sequences)
+                .saturating_add(of_step);
+            if needed < n_blocks && groups.iter().all(|group| group.window != window) {
+                group.n_blocks = u32::try_from(needed).unwrap_or(u32::MAX);
+                groups.push(group);
+            }
+        }
+        groups
+    }
+
     /// Session configuration for `model`.
     #[cfg_attr(feature = "unstable", visibility::make(pub))]
     pub(crate) fn session(&self, model: &Model) -> SessionConfig {
@@ -118,10 +141,12 @@ impl EngineConfig {
             Some(_) => max_outputs + STEP_DRAFTS,
             None => 0,
         };
+        let n_blocks = cache_tokens.div_ceil(BLOCK_SIZE).max(1);
         SessionConfig {
             device: self.device,
-            n_blocks: cache_tokens.div_ceil(BLOCK_SIZE).max(1),
+            n_blocks,
             block_size: BLOCK_SIZE,
+            windows: self.windows(model, n_blocks),
             max_tokens: match model.hparams().decoder_start {
                 // An encoder processes the whole prompt in one step.
                 Some(_) => self.max_batch_tokens.max(self.context(model)),
@@ -196,6 +221,7 @@ impl Engine {
         let scheduler = Scheduler::new(SchedulerConfig {
             n_blocks: u32::try_from(session_config.n_blocks).unwrap_or(u32::MAX),
             block_size: BLOCK_SIZE,
+            windows: session_config.windows.clone(),
             max_batch_tokens: config.max_batch_tokens,
             max_sequences: config.max_sequences,
             max_queue: config.max_queue,
@@ -223,10 +249,7 @@ impl Engine {
             .disk
             .as_ref()
             .filter(|_| model.plan().states.is_empty());
-        let disk = kept.map(|cache| {
-            let session = session.as_ref();
-            Disk::open(cache, &model, backend.as_ref(), &session_config, session)
-        });
+        let disk = kept.map(|cache| Disk::open(cache, &model, backend.as_ref(), &session_config));
         let disk = disk.transpose()?;
         let (engine, commands) = Engine::from_parts(model.clone(), config.context(&model));
         let worker = Worker::new(

@@ -244,6 +244,7 @@ impl Worker {
             .map(|part| SeqSlice {
                 n_tokens: part.rows.len(),
                 blocks: step.blocks_of(part),
+                windows: step.windows_of(part),
                 slot: part.slot,
                 adapters: adapters(&self.active, &self.model, part.id),
                 ..SeqSlice::default()

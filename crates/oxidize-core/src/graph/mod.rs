@@ -137,6 +137,20 @@ impl Plan {
             .any(|op| matches!(op, Op::Attention { spec, .. } if spec.mask == AttentionMask::Full))
     }
 
+    /// Window of each cache: the one of all attention that reads it. `None` if a later token may see any
+    /// position.
+    pub fn cache_windows(&self) -> Vec<Option<Window>> {
+        let of_cache = |cache: usize| {
+            let mut windows = self.ops.iter().filter_map(|op| match op {
+                Op::Attention { spec, .. } if spec.layer == cache => Some(spec.causal_window()),
+                _ => None,
+            });
+            let first = windows.next()??;
+            windows.all(|window| window == Some(first)).then_some(first)
+        };
+        (0..self.caches.len()).map(of_cache).collect()
+    }
+
     /// Shape of `value`.
     pub fn value(&self, value: ValueId) -> ValueInfo {
         self.values[value.0 as usize]

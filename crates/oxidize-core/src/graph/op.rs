@@ -405,6 +405,16 @@ impl AttentionOp {
         let last = window.last(position).saturating_add(1);
         all.start.max(window.first(position))..all.end.min(last)
     }
+
+    /// Window behind which no later token looks; `None` if a later token may see any position.
+    pub fn causal_window(&self) -> Option<Window> {
+        let ends_behind = |window: &Window| match *window {
+            Window::Sliding(n) | Window::Chunk(n) => n > 0,
+            Window::Around(_) => false,
+        };
+        self.window
+            .filter(|window| self.mask == AttentionMask::Causal && ends_behind(window))
+    }
 }
 
 /// Attention mask, before a window restricts it.

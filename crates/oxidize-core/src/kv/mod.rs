@@ -1,31 +1,50 @@
 //! Bookkeeping of the paged KV cache: ownership of blocks, and lookup of blocks by content. The bytes of a
 //! block live in the backend's session, which identifies it by its [`BlockId`]. `pool` counts references, `prefix`
-//! finds blocks by content, and `checkpoint` tracks copies of recurrent state at block ends; the scheduler
-//! uses all three through [`KvBlocks`]. `store` keeps blocks on disk for the engine.
+//! finds blocks by content, `checkpoint` tracks copies of recurrent state at block ends, and `windows` has the
+//! blocks of layers with an attention window; the scheduler uses all of them through [`KvBlocks`]. `store`
+//! keeps blocks on disk for the engine.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod checkpoint;
 mod pool;
 mod prefix;
 mod store;
+mod windows;
 
 pub use checkpoint::Checkpoints;
 pub use pool::{Allocated, BlockPool};
 pub use prefix::{BlockKey, PrefixCache};
 pub use store::{BlockName, BlockStore, BlockWriter};
+pub use windows::{WindowBlocks, WindowGroup, WindowTable};
 
-/// A fixed-size block of the KV cache, which holds `block_size` positions of every layer.
+/// A fixed-size block of the KV cache, which holds `block_size` positions of every layer of a group. Layers
+/// that share an attention window may form a group, whose blocks are numbered on their own; all others are
+/// group 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
 impl BlockId {
+    /// Entry of a block table for positions that no token can see any more.
+    pub const NONE: BlockId = BlockId(u32::MAX);
+
     /// Index of the block in an array over all blocks.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Block pool, prefix cache and checkpoints, kept consistent with each other.
+/// A copy of a whole block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Group of layers of the blocks.
+    pub group: usize,
+    /// Block to read.
+    pub from: BlockId,
+    /// Block to write.
+    pub to: BlockId,
+}
+
+/// Block pool, prefix cache, checkpoints and window blocks, kept consistent with each other.
 ///
 /// A block is *free*, *used* (it has references) or *cached* (it has none, but its content is known and can
 /// be reused). Only full blocks become known, and a known block is never written:
@@ -36,21 +55,41 @@ pub struct KvBlocks {
     prefix: PrefixCache,
     checkpoints: Checkpoints,
     n_checkpoints: u32,
+    /// Blocks of each group of layers with a window: those of groups 1 and up.
+    windows: Vec<WindowBlocks>,
+    block_size: usize,
 }
 
 impl KvBlocks {
-    /// Bookkeeping for `n_blocks` blocks, all free.
-    pub fn new(n_blocks: u32) -> Self {
-        Self::with_checkpoints(n_blocks, 0)
-    }
-
-    /// Bookkeeping for `n_blocks` blocks and `n_checkpoints` copies of recurrent state, all free.
-    pub fn with_checkpoints(n_blocks: u32, n_checkpoints: u32) -> Self {
+    /// Bookkeeping for `n_blocks` blocks of `block_size` positions, all free.
+    pub fn new(n_blocks: u32, block_size: usize) -> Self {
         Self {
             pool: BlockPool::new(n_blocks),
             prefix: PrefixCache::new(n_blocks),
+            checkpoints: Checkpoints::new(0),
+            n_checkpoints: 0,
+            windows: Vec::new(),
+            block_size,
+        }
+    }
+
+    /// Adds `n_checkpoints` copies of recurrent state, all free.
+    pub fn with_checkpoints(self, n_checkpoints: u32) -> Self {
+        Self {
             checkpoints: Checkpoints::new(n_checkpoints),
             n_checkpoints,
+            ..self
+        }
+    }
+
+    /// Adds the blocks of layers with a window, all free.
+    pub fn with_windows(self, groups: &[WindowGroup]) -> Self {
+        let n_nodes = self.pool.n_blocks() as u32;
+        let windows = groups.iter();
+        let windows = windows.map(|&group| WindowBlocks::new(group, self.block_size, n_nodes));
+        Self {
+            windows: windows.collect(),
+            ..self
         }
     }
 
@@ -112,10 +151,11 @@ impl KvBlocks {
         self.prefix.find(key)
     }
 
-    /// Blocks that hold the longest known prefix of `tokens`, in whole blocks. Adds no reference.
-    pub fn find_prefix(&self, salt: u64, tokens: &[u32], block_size: usize) -> Vec<BlockId> {
+    /// Blocks that hold the longest known prefix of `tokens`, in whole blocks. Adds no reference. Of these
+    /// positions, a sequence can [reuse](Self::resumable) those whose window blocks are there as well.
+    pub fn find_prefix(&self, salt: u64, tokens: &[u32]) -> Vec<BlockId> {
         let mut found: Vec<BlockId> = Vec::new();
-        for tokens in tokens.chunks_exact(block_size) {
+        for tokens in tokens.chunks_exact(self.block_size) {
             let key = BlockKey {
                 salt,
                 parent: found.last().copied(),
@@ -127,6 +167,46 @@ impl KvBlocks {
             }
         }
         found
+    }
+
+    /// Number of the first `n_tokens` positions after which a sequence can continue: `n_tokens` itself, or else
+    /// the longest prefix in whole blocks. Every window block that the next token can see must be in the
+    /// sequence's table or attached to its node in `nodes`; with `from_checkpoint`, recurrent state must be
+    /// there as well.
+    pub fn resumable(
+        &self,
+        nodes: &[BlockId],
+        tables: &[WindowTable],
+        n_tokens: usize,
+        from_checkpoint: bool,
+    ) -> usize {
+        let mut n_tokens = n_tokens;
+        loop {
+            let windows = self.windows.iter().zip(tables);
+            let missing = windows.filter_map(|(w, table)| w.missing(table, nodes, n_tokens));
+            let reached = match missing.min() {
+                // Every longer prefix needs the missing block, too.
+                Some(index) => index * self.block_size,
+                None if from_checkpoint => {
+                    let mut full = nodes.iter().take(n_tokens / self.block_size);
+                    let last = full.rposition(|&node| self.checkpoints.contains(node));
+                    last.map_or(0, |last| (last + 1) * self.block_size)
+                }
+                None => n_tokens,
+            };
+            if reached == n_tokens {
+                return n_tokens;
+            }
+            n_tokens = reached;
+        }
+    }
+
+    /// Gives a sequence with the blocks `nodes` the window blocks that it needs to continue after `n_tokens`
+    /// tokens, which must be [resumable](Self::resumable).
+    pub fn hold_windows(&mut self, tables: &mut [WindowTable], nodes: &[BlockId], n_tokens: usize) {
+        for (windows, table) in self.windows.iter_mut().zip(tables) {
+            windows.hold(table, nodes, n_tokens);
+        }
     }
 
     /// Records that `block`, to which the caller holds a reference, holds the content of `key`.
@@ -159,6 +239,17 @@ impl KvBlocks {
     fn unpublish(&mut self, block: BlockId) {
         self.prefix.remove(block);
         self.checkpoints.remove(block);
+        self.windows.iter_mut().for_each(|w| w.detach(block));
+    }
+
+    /// Blocks of the layers with a window, by group from 1 on.
+    pub fn windows(&self) -> &[WindowBlocks] {
+        &self.windows
+    }
+
+    /// Mutable access to the window blocks.
+    pub fn windows_mut(&mut self) -> &mut [WindowBlocks] {
+        &mut self.windows
     }
 
     /// Checkpoints of recurrent state. Only a block whose content is known has one.
@@ -201,10 +292,18 @@ impl KvBlocks {
         self.pool.n_blocks()
     }
 
-    /// Checks that pool, prefix cache and checkpoints are consistent with each other and with `references`,
-    /// the number of references per block that the caller counted.
-    pub fn check_integrity(&self, references: &[u32]) -> Result<(), String> {
-        self.pool.check_integrity(references)?;
+    /// Checks that all parts are consistent with each other and with `references`, the number of references
+    /// per block of each group that the caller counted.
+    pub fn check_integrity(&self, references: &[Vec<u32>]) -> Result<(), String> {
+        let (own, of_windows) = references.split_first().ok_or("no group is counted")?;
+        if of_windows.len() != self.windows.len() {
+            let n_groups = references.len();
+            return Err(format!("{n_groups} groups are counted, one is missing"));
+        }
+        for (windows, references) in self.windows.iter().zip(of_windows) {
+            windows.check_integrity(references, |node| self.prefix.contains(node))?;
+        }
+        self.pool.check_integrity(own)?;
         self.prefix.check_integrity()?;
         self.checkpoints.check_integrity(self.n_checkpoints)?;
         let mut checkpoints = self.checkpoints.blocks();
@@ -270,40 +369,34 @@ mod tests {
             .iter()
             .flat_map(|table| table.iter())
             .for_each(|b| references[b.index()] += 1);
-        kv.check_integrity(&references).unwrap();
+        kv.check_integrity(&[references]).unwrap();
     }
 
     #[test]
     fn released_prefix_is_found_and_evicted_from_its_end() {
-        let mut kv = KvBlocks::new(4);
+        let mut kv = KvBlocks::new(4, BLOCK_SIZE);
         let mut table = fill(&mut kv, 0, &[1, 2, 3, 4, 5, 6]);
         let first = table.clone();
         kv.release_tail(&mut table, 0);
         assert_eq!((kv.n_free(), kv.n_cached()), (1, 3));
-        assert_eq!(
-            kv.find_prefix(0, &[1, 2, 3, 4, 9, 9], BLOCK_SIZE),
-            first[..2]
-        );
+        assert_eq!(kv.find_prefix(0, &[1, 2, 3, 4, 9, 9]), first[..2]);
 
         let taken = [kv.allocate().unwrap(), kv.allocate().unwrap()];
-        assert_eq!(
-            kv.find_prefix(0, &[1, 2, 3, 4, 5, 6], BLOCK_SIZE),
-            first[..2]
-        );
+        assert_eq!(kv.find_prefix(0, &[1, 2, 3, 4, 5, 6]), first[..2]);
         check(&kv, &[&taken]);
     }
 
     #[test]
     fn other_salt_finds_nothing() {
-        let mut kv = KvBlocks::new(4);
+        let mut kv = KvBlocks::new(4, BLOCK_SIZE);
         let table = fill(&mut kv, 7, &[1, 2, 3, 4]);
-        assert!(kv.find_prefix(8, &[1, 2, 3, 4], BLOCK_SIZE).is_empty());
-        assert_eq!(kv.find_prefix(7, &[1, 2, 3, 4], BLOCK_SIZE), table);
+        assert!(kv.find_prefix(8, &[1, 2, 3, 4]).is_empty());
+        assert_eq!(kv.find_prefix(7, &[1, 2, 3, 4]), table);
     }
 
     #[test]
     fn duplicate_content_is_stored_once() {
-        let mut kv = KvBlocks::new(8);
+        let mut kv = KvBlocks::new(8, BLOCK_SIZE);
         let first = fill(&mut kv, 0, &[1, 2, 3, 4]);
         let second = fill(&mut kv, 0, &[1, 2, 3, 4]);
         assert_eq!(first, second);
@@ -313,7 +406,7 @@ mod tests {
 
     #[test]
     fn shared_block_is_copied_before_write() {
-        let mut kv = KvBlocks::new(2);
+        let mut kv = KvBlocks::new(2, BLOCK_SIZE);
         let block = kv.allocate().unwrap();
         assert_eq!(kv.make_writable(block), Some(block));
         kv.retain(block);
@@ -325,13 +418,13 @@ mod tests {
 
     #[test]
     fn known_block_is_unpublished_or_copied_before_write() {
-        let mut kv = KvBlocks::new(2);
+        let mut kv = KvBlocks::new(2, BLOCK_SIZE);
         let mut table = fill(&mut kv, 0, &[1, 2, 3, 4]);
         kv.release_tail(&mut table, 1);
         // The block has a cached child, so it is copied. The pool is full, so the child is evicted.
         let copy = kv.make_writable(table[0]).unwrap();
         assert_ne!(copy, table[0]);
-        assert_eq!(kv.find_prefix(0, &[1, 2, 3, 4], BLOCK_SIZE), table);
+        assert_eq!(kv.find_prefix(0, &[1, 2, 3, 4]), table);
         check(&kv, &[&[copy]]);
 
         // A block without children is written in place and is no longer found.
@@ -344,13 +437,13 @@ mod tests {
             copy,
         );
         assert_eq!(kv.make_writable(leaf), Some(leaf));
-        assert!(kv.find_prefix(0, &[8, 9], BLOCK_SIZE).is_empty());
+        assert!(kv.find_prefix(0, &[8, 9]).is_empty());
         check(&kv, &[&[leaf]]);
     }
 
     #[test]
     fn allocate_fails_when_every_block_is_used() {
-        let mut kv = KvBlocks::new(1);
+        let mut kv = KvBlocks::new(1, BLOCK_SIZE);
         let block = kv.allocate().unwrap();
         assert_eq!(kv.allocate(), None);
         kv.release(block);
@@ -359,22 +452,22 @@ mod tests {
 
     #[test]
     fn clearing_frees_cached_blocks_only() {
-        let mut kv = KvBlocks::new(4);
+        let mut kv = KvBlocks::new(4, BLOCK_SIZE);
         let mut gone = fill(&mut kv, 0, &[1, 2, 3, 4]);
         let kept = fill(&mut kv, 0, &[5, 6]);
         kv.release_tail(&mut gone, 0);
         kv.clear_cached();
         assert_eq!((kv.n_free(), kv.n_cached()), (3, 0));
-        assert!(kv.find_prefix(0, &[1, 2], BLOCK_SIZE).is_empty());
-        assert_eq!(kv.find_prefix(0, &[5, 6], BLOCK_SIZE), kept);
+        assert!(kv.find_prefix(0, &[1, 2]).is_empty());
+        assert_eq!(kv.find_prefix(0, &[5, 6]), kept);
         check(&kv, &[&kept]);
     }
 
     #[test]
     fn integrity_check_reports_leaked_block() {
-        let mut kv = KvBlocks::new(2);
+        let mut kv = KvBlocks::new(2, BLOCK_SIZE);
         let block = kv.allocate().unwrap();
-        let error = kv.check_integrity(&[0, 0]).unwrap_err();
+        let error = kv.check_integrity(&[vec![0, 0]]).unwrap_err();
         assert!(error.contains(&format!("{block:?}")), "{error}");
     }
 }

@@ -99,6 +99,14 @@ impl BlockPool {
         blocks
     }
 
+    /// Frees a block if it is cached.
+    pub fn discard(&mut self, block: BlockId) {
+        if let Some(released) = self.cached_since(block) {
+            self.cached.remove(&(released, block));
+            self.free.push(block);
+        }
+    }
+
     /// Number of references to a block.
     pub fn references(&self, block: BlockId) -> u32 {
         self.blocks

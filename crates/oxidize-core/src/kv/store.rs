@@ -18,6 +18,8 @@ use crate::io::save_atomically;
 /// Start of every file; the last byte is the version of the layout.
 const MAGIC: [u8; 8] = *b"oxidkv\0\x01";
 const CHECKSUM: usize = 32;
+/// Bytes of a file besides the content of its block: magic, name and checksum.
+const OVERHEAD: usize = MAGIC.len() + 32 + CHECKSUM;
 /// Age above which a temporary file counts as left behind by a killed process.
 const ABANDONED: Duration = Duration::from_secs(600);
 
@@ -25,41 +27,47 @@ const ABANDONED: Duration = Duration::from_secs(600);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockName([u8; 32]);
 
-/// Directory of equally sized blocks, limited in size by evicting the least recently used ones.
+/// Directory of blocks, limited in size by evicting the least recently used ones.
 #[derive(Debug)]
 pub struct BlockStore {
     directory: PathBuf,
     root: BlockName,
-    block_bytes: usize,
     limit: u64,
-    /// Logical time of each block's last use.
-    used: HashMap<BlockName, u64>,
+    stored: HashMap<BlockName, Stored>,
+    /// Sum of the sizes of all blocks.
+    bytes: u64,
     by_use: BTreeSet<(u64, BlockName)>,
     time: u64,
+}
+
+/// A block of a store.
+#[derive(Clone, Copy, Debug)]
+struct Stored {
+    /// Logical time of the last use.
+    used: u64,
+    /// Size of its content.
+    bytes: u64,
 }
 
 impl BlockStore {
     /// Opens a directory, creating it if needed. Blocks of other models in it are ignored and kept; blocks of
     /// this model count towards `limit` bytes. `fingerprint` identifies the model and the layout of its
     /// cache.
-    pub fn open(
-        directory: &Path,
-        fingerprint: [u8; 32],
-        block_bytes: usize,
-        limit: u64,
-    ) -> Result<BlockStore> {
+    pub fn open(directory: &Path, fingerprint: [u8; 32], limit: u64) -> Result<BlockStore> {
         let root = BlockName(fingerprint);
         let directory = directory.join(root.hex().split_at(16).0);
         fs::create_dir_all(&directory).map_err(Error::io(&directory))?;
-        let mut found: Vec<(SystemTime, BlockName)> = Vec::new();
+        let mut found: Vec<(SystemTime, BlockName, u64)> = Vec::new();
         for entry in fs::read_dir(&directory).map_err(Error::io(&directory))? {
             let entry = entry.map_err(Error::io(&directory))?;
-            let modified = entry.metadata().and_then(|metadata| metadata.modified());
+            let metadata = entry.metadata().ok();
+            let modified = metadata.as_ref().and_then(|data| data.modified().ok());
             let modified = modified.unwrap_or(SystemTime::UNIX_EPOCH);
+            let len = metadata.map_or(0, |metadata| metadata.len());
             let name = entry.file_name();
             let name = name.to_string_lossy();
             if let Some(block) = BlockName::from_hex(&name) {
-                found.push((modified, block));
+                found.push((modified, block, len.saturating_sub(OVERHEAD as u64)));
             } else if name.ends_with(".partial")
                 && modified.elapsed().is_ok_and(|age| age > ABANDONED)
             {
@@ -71,13 +79,15 @@ impl BlockStore {
         let mut store = BlockStore {
             directory,
             root,
-            block_bytes,
             limit,
-            used: HashMap::new(),
+            stored: HashMap::new(),
+            bytes: 0,
             by_use: BTreeSet::new(),
             time: 0,
         };
-        found.into_iter().for_each(|(_, name)| store.touch(name));
+        for (_, name, bytes) in found {
+            store.touch(name, bytes);
+        }
         store.shrink();
         Ok(store)
     }
@@ -105,19 +115,28 @@ impl BlockStore {
         names
     }
 
+    /// Name of the window block of a group of layers that holds the same positions as the block `name`.
+    pub fn window_name(&self, name: BlockName, group: usize) -> BlockName {
+        let mut hash = Sha256::new();
+        hash.update(name.0);
+        hash.update(b"window");
+        hash.update((group as u64).to_le_bytes());
+        BlockName(hash.finalize().into())
+    }
+
     /// True if the block is stored.
     pub fn contains(&self, name: BlockName) -> bool {
-        self.used.contains_key(&name)
+        self.stored.contains_key(&name)
     }
 
     /// Number of blocks.
     pub fn len(&self) -> usize {
-        self.used.len()
+        self.stored.len()
     }
 
     /// True if no block is stored.
     pub fn is_empty(&self) -> bool {
-        self.used.is_empty()
+        self.stored.is_empty()
     }
 
     /// Bytes of a block, if it is stored. A damaged file is removed.
@@ -130,7 +149,7 @@ impl BlockStore {
             .and_then(|file| self.unpack(name, file))
         {
             Some(bytes) => {
-                self.touch(name);
+                self.touch(name, bytes.len() as u64);
                 Some(bytes)
             }
             None => {
@@ -141,9 +160,9 @@ impl BlockStore {
         }
     }
 
-    /// Records a block that was written, and evicts blocks if the store is over its limit.
-    pub fn add(&mut self, name: BlockName) {
-        self.touch(name);
+    /// Records a block of `bytes` that was written, and evicts blocks if the store is over its limit.
+    pub fn add(&mut self, name: BlockName, bytes: u64) {
+        self.touch(name, bytes);
         self.shrink();
     }
 
@@ -159,11 +178,8 @@ impl BlockStore {
     }
 
     fn unpack(&self, name: BlockName, mut file: Vec<u8>) -> Option<Vec<u8>> {
-        let head = MAGIC.len() + name.0.len();
+        let head = OVERHEAD - CHECKSUM;
         let body_end = file.len().checked_sub(CHECKSUM)?;
-        if body_end.checked_sub(head)? != self.block_bytes {
-            return None;
-        }
         let (body, checksum) = file.split_at(body_end);
         let valid = body.starts_with(&MAGIC)
             && body.get(MAGIC.len()..head)? == name.0
@@ -176,17 +192,17 @@ impl BlockStore {
         Some(file)
     }
 
-    fn touch(&mut self, name: BlockName) {
+    fn touch(&mut self, name: BlockName, bytes: u64) {
+        self.forget(name);
         self.time += 1;
-        if let Some(before) = self.used.insert(name, self.time) {
-            self.by_use.remove(&(before, name));
-        }
-        self.by_use.insert((self.time, name));
+        let used = self.time;
+        self.stored.insert(name, Stored { used, bytes });
+        self.by_use.insert((used, name));
+        self.bytes += bytes;
     }
 
     fn shrink(&mut self) {
-        let max_blocks = self.limit / (self.block_bytes as u64).max(1);
-        while self.used.len() as u64 > max_blocks {
+        while self.bytes > self.limit {
             let Some(&(_, oldest)) = self.by_use.first() else {
                 return;
             };
@@ -194,10 +210,15 @@ impl BlockStore {
         }
     }
 
-    fn remove(&mut self, name: BlockName) {
-        if let Some(time) = self.used.remove(&name) {
-            self.by_use.remove(&(time, name));
+    fn forget(&mut self, name: BlockName) {
+        if let Some(Stored { used, bytes }) = self.stored.remove(&name) {
+            self.by_use.remove(&(used, name));
+            self.bytes -= bytes;
         }
+    }
+
+    fn remove(&mut self, name: BlockName) {
+        self.forget(name);
         // An error means that the file is gone already or cannot be removed; either way it is no longer used.
         let _ = fs::remove_file(self.path(name));
     }
@@ -250,12 +271,12 @@ mod tests {
     const SIZE: usize = 100;
 
     fn open(directory: &Path, limit: usize) -> BlockStore {
-        BlockStore::open(directory, [7; 32], SIZE, (limit * SIZE) as u64).unwrap()
+        BlockStore::open(directory, [7; 32], (limit * SIZE) as u64).unwrap()
     }
 
     fn store_block(store: &mut BlockStore, name: BlockName, byte: u8) {
         store.writer().write(name, &[byte; SIZE]).unwrap();
-        store.add(name);
+        store.add(name, SIZE as u64);
     }
 
     #[test]
@@ -274,7 +295,7 @@ mod tests {
             None,
             "another tenant"
         );
-        let other = BlockStore::open(directory.path(), [8; 32], SIZE, 1000).unwrap();
+        let other = BlockStore::open(directory.path(), [8; 32], 1000).unwrap();
         assert!(other.is_empty(), "another model");
     }
 
@@ -300,17 +321,17 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 1;
             fs::write(&path, &bad).unwrap();
-            store.touch(name);
+            store.touch(name, SIZE as u64);
             assert_eq!(store.load(name), None, "byte {at}");
             assert!(!path.exists());
         }
         for length in 0..good.len() {
             fs::write(&path, &good[..length]).unwrap();
-            store.touch(name);
+            store.touch(name, SIZE as u64);
             assert_eq!(store.load(name), None, "length {length}");
         }
         fs::write(&path, &good).unwrap();
-        store.touch(name);
+        store.touch(name, SIZE as u64);
         assert_eq!(store.load(name), Some(vec![3; SIZE]));
     }
 

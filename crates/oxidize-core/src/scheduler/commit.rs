@@ -45,7 +45,10 @@ impl Scheduler {
         let is_affected = |seq: &&Sequence| {
             recurrent
                 || seq.planned > 0
-                || step.copies.iter().any(|(_, to)| seq.blocks.contains(to))
+                || step
+                    .copies
+                    .iter()
+                    .any(|copy| seq.holds(copy.group, copy.to))
         };
         let ids: Vec<SeqId> = self
             .running_from_last()
@@ -124,6 +127,9 @@ impl Scheduler {
         }
         self.publish(id, was_computed);
         self.checkpoint_state(id);
+        if let Some(seq) = self.sequences.get_mut(&id) {
+            seq.release_behind(&mut self.kv);
+        }
         if let Some(reason) = finished {
             self.remove(id);
             self.stats.finished += 1;
@@ -178,7 +184,7 @@ impl Scheduler {
             .tokens
             .chunks_exact(block_size)
             .take(seq.computed / block_size);
-        for (tokens, block) in full.zip(&mut seq.blocks).skip(first) {
+        for (index, (tokens, block)) in full.zip(&mut seq.blocks).enumerate().skip(first) {
             *block = self.kv.publish(
                 &BlockKey {
                     salt: seq.salt,
@@ -188,6 +194,9 @@ impl Scheduler {
                 *block,
             );
             parent = Some(*block);
+            for (windows, table) in self.kv.windows_mut().iter_mut().zip(&mut seq.windows) {
+                windows.publish(table, index, *block);
+            }
         }
     }
 }

@@ -2,16 +2,30 @@
 
 use super::request::Sequence;
 use super::{PrefixReuse, Scheduler};
+use crate::kv::{BlockId, WindowTable};
 
 impl Scheduler {
     /// Checks that sequences, slots, queue, blocks and prefix cache are consistent. The error describes the
     /// first inconsistency.
     pub fn check_integrity(&self) -> Result<(), String> {
-        let mut references = vec![0; self.kv.n_blocks()];
-        for block in self.sequences.values().flat_map(|seq| &seq.blocks) {
-            match references.get_mut(block.index()) {
-                Some(count) => *count += 1,
-                None => return Err(format!("{block:?} does not exist")),
+        let of_windows = self
+            .config
+            .windows
+            .iter()
+            .map(|group| group.n_blocks as usize);
+        let sizes = [self.kv.n_blocks()].into_iter().chain(of_windows);
+        let mut references: Vec<Vec<u32>> = sizes.map(|n| vec![0; n]).collect();
+        for seq in self.sequences.values() {
+            let held = |table: &WindowTable| table.blocks().get(table.first()..).map(<[_]>::to_vec);
+            let of_windows = seq.windows.iter().filter_map(held);
+            let tables = [seq.blocks.clone()].into_iter().chain(of_windows);
+            for (references, table) in references.iter_mut().zip(tables) {
+                for block in table {
+                    match references.get_mut(block.index()) {
+                        Some(count) => *count += 1,
+                        None => return Err(format!("{block:?} does not exist")),
+                    }
+                }
             }
         }
         self.kv.check_integrity(&references)?;
@@ -80,6 +94,25 @@ impl Scheduler {
                 "has {} blocks where {n_blocks} are needed",
                 seq.blocks.len()
             ));
+        }
+        for (windows, table) in self.kv.windows().iter().zip(&seq.windows) {
+            let behind = table.blocks().iter().take(table.first());
+            let needed = windows.first_visible(computed).min(n_blocks);
+            if table.len() != n_blocks || table.first() > needed {
+                return Err(format!(
+                    "has window blocks {}..{} where {needed}..{n_blocks} are needed",
+                    table.first(),
+                    table.len()
+                ));
+            }
+            if behind.copied().any(|block| block != BlockId::NONE) {
+                return Err("has a block behind its window".into());
+            }
+            let limit = self.config.window_blocks_for(&windows.group(), computed);
+            if planned == 0 && table.n_held() > limit {
+                let held = table.n_held();
+                return Err(format!("holds {held} window blocks, more than {limit}"));
+            }
         }
         let block_size = self.config.block_size;
         let full = seq.tokens.chunks_exact(block_size).zip(&seq.blocks);

@@ -23,6 +23,7 @@ use request::Sequence;
 pub use request::{
     ConfigError, LogitsAt, PrefixReuse, SchedulerConfig, SequenceRequest, SubmitError,
 };
+pub use restore::BlockSource;
 pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
 
 /// Continuous batching over a paged KV cache.
@@ -36,6 +37,7 @@ pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
 /// let mut scheduler = Scheduler::new(SchedulerConfig {
 ///     n_blocks: 64,
 ///     block_size: 16,
+///     windows: Vec::new(),
 ///     max_batch_tokens: 256,
 ///     max_sequences: 8,
 ///     max_queue: 32,
@@ -84,7 +86,9 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
-            kv: KvBlocks::with_checkpoints(config.n_blocks, config.n_checkpoints()),
+            kv: KvBlocks::new(config.n_blocks, config.block_size)
+                .with_checkpoints(config.n_checkpoints())
+                .with_windows(&config.windows),
             sequences: BTreeMap::new(),
             waiting: BTreeSet::new(),
             running: Vec::new(),
@@ -112,7 +116,7 @@ impl Scheduler {
         self.check_queue()?;
         self.stats.prompt_tokens += request.tokens.len() as u64;
         let rank = self.next_rank(request.priority);
-        self.enqueue(Sequence::new(request, rank, self.config.capacity()));
+        self.enqueue(Sequence::new(request, rank, &self.config));
         Ok(())
     }
 
@@ -138,6 +142,9 @@ impl Scheduler {
         // The step in flight may have added blocks to the parent.
         let n_shared = self.config.blocks_for(original.computed);
         child.blocks = original.blocks.iter().take(n_shared).copied().collect();
+        let tables = self.kv.windows_mut().iter_mut().zip(&original.windows);
+        let shared = tables.map(|(windows, table)| windows.share(table, n_shared));
+        child.windows = shared.collect();
         child.computed = original.computed;
         child.slot = Some(slot);
         child.started = true;
@@ -281,7 +288,7 @@ impl Scheduler {
         let Some(seq) = self.sequences.get_mut(&id) else {
             return;
         };
-        self.kv.release_tail(&mut seq.blocks, 0);
+        seq.release_blocks(&mut self.kv, 0);
         seq.computed = 0;
         seq.planned = 0;
         seq.recompute = false;

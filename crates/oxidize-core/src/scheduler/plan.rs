@@ -5,7 +5,7 @@ use super::policy::{Turn, prefill_turns};
 use super::request::Sequence;
 use super::step::{SeqId, Step, StepSequence};
 use super::{Event, LogitsAt, PrefixReuse, Scheduler};
-use crate::kv::{BlockId, BlockKey};
+use crate::kv::{BlockCopy, BlockId, BlockKey, WindowBlocks, WindowTable};
 
 impl Scheduler {
     /// Plans the next step; `None` if there are no sequences or a step is in flight. Each step must be
@@ -61,7 +61,7 @@ impl Scheduler {
 
     /// Plans one token for each decoding sequence, best rank first. If blocks run out, the sequences of worst
     /// rank are preempted. Returns the number of tokens planned.
-    fn plan_decodes(&mut self, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
+    fn plan_decodes(&mut self, copies: &mut Vec<BlockCopy>) -> usize {
         let mut n_planned = 0;
         for id in self.running.clone() {
             while self
@@ -111,7 +111,9 @@ impl Scheduler {
                 let from = self.config.checkpoint_slot(checkpoint);
                 self.state_copies.push((from, slot));
             }
-            seq.advance_cached(found.len() * self.config.block_size);
+            let n_cached = found.len() * self.config.block_size;
+            self.kv.hold_windows(&mut seq.windows, &found, n_cached);
+            seq.advance_cached(n_cached);
             seq.blocks = found;
             if !std::mem::replace(&mut seq.started, true) {
                 self.events.push(Event::Started { id });
@@ -134,15 +136,13 @@ impl Scheduler {
             .split_last()
             .filter(|_| can_reuse)
             .map_or(&[][..], |(_, head)| head);
-        let mut found = self
-            .kv
-            .find_prefix(seq.salt, reusable, self.config.block_size);
+        let mut found = self.kv.find_prefix(seq.salt, reusable);
         let branch = found.len() * self.config.block_size;
-        if self.config.is_recurrent() {
-            let checkpoints = self.kv.checkpoints();
-            let last = found.iter().rposition(|&block| checkpoints.contains(block));
-            found.truncate(last.map_or(0, |last| last + 1));
-        }
+        let from_checkpoint = self.config.is_recurrent();
+        let n_cached = self
+            .kv
+            .resumable(&found, &seq.windows, branch, from_checkpoint);
+        found.truncate(n_cached / self.config.block_size);
         if self.running.is_empty() {
             return Some(Start { found, branch });
         }
@@ -160,11 +160,44 @@ impl Scheduler {
             .running_from_last()
             .map(|seq| still_needed(seq) + 1)
             .sum();
-        (need + reserved <= self.kv.n_available()).then_some(Start { found, branch })
+        let fits = need + reserved <= self.kv.n_available();
+        let mut windows = self.kv.windows().iter().enumerate();
+        let fits =
+            fits && windows.all(|(nth, windows)| self.window_fits(nth, windows, seq, &found));
+        fits.then_some(Start { found, branch })
+    }
+
+    /// True if there are window blocks for a sequence that starts after the blocks `found`, besides those that
+    /// the running sequences still need and one for each of them to grow.
+    fn window_fits(
+        &self,
+        nth: usize,
+        windows: &WindowBlocks,
+        seq: &Sequence,
+        found: &[BlockId],
+    ) -> bool {
+        let group = windows.group();
+        let wanted = |seq: &Sequence| self.config.window_blocks_for(&group, seq.tokens.len());
+        let first = windows.first_visible(found.len() * self.config.block_size);
+        let n_shared = found
+            .iter()
+            .skip(first)
+            .filter_map(|&node| windows.find(node))
+            .filter(|&block| windows.references(block) > 0)
+            .count();
+        let still_needed = |seq: &Sequence| {
+            let held = seq.windows.get(nth).map_or(0, WindowTable::n_held);
+            wanted(seq).saturating_sub(held)
+        };
+        let reserved: usize = self
+            .running_from_last()
+            .map(|seq| still_needed(seq) + 1)
+            .sum();
+        wanted(seq).saturating_sub(n_shared) + reserved <= windows.n_available()
     }
 
     /// Plans chunks of prompts of up to `budget` tokens. Returns the number of tokens planned.
-    fn plan_prefills(&mut self, budget: usize, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
+    fn plan_prefills(&mut self, budget: usize, copies: &mut Vec<BlockCopy>) -> usize {
         let prompts: Vec<SeqId> = self.map_running(|seq| (seq.planned == 0).then_some(seq.id));
         for &id in &prompts {
             self.skip_computed(id);
@@ -212,7 +245,7 @@ impl Scheduler {
     /// Plans the verification of up to `budget` draft tokens, as far as there are blocks. Plans none while
     /// tokens of earlier drafts are recomputed, so that the number of logits in a step stays below that of
     /// two rounds of drafts.
-    fn plan_drafts(&mut self, mut budget: usize, copies: &mut Vec<(BlockId, BlockId)>) {
+    fn plan_drafts(&mut self, mut budget: usize, copies: &mut Vec<BlockCopy>) {
         if self.running_from_last().any(|seq| seq.recompute) {
             budget = 0;
         }
@@ -257,16 +290,33 @@ impl Scheduler {
         else {
             return;
         };
-        while let Some((key, _)) = next_block(seq, block_size) {
+        let n_full = seq.computed / block_size;
+        let own = seq.blocks.get(..n_full).unwrap_or_default();
+        let Some(next) = block_after(seq, own, block_size).and_then(|key| self.kv.find(&key))
+        else {
+            return;
+        };
+        let mut nodes = [own, &[next]].concat();
+        while let Some(key) = block_after(seq, &nodes, block_size) {
             let Some(block) = self.kv.find(&key) else {
                 break;
             };
-            let n_full = seq.computed / block_size;
-            self.kv.retain(block);
-            self.kv.release_tail(&mut seq.blocks, n_full);
-            seq.blocks.push(block);
-            seq.advance_cached((n_full + 1) * block_size);
+            nodes.push(block);
         }
+        // The sequence's own window blocks are attached to its nodes, except for one that is not full.
+        let tables = vec![WindowTable::default(); seq.windows.len()];
+        let reachable = nodes.len() * block_size;
+        let n_cached = self.kv.resumable(&nodes, &tables, reachable, false);
+        if n_cached <= seq.computed {
+            return;
+        }
+        nodes.truncate(n_cached / block_size);
+        let added = nodes.iter().skip(n_full);
+        added.for_each(|&block| self.kv.retain(block));
+        seq.release_blocks(&mut self.kv, n_full);
+        self.kv.hold_windows(&mut seq.windows, &nodes, n_cached);
+        seq.blocks = nodes;
+        seq.advance_cached(n_cached);
     }
 
     /// True if another sequence computes the next block of this one in this step. Waiting for it and sharing
@@ -275,7 +325,9 @@ impl Scheduler {
         if self.config.reuse != PrefixReuse::Blocks || !seq.reuse_prefix {
             return false;
         }
-        let Some((key, n_full)) = next_block(seq, self.config.block_size) else {
+        let n_full = seq.computed / self.config.block_size;
+        let nodes = seq.blocks.get(..n_full).unwrap_or_default();
+        let Some(key) = block_after(seq, nodes, self.config.block_size) else {
             return false;
         };
         self.running_from_last().any(|other| {
@@ -291,12 +343,7 @@ impl Scheduler {
 
     /// Like [`reserve`](Self::reserve), but preempts sequences of worse rank that have no tokens in this step
     /// if there are no blocks otherwise.
-    fn reserve_or_preempt(
-        &mut self,
-        id: SeqId,
-        want: usize,
-        copies: &mut Vec<(BlockId, BlockId)>,
-    ) -> usize {
+    fn reserve_or_preempt(&mut self, id: SeqId, want: usize, copies: &mut Vec<BlockCopy>) -> usize {
         loop {
             let planned = self.reserve(id, want, copies);
             let Some(seq) = self.sequences.get(&id).filter(|_| planned == 0) else {
@@ -312,27 +359,41 @@ impl Scheduler {
 
     /// Plans the next `want` tokens of a sequence, or as many as there are blocks for, and returns their
     /// number. May be called again in the same step with a larger number.
-    fn reserve(&mut self, id: SeqId, want: usize, copies: &mut Vec<(BlockId, BlockId)>) -> usize {
+    fn reserve(&mut self, id: SeqId, want: usize, copies: &mut Vec<BlockCopy>) -> usize {
         let block_size = self.config.block_size;
         let Some(seq) = self.sequences.get_mut(&id) else {
             return 0;
         };
-        if let Some(block) = seq.blocks.get_mut(seq.computed / block_size)
+        let last = seq.computed / block_size;
+        if let Some(block) = seq.blocks.get_mut(last)
             && !seq.computed.is_multiple_of(block_size)
         {
-            let Some(writable) = self.kv.make_writable(*block) else {
+            let Some(to) = self.kv.make_writable(*block) else {
                 return 0;
             };
-            if writable != *block {
-                copies.push((*block, writable));
-                *block = writable;
+            let from = std::mem::replace(block, to);
+            copies.extend((from != to).then_some(BlockCopy { group: 0, from, to }));
+            let tables = self.kv.windows_mut().iter_mut().zip(&mut seq.windows);
+            for (group, (windows, table)) in (1..).zip(tables) {
+                let Some((from, to)) = windows.make_writable(table, last) else {
+                    return 0;
+                };
+                copies.extend((from != to).then_some(BlockCopy { group, from, to }));
             }
         }
-        while seq.blocks.len() * block_size < seq.computed + want {
+        let n_blocks = self.config.blocks_for(seq.computed + want);
+        let of_windows = self.kv.windows().iter().map(WindowBlocks::n_available);
+        let room = of_windows.chain([self.kv.n_available()]).min().unwrap_or(0);
+        let n_blocks = n_blocks.min(seq.blocks.len() + room);
+        while seq.blocks.len() < n_blocks {
             let Some(block) = self.kv.allocate() else {
                 break;
             };
             seq.blocks.push(block);
+        }
+        for (windows, table) in self.kv.windows_mut().iter_mut().zip(&mut seq.windows) {
+            let extended = windows.extend(table, seq.blocks.len());
+            debug_assert!(extended, "a window has fewer blocks than it counted");
         }
         seq.planned = want.min(seq.blocks.len() * block_size - seq.computed);
         seq.planned
@@ -346,12 +407,16 @@ impl Scheduler {
             };
             let first_row = step.tokens.len();
             let first_block = step.blocks.len();
+            let first_window = step.windows.len();
             let first_output = step.outputs.len();
 
             let n_known = seq.planned - seq.draft.len();
             let known = seq.tokens.iter().skip(seq.computed).take(n_known);
             step.tokens.extend(known.chain(&seq.draft));
             step.blocks.extend_from_slice(&seq.blocks);
+            for table in &seq.windows {
+                step.windows.extend_from_slice(table.blocks());
+            }
             let samples = n_known == seq.n_pending();
             // A backend computes these rows bit for bit like single ones only if all of them have logits.
             let recompute = seq.recompute && seq.logits == LogitsAt::Last;
@@ -369,6 +434,7 @@ impl Scheduler {
                 start: seq.computed,
                 rows: first_row..step.tokens.len(),
                 blocks: first_block..step.blocks.len(),
+                windows: first_window..step.windows.len(),
                 outputs: first_output..step.outputs.len(),
                 n_draft: seq.draft.len(),
                 recompute,
@@ -403,19 +469,18 @@ struct Start {
     branch: usize,
 }
 
-/// Content of the first block of a sequence that is not fully computed, and the number of full blocks before
-/// it. `None` if that block holds the last token, which is always computed.
-fn next_block(seq: &Sequence, block_size: usize) -> Option<(BlockKey<'_>, usize)> {
-    let n_full = seq.computed / block_size;
+/// Content of the block of a sequence after its blocks `nodes`, all of which are known. `None` if that block
+/// holds the last token, which is always computed.
+fn block_after<'a>(
+    seq: &'a Sequence,
+    nodes: &[BlockId],
+    block_size: usize,
+) -> Option<BlockKey<'a>> {
     let (_, reusable) = seq.tokens.split_last()?;
-    let tokens = reusable.get(n_full * block_size..(n_full + 1) * block_size)?;
-    let parent = seq.blocks.get(..n_full)?.last().copied();
-    Some((
-        BlockKey {
-            salt: seq.salt,
-            parent,
-            tokens,
-        },
-        n_full,
-    ))
+    let start = nodes.len() * block_size;
+    Some(BlockKey {
+        salt: seq.salt,
+        parent: nodes.last().copied(),
+        tokens: reusable.get(start..start + block_size)?,
+    })
 }

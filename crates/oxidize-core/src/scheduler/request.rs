@@ -2,7 +2,7 @@
 
 use super::policy::Rank;
 use super::step::SeqId;
-use crate::kv::{BlockId, KvBlocks};
+use crate::kv::{BlockId, KvBlocks, WindowGroup, WindowTable};
 
 /// Limits of a scheduler.
 #[derive(Clone, Debug)]
@@ -11,6 +11,8 @@ pub struct SchedulerConfig {
     pub n_blocks: u32,
     /// Positions per block.
     pub block_size: usize,
+    /// Layers with a window whose blocks the session keeps apart, which are groups 1 and up.
+    pub windows: Vec<WindowGroup>,
     /// Maximum tokens per step. It bounds the duration of a step, and so how long a prompt can delay the
     /// streams of others.
     pub max_batch_tokens: usize,
@@ -119,6 +121,14 @@ pub enum ConfigError {
         /// Value of the field.
         requested: usize,
     },
+    /// The blocks of a window do not hold a single sequence.
+    #[error("scheduler: a window has {n_blocks} blocks, a sequence needs {needed}")]
+    WindowTooSmall {
+        /// Blocks of the window.
+        n_blocks: u32,
+        /// Blocks that a sequence needs.
+        needed: usize,
+    },
 }
 
 impl SchedulerConfig {
@@ -131,6 +141,12 @@ impl SchedulerConfig {
     /// Number of blocks for `n_tokens` positions.
     pub fn blocks_for(&self, n_tokens: usize) -> usize {
         n_tokens.div_ceil(self.block_size)
+    }
+
+    /// Maximum number of blocks of a group that a sequence of `n_tokens` positions holds between steps.
+    pub(super) fn window_blocks_for(&self, group: &WindowGroup, n_tokens: usize) -> usize {
+        let in_window = group.blocks_per_sequence(self.block_size);
+        self.blocks_for(n_tokens).min(in_window)
     }
 
     /// Number of checkpoints of recurrent state.
@@ -171,6 +187,13 @@ impl SchedulerConfig {
             }
             if requested > u32::MAX as usize {
                 return Err(ConfigError::TooLarge { name, requested });
+            }
+        }
+        for group in &self.windows {
+            let needed = self.window_blocks_for(group, self.capacity());
+            if (group.n_blocks as usize) < needed {
+                let n_blocks = group.n_blocks;
+                return Err(ConfigError::WindowTooSmall { n_blocks, needed });
             }
         }
         Ok(())
@@ -226,6 +249,8 @@ pub(super) struct Sequence {
     /// Block table: between steps just enough blocks for `computed` positions, in flight for `computed +
     /// planned`.
     pub(super) blocks: Vec<BlockId>,
+    /// Block tables of the layers with a window, as long as `blocks`.
+    pub(super) windows: Vec<WindowTable>,
     /// Number of tokens in the step in flight, drafts included; zero if the sequence is not part of it.
     pub(super) planned: usize,
     /// Slot, while the sequence runs.
@@ -246,7 +271,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(request: SequenceRequest, rank: Rank, capacity: usize) -> Self {
+    pub(super) fn new(request: SequenceRequest, rank: Rank, config: &SchedulerConfig) -> Self {
         let n_prompt = request.tokens.len();
         Self {
             id: request.id,
@@ -258,11 +283,12 @@ impl Sequence {
             n_prompt,
             max_tokens: n_prompt
                 .saturating_add(request.max_new_tokens)
-                .min(capacity),
+                .min(config.capacity()),
             tokens: request.tokens,
             draft: Vec::new(),
             computed: 0,
             blocks: Vec::new(),
+            windows: vec![WindowTable::default(); config.windows.len()],
             planned: 0,
             slot: None,
             rollback: None,
@@ -284,6 +310,7 @@ impl Sequence {
             draft: Vec::new(),
             computed: 0,
             blocks: Vec::new(),
+            windows: vec![WindowTable::default(); self.windows.len()],
             planned: 0,
             slot: None,
             rollback: None,
@@ -310,32 +337,56 @@ impl Sequence {
     }
 
     /// Leaves the step in flight, if the sequence is part of it, and keeps at most the first `n_tokens`
-    /// computed positions. Returns the checkpoint from which the recurrent state must be restored, if it
-    /// must.
+    /// computed positions: fewer if window blocks or recurrent state are no longer there. Returns the
+    /// checkpoint from which the recurrent state must be restored, if it must.
     pub(super) fn rewind(
         &mut self,
         config: &SchedulerConfig,
         kv: &mut KvBlocks,
         n_tokens: usize,
     ) -> Option<u32> {
-        let leaves_step = std::mem::take(&mut self.planned) > 0;
+        // After the step, recurrent state will be at a later position.
+        let leaves_step = std::mem::take(&mut self.planned) > 0 && config.is_recurrent();
         let mut restored = None;
-        if !config.is_recurrent() {
-            self.computed = self.computed.min(n_tokens);
-        } else if leaves_step || self.computed > n_tokens {
-            // The state is, or after the step will be, at a later position.
-            let full = self.computed.min(n_tokens) / config.block_size;
-            let mut kept = self.blocks.iter().take(full);
-            let last = kept.rposition(|&block| kv.checkpoints().contains(block));
-            self.computed = last.map_or(0, |last| (last + 1) * config.block_size);
-            restored = last
-                .and_then(|last| self.blocks.get(last))
+        if leaves_step || self.computed > n_tokens {
+            let n_tokens = self.computed.min(n_tokens);
+            let (nodes, tables) = (&self.blocks, &mut self.windows);
+            self.computed = kv.resumable(nodes, tables, n_tokens, config.is_recurrent());
+            kv.hold_windows(tables, nodes, self.computed);
+            restored = (self.computed / config.block_size)
+                .checked_sub(1)
+                .filter(|_| config.is_recurrent())
+                .and_then(|last| nodes.get(last))
                 .and_then(|&block| kv.checkpoints_mut().find(block));
         }
         if let Some(checkpoint) = self.rollback.take() {
             kv.checkpoints_mut().release(checkpoint);
         }
-        kv.release_tail(&mut self.blocks, config.blocks_for(self.computed));
+        self.release_blocks(kv, config.blocks_for(self.computed));
         restored
+    }
+
+    /// True if a block of a group is in the sequence's table.
+    pub(super) fn holds(&self, group: usize, block: BlockId) -> bool {
+        let table = match group.checked_sub(1) {
+            Some(nth) => self.windows.get(nth).map(WindowTable::blocks),
+            None => Some(&*self.blocks),
+        };
+        table.is_some_and(|table| table.contains(&block))
+    }
+
+    /// Shortens the block tables to `keep` blocks.
+    pub(super) fn release_blocks(&mut self, kv: &mut KvBlocks, keep: usize) {
+        kv.release_tail(&mut self.blocks, keep);
+        for (windows, table) in kv.windows_mut().iter_mut().zip(&mut self.windows) {
+            windows.release_tail(table, keep);
+        }
+    }
+
+    /// Releases the window blocks that the sequence no longer needs.
+    pub(super) fn release_behind(&mut self, kv: &mut KvBlocks) {
+        for (windows, table) in kv.windows_mut().iter_mut().zip(&mut self.windows) {
+            windows.release_behind(table, self.computed);
+        }
     }
 }

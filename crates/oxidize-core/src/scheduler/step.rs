@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::kv::BlockId;
+use crate::kv::{BlockCopy, BlockId};
 
 /// Id of a sequence, chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,8 +13,8 @@ pub struct SeqId(pub u64);
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     pub(super) number: u64,
-    /// Blocks to copy, `(from, to)`, in this order and before computing.
-    pub copies: Vec<(BlockId, BlockId)>,
+    /// Blocks to copy, in this order and before computing.
+    pub copies: Vec<BlockCopy>,
     /// Recurrent states to copy between slots, `(from, to)`, in this order and before computing. Slots after
     /// those of sequences hold checkpoints.
     pub state_copies: Vec<(u32, u32)>,
@@ -26,6 +26,9 @@ pub struct Step {
     pub outputs: Vec<u32>,
     /// Concatenated block tables of the sequences.
     pub blocks: Vec<BlockId>,
+    /// Concatenated window block tables of the sequences: for each sequence, a table as long as its block table
+    /// for each group of layers with a window.
+    pub windows: Vec<BlockId>,
     /// Sequences, in the order of their rows.
     pub sequences: Vec<StepSequence>,
 }
@@ -44,6 +47,8 @@ pub struct StepSequence {
     pub rows: Range<usize>,
     /// Range of the block table in [`Step::blocks`]. The table covers every position up to the last row.
     pub blocks: Range<usize>,
+    /// Range of the window block tables in [`Step::windows`].
+    pub windows: Range<usize>,
     /// Range in [`Step::outputs`] of the rows that need logits. Empty in the middle of a prompt.
     pub outputs: Range<usize>,
     /// Number of draft tokens at the end of the rows. They and the row before them have logits.
@@ -162,6 +167,12 @@ impl Step {
         self.blocks.get(sequence.blocks.clone()).unwrap_or_default()
     }
 
+    /// Window block tables of a sequence of this step, one after the other.
+    pub fn windows_of(&self, sequence: &StepSequence) -> &[BlockId] {
+        let windows = self.windows.get(sequence.windows.clone());
+        windows.unwrap_or_default()
+    }
+
     /// Rows of a sequence of this step that need logits.
     pub fn outputs_of(&self, sequence: &StepSequence) -> &[u32] {
         self.outputs
@@ -177,6 +188,7 @@ impl Step {
         self.positions.clear();
         self.outputs.clear();
         self.blocks.clear();
+        self.windows.clear();
         self.sequences.clear();
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use super::*;
+use crate::kv::BlockCopy;
 
 const A: SeqId = SeqId(1);
 const B: SeqId = SeqId(2);
@@ -12,6 +13,7 @@ fn config() -> SchedulerConfig {
     SchedulerConfig {
         n_blocks: 64,
         block_size: 4,
+        windows: Vec::new(),
         max_batch_tokens: 16,
         max_sequences: 8,
         max_queue: 8,
@@ -324,7 +326,12 @@ fn forks_share_blocks_and_copy_the_last_one_on_write() {
     );
     assert_eq!(a[0], b[0]);
     assert_ne!(a[1], b[1]);
-    assert_eq!(step.copies, [(b[1], a[1])]);
+    let copy = BlockCopy {
+        group: 0,
+        from: b[1],
+        to: a[1],
+    };
+    assert_eq!(step.copies, [copy]);
     let sampled = [Sampled::token(A, 8), Sampled::token(B, 9)];
     scheduler.commit(step, &sampled);
     assert_eq!(scheduler.tokens(A).unwrap()[6..], [7, 8]);

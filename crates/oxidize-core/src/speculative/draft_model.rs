@@ -59,7 +59,10 @@ impl DraftModel {
     ) -> Result<DraftModel> {
         Ok(DraftModel {
             session: model.session(backend, &config)?,
-            kv: KvBlocks::new(u32::try_from(config.n_blocks).unwrap_or(u32::MAX)),
+            kv: KvBlocks::new(
+                u32::try_from(config.n_blocks).unwrap_or(u32::MAX),
+                config.block_size,
+            ),
             config,
             sequences: BTreeMap::new(),
             n_vocab: u32::try_from(n_target.min(model.n_vocab())).unwrap_or(u32::MAX),

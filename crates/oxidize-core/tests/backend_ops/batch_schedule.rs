@@ -4,9 +4,10 @@ use crate::net::{Net, Random, VOCAB};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, Batch, KvType, SeqSlice, SessionConfig};
-use oxidize_core::graph::Rows;
-use oxidize_core::kv::BlockId;
+use oxidize_core::graph::{Rows, Window};
+use oxidize_core::kv::{BlockId, WindowGroup};
 use oxidize_kernels::{Isa, Kernels};
+use std::ops::Range;
 
 /// Sequences, and their division into batches.
 pub(crate) struct BatchSchedule {
@@ -105,24 +106,50 @@ impl BatchSchedule {
         }
     }
 
-    /// Runs all batches; returns their results, one after the other.
-    fn run(&self, net: &Net, backend: &dyn Backend) -> Vec<f32> {
-        let mut session = backend
-            .compile(&net.plan, &net.weights, &self.config)
-            .unwrap();
+    /// Runs all batches; returns their results, one after the other. Layers with one of `windows` have block
+    /// tables of their own, without the positions behind the window.
+    fn run(&self, net: &Net, backend: &dyn Backend, windows: &[Window]) -> Vec<f32> {
+        let n_blocks = self.config.n_blocks as u32;
+        let groups = windows
+            .iter()
+            .map(|&window| WindowGroup { window, n_blocks });
+        let config = SessionConfig {
+            windows: groups.collect(),
+            ..self.config.clone()
+        };
+        let mut session = backend.compile(&net.plan, &net.weights, &config).unwrap();
+        let tables = |&window: &Window| WindowTables {
+            window,
+            free: (0..n_blocks).map(BlockId).collect(),
+            tables: vec![Vec::new(); self.sequences.len()],
+        };
+        let mut windows: Vec<WindowTables> = windows.iter().map(tables).collect();
         let rows = net.plan.value(net.plan.result.unwrap()).rows;
         let mut done = vec![0; self.sequences.len()];
         let mut results = Vec::new();
         for (parts, outputs) in &self.batches {
             let (mut tokens, mut positions, mut slices) = (Vec::new(), Vec::new(), Vec::new());
+            let mut of_windows = vec![Vec::new(); parts.len()];
+            for (i, &n) in parts.iter().enumerate().filter(|(_, n)| **n > 0) {
+                for windows in &mut windows {
+                    let table = windows.advance(i, done[i]..done[i] + n, config.block_size);
+                    of_windows[i].extend_from_slice(table);
+                }
+            }
             for (i, &n) in parts.iter().enumerate().filter(|(_, n)| **n > 0) {
                 let (all, blocks) = &self.sequences[i];
+                let blocks = match windows.is_empty() {
+                    true => blocks,
+                    // As long as the tables of windows.
+                    false => &blocks[..(done[i] + n).div_ceil(config.block_size)],
+                };
                 tokens.extend_from_slice(&all[done[i]..done[i] + n]);
                 positions.extend(done[i] as u32..(done[i] + n) as u32);
                 slices.push(SeqSlice {
                     slot: i as u32,
                     n_tokens: n,
                     blocks,
+                    windows: &of_windows[i],
                     adapters: SCALES.get(i..).unwrap_or_default(),
                     // In some sequences the second text starts at the fourth token.
                     second_text: (i % 2 == 0).then_some(3),
@@ -148,12 +175,37 @@ impl BatchSchedule {
     }
 }
 
+/// Blocks of layers with a window, for all sequences.
+struct WindowTables {
+    window: Window,
+    free: Vec<BlockId>,
+    tables: Vec<Vec<BlockId>>,
+}
+
+impl WindowTables {
+    /// Table of a sequence for a batch of its tokens at `positions`. Blocks behind their windows are free for
+    /// other positions from now on.
+    fn advance(&mut self, i: usize, positions: Range<usize>, block_size: usize) -> &[BlockId] {
+        let table = &mut self.tables[i];
+        let first = self.window.first(positions.start) / block_size;
+        for block in table.iter_mut().take(first) {
+            if *block != BlockId::NONE {
+                self.free.push(std::mem::replace(block, BlockId::NONE));
+            }
+        }
+        while table.len() < positions.end.div_ceil(block_size) {
+            table.push(self.free.pop().unwrap());
+        }
+        table
+    }
+}
+
 /// Compares a plan on the CPU, with every instruction set of this machine, with the reference.
 pub(crate) fn compare(net: &Net, schedule: &BatchSchedule, bound: f64, what: &str) {
-    let expected = schedule.run(net, &Reference);
+    let expected = schedule.run(net, &Reference, &[]);
     assert!(expected.iter().all(|x| x.is_finite()), "{what}");
     for kernels in Isa::ALL.into_iter().filter_map(Kernels::for_isa) {
-        let got = schedule.run(net, &Cpu::with_kernels(kernels));
+        let got = schedule.run(net, &Cpu::with_kernels(kernels), &[]);
         assert_eq!(got.len(), expected.len(), "{what}");
         let error = normalized_error(&got, &expected);
         let isa = kernels.isa();
@@ -161,6 +213,17 @@ pub(crate) fn compare(net: &Net, schedule: &BatchSchedule, bound: f64, what: &st
             error <= bound,
             "{isa}: error {error:e} over {bound:e}: {what}"
         );
+    }
+    let mut windows: Vec<Window> = net.plan.cache_windows().into_iter().flatten().collect();
+    windows.dedup();
+    if !windows.is_empty() {
+        let kernels = Kernels::for_isa(Isa::Scalar).unwrap();
+        let cpu = Cpu::with_kernels(kernels);
+        let backends: [&dyn Backend; 2] = [&Reference, &cpu];
+        for backend in backends {
+            let [shared, own] = [&[][..], &windows].map(|w| schedule.run(net, backend, w));
+            assert_eq!(shared, own, "{} with {windows:?}: {what}", backend.name());
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use oxidize_core::file::TensorType;
 use oxidize_core::graph::{
     Activation, AttentionMask, NormKind, Op, RopeLayout, Rows, ValueId, Window,
 };
-use oxidize_core::kv::BlockId;
+use oxidize_core::kv::{BlockCopy, BlockId};
 
 /// The number of cases to run of `n`. On a slow emulator, `OXIDIZE_TEST_PART=4` runs a quarter of them.
 fn part_of(n: usize) -> usize {
@@ -400,22 +400,28 @@ fn blocks_are_copied_read_and_written() {
             run(session.as_mut(), 0..18, &blocks([5, 0, 7]));
             let plain = run(session.as_mut(), 18..19, &blocks([5, 0, 7]));
 
-            let moves = [(5, 1), (0, 3), (7, 9)].map(|(a, b)| (BlockId(a), BlockId(b)));
-            session.copy_blocks(&moves).unwrap();
+            let copy = |(from, to): (u32, u32)| BlockCopy {
+                group: 0,
+                from: BlockId(from),
+                to: BlockId(to),
+            };
+            let copies = [(5, 1), (0, 3), (7, 9)].map(copy);
+            session.copy_blocks(&copies).unwrap();
             assert_eq!(run(session.as_mut(), 18..19, &blocks([1, 3, 9])), plain);
 
             let mut fresh = backend.compile(&net.plan, &net.weights, config).unwrap();
             let mut bytes = Vec::new();
             for (from, to) in [(5, 11), (0, 2), (7, 4)] {
-                session.read_block(BlockId(from), &mut bytes).unwrap();
-                assert_eq!(bytes.len(), session.block_bytes());
-                fresh.write_block(BlockId(to), &bytes).unwrap();
+                session.read_block(0, BlockId(from), &mut bytes).unwrap();
+                assert_eq!(bytes.len(), session.block_bytes(0));
+                fresh.write_block(0, BlockId(to), &bytes).unwrap();
             }
             assert_eq!(run(fresh.as_mut(), 18..19, &blocks([11, 2, 4])), plain);
 
-            assert!(session.read_block(BlockId(12), &mut bytes).is_err());
-            assert!(fresh.write_block(BlockId(0), &bytes[1..]).is_err());
-            assert!(fresh.copy_blocks(&[(BlockId(0), BlockId(12))]).is_err());
+            assert!(session.read_block(0, BlockId(12), &mut bytes).is_err());
+            assert!(session.read_block(1, BlockId(0), &mut bytes).is_err());
+            assert!(fresh.write_block(0, BlockId(0), &bytes[1..]).is_err());
+            assert!(fresh.copy_blocks(&[copy((0, 12))]).is_err());
         }
     }
 }

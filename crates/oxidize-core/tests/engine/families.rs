@@ -5,13 +5,13 @@ use crate::answers::golden;
 use crate::{Answer, greedy, read};
 use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::backend::{Batch, KvType, SeqSlice, Session};
+use oxidize_core::backend::{Batch, KvType, SeqSlice, Session, SessionConfig};
 use oxidize_core::engine::{Engine, EngineConfig, EngineError};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use std::sync::Arc;
 
-fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     EngineConfig {
         n_ctx: Some(256),
         cache_tokens: Some(1024),
@@ -29,15 +29,18 @@ fn start(model: &Model) -> Engine {
     Engine::start(model.clone(), Arc::new(Cpu::default()), &config()).unwrap()
 }
 
-fn prompt(seed: u32, len: u32) -> Vec<u32> {
+pub(crate) fn prompt(seed: u32, len: u32) -> Vec<u32> {
     (0..len)
         .map(|i| 5 + (i * i * 7 + seed * 31) % 300)
         .collect()
 }
 
-/// Tokens that a session generates greedily.
-fn alone(model: &Model, prompt: &[u32], n_tokens: usize) -> Vec<u32> {
-    let session_config = config().session(model);
+/// Tokens that a session generates greedily, with one block table for all layers.
+pub(crate) fn alone(model: &Model, prompt: &[u32], n_tokens: usize) -> Vec<u32> {
+    let session_config = SessionConfig {
+        windows: Vec::new(),
+        ..config().session(model)
+    };
     let mut session = model.session(&Cpu::default(), &session_config).unwrap();
     let blocks: Vec<BlockId> = (0..8).map(BlockId).collect();
     let mut at = 0;
@@ -88,7 +91,7 @@ fn alone(model: &Model, prompt: &[u32], n_tokens: usize) -> Vec<u32> {
     tokens
 }
 
-fn ask(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Answer> {
+pub(crate) fn ask(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Answer> {
     let streams: Vec<_> = prompts
         .iter()
         .map(|prompt| engine.submit(greedy(prompt.clone(), 40)).unwrap())

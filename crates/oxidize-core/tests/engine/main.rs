@@ -9,6 +9,7 @@ mod faulty_backend;
 mod reasoning;
 #[path = "../tiny/mod.rs"]
 mod tiny;
+mod windows;
 
 use answers::{Answer, prompt, read};
 use faulty_backend::{FAIL, FaultyBackend, NAN_OUTPUT, PANIC, PANIC_OUTPUT};

@@ -3,7 +3,7 @@
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Backend, BackendError, Batch, Device, Session, SessionConfig};
 use oxidize_core::graph::{Op, Plan};
-use oxidize_core::kv::BlockId;
+use oxidize_core::kv::{BlockCopy, BlockId};
 use oxidize_core::weights::Weights;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -167,23 +167,33 @@ impl Session for FaultySession {
         self.inner.sampled(index)
     }
 
-    fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError> {
-        self.inner.copy_blocks(moves)
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
+        self.inner.copy_blocks(copies)
     }
 
     fn copy_states(&mut self, moves: &[(u32, u32)]) -> Result<(), BackendError> {
         self.inner.copy_states(moves)
     }
 
-    fn block_bytes(&self) -> usize {
-        self.inner.block_bytes()
+    fn block_bytes(&self, group: usize) -> usize {
+        self.inner.block_bytes(group)
     }
 
-    fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError> {
-        self.inner.read_block(block, out)
+    fn read_block(
+        &self,
+        group: usize,
+        block: BlockId,
+        out: &mut Vec<u8>,
+    ) -> Result<(), BackendError> {
+        self.inner.read_block(group, block, out)
     }
 
-    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
-        self.inner.write_block(block, bytes)
+    fn write_block(
+        &mut self,
+        group: usize,
+        block: BlockId,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        self.inner.write_block(group, block, bytes)
     }
 }

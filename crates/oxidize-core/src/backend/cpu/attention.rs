@@ -5,6 +5,7 @@ use super::pool::Matrix;
 use super::session::CpuSession;
 use crate::backend::{Batch, BatchValidator, SessionConfig};
 use crate::graph::{AttentionOp, ValueId};
+use crate::kv::BlockId;
 use oxidize_kernels::{Alibi, AttentionArgs, RelativeBias, TileMut, merge_attention};
 use std::ops::Range;
 
@@ -16,13 +17,11 @@ const MIN_KEYS: usize = 256;
 /// Work of attention in a batch. All buffers are reused.
 #[derive(Default)]
 pub(super) struct AttentionWork {
-    /// The block tables of all sequences, one after the other.
-    table: Vec<u32>,
+    /// Block tables of each group of layers.
+    groups: Vec<GroupTables>,
     /// Runs of tokens, each of one sequence.
     runs: Vec<TokenRun>,
     rows: Vec<Range<usize>>,
-    /// The cache slot of each token.
-    slots: Vec<usize>,
     /// True if the results of a token must not depend on the other tokens.
     batch_invariant: bool,
     /// For each token, the number of positions of its sequence, and the number of them that the encoder has
@@ -34,6 +33,15 @@ pub(super) struct AttentionWork {
     parts: Vec<f32>,
 }
 
+/// Places of a batch in the caches of a group of layers.
+#[derive(Default)]
+struct GroupTables {
+    /// The block tables of all sequences, one after the other.
+    table: Vec<u32>,
+    /// The cache slot of each token.
+    slots: Vec<usize>,
+}
+
 /// Some of the keys that the token of a run attends to.
 #[derive(Clone)]
 struct KeyRange {
@@ -41,7 +49,7 @@ struct KeyRange {
     keys: Range<usize>,
 }
 
-/// Neighboring tokens of a sequence, and its part of [`AttentionWork::table`].
+/// Neighboring tokens of a sequence, and its part of [`GroupTables::table`].
 struct TokenRun {
     tokens: Range<usize>,
     table: Range<usize>,
@@ -49,8 +57,12 @@ struct TokenRun {
 
 impl AttentionWork {
     pub(super) fn new(config: &SessionConfig) -> AttentionWork {
-        AttentionWork {
+        let tables = |_| GroupTables {
             table: Vec::with_capacity(config.n_blocks),
+            slots: Vec::new(),
+        };
+        AttentionWork {
+            groups: (0..=config.windows.len()).map(tables).collect(),
             ..AttentionWork::default()
         }
     }
@@ -65,23 +77,18 @@ impl AttentionWork {
     ) {
         self.batch_invariant = batch_invariant;
         let longest = if batch_invariant { 1 } else { RUN_TOKENS };
-        self.table.clear();
+        for (group, tables) in self.groups.iter_mut().enumerate() {
+            tables.prepare(group, batch, block_size);
+        }
         self.runs.clear();
         self.rows.clear();
-        self.slots.clear();
         self.extents.clear();
-        let mut token = 0;
+        let (mut token, mut first_block) = (0, 0);
         for sequence in batch.sequences {
-            let table = self.table.len()..self.table.len() + sequence.blocks.len();
-            let blocks = sequence.blocks.iter().map(|block| block.0);
-            self.table.extend(blocks);
+            let table = first_block..first_block + sequence.blocks.len();
+            first_block = table.end;
             let end = token + sequence.n_tokens;
             let positions = &batch.positions[token..end];
-            self.slots.extend(positions.iter().map(|&position| {
-                let position = position as usize;
-                let block = sequence.blocks[position / block_size].0 as usize;
-                block * block_size + position % block_size
-            }));
             let extent = positions.last().map_or(0, |&last| last as usize + 1);
             let extent = (extent, validator.encoded(sequence.slot));
             self.extents.resize(end, extent);
@@ -139,12 +146,36 @@ impl AttentionWork {
     }
 }
 
+impl GroupTables {
+    fn prepare(&mut self, group: usize, batch: &Batch<'_>, block_size: usize) {
+        self.table.clear();
+        self.slots.clear();
+        let mut token = 0;
+        for sequence in batch.sequences {
+            let table = sequence.table(group);
+            // Behind the window any block will do, as it is not read.
+            let blocks = table.iter().map(|&block| match block {
+                BlockId::NONE => 0,
+                block => block.0,
+            });
+            self.table.extend(blocks);
+            let positions = &batch.positions[token..token + sequence.n_tokens];
+            token += sequence.n_tokens;
+            self.slots.extend(positions.iter().map(|&position| {
+                let position = position as usize;
+                table[position / block_size].index() * block_size + position % block_size
+            }));
+        }
+    }
+}
+
 impl CpuSession {
     pub(super) fn store_kv(&mut self, layer: usize, k: ValueId, v: Option<ValueId>) {
         let values = std::iter::once(k).chain(v);
+        let slots = &self.attention.groups[self.caches[layer].group].slots;
         for (plane, value) in self.caches[layer].planes_mut().zip(values) {
             let x = self.buffers.get(value);
-            let (kernels, slots) = (self.kernels, &self.attention.slots);
+            let kernels = self.kernels;
             let (dim, ty) = (plane.dim, plane.ty);
             let n_heads = x.len() / slots.len() / dim;
             let mut data = std::mem::take(&mut plane.data);
@@ -181,6 +212,7 @@ impl CpuSession {
         let q = self.buffers.get(q);
         let (kernels, block_size) = (self.kernels, self.config.block_size);
         let (work, cache) = (&self.attention, &self.caches[spec.layer]);
+        let tables = &work.groups[cache.group];
         let sinks = spec.sinks.map(|id| self.weights.get(id).as_f32());
         let relative = spec.relative.map(|id| self.weights.get(id).as_f32());
         let group = spec.n_heads / spec.n_kv_heads;
@@ -193,7 +225,7 @@ impl CpuSession {
                 q: &q[tokens.start * q_stride + head * group * spec.key_dim..],
                 q_stride,
                 heads: group,
-                kv: cache.head(head, &work.table[table.clone()], block_size),
+                kv: cache.head(head, &tables.table[table.clone()], block_size),
                 visible: &work.visible[tokens.clone()],
                 scale: spec.scale,
                 softcap: spec.softcap,

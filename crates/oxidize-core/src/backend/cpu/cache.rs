@@ -9,6 +9,8 @@ pub(super) struct KvCache {
     pub(super) k: Plane,
     /// `None` if values are the first elements of the keys (MLA).
     pub(super) v: Option<Plane>,
+    /// Group of layers whose block table applies.
+    pub(super) group: usize,
     value_dim: usize,
 }
 
@@ -23,8 +25,13 @@ pub(super) struct Plane {
 }
 
 impl KvCache {
-    pub(super) fn new(info: &CacheInfo, config: &SessionConfig) -> Result<KvCache, BackendError> {
-        let plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, config);
+    pub(super) fn new(
+        info: &CacheInfo,
+        group: usize,
+        config: &SessionConfig,
+    ) -> Result<KvCache, BackendError> {
+        let n_blocks = config.group_blocks().nth(group).unwrap_or(0);
+        let plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, n_blocks, config.block_size);
         if info.values_in_keys {
             // Values must be whole blocks of the type of the keys.
             row_bytes_of(config.key_type, info.value_dim)?;
@@ -34,6 +41,7 @@ impl KvCache {
             v: (!info.values_in_keys)
                 .then(|| plane(info.value_dim, config.value_type))
                 .transpose()?,
+            group,
             value_dim: info.value_dim,
         })
     }
@@ -77,12 +85,13 @@ impl Plane {
         n_heads: usize,
         dim: usize,
         ty: KvType,
-        config: &SessionConfig,
+        n_blocks: usize,
+        block_size: usize,
     ) -> Result<Plane, BackendError> {
         let row_bytes = row_bytes_of(ty, dim)?;
         let size = row_bytes
-            .checked_mul(config.block_size)
-            .and_then(|bytes| bytes.checked_mul(config.n_blocks))
+            .checked_mul(block_size)
+            .and_then(|bytes| bytes.checked_mul(n_blocks))
             .and_then(|bytes| bytes.checked_mul(n_heads))
             .filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = size.unwrap_or(usize::MAX);
@@ -105,7 +114,7 @@ impl Plane {
             data,
             n_heads,
             row_bytes,
-            block_bytes: row_bytes * config.block_size,
+            block_bytes: row_bytes * block_size,
         })
     }
 

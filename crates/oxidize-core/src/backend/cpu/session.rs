@@ -4,7 +4,7 @@
 //! [`super::attention`] and [`super::recurrent`] the ops with a state.
 
 use super::attention::AttentionWork;
-use super::cache::KvCache;
+use super::cache::{KvCache, Plane};
 use super::experts::ExpertWork;
 use super::lower::{Lowered, Step, lower};
 use super::memory::Buffers;
@@ -15,7 +15,7 @@ use crate::backend::row_math::{magnitude_ratio, sparsity_threshold};
 use crate::backend::sample::Samples;
 use crate::backend::{BackendError, Batch, BatchValidator, KvType, Session, SessionConfig};
 use crate::graph::{Op, Plan, ValueId};
-use crate::kv::BlockId;
+use crate::kv::{BlockCopy, BlockId};
 use crate::weights::Weights;
 use oxidize_kernels::{Kernels, QuantizedRows, Scratch};
 use std::ops::Range;
@@ -70,7 +70,8 @@ impl CpuSession {
             });
         }
         // Caches first: if they do not fit, no weight has been repacked in vain.
-        let caches = plan.caches.iter().map(|info| KvCache::new(info, config));
+        let caches = plan.caches.iter().zip(config.groups(plan));
+        let caches = caches.map(|(info, group)| KvCache::new(info, group, config));
         let caches = caches.collect::<Result<_, _>>()?;
         let states = States::new(plan, config)?;
         let weights = repack(plan, weights, config.repack, kernels, n_threads)?;
@@ -261,21 +262,26 @@ impl CpuSession {
         Ok(())
     }
 
+    /// The keys and values of the layers of a group.
+    fn planes(&self, group: usize) -> impl Iterator<Item = &Plane> {
+        let caches = self.caches.iter();
+        caches
+            .filter(move |cache| cache.group == group)
+            .flat_map(KvCache::planes)
+    }
+
+    fn planes_mut(&mut self, group: usize) -> impl Iterator<Item = &mut Plane> {
+        let caches = self.caches.iter_mut();
+        caches
+            .filter(move |cache| cache.group == group)
+            .flat_map(KvCache::planes_mut)
+    }
+
     /// The results of all outputs, row by row; none before the first batch.
     fn results(&self) -> Option<impl Iterator<Item = &[f32]>> {
         let result = self.result?;
         let width = self.buffers.width(result);
         Some(self.buffers.get(result).chunks_exact(width))
-    }
-
-    fn check_block(&self, block: BlockId) -> Result<(), BackendError> {
-        if (block.0 as usize) < self.config.n_blocks {
-            return Ok(());
-        }
-        Err(BackendError::Malformed(format!(
-            "block {} of {}",
-            block.0, self.config.n_blocks
-        )))
     }
 }
 
@@ -315,27 +321,31 @@ impl Session for CpuSession {
         Ok(())
     }
 
-    fn copy_blocks(&mut self, moves: &[(BlockId, BlockId)]) -> Result<(), BackendError> {
-        for &(from, to) in moves {
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
+        for &BlockCopy { group, from, to } in copies {
             for block in [from, to] {
-                self.check_block(block)?;
+                self.config.check_block(group, block)?;
             }
-            for plane in self.caches.iter_mut().flat_map(KvCache::planes_mut) {
+            for plane in self.planes_mut(group) {
                 plane.copy_block(from.0 as usize, to.0 as usize);
             }
         }
         Ok(())
     }
 
-    fn block_bytes(&self) -> usize {
-        let planes = self.caches.iter().flat_map(KvCache::planes);
-        planes.map(|plane| plane.block_len()).sum()
+    fn block_bytes(&self, group: usize) -> usize {
+        self.planes(group).map(|plane| plane.block_len()).sum()
     }
 
-    fn read_block(&self, block: BlockId, out: &mut Vec<u8>) -> Result<(), BackendError> {
-        self.check_block(block)?;
+    fn read_block(
+        &self,
+        group: usize,
+        block: BlockId,
+        out: &mut Vec<u8>,
+    ) -> Result<(), BackendError> {
+        self.config.check_block(group, block)?;
         out.clear();
-        for plane in self.caches.iter().flat_map(KvCache::planes) {
+        for plane in self.planes(group) {
             plane
                 .block(block.0 as usize)
                 .for_each(|bytes| out.extend_from_slice(bytes));
@@ -343,17 +353,19 @@ impl Session for CpuSession {
         Ok(())
     }
 
-    fn write_block(&mut self, block: BlockId, mut bytes: &[u8]) -> Result<(), BackendError> {
-        self.check_block(block)?;
-        if bytes.len() != self.block_bytes() {
-            let what = format!(
-                "{} bytes for a block of {}",
-                bytes.len(),
-                self.block_bytes()
-            );
+    fn write_block(
+        &mut self,
+        group: usize,
+        block: BlockId,
+        mut bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        self.config.check_block(group, block)?;
+        let block_bytes = self.block_bytes(group);
+        if bytes.len() != block_bytes {
+            let what = format!("{} bytes for a block of {block_bytes}", bytes.len());
             return Err(BackendError::Malformed(what));
         }
-        for plane in self.caches.iter_mut().flat_map(KvCache::planes_mut) {
+        for plane in self.planes_mut(group) {
             let (head, rest) = bytes.split_at(plane.block_len());
             plane.write_block(block.0 as usize, head);
             bytes = rest;

@@ -10,15 +10,17 @@ use oxidize_kernels::quant;
 /// Keys and values of one layer, by slot (block · block_size + offset), as f32.
 pub(super) struct KvCache {
     pub(super) info: CacheInfo,
+    /// Group of layers whose block table applies.
+    pub(super) group: usize,
     pub(super) k: Vec<f32>,
     pub(super) v: Vec<f32>,
 }
 
 impl KvCache {
-    pub(super) fn new(info: CacheInfo, slots: usize) -> KvCache {
+    pub(super) fn new(info: CacheInfo, group: usize, slots: usize) -> KvCache {
         let k = vec![0.0; slots * info.n_kv_heads * info.key_dim];
         let v = vec![0.0; slots * info.n_kv_heads * info.kept_value_dim()];
-        KvCache { info, k, v }
+        KvCache { info, group, k, v }
     }
 
     /// The value of a head in a slot.
@@ -41,8 +43,8 @@ impl ReferenceSession {
         batch: &Batch<'_>,
     ) -> Result<(), BackendError> {
         let block_size = self.config.block_size;
-        let slots: Vec<usize> = slots(batch, block_size).collect();
         let cache = &mut self.caches[layer];
+        let slots: Vec<usize> = slots(batch, cache.group, block_size).collect();
         let CacheInfo {
             n_kv_heads,
             key_dim,
@@ -72,8 +74,9 @@ impl ReferenceSession {
         let mut out = vec![0.0; batch.tokens.len() * spec.n_heads * spec.value_dim];
         let mut token = 0;
         for sequence in batch.sequences {
+            let table = sequence.table(cache.group);
             let slot_of = |position: usize| {
-                let block = sequence.blocks[position / self.config.block_size].0 as usize;
+                let block = table[position / self.config.block_size].0 as usize;
                 block * self.config.block_size + position % self.config.block_size
             };
             let last = batch.positions[token..][..sequence.n_tokens].last();
@@ -126,11 +129,15 @@ impl ReferenceSession {
 }
 
 /// The cache slot of each token of a batch.
-fn slots<'a>(batch: &'a Batch<'a>, block_size: usize) -> impl Iterator<Item = usize> + 'a {
+fn slots<'a>(
+    batch: &'a Batch<'a>,
+    group: usize,
+    block_size: usize,
+) -> impl Iterator<Item = usize> + 'a {
     let owners = batch
         .sequences
         .iter()
-        .flat_map(|s| std::iter::repeat_n(s.blocks, s.n_tokens));
+        .flat_map(move |s| std::iter::repeat_n(s.table(group), s.n_tokens));
     owners.zip(batch.positions).map(move |(blocks, &position)| {
         let position = position as usize;
         blocks[position / block_size].0 as usize * block_size + position % block_size
