@@ -123,6 +123,6 @@ pub use oxidize_core::{
     DiskCache, DraftCounts, DraftSource, DryParams, Embedder, EmbedderConfig, EncodeOptions,
     Engine, EngineConfig, Error, FinishReason, FunctionCall, Grammar, KvType, Limits, Message,
     MirostatMode, MirostatParams, Model, OpenOptions, ParsedMessage, Pooling, Progress, Prompt,
-    RepackLimit, Request, Result, SamplerKind, SamplingParams, Speculation, Timings, Token,
-    TokenStream, Tokenizer, ToolCall, error,
+    PromptProgress, PromptToken, RepackLimit, Request, Result, SamplerKind, SamplingParams,
+    Speculation, StreamEvent, Timings, Token, TokenScore, TokenStream, Tokenizer, ToolCall, error,
 };

@@ -38,6 +38,7 @@ pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
 ///     block_size: 16,
 ///     max_batch_tokens: 256,
 ///     max_sequences: 8,
+///     max_outputs: 8,
 ///     max_queue: 32,
 ///     context_length: 512,
 ///     reuse: PrefixReuse::Blocks,

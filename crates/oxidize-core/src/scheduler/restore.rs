@@ -60,6 +60,7 @@ mod tests {
             block_size: 2,
             max_batch_tokens: 16,
             max_sequences: 4,
+            max_outputs: 4,
             max_queue: 8,
             context_length: 32,
             reuse: PrefixReuse::Blocks,
