@@ -118,6 +118,7 @@ pub(crate) fn reason_name(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::EndOfText => "stop",
         FinishReason::StopString(_) => "stop_string",
+        FinishReason::StopToken(_) => "stop_token",
         FinishReason::Length => "length",
         FinishReason::ContextFull => "context_full",
         _ => "other",

@@ -176,8 +176,8 @@ pub use chat::{
 };
 pub use embedding::{Embedder, EmbedderConfig, Pooling};
 pub use engine::{
-    Completion, DiskCache, Engine, EngineConfig, FinishReason, Prompt, Request, Timings, Token,
-    TokenStream,
+    Completion, DiskCache, Engine, EngineConfig, FinishReason, Prompt, PromptProgress, PromptToken,
+    Request, StreamEvent, Timings, Token, TokenStream,
 };
 pub use error::{Error, Result};
 pub use file::{OpenOptions, Progress};
@@ -186,6 +186,8 @@ pub use limits::Limits;
 pub use model::Model;
 pub use model::lora::Adapter;
 pub use oxidize_kernels::KvType;
-pub use sampling::{DryParams, MirostatMode, MirostatParams, SamplerKind, SamplingParams};
+pub use sampling::{
+    DryParams, MirostatMode, MirostatParams, SamplerKind, SamplingParams, TokenScore,
+};
 pub use speculative::{DraftCounts, DraftParams, DraftSource, Speculation};
 pub use tokenizer::{DecodeOptions, EncodeOptions, StreamDecoder, TokenPair, Tokenizer};

@@ -165,6 +165,7 @@ impl Sim {
             windows: Vec::new(),
             max_batch_tokens: rng.size(24),
             max_sequences: rng.size(8),
+            max_outputs: rng.size(24),
             max_queue: rng.size(8),
             context_length: 2 + rng.below(70),
             reuse: match rng.below(8) {
@@ -390,6 +391,10 @@ impl Sim {
         assert!(step.tokens.len() <= self.config.max_batch_tokens);
         assert!(step.sequences.len() <= self.config.max_sequences);
         assert_eq!(step.tokens.len(), step.positions.len());
+        let is_scored = |part: &&StepSequence| self.truth[&part.id].logits == LogitsAt::Every;
+        let scored = step.sequences.iter().filter(is_scored);
+        let n_scored: usize = scored.map(|part| part.outputs.len() - part.n_draft).sum();
+        assert!(n_scored <= self.config.max_outputs.max(step.sequences.len()));
         let (mut row, mut block, mut window, mut output) = (0, 0, 0, 0);
         let mut slots = BTreeSet::new();
         for part in &step.sequences {
@@ -852,6 +857,7 @@ fn long_request_does_not_starve() {
             windows: Vec::new(),
             max_batch_tokens: 12,
             max_sequences: 4,
+            max_outputs: 4,
             max_queue: 16,
             context_length: 160,
             reuse: PrefixReuse::Blocks,

@@ -1,8 +1,9 @@
 //! Parts of an answer that several APIs report: token counts, timings, finish reasons, log probabilities.
 
-use oxidize_core::engine::{self, Completion, Token};
+use oxidize_core::engine::{self, Completion, PromptProgress, PromptToken, Token};
 use oxidize_core::tokenizer::Tokenizer;
 use serde::Serialize;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::generate::End;
@@ -100,6 +101,30 @@ impl Timings {
     }
 }
 
+/// Progress of a prompt, with llama-server's field names.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct ProgressOut {
+    /// Tokens in the prompt.
+    pub total: usize,
+    /// Tokens found in the prefix cache.
+    pub cache: usize,
+    /// Tokens that are computed or were cached.
+    pub processed: usize,
+    /// Time since the first step, in milliseconds.
+    pub time_ms: u64,
+}
+
+impl From<PromptProgress> for ProgressOut {
+    fn from(progress: PromptProgress) -> ProgressOut {
+        ProgressOut {
+            total: progress.total,
+            cache: progress.cached,
+            processed: progress.processed,
+            time_ms: progress.time.as_millis() as u64,
+        }
+    }
+}
+
 /// Reason why an answer ended. Each API has its own names for the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
@@ -107,6 +132,8 @@ pub enum FinishReason {
     Stop,
     /// This stop string occurred.
     StopString(String),
+    /// This stop token occurred.
+    StopToken(u32),
     /// `max_tokens` or the context limit was reached.
     Length,
     /// The model called tools.
@@ -117,6 +144,7 @@ impl FinishReason {
     /// The engine's reason, with its index resolved against the stop strings of the request.
     pub fn new(reason: engine::FinishReason, stops: &[String], called_tools: bool) -> FinishReason {
         match reason {
+            engine::FinishReason::StopToken(token) => FinishReason::StopToken(token),
             engine::FinishReason::StopString(index) => {
                 FinishReason::StopString(stops.get(index).cloned().unwrap_or_default())
             }
@@ -139,7 +167,7 @@ impl FinishReason {
     /// Name in OpenAI's API.
     pub fn openai(&self) -> &'static str {
         match self {
-            FinishReason::Stop | FinishReason::StopString(_) => "stop",
+            FinishReason::Stop | FinishReason::StopString(_) | FinishReason::StopToken(_) => "stop",
             FinishReason::Length => "length",
             FinishReason::ToolCalls => "tool_calls",
         }
@@ -148,7 +176,7 @@ impl FinishReason {
     /// Name in Anthropic's API.
     pub fn anthropic(&self) -> &'static str {
         match self {
-            FinishReason::Stop => "end_turn",
+            FinishReason::Stop | FinishReason::StopToken(_) => "end_turn",
             FinishReason::StopString(_) => "stop_sequence",
             FinishReason::Length => "max_tokens",
             FinishReason::ToolCalls => "tool_use",
@@ -167,7 +195,7 @@ impl FinishReason {
     pub fn llama_server(&self) -> &'static str {
         match self {
             FinishReason::Stop | FinishReason::ToolCalls => "eos",
-            FinishReason::StopString(_) => "word",
+            FinishReason::StopString(_) | FinishReason::StopToken(_) => "word",
             FinishReason::Length => "limit",
         }
     }
@@ -199,6 +227,58 @@ pub struct TopLogprob {
     pub logprob: f32,
     /// Bytes of the token, which may be part of a character.
     pub bytes: Vec<u8>,
+}
+
+/// A token of a prompt with its score after the tokens before it.
+#[derive(Clone, Debug)]
+pub struct PromptLogprob {
+    /// The token; the first one has a log probability of 0, as nothing is before it.
+    pub token: TopLogprob,
+    /// Place of the token among all, from 1; `None` for the first token.
+    pub rank: Option<usize>,
+    /// The most likely tokens in its place.
+    pub top: Vec<TopLogprob>,
+}
+
+impl PromptLogprob {
+    /// A token of a prompt.
+    pub fn new(tokenizer: &Tokenizer, token: &PromptToken) -> PromptLogprob {
+        let score = token.score.as_ref();
+        let top = score.into_iter().flat_map(|score| &score.top);
+        PromptLogprob {
+            token: TopLogprob::new(
+                tokenizer,
+                token.id,
+                score.map_or(0.0, |score| score.logprob),
+            ),
+            rank: score.map(|score| score.rank),
+            top: top
+                .map(|&(id, logprob)| TopLogprob::new(tokenizer, id, logprob))
+                .collect(),
+        }
+    }
+
+    /// Log probability; `None` for the first token.
+    pub fn logprob(&self) -> Option<f32> {
+        self.rank.map(|_| self.token.logprob)
+    }
+
+    /// The entry of a `prompt_logprobs` list as vLLM returns it: the token and the most likely ones by id, or
+    /// null for the first token.
+    pub fn vllm(&self) -> Value {
+        let Some(rank) = self.rank else {
+            return Value::Null;
+        };
+        let entry = |token: &TopLogprob, rank: usize| {
+            let shown = json!({
+                "logprob": token.logprob, "rank": rank, "decoded_token": token.token,
+            });
+            (token.id.to_string(), shown)
+        };
+        let top = self.top.iter().zip(1..).map(|(top, rank)| entry(top, rank));
+        let all = top.chain([entry(&self.token, rank)]);
+        Value::Object(all.collect())
+    }
 }
 
 /// Lower bound of reported log probabilities: JSON has no −∞.

@@ -12,6 +12,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::auth::{Client, authenticate};
+use crate::body::{IGNORED, report_ignored};
 use crate::error::{ApiError, translate};
 use crate::generate::PANICKED;
 use crate::openapi;
@@ -25,11 +26,19 @@ use crate::webpage;
 pub fn app(state: AppState) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::create))
+        .route("/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/responses", post(responses::create))
+        .route("/responses", post(responses::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/embeddings", post(embeddings::create_native))
+        .route("/embedding", post(embeddings::create_native))
         .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/reranking", post(embeddings::rerank))
+        .route("/rerank", post(embeddings::rerank))
+        .route("/reranking", post(embeddings::rerank))
         .route("/v1/models", get(models::list))
+        .route("/models", get(models::list))
         .route("/v1/models/{model}", get(models::get))
         .route("/health", get(health::ready))
         .route("/v1/health", get(health::ready))
@@ -43,6 +52,7 @@ pub fn app(state: AppState) -> Router {
         .route("/infill", post(native::completion::infill))
         .route("/tokenize", post(native::text::tokenize))
         .route("/detokenize", post(native::text::detokenize))
+        .route("/tokenizer_info", get(native::text::tokenizer_info))
         .route("/apply-template", post(native::text::apply_template))
         .route("/props", get(native::server::props))
         .route("/slots", get(native::server::slots))
@@ -56,6 +66,7 @@ pub fn app(state: AppState) -> Router {
         .route("/api/ps", get(ollama::catalog::ps))
         .route("/api/show", post(ollama::catalog::show))
         .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/embeddings", post(ollama::embed::embed_one))
         .route("/api/version", get(ollama::catalog::version))
         .route("/openapi.json", get(openapi::document))
         .merge(webpage::routes());
@@ -76,6 +87,7 @@ pub fn layered(routes: Router<AppState>, state: AppState) -> Router {
             ApiError::internal(PANICKED).into_response()
         }))
         .layer(from_fn(translate))
+        .layer(from_fn(report_ignored))
         .layer(from_fn_with_state(state.clone(), observe))
         .with_state(state)
 }
@@ -89,7 +101,8 @@ fn cors(state: &AppState) -> CorsLayer {
             header::CONTENT_TYPE,
             HeaderName::from_static("x-api-key"),
             HeaderName::from_static("anthropic-version"),
-        ]);
+        ])
+        .expose_headers([IGNORED]);
     if origins.iter().any(|origin| origin == "*") {
         return layer.allow_origin(Any);
     }

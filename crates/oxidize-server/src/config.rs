@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use oxidize_core::backend::KvType;
 use oxidize_core::backend::RepackLimit;
 use oxidize_core::recipe::QuantRecipe;
@@ -30,6 +31,10 @@ pub struct ServeArgs {
     /// Use the first model for requests that name an unknown one
     #[arg(long, env = "OXIDIZE_ANY_MODEL")]
     pub any_model: bool,
+    /// Refuse requests with fields that the server does not know, which are otherwise listed in the response
+    /// header X-Oxidize-Ignored
+    #[arg(long, env = "OXIDIZE_STRICT", value_parser = BoolishValueParser::new())]
+    pub strict: bool,
     /// Unload models that were idle for this many seconds; 0 keeps them. Idle models are always unloaded to
     /// make room for another one
     #[arg(
@@ -235,7 +240,7 @@ pub struct LogArgs {
         env = "OXIDIZE_LOG"
     )]
     pub filter: String,
-    /// Log prompts
+    /// Log prompts and answers
     #[arg(long = "log-prompts", env = "OXIDIZE_LOG_PROMPTS")]
     pub prompts: bool,
 }

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use oxidize_core::chat::ChatError;
 use oxidize_core::engine::EngineError;
 use oxidize_core::grammar::GrammarError;
+use oxidize_core::model::ModelError;
 use oxidize_core::sampling::SamplingError;
 use oxidize_core::scheduler::SubmitError;
 use serde::Serialize;
@@ -242,6 +243,7 @@ impl From<oxidize_core::Error> for ApiError {
         match error {
             Error::Engine(error) => engine(&error, message),
             Error::Chat(error) => error.into(),
+            Error::Model(ModelError::OutOfMemory { .. }) => ApiError::unavailable(message),
             _ => ApiError::internal(message),
         }
     }
@@ -273,6 +275,8 @@ fn engine(error: &EngineError, message: String) -> ApiError {
         },
         EngineError::Grammar(GrammarError::Fault) => ApiError::internal(message),
         EngineError::Submit(_)
+        | EngineError::Beams(_)
+        | EngineError::NoPromptLogprobs(_)
         | EngineError::Grammar(_)
         | EngineError::TokenOutOfRange { .. }
         | EngineError::TextLength { .. } => ApiError::bad_request(message),

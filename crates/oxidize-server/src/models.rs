@@ -24,8 +24,12 @@ use oxidize_quantize::workers::Workers;
 
 use crate::config::{LoadQuantArgs, ModelSpec, ServeArgs};
 use crate::error::{ApiError, ApiResult};
+use crate::keep_alive::KeepAlive;
 use crate::limits::Admission;
 use crate::metrics::Gauge;
+
+/// Tokens of prompts per step whose log probabilities are computed, besides one for each running request.
+const SCORED_TOKENS: usize = 16;
 
 /// All models of the server.
 pub struct Registry {
@@ -82,6 +86,9 @@ pub struct Loaded {
     memory: u64,
     embedder: Mutex<Option<Embedder>>,
     embedder_config: EmbedderConfig,
+    engine_config: EngineConfig,
+    /// Time without requests after which the model is unloaded, if a client has set one.
+    keep_alive: Mutex<Option<KeepAlive>>,
     backend: Arc<dyn Backend>,
 }
 
@@ -207,13 +214,28 @@ impl Registry {
         loaded.map(|model| model.memory).sum()
     }
 
-    /// Unloads models that were idle for `timeout`.
-    pub async fn unload_idle(&self, timeout: Duration) {
+    /// Unloads models that were idle for their time: the one that a client has set, or `default`.
+    pub async fn unload_idle(&self, default: Option<Duration>) {
         for entry in &self.entries {
-            if self.idle_for(entry) >= timeout {
+            let limit = entry.loaded().and_then(|model| model.idle_limit(default));
+            if limit.is_some_and(|limit| self.idle_for(entry) >= limit) {
                 self.unload(entry).await;
             }
         }
+    }
+
+    /// Sets the time that a model stays loaded without requests, if it is loaded. With 0, it is unloaded at
+    /// once, or after the requests that run.
+    pub async fn keep(&self, name: &str, keep_alive: Option<KeepAlive>) -> ApiResult<()> {
+        let entry = self.entry(Some(name))?;
+        let unload = keep_alive.as_ref().is_some_and(KeepAlive::is_zero);
+        if let Some(model) = entry.loaded() {
+            model.set_keep_alive(keep_alive);
+        }
+        if unload {
+            self.unload(entry).await;
+        }
+        Ok(())
     }
 
     /// Unloads the least recently used idle model other than `wanted`. Returns false if there is none.
@@ -412,6 +434,8 @@ impl Loader {
                 n_threads: args.threads,
                 ..EmbedderConfig::default()
             },
+            engine_config: config,
+            keep_alive: Mutex::new(None),
             backend: self.backend.clone(),
             engine,
             model,
@@ -440,6 +464,7 @@ impl Loader {
             }),
             max_batch_tokens: args.batch_size.max(1),
             max_sequences: args.parallel.max(1),
+            scored_tokens: SCORED_TOKENS,
             max_queue: self.args.limits.queue.saturating_add(args.parallel.max(1)),
             key_type: args.cache_type_k,
             value_type: args.cache_type_v,
@@ -504,6 +529,40 @@ impl Loaded {
         })
     }
 
+    /// Sets the time without requests after which the model is unloaded, for as long as it is loaded. `None`
+    /// leaves it as it is.
+    pub fn set_keep_alive(&self, keep_alive: Option<KeepAlive>) {
+        if keep_alive.is_some() {
+            let mut current = self
+                .keep_alive
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            *current = keep_alive;
+        }
+    }
+
+    /// The time without requests after which the model is unloaded; `default` if no client has set one.
+    fn idle_limit(&self, default: Option<Duration>) -> Option<Duration> {
+        let current = self
+            .keep_alive
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match current.as_ref().map(KeepAlive::duration) {
+            Some(Ok(limit)) => limit,
+            _ => default,
+        }
+    }
+
+    /// Configuration of the engine.
+    pub fn engine_config(&self) -> &EngineConfig {
+        &self.engine_config
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         &self.model
@@ -542,7 +601,7 @@ impl Loaded {
     }
 
     /// True if the model is a cross-encoder, which scores pairs of texts.
-    pub fn is_classifier(&self) -> bool {
+    pub fn is_reranker(&self) -> bool {
         self.model.plan().output == OutputKind::Scores
     }
 

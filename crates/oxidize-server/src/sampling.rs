@@ -1,15 +1,14 @@
-//! Sampling parameters and response formats of requests, with the names of llama.cpp and OpenAI.
+//! Sampling parameters of requests, with the names of llama.cpp, OpenAI and vLLM.
 
 use std::collections::BTreeMap;
 
-use oxidize_core::grammar::Grammar;
 use oxidize_core::sampling::{MirostatMode, SamplerKind, SamplingParams};
 use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Deserialize;
-use serde_json::Value as Json;
 use utoipa::ToSchema;
 
 use crate::error::{ApiError, ApiResult};
+use crate::fields::RequestBody;
 
 /// Sampling parameters. The defaults are those of the model, or else of llama.cpp.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
@@ -17,8 +16,9 @@ pub struct SamplingFields {
     /// Temperature; 0 takes the most likely token.
     #[schema(minimum = 0, maximum = 100)]
     pub temperature: Option<f32>,
-    /// Top-k sampling: keep the k most likely tokens; 0 is off.
-    pub top_k: Option<u32>,
+    /// Top-k sampling: keep the k most likely tokens; 0 and -1 are off.
+    #[schema(minimum = -1, maximum = 2147483647)]
+    pub top_k: Option<i32>,
     /// Top-p (nucleus) sampling: keep the most likely tokens with this total probability; 1 is off.
     #[schema(minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
@@ -94,8 +94,20 @@ pub struct SamplingFields {
     pub samplers: Option<Samplers>,
     /// Strings that end the answer; they are not part of it.
     pub stop: Option<OneOrMany>,
+    /// Token ids that end the answer, besides the model's own; they are not part of it.
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// Minimum number of tokens: until then, nothing but a complete grammar ends the answer.
+    #[schema(maximum = 2147483647)]
+    pub min_tokens: Option<u32>,
+    /// Texts that the answer never contains.
+    #[serde(alias = "bad_words")]
+    pub banned_strings: Option<Vec<String>>,
     /// Continue past end-of-generation tokens.
     pub ignore_eos: Option<bool>,
+    /// `false` computes the whole prompt, even if the beginning of it is cached. On by default.
+    pub cache_prompt: Option<bool>,
+    /// Requests with different texts here share no cached prefixes.
+    pub cache_salt: Option<String>,
     /// Scales of LoRA adapters.
     pub lora: Option<Vec<AdapterScale>>,
     /// Scheduling priority; higher runs first. Limited by the API key.
@@ -112,6 +124,8 @@ pub struct AdapterScale {
     #[schema(minimum = -100, maximum = 100)]
     pub scale: f32,
 }
+
+impl RequestBody for Vec<AdapterScale> {}
 
 /// Replaces entries of `scales`, one per adapter, by those that a request gives.
 pub fn with_scales(mut scales: Vec<f32>, given: &[AdapterScale]) -> ApiResult<Vec<f32>> {
@@ -212,7 +226,6 @@ impl SamplingFields {
         }
         set!(
             temperature,
-            top_k,
             top_p,
             min_p,
             typical_p,
@@ -226,7 +239,8 @@ impl SamplingFields {
             repeat_last_n,
             frequency_penalty,
             presence_penalty,
-            penalize_newline
+            penalize_newline,
+            min_tokens
         );
         macro_rules! set_in {
             ($($from:ident => $($to:ident).+),* $(,)?) => {
@@ -241,7 +255,12 @@ impl SamplingFields {
             dry_allowed_length => dry.allowed_length,
             dry_penalty_last_n => dry.penalty_last_n,
             dry_sequence_breakers => dry.sequence_breakers,
+            stop_token_ids => stop_tokens,
+            banned_strings => banned_strings,
         );
+        if let Some(top_k) = self.top_k {
+            params.top_k = top_k_of(top_k)?;
+        }
         params.mirostat.mode = match self.mirostat {
             None => params.mirostat.mode,
             Some(0) => MirostatMode::Off,
@@ -252,6 +271,11 @@ impl SamplingFields {
                 return Err(ApiError::bad_request(message));
             }
         };
+        if params.min_tokens > i32::MAX as u32 {
+            let (n, most) = (params.min_tokens, i32::MAX);
+            let message = format!("min_tokens is {n}; it must be at most {most}");
+            return Err(ApiError::bad_request(message));
+        }
         if params.dry.allowed_length > MAX_DRY_LENGTH {
             let message = format!("dry_allowed_length must be at most {MAX_DRY_LENGTH}");
             return Err(ApiError::bad_request(message));
@@ -283,6 +307,18 @@ impl SamplingFields {
         }
         params.validate()?;
         Ok(params)
+    }
+}
+
+/// Number of tokens that top-k sampling keeps: vLLM and llama-server turn it off with -1.
+fn top_k_of(top_k: i32) -> ApiResult<u32> {
+    match top_k {
+        -1 => Ok(0),
+        n => u32::try_from(n).map_err(|_| {
+            ApiError::bad_request(format!(
+                "top_k is {n}; it must be at least 0, or -1 for off"
+            ))
+        }),
     }
 }
 
@@ -321,115 +357,5 @@ impl Bias {
             Bias::Allow(false) => Some(f32::NEG_INFINITY),
             Bias::Allow(true) => None,
         }
-    }
-}
-
-/// Format of an answer, in OpenAI's format.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-pub struct ResponseFormat {
-    /// Type of the format: `text`, `json_object` or `json_schema`.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// Object with the field `schema`, for `json_schema`.
-    #[serde(default)]
-    #[schema(value_type = Option<Object>)]
-    pub json_schema: Option<Json>,
-    /// JSON schema, as an alternative to `json_schema`.
-    #[serde(default)]
-    #[schema(value_type = Option<Object>)]
-    pub schema: Option<Json>,
-}
-
-impl ResponseFormat {
-    /// Grammar of the format; `None` for text.
-    pub fn grammar(&self) -> ApiResult<Option<Grammar>> {
-        let wrapped = self
-            .json_schema
-            .as_ref()
-            .map(|named| named.get("schema").unwrap_or(named));
-        let schema = wrapped.or(self.schema.as_ref());
-        match (self.kind.as_str(), schema) {
-            ("text", _) => Ok(None),
-            ("json_object", None) => Ok(Some(Grammar::JsonObject)),
-            ("json_object" | "json_schema", Some(schema)) => {
-                Ok(Some(Grammar::JsonSchema(schema.clone())))
-            }
-            ("json_schema", None) => Err(ApiError::bad_request(
-                "response_format of type json_schema needs a schema",
-            )),
-            (other, _) => {
-                let shown: String = other.chars().take(32).collect();
-                Err(ApiError::bad_request(format!(
-                    "response_format has type {shown:?}; it must be text, json_object or json_schema"
-                )))
-            }
-        }
-    }
-}
-
-/// Grammar of the answer, from the field of the request that sets one. At most one may be set.
-pub fn one_grammar(
-    response_format: Option<&ResponseFormat>,
-    gbnf: Option<&str>,
-    schema: Option<&Json>,
-) -> ApiResult<Option<Grammar>> {
-    let format = response_format
-        .map(ResponseFormat::grammar)
-        .transpose()?
-        .flatten();
-    let gbnf = gbnf
-        .filter(|text| !text.is_empty())
-        .map(|text| Grammar::Gbnf(text.to_owned()));
-    let schema = schema
-        .filter(|schema| !schema.is_null())
-        .cloned()
-        .map(Grammar::JsonSchema);
-    let mut given = [format, gbnf, schema].into_iter().flatten();
-    match (given.next(), given.next()) {
-        (_, Some(_)) => Err(ApiError::bad_request(
-            "set only one of response_format, grammar and json_schema",
-        )),
-        (grammar, None) => Ok(grammar),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn response_formats_become_grammars() {
-        let grammar = |json: Json| {
-            serde_json::from_value::<ResponseFormat>(json)
-                .unwrap()
-                .grammar()
-        };
-        assert_eq!(grammar(json!({"type": "text"})).unwrap(), None);
-        assert_eq!(
-            grammar(json!({"type": "json_object"})).unwrap(),
-            Some(Grammar::JsonObject)
-        );
-        let schema = json!({"type": "integer"});
-        let wanted = Some(Grammar::JsonSchema(schema.clone()));
-        let named = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
-        assert_eq!(grammar(named).unwrap(), wanted);
-        assert_eq!(
-            grammar(json!({"type": "json_object", "schema": schema})).unwrap(),
-            wanted
-        );
-        assert!(grammar(json!({"type": "json_schema"})).is_err());
-        assert!(grammar(json!({"type": "xml"})).is_err());
-        let text = ResponseFormat {
-            kind: "text".into(),
-            json_schema: None,
-            schema: None,
-        };
-        assert!(
-            one_grammar(Some(&text), Some("root ::= \"a\""), None)
-                .unwrap()
-                .is_some()
-        );
-        assert!(one_grammar(None, Some("root ::= \"a\""), Some(&schema)).is_err());
     }
 }

@@ -32,6 +32,8 @@ const MAX_HEADER_SIZE: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 /// Size of the socket's send buffer, in bytes. A larger one would hide clients that do not read.
 const SEND_BUFFER: u32 = 128 << 10;
+/// Interval of the search for idle models.
+const IDLE_CHECK: Duration = Duration::from_millis(250);
 /// Time for writing the prefix cache to disk at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections that wait to be accepted.
@@ -170,17 +172,11 @@ async fn drain(graceful: GracefulShutdown, state: &AppState) {
 }
 
 async fn unload_idle(state: AppState) {
-    let timeout = state.args().idle_unload;
-    if timeout == 0 {
-        return;
-    }
-    let timeout = Duration::from_secs(timeout);
+    let default = state.args().idle_unload;
+    let default = (default > 0).then(|| Duration::from_secs(default));
     loop {
-        tokio::time::sleep(
-            (timeout / 4).clamp(Duration::from_millis(250), Duration::from_secs(30)),
-        )
-        .await;
-        state.models().unload_idle(timeout).await;
+        tokio::time::sleep(IDLE_CHECK).await;
+        state.models().unload_idle(default).await;
     }
 }
 

@@ -123,6 +123,7 @@ pub use oxidize_core::{
     DiskCache, DraftCounts, DraftParams, DraftSource, DryParams, Embedder, EmbedderConfig,
     EncodeOptions, Engine, EngineConfig, Error, FinishReason, FunctionCall, Grammar, KvType,
     Limits, Message, MirostatMode, MirostatParams, Model, OpenOptions, ParsedMessage, Pooling,
-    Progress, Prompt, Reasoning, RepackLimit, Request, Result, SamplerKind, SamplingParams,
-    Speculation, Thinking, Timings, Token, TokenStream, Tokenizer, ToolCall, error,
+    Progress, Prompt, PromptProgress, PromptToken, Reasoning, RepackLimit, Request, Result,
+    SamplerKind, SamplingParams, Speculation, StreamEvent, Thinking, Timings, Token, TokenScore,
+    TokenStream, Tokenizer, ToolCall, error,
 };

@@ -9,12 +9,12 @@ use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use crate::error::Result;
 use crate::kv::{BlockCopy, BlockId, KvBlocks};
 use crate::model::Model;
-use crate::sampling::{Sampler, SamplingParams, StopMatcher};
+use crate::sampling::{Sampler, SamplingParams, StopMatcher, StopStep};
 use crate::scheduler::SubmitError;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// Parameters of a beam search.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamParams {
     /// Number of beams, and the maximum number of answers.
     pub beams: usize,
@@ -266,6 +266,7 @@ impl<'a> Search<'a> {
     fn extend(&mut self, parent: &Beam, candidate: &Candidate) -> Result<()> {
         let mut beam = parent.clone();
         beam.logprob = candidate.logprob;
+        let may_stop = beam.sampler.has_min_tokens();
         beam.sampler.accept(candidate.token);
         let complete = beam.guide.accept(candidate.token, self.tokenizer)?;
         let may_end = !self.request.ignore_eos || beam.guide.has_grammar();
@@ -273,8 +274,19 @@ impl<'a> Search<'a> {
             self.finish(beam, FinishReason::EndOfText);
             return Ok(());
         }
+        if beam.sampler.is_stop_token(candidate.token) {
+            self.finish(beam, FinishReason::StopToken(candidate.token));
+            return Ok(());
+        }
         beam.tokens.push(candidate.token);
-        let stop = beam.stops.push(beam.decoder.push(candidate.token));
+        let text = beam.decoder.push(candidate.token);
+        let stop = match may_stop {
+            true => beam.stops.push(text),
+            false => StopStep {
+                text: text.to_owned(),
+                stopped_by: None,
+            },
+        };
         beam.text.push_str(&stop.text);
         if let Some(index) = stop.stopped_by {
             self.finish(beam, FinishReason::StopString(index));

@@ -212,6 +212,9 @@ impl Engine {
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
             return Err(EngineError::TokenOutOfRange { token, n_vocab }.into());
         }
+        if request.prompt_logprobs.is_some() && self.model.plan().n_encoder_ops > 0 {
+            return Err(EngineError::NoPromptLogprobs(self.model.arch().name).into());
+        }
         let mut sampler = Sampler::new(&sampling, &self.vocab).map_err(EngineError::Sampling)?;
         sampler.accept_prompt(&tokens);
         let stops = StopMatcher::new(&sampling.stop).map_err(EngineError::Sampling)?;

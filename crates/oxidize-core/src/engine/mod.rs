@@ -16,7 +16,10 @@ mod worker;
 pub use beam::{BeamParams, BeamSequence, MAX_BEAMS, beam_search};
 pub use disk::DiskCache;
 pub use handle::{Engine, EngineMonitor};
-pub use request::{Completion, EngineError, FinishReason, Prompt, Request, Timings, Token};
+pub use request::{
+    Completion, EngineError, FinishReason, Prompt, PromptProgress, PromptToken, Request,
+    StreamEvent, Timings, Token,
+};
 pub use stream::TokenStream;
 
 use crate::backend::MemoryPlan;
@@ -46,6 +49,9 @@ pub struct EngineConfig {
     pub max_batch_tokens: usize,
     /// Maximum requests that run at once.
     pub max_sequences: usize,
+    /// Tokens of prompts per step whose log probabilities can be reported, besides one for each request that runs.
+    /// Each needs memory for its logits.
+    pub scored_tokens: usize,
     /// Maximum requests that wait; one more is refused.
     pub max_queue: usize,
     /// Type of the cached keys.
@@ -76,6 +82,7 @@ impl Default for EngineConfig {
             cache_tokens: None,
             max_batch_tokens: 512,
             max_sequences: 8,
+            scored_tokens: 0,
             max_queue: 256,
             key_type: KvType::F16,
             value_type: KvType::F16,
@@ -131,11 +138,17 @@ impl EngineConfig {
         groups
     }
 
+    /// Maximum tokens per step with logits, drafts aside.
+    fn max_outputs(&self) -> usize {
+        let n_scored = self.max_sequences.saturating_add(self.scored_tokens);
+        n_scored.min(self.max_batch_tokens)
+    }
+
     /// Session configuration for `model`.
     #[cfg_attr(feature = "unstable", visibility::make(pub))]
     pub(crate) fn session(&self, model: &Model) -> SessionConfig {
         let cache_tokens = self.cache_tokens.unwrap_or_else(|| self.context(model));
-        let max_outputs = self.max_sequences.min(self.max_batch_tokens);
+        let max_outputs = self.max_outputs();
         // Each draft token that is verified needs logits of its own.
         let n_verified = match self.speculation {
             Some(_) => max_outputs + STEP_DRAFTS,
@@ -224,6 +237,7 @@ impl Engine {
             windows: session_config.windows.clone(),
             max_batch_tokens: config.max_batch_tokens,
             max_sequences: config.max_sequences,
+            max_outputs: config.max_outputs(),
             max_queue: config.max_queue,
             context_length: config.context(&model),
             reuse: match model.plan() {
@@ -252,6 +266,7 @@ impl Engine {
         let disk = kept.map(|cache| Disk::open(cache, &model, backend.as_ref(), &session_config));
         let disk = disk.transpose()?;
         let (engine, commands) = Engine::from_parts(model.clone(), config.context(&model));
+        commands.report(scheduler.stats());
         let worker = Worker::new(
             model,
             backend,

@@ -4,7 +4,7 @@ use crate::chat::{Conversation, Reasoning};
 use crate::error::Result;
 use crate::grammar::{Grammar, GrammarError};
 use crate::model::Model;
-use crate::sampling::{SamplingError, SamplingParams};
+use crate::sampling::{SamplingError, SamplingParams, TokenScore};
 use crate::scheduler::{ConfigError, SubmitError};
 use crate::speculative::{DraftCounts, DraftParams, SpeculationError};
 use crate::tokenizer::EncodeOptions;
@@ -37,6 +37,13 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Include control tokens in the text.
     pub render_special: bool,
+    /// Compute the whole prompt, even if a prefix of it is cached.
+    pub ignore_cache: bool,
+    /// `Some(n)` reports the log probability of each token of the prompt and of the n most likely ones. The whole
+    /// prompt is computed, in small steps, so that few logits are in memory at a time.
+    pub prompt_logprobs: Option<u32>,
+    /// Report the progress of the prompt; see [`TokenStream::poll_event`](super::TokenStream::poll_event).
+    pub report_progress: bool,
     /// Scale of each LoRA adapter; the model's defaults where `None`.
     pub adapters: Option<Vec<f32>>,
     /// Scheduling priority; higher runs first.
@@ -186,6 +193,39 @@ impl Request {
         self
     }
 
+    /// Ends the answer before a token.
+    #[must_use]
+    pub fn stop_token(self, token: u32) -> Request {
+        self.with_sampling(|sampling| sampling.stop_tokens.push(token))
+    }
+
+    /// Sets the minimum number of generated tokens.
+    #[must_use]
+    pub fn min_tokens(self, min_tokens: u32) -> Request {
+        self.with_sampling(|sampling| sampling.min_tokens = min_tokens)
+    }
+
+    /// Computes the whole prompt, even if a prefix of it is cached.
+    #[must_use]
+    pub fn ignore_cache(mut self) -> Request {
+        self.ignore_cache = true;
+        self
+    }
+
+    /// Reports the log probability of each token of the prompt and of the `n` most likely ones.
+    #[must_use]
+    pub fn prompt_logprobs(mut self, n: u32) -> Request {
+        self.prompt_logprobs = Some(n);
+        self
+    }
+
+    /// Reports the progress of the prompt.
+    #[must_use]
+    pub fn report_progress(mut self) -> Request {
+        self.report_progress = true;
+        self
+    }
+
     /// Sets the scale of each LoRA adapter, in the order of [`Model::with_adapters`](crate::model::Model::with_adapters).
     #[must_use]
     pub fn adapters(mut self, scales: impl Into<Vec<f32>>) -> Request {
@@ -258,13 +298,49 @@ impl Request {
     }
 }
 
-/// An event of a request: tokens first, then the end.
+/// An event of a request: the prompt first, then tokens, then the end.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Event {
+    /// Scores of tokens of the prompt, in order.
+    PromptLogprobs(Vec<PromptToken>),
+    /// Progress of the prompt.
+    Progress(PromptProgress),
     /// A generated token.
     Token(Token),
     /// The end of the answer.
     Completion(Completion),
+}
+
+/// An event of a [`TokenStream`](super::TokenStream).
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum StreamEvent {
+    /// Progress of the prompt, if [`Request::report_progress`] asks for it.
+    Progress(PromptProgress),
+    /// A generated token.
+    Token(Token),
+}
+
+/// Progress of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptProgress {
+    /// Tokens in the prompt.
+    pub total: usize,
+    /// Tokens that were found in the prefix cache.
+    pub cached: usize,
+    /// Tokens that are computed or were cached.
+    pub processed: usize,
+    /// Time since the first step.
+    pub time: Duration,
+}
+
+/// A token of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptToken {
+    /// Token id.
+    pub id: u32,
+    /// TokenScore after the tokens before it; `None` for the first token.
+    pub score: Option<TokenScore>,
 }
 
 /// A generated token.
@@ -293,6 +369,8 @@ pub struct Completion {
     pub generated_tokens: usize,
     /// Generated tokens that belong to reasoning before the answer.
     pub reasoning_tokens: usize,
+    /// The token that ended the answer and is not part of it: an end-of-generation token or a stop token.
+    pub end_token: Option<Token>,
     /// Seed of the sampler.
     pub seed: u64,
     /// Draft tokens proposed and accepted, where the engine speculates.
@@ -309,6 +387,8 @@ pub enum FinishReason {
     EndOfText,
     /// A stop string occurred: its index in the request's list.
     StopString(usize),
+    /// A token of [`SamplingParams::stop_tokens`] was sampled.
+    StopToken(u32),
     /// `max_tokens` was reached.
     Length,
     /// The context is full.
@@ -401,6 +481,9 @@ pub enum EngineError {
     /// The model has no classification head.
     #[error("this {0} model has no classifier and gives no scores")]
     NoScores(&'static str),
+    /// The model reads the prompt with an encoder, which predicts no tokens.
+    #[error("{0} models give no log probabilities of the prompt: an encoder reads it")]
+    NoPromptLogprobs(&'static str),
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,

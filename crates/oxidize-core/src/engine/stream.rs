@@ -1,6 +1,6 @@
 //! [`TokenStream`]: the answer to one request, as an iterator and as an async stream.
 
-use super::request::{Completion, Event, Token};
+use super::request::{Completion, Event, PromptToken, StreamEvent, Token};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 pub struct TokenStream {
     channel: Arc<Channel>,
     completion: Option<Completion>,
+    prompt: Vec<PromptToken>,
     cancel: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -110,6 +111,7 @@ impl TokenStream {
         TokenStream {
             channel,
             completion: None,
+            prompt: Vec::new(),
             cancel: Some(Box::new(cancel)),
         }
     }
@@ -117,6 +119,37 @@ impl TokenStream {
     /// Finish reason, usage and timings of the answer; `None` until the last token was read.
     pub fn completion(&self) -> Option<&Completion> {
         self.completion.as_ref()
+    }
+
+    /// Tokens of the prompt with their scores, if [`Request::prompt_logprobs`](super::Request::prompt_logprobs)
+    /// asks for them; all of them once the first token or the end was read.
+    pub fn prompt_logprobs(&self) -> &[PromptToken] {
+        &self.prompt
+    }
+
+    /// Takes the tokens that [`prompt_logprobs`](Self::prompt_logprobs) returns.
+    pub fn take_prompt_logprobs(&mut self) -> Vec<PromptToken> {
+        std::mem::take(&mut self.prompt)
+    }
+
+    /// Polls for the next token, or for progress of the prompt.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<StreamEvent>>> {
+        loop {
+            let event = {
+                let mut state = self.channel.lock();
+                match state.events.pop_front() {
+                    Some(event) => event,
+                    None if state.closed => return Poll::Ready(None),
+                    None => {
+                        state.waker = Some(context.waker().clone());
+                        return Poll::Pending;
+                    }
+                }
+            };
+            if let Some(event) = self.event(event) {
+                return Poll::Ready(event);
+            }
+        }
     }
 
     /// Waits for the whole answer and returns its text.
@@ -156,22 +189,46 @@ impl TokenStream {
 
     /// Waits at most `timeout` for the next token. `Pending` after a time-out, `Ready(None)` at the end.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Token>>> {
-        match self.channel.clone().recv(Some(timeout)) {
-            Poll::Ready(Some(event)) => Poll::Ready(self.token(event)),
-            Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
+        let start = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            match self.channel.clone().recv(Some(left)) {
+                Poll::Ready(Some(event)) => {
+                    if let Some(token) = self.token(event) {
+                        return Poll::Ready(token);
+                    }
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            }
         }
     }
 
-    /// Returns a token; stores the completion.
-    fn token(&mut self, event: Result<Event>) -> Option<Result<Token>> {
+    /// An event for the reader, `Some(None)` at the end. Keeps the scores of the prompt and the completion, which
+    /// are none.
+    fn event(&mut self, event: Result<Event>) -> Option<Option<Result<StreamEvent>>> {
         match event {
-            Ok(Event::Token(token)) => Some(Ok(token)),
-            Ok(Event::Completion(completion)) => {
-                self.completion = Some(completion);
+            Ok(Event::PromptLogprobs(mut tokens)) => {
+                self.prompt.append(&mut tokens);
                 None
             }
-            Err(error) => Some(Err(error)),
+            Ok(Event::Progress(progress)) => Some(Some(Ok(StreamEvent::Progress(progress)))),
+            Ok(Event::Token(token)) => Some(Some(Ok(StreamEvent::Token(token)))),
+            Ok(Event::Completion(completion)) => {
+                self.completion = Some(completion);
+                Some(None)
+            }
+            Err(error) => Some(Some(Err(error))),
+        }
+    }
+
+    /// Like [`event`](Self::event), for readers of tokens alone.
+    fn token(&mut self, event: Result<Event>) -> Option<Option<Result<Token>>> {
+        match self.event(event)? {
+            Some(Ok(StreamEvent::Token(token))) => Some(Some(Ok(token))),
+            Some(Ok(StreamEvent::Progress(_))) => None,
+            Some(Err(error)) => Some(Some(Err(error))),
+            None => Some(None),
         }
     }
 }
@@ -180,9 +237,15 @@ impl Iterator for TokenStream {
     type Item = Result<Token>;
 
     fn next(&mut self) -> Option<Result<Token>> {
-        match self.channel.clone().recv(None) {
-            Poll::Ready(Some(event)) => self.token(event),
-            Poll::Ready(None) | Poll::Pending => None,
+        loop {
+            match self.channel.clone().recv(None) {
+                Poll::Ready(Some(event)) => {
+                    if let Some(token) = self.token(event) {
+                        return token;
+                    }
+                }
+                Poll::Ready(None) | Poll::Pending => return None,
+            }
         }
     }
 }
@@ -194,18 +257,14 @@ impl futures_core::Stream for TokenStream {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Token>>> {
-        let event = {
-            let mut state = self.channel.lock();
-            match state.events.pop_front() {
-                Some(event) => event,
-                None if state.closed => return Poll::Ready(None),
-                None => {
-                    state.waker = Some(context.waker().clone());
-                    return Poll::Pending;
-                }
-            }
-        };
-        Poll::Ready(self.token(event))
+        loop {
+            return Poll::Ready(match std::task::ready!(self.poll_event(context)) {
+                Some(Ok(StreamEvent::Progress(_))) => continue,
+                Some(Ok(StreamEvent::Token(token))) => Some(Ok(token)),
+                Some(Err(error)) => Some(Err(error)),
+                None => None,
+            });
+        }
     }
 }
 

@@ -6,12 +6,15 @@ use super::disk::Disk;
 use super::drafting::{Decoding, Drafting};
 use super::guide::Guide;
 use super::handle::{Command, CommandQueue, Submission};
-use super::request::{Completion, EngineError, Event, FinishReason, Request, Timings, Token};
+use super::request::{
+    Completion, EngineError, Event, FinishReason, PromptProgress, PromptToken, Request, Timings,
+    Token,
+};
 use super::stream::Channel;
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::sampling::{self, Sampler, StopMatcher};
+use crate::sampling::{self, Sampler, StopMatcher, StopStep, TokenScore};
 use crate::scheduler::{self, LogitsAt, Sampled, Scheduler, SeqId, SequenceRequest, Step};
 use crate::speculative::DraftCounts;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
@@ -19,7 +22,7 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// State of the engine thread.
 pub(super) struct Worker {
@@ -50,6 +53,8 @@ struct Active {
     decoder: StreamDecoder,
     channel: Arc<Channel>,
     cached_tokens: usize,
+    /// Tokens of the prompt that were cached before its first step, once that was run.
+    cached_at_start: Option<usize>,
     generated_tokens: usize,
     drafts: DraftCounts,
     /// Generated tokens, for the disk cache.
@@ -58,8 +63,8 @@ struct Active {
     salt: u64,
     /// A sampled token that is sent once the step is committed.
     pending: Vec<Token>,
-    /// The end-of-generation token, once it was sampled.
-    end_token: Option<u32>,
+    /// The token that ends the answer and is not part of it, once it was sampled.
+    end_token: Option<Token>,
     /// Finish reason, once the last token is known.
     ended: Option<FinishReason>,
     submitted: Instant,
@@ -138,6 +143,7 @@ impl Worker {
             tokens.extend(self.model.hparams().decoder_start);
         }
         let n_prompt = tokens.len();
+        let reuse_prefix = !request.ignore_cache && request.prompt_logprobs.is_none();
         let salt = request.cache_salt ^ adapter_salt(request.adapters.as_deref());
         let sequence = SequenceRequest {
             id,
@@ -145,13 +151,16 @@ impl Worker {
             max_new_tokens: request.max_tokens.unwrap_or(usize::MAX),
             priority: request.priority,
             salt,
-            logits: LogitsAt::Last,
-            reuse_prefix: true,
+            logits: match request.prompt_logprobs {
+                Some(_) => LogitsAt::Every,
+                None => LogitsAt::Last,
+            },
+            reuse_prefix,
         };
         if let Err(error) = self.scheduler.submit(sequence) {
             return channel.fail(EngineError::Submit(error));
         }
-        if let Some(disk) = &mut self.disk {
+        if let Some(disk) = self.disk.as_mut().filter(|_| reuse_prefix) {
             let session = self.session.as_mut();
             disk.restore(salt, &prompt, &mut self.scheduler, session);
         }
@@ -170,6 +179,7 @@ impl Worker {
             decoder,
             channel,
             cached_tokens: 0,
+            cached_at_start: None,
             generated_tokens: 0,
             drafts: DraftCounts::default(),
             answer: Vec::new(),
@@ -207,6 +217,7 @@ impl Worker {
         if let Some(drafting) = &mut self.drafting {
             drafting.add_step_time(now.elapsed());
         }
+        self.report_prompts(&step);
         let mut sampled = Vec::new();
         for part in step.sequences.iter().filter(|part| part.samples) {
             match catch_unwind(AssertUnwindSafe(|| self.sample(&step, part))) {
@@ -315,6 +326,72 @@ impl Worker {
         }
     }
 
+    /// Reports the progress of prompts in a step, and the scores of their tokens. An error ends its request.
+    fn report_prompts(&mut self, step: &Step) {
+        for part in &step.sequences {
+            let Some(active) = self.active.get(&part.id) else {
+                continue;
+            };
+            if part.start < active.tokens.len()
+                && let Err(error) = self.report_prompt(step, part)
+            {
+                self.fail(part.id, error);
+            }
+        }
+    }
+
+    fn report_prompt(&mut self, step: &Step, part: &scheduler::StepSequence) -> Result<()> {
+        let Some(active) = self.active.get_mut(&part.id) else {
+            return Ok(());
+        };
+        if let Some(n) = active.request.prompt_logprobs {
+            let mut scored = Vec::new();
+            for (index, &row) in part.outputs.clone().zip(step.outputs_of(part)) {
+                let next = part.start + (row as usize).saturating_sub(part.rows.start) + 1;
+                let Some(&id) = active.tokens.get(next) else {
+                    break;
+                };
+                if next == 1 {
+                    scored.extend(
+                        active
+                            .tokens
+                            .first()
+                            .map(|&id| PromptToken { id, score: None }),
+                    );
+                }
+                let logits = self.session.output(index)?;
+                let score =
+                    TokenScore::new(logits, id, n as usize).map_err(EngineError::Sampling)?;
+                scored.push(PromptToken {
+                    id,
+                    score: Some(score),
+                });
+            }
+            if active.tokens.len() == 1 && part.start == 0 {
+                scored.extend(
+                    active
+                        .tokens
+                        .first()
+                        .map(|&id| PromptToken { id, score: None }),
+                );
+            }
+            active.channel.send(Event::PromptLogprobs(scored));
+        }
+        if active.request.report_progress {
+            let cached = *active.cached_at_start.get_or_insert(part.start);
+            let processed = part.start + part.rows.len();
+            active.channel.send(Event::Progress(PromptProgress {
+                total: active.tokens.len(),
+                cached,
+                processed: processed.min(active.tokens.len()),
+                time: active
+                    .started
+                    .map_or(Duration::ZERO, |since| since.elapsed()),
+            }));
+        }
+        Ok(())
+    }
+
     fn handle_event(&mut self, event: scheduler::Event) {
         match event {
             scheduler::Event::CacheHit { id, tokens } => {
@@ -397,6 +474,8 @@ impl Active {
         if tokenizer.is_end_of_generation(choice.token) && self.guide.close_reasoning() {
             choice = self.sample(logits)?;
         }
+        // Stop strings end no answer that is shorter than its minimum.
+        let may_stop = self.sampler.has_min_tokens();
         self.sampler.accept(choice.token);
         self.answer.push(choice.token);
         let complete = self.guide.accept(choice.token, tokenizer)?;
@@ -405,11 +484,27 @@ impl Active {
         let may_end = !self.request.ignore_eos || self.guide.has_grammar();
         if may_end && tokenizer.is_end_of_generation(choice.token) {
             self.ended = Some(FinishReason::EndOfText);
-            self.end_token = Some(choice.token);
+        } else if self.sampler.is_stop_token(choice.token) {
+            self.ended = Some(FinishReason::StopToken(choice.token));
+        }
+        if self.ended.is_some() {
+            self.end_token = Some(Token {
+                id: choice.token,
+                text: String::new(),
+                logprob: choice.logprob,
+                top: choice.top,
+            });
             return Ok(choice.token);
         }
         self.generated_tokens += 1;
-        let stop = self.stops.push(self.decoder.push(choice.token));
+        let text = self.decoder.push(choice.token);
+        let stop = match may_stop {
+            true => self.stops.push(text),
+            false => StopStep {
+                text: text.to_owned(),
+                stopped_by: None,
+            },
+        };
         self.ended = stop.stopped_by.map(FinishReason::StopString);
         if complete {
             self.ended.get_or_insert(FinishReason::EndOfText);
@@ -441,7 +536,8 @@ impl Active {
         if text.is_empty() {
             return;
         }
-        match (self.pending.last_mut(), self.end_token) {
+        let end_token = self.end_token.as_ref().map(|token| token.id);
+        match (self.pending.last_mut(), end_token) {
             (Some(last), None) => last.text.push_str(&text),
             (_, end_token) => self.pending.push(Token {
                 id: end_token
@@ -471,6 +567,7 @@ impl Active {
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated_tokens,
             reasoning_tokens: self.guide.reasoning_tokens(),
+            end_token: self.end_token,
             seed: self.sampler.seed(),
             drafts: self.drafts,
             timings: Timings {

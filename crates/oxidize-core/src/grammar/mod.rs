@@ -45,6 +45,28 @@ pub enum Grammar {
 }
 
 impl Grammar {
+    /// Creates a grammar of a few texts, one of which is the answer.
+    ///
+    /// ```
+    /// use oxidize_core::Grammar;
+    ///
+    /// let grammar = Grammar::choice(["yes", "no"]);
+    /// assert_eq!(grammar, Grammar::Gbnf(r#"root ::= "yes" | "no""#.into()));
+    /// ```
+    pub fn choice<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> Grammar {
+        let quoted = texts.into_iter().map(|text| {
+            let escaped = text.as_ref().chars().map(|c| match c {
+                '"' | '\\' => format!("\\{c}"),
+                '\n' => "\\n".to_owned(),
+                '\r' => "\\r".to_owned(),
+                c => c.to_string(),
+            });
+            format!("\"{}\"", escaped.collect::<String>())
+        });
+        let quoted: Vec<String> = quoted.collect();
+        Grammar::Gbnf(format!("root ::= {}", quoted.join(" | ")))
+    }
+
     /// Creates a grammar for JSON that matches `schema`, a JSON schema as text.
     ///
     /// ```

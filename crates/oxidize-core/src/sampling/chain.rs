@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::banned::BannedStrings;
 use super::candidates::{argmax, check_logits};
+use super::end_tokens::EndTokens;
 use super::logit_bias::LogitBias;
 use super::mirostat::Mirostat;
 use super::rng::entropy_seed;
@@ -23,6 +24,7 @@ pub struct Sampler {
     n_probs: Option<usize>,
     bias: LogitBias,
     banned: BannedStrings,
+    end_tokens: EndTokens,
     stages: Vec<Box<dyn Stage>>,
     final_step: FinalStep,
     rng: Rng,
@@ -262,11 +264,22 @@ impl Sampler {
             n_probs: params.n_probs.map(|n| n as usize),
             bias: LogitBias::new(&params.logit_bias, vocab)?,
             banned: BannedStrings::new(&params.banned_strings, vocab)?,
+            end_tokens: EndTokens::new(params, vocab)?,
             stages,
             final_step,
             rng: Rng::new(seed),
             candidates: Candidates::default(),
         })
+    }
+
+    /// True if the answer has the minimum number of tokens.
+    pub fn has_min_tokens(&self) -> bool {
+        self.end_tokens.is_reached()
+    }
+
+    /// True if the request ends the answer at this token.
+    pub fn is_stop_token(&self, token: u32) -> bool {
+        self.end_tokens.is_stop(token)
     }
 
     /// Seed in use: the requested or the drawn one.
@@ -284,6 +297,7 @@ impl Sampler {
     /// Updates the chain for a token appended to the answer, such as one from [`Sampler::sample`].
     pub fn accept(&mut self, token: u32) {
         self.banned.accept(token);
+        self.end_tokens.accept();
         for stage in &mut self.stages {
             stage.accept(token);
         }
@@ -359,6 +373,7 @@ impl Sampler {
             && self.stages.is_empty()
             && self.bias.is_empty()
             && self.banned.is_empty()
+            && self.end_tokens.is_reached()
             && mask.is_none()
         {
             check_logits(logits)?;
@@ -385,6 +400,7 @@ impl Sampler {
         if !self.banned.is_empty() {
             self.banned.apply(&mut self.candidates);
         }
+        self.end_tokens.apply(&mut self.candidates);
         for stage in &mut self.stages {
             stage.apply(&mut self.candidates, &mut self.rng);
         }

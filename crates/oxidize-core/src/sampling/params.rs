@@ -6,6 +6,8 @@ use super::stop::{MAX_STOP_BYTES, MAX_STOPS};
 
 /// Limit on the entries of a logit bias.
 const MAX_LOGIT_BIAS: usize = 65_536;
+/// Limit on the tokens that end an answer.
+const MAX_STOP_TOKENS: usize = 1_024;
 /// Limit on the alternatives reported per token.
 const MAX_PROBS: u32 = 1_000;
 
@@ -67,6 +69,11 @@ pub struct SamplingParams {
     pub n_probs: Option<u32>,
     /// Stop strings: the answer ends before the first occurrence of any.
     pub stop: Vec<String>,
+    /// Tokens that end the answer, besides the model's own; the answer ends before them.
+    pub stop_tokens: Vec<u32>,
+    /// Minimum number of tokens: until then, the tokens that end the answer are excluded and stop strings do not
+    /// end it. A complete grammar does.
+    pub min_tokens: u32,
     /// Strings that the answer never contains: tokens that would complete one are excluded.
     pub banned_strings: Vec<String>,
 }
@@ -135,6 +142,8 @@ impl Default for SamplingParams {
             samplers: DEFAULT_SAMPLERS.to_vec(),
             n_probs: None,
             stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
             banned_strings: Vec::new(),
         }
     }
@@ -297,6 +306,7 @@ impl SamplingParams {
         }
         at_most("samplers", self.samplers.len(), 64)?;
         strings("stop", &self.stop)?;
+        at_most("stop_tokens", self.stop_tokens.len(), MAX_STOP_TOKENS)?;
         strings("banned_strings", &self.banned_strings)?;
         strings("dry_sequence_breakers", &self.dry.sequence_breakers)
     }
@@ -422,6 +432,10 @@ mod tests {
             },
             SamplingParams {
                 logit_bias: vec![(0, 0.0); 100_000],
+                ..Default::default()
+            },
+            SamplingParams {
+                stop_tokens: vec![0; 100_000],
                 ..Default::default()
             },
         ];

@@ -40,6 +40,7 @@ pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
 ///     windows: Vec::new(),
 ///     max_batch_tokens: 256,
 ///     max_sequences: 8,
+///     max_outputs: 8,
 ///     max_queue: 32,
 ///     context_length: 512,
 ///     reuse: PrefixReuse::Blocks,

@@ -204,6 +204,8 @@ impl Scheduler {
         }
         let pending = self.map_running(|seq| (seq.planned == 0).then_some(seq.n_pending()));
         let mut left = budget;
+        // Each running sequence may need one output of its own.
+        let mut spare_outputs = self.config.max_outputs.saturating_sub(self.running.len());
         for Turn { prompt, max_tokens } in prefill_turns(&pending, budget) {
             let Some(&id) = prompts.get(prompt) else {
                 continue;
@@ -216,9 +218,17 @@ impl Scheduler {
                 continue;
             }
             let want = (planned + max_tokens.min(left)).min(seq.n_pending());
-            let want = self.cut_at_checkpoint(seq, want);
+            let mut want = self.cut_at_checkpoint(seq, want);
+            let is_scored = seq.logits == LogitsAt::Every;
+            if is_scored {
+                want = want.min(planned.max(1) + spare_outputs);
+            }
             if want > planned {
-                left -= self.reserve_or_preempt(id, want, copies) - planned;
+                let reserved = self.reserve_or_preempt(id, want, copies);
+                left -= reserved - planned;
+                if is_scored {
+                    spare_outputs -= reserved.saturating_sub(planned.max(1));
+                }
             }
         }
         budget - left

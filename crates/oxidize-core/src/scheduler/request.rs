@@ -19,6 +19,9 @@ pub struct SchedulerConfig {
     /// Maximum running sequences. At most `max_batch_tokens` run in any case, so that each of them can get a
     /// token in each step.
     pub max_sequences: usize,
+    /// Maximum positions per step with logits, drafts aside. At least one for each running sequence; the others
+    /// are for requests with [`LogitsAt::Every`].
+    pub max_outputs: usize,
     /// Maximum waiting requests. Preempted sequences count too, but are never rejected.
     pub max_queue: usize,
     /// Maximum tokens of a sequence, prompt and completion together.
@@ -178,6 +181,7 @@ impl SchedulerConfig {
             ("block_size", self.block_size),
             ("max_batch_tokens", self.max_batch_tokens),
             ("max_sequences", self.max_sequences),
+            ("max_outputs", self.max_outputs),
             ("max_queue", self.max_queue),
             ("context_length", self.context_length),
         ];

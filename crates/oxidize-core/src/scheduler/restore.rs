@@ -122,6 +122,7 @@ mod tests {
             windows: Vec::new(),
             max_batch_tokens: 16,
             max_sequences: 4,
+            max_outputs: 4,
             max_queue: 8,
             context_length: 32,
             reuse: PrefixReuse::Blocks,

@@ -16,6 +16,7 @@ fn config() -> SchedulerConfig {
         windows: Vec::new(),
         max_batch_tokens: 16,
         max_sequences: 8,
+        max_outputs: 16,
         max_queue: 8,
         context_length: 200,
         reuse: PrefixReuse::Blocks,
@@ -456,6 +457,38 @@ fn every_position_gets_logits_once() {
             reason: FinishReason::Length
         }]
     );
+}
+
+/// A prompt that is scored is computed in smaller pieces, so that the logits of a step stay within the limit and
+/// each sequence that samples has its own.
+#[test]
+fn scored_prompts_leave_outputs_to_others() {
+    let mut scheduler = scheduler(SchedulerConfig {
+        max_outputs: 6,
+        ..config()
+    });
+    scheduler.submit(request(A, 3, 20)).unwrap();
+    run_step(&mut scheduler);
+    for id in [B, C] {
+        let scored = SequenceRequest {
+            logits: LogitsAt::Every,
+            ..request(id, 12, 0)
+        };
+        scheduler.submit(scored).unwrap();
+    }
+    let mut scored = 0;
+    while scored < 24 {
+        let step = scheduler.plan().unwrap();
+        assert!(step.outputs.len() <= 6, "{:?}", step.outputs);
+        let parts = step.sequences.iter().filter(|part| part.id != A);
+        scored += parts.map(|part| part.rows.len()).sum::<usize>();
+        assert!(
+            step.sequences
+                .iter()
+                .any(|part| part.id == A && part.samples)
+        );
+        commit(&mut scheduler, step);
+    }
 }
 
 #[test]

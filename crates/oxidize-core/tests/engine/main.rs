@@ -17,7 +17,7 @@ use oxidize_core::Error;
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{Backend, KvType};
 use oxidize_core::engine::{
-    Engine, EngineConfig, EngineError, FinishReason, Request, Token, TokenStream,
+    Engine, EngineConfig, EngineError, FinishReason, Request, StreamEvent, Token, TokenStream,
 };
 use oxidize_core::grammar::{Grammar, GrammarError};
 use oxidize_core::sampling::{SamplingError, SamplingParams};
@@ -95,6 +95,145 @@ fn first_token_matches_pytorch() {
         let ours = f64::from(answer.tokens[0].logprob.unwrap());
         assert!((ours - logprob).abs() < 1e-4, "{ours} and {logprob}");
     }
+}
+
+/// Scores of a prompt are those of PyTorch's logits, whether it is computed in one step or in many, and beside
+/// other requests.
+#[test]
+fn prompt_logprobs_match_pytorch() {
+    for (scored_tokens, max_batch_tokens) in [(0, 64), (3, 64), (64, 64), (64, 5)] {
+        let engine = start(&EngineConfig {
+            key_type: KvType::F32,
+            value_type: KvType::F32,
+            scored_tokens,
+            max_batch_tokens,
+            ..config()
+        });
+        let _beside = engine.submit(greedy(prompt(9, 40), 200)).unwrap();
+        for case in tiny::references() {
+            // A cached prefix is not taken, as it has no logits.
+            for max_tokens in [0, 2] {
+                let request = greedy(case.tokens.clone(), max_tokens).prompt_logprobs(3);
+                let mut stream = engine.submit(request).unwrap();
+                let generated = stream.by_ref().map(Result::unwrap).count();
+                assert_eq!(generated, max_tokens);
+                let scored = stream.take_prompt_logprobs();
+                let ids: Vec<u32> = scored.iter().map(|token| token.id).collect();
+                assert_eq!(ids, case.tokens);
+                assert_eq!(scored[0].score, None);
+                let n_vocab = case.logits.len() / case.tokens.len();
+                for (row, token) in case.logits.chunks(n_vocab).zip(&scored[1..]) {
+                    let score = token.score.as_ref().unwrap();
+                    let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+                    let wanted = f64::from(row[token.id as usize]) - sum.ln();
+                    let ours = f64::from(score.logprob);
+                    assert!((ours - wanted).abs() < 1e-4, "{ours} and {wanted}");
+                    let best = (0..n_vocab).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+                    assert_eq!(Some(score.top[0].0 as usize), best);
+                    assert_eq!(score.top.len(), 3);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stop_tokens_and_minimum_length_bound_an_answer() {
+    let engine = start(&config());
+    let plain = ask(&engine, greedy(prompt(1, 10), 30)).unwrap();
+    let ids = plain.ids();
+    let at = (3..).find(|&i| !ids[..i].contains(&ids[i])).unwrap();
+    let stopping = greedy(prompt(1, 10), 30).stop_token(ids[at]);
+    let stopped = ask(&engine, stopping.clone()).unwrap();
+    assert_eq!(stopped.ids()[..at], ids[..at]);
+    assert_eq!(stopped.completion.generated_tokens, at);
+    assert_eq!(
+        stopped.completion.end_token.as_ref().map(|token| token.id),
+        Some(ids[at])
+    );
+    assert_eq!(
+        stopped.completion.finish_reason,
+        FinishReason::StopToken(ids[at])
+    );
+    // The token is excluded until the answer has this many tokens.
+    let longer = ask(&engine, stopping.min_tokens(at as u32 + 4)).unwrap();
+    assert!(longer.completion.generated_tokens >= at + 4);
+    assert!(!longer.ids()[..at + 4].contains(&ids[at]));
+    // So are the model's own, and stop strings.
+    let own = Request {
+        ignore_eos: false,
+        ..greedy(prompt(1, 10), 30)
+    };
+    let bias: Vec<(u32, f32)> = (0..320).map(|token| (token, -50.0)).collect();
+    let end = engine.model().tokenizer().unwrap().eos().unwrap();
+    let eager = own.with_sampling(|sampling| {
+        sampling.logit_bias = bias
+            .into_iter()
+            .filter(|&(token, _)| token != end)
+            .collect();
+    });
+    assert_eq!(
+        ask(&engine, eager.clone())
+            .unwrap()
+            .completion
+            .generated_tokens,
+        0
+    );
+    assert_eq!(
+        ask(&engine, eager.min_tokens(7))
+            .unwrap()
+            .completion
+            .generated_tokens,
+        7
+    );
+    let text: String = plain
+        .tokens
+        .iter()
+        .map(|token| token.text.as_str())
+        .collect();
+    let first = text.chars().next().unwrap().to_string();
+    let at_once = greedy(prompt(1, 10), 30).stop(first);
+    assert_eq!(ask(&engine, at_once.clone()).unwrap().text, "");
+    let later = ask(&engine, at_once.min_tokens(5)).unwrap();
+    assert!(later.completion.generated_tokens >= 5 && text.starts_with(&later.text));
+}
+
+#[test]
+fn the_cache_can_be_ignored_and_progress_reported() {
+    let engine = start(&EngineConfig {
+        max_batch_tokens: 40,
+        ..config()
+    });
+    let request = greedy(prompt(3, 100), 4);
+    let first = ask(&engine, request.clone()).unwrap();
+    let fresh = ask(&engine, request.clone().ignore_cache()).unwrap();
+    assert_eq!(fresh.completion.cached_tokens, 0);
+    assert_same(&fresh, &first, "without the cache");
+    let progress = |request: Request| {
+        let mut stream = engine.submit(request.report_progress()).unwrap();
+        let mut seen = Vec::new();
+        let mut tokens = 0;
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        loop {
+            match stream.poll_event(&mut context) {
+                Poll::Ready(Some(Ok(StreamEvent::Progress(progress)))) => {
+                    assert_eq!((progress.total, tokens), (100, 0));
+                    seen.push((progress.cached, progress.processed));
+                }
+                Poll::Ready(Some(event)) => {
+                    event.unwrap();
+                    tokens += 1;
+                }
+                Poll::Ready(None) => break,
+                Poll::Pending => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        assert_eq!(tokens, 4);
+        seen
+    };
+    let all = progress(request.clone().ignore_cache());
+    assert_eq!(all, [(0, 40), (0, 80), (0, 100)]);
+    assert_eq!(progress(request), [(96, 100)]);
 }
 
 #[test]

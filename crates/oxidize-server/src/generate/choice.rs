@@ -1,29 +1,87 @@
 //! [`Choice`]: one answer, parsed from the engine's tokens into reasoning, content and tool calls.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use futures_core::Stream;
+use oxidize_core::DraftCounts;
 use oxidize_core::chat::{CallDelta, MessageDelta};
-use oxidize_core::engine::{Completion, Token, TokenStream};
+use oxidize_core::engine::{BeamSequence, Completion, StreamEvent, Timings, Token, TokenStream};
 
 use super::{Delta, End, ResponseParser, Update};
-use crate::answer::{FinishReason, TokenLogprob};
+use crate::answer::{FinishReason, PromptLogprob, TokenLogprob};
 use crate::error::{ApiError, ApiResult};
 use crate::models::{Loaded, Progress};
 
 /// One answer of a generation.
 pub(super) struct Choice {
     state: StreamState,
-    stream: TokenStream,
+    source: Source,
     logprobs: Vec<TokenLogprob>,
     updates: VecDeque<Update>,
     n_calls: usize,
+    /// Text so far, for the log.
+    logged: String,
     ended: bool,
     pub(super) progress: Arc<Progress>,
+}
+
+/// The tokens of an answer.
+pub(super) enum Source {
+    /// From the engine.
+    Stream(TokenStream),
+    /// Found by a search.
+    Found(VecDeque<Token>, Completion),
+}
+
+impl Source {
+    /// An answer that a beam search has found, as one piece of text.
+    pub(super) fn found(answer: BeamSequence, prompt_tokens: usize, took: Duration) -> Source {
+        let completion = Completion {
+            finish_reason: answer.finish_reason,
+            prompt_tokens,
+            cached_tokens: 0,
+            generated_tokens: answer.tokens.len(),
+            reasoning_tokens: 0,
+            end_token: None,
+            seed: 0,
+            drafts: DraftCounts::default(),
+            timings: Timings {
+                generation: took,
+                ..Timings::default()
+            },
+        };
+        let text = Token {
+            id: answer.tokens.last().copied().unwrap_or_default(),
+            text: answer.text,
+            logprob: None,
+            top: Vec::new(),
+        };
+        Source::Found(VecDeque::from([text]), completion)
+    }
+
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<oxidize_core::Result<StreamEvent>>> {
+        match self {
+            Source::Stream(stream) => stream.poll_event(context),
+            Source::Found(tokens, _) => Poll::Ready(
+                tokens
+                    .pop_front()
+                    .map(|token| Ok(StreamEvent::Token(token))),
+            ),
+        }
+    }
+
+    fn completion(&self) -> Option<&Completion> {
+        match self {
+            Source::Stream(stream) => stream.completion(),
+            Source::Found(_, completion) => Some(completion),
+        }
+    }
 }
 
 /// Settings of an answer that the parsing of its stream depends on.
@@ -38,19 +96,24 @@ pub(super) struct StreamState {
     pub(super) stops: Vec<String>,
     /// Reports tokens and log probabilities beside the text.
     pub(super) logprobs: bool,
+    /// Reports the token that ends the answer like the others, as clients that score prompts expect.
+    pub(super) scores_end: bool,
+    /// Name of the client, if answers are logged.
+    pub(super) log: Option<String>,
     /// Prefix of the ids of tool calls for which the model generates none.
     pub(super) call_prefix: String,
 }
 
 impl Choice {
-    /// The answer that `stream` generates.
-    pub(super) fn new(stream: TokenStream, progress: Arc<Progress>, state: StreamState) -> Choice {
+    /// The answer of `source`.
+    pub(super) fn new(source: Source, progress: Arc<Progress>, state: StreamState) -> Choice {
         Choice {
             state,
-            stream,
+            source,
             logprobs: Vec::new(),
             updates: VecDeque::new(),
             n_calls: 0,
+            logged: String::new(),
             ended: false,
             progress,
         }
@@ -68,11 +131,21 @@ impl Choice {
                 self.ended = matches!(update, Update::End(_));
                 return Poll::Ready(Ok(update));
             }
-            match Pin::new(&mut self.stream).poll_next(context) {
+            match self.source.poll(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(token))) => self.token(token),
+                Poll::Ready(Some(Ok(StreamEvent::Progress(progress)))) => {
+                    self.updates.push_back(Update::Progress {
+                        choice: self.state.index,
+                        progress,
+                    });
+                }
+                Poll::Ready(Some(Ok(StreamEvent::Token(token)))) => {
+                    self.prompt();
+                    self.token(token);
+                }
+                Poll::Ready(Some(Ok(_))) => {}
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
-                Poll::Ready(None) => match self.stream.completion().cloned() {
+                Poll::Ready(None) => match self.source.completion().cloned() {
                     Some(completion) => self.finish(completion),
                     None => {
                         return Poll::Ready(Err(ApiError::unavailable("the engine has stopped")));
@@ -82,9 +155,33 @@ impl Choice {
         }
     }
 
+    /// Reports the scores of the prompt, which are complete before the first token.
+    fn prompt(&mut self) {
+        let Source::Stream(stream) = &mut self.source else {
+            return;
+        };
+        let tokens = stream.take_prompt_logprobs();
+        if !tokens.is_empty()
+            && let Ok(tokenizer) = self.state.model.tokenizer()
+        {
+            let tokens = tokens
+                .iter()
+                .map(|token| PromptLogprob::new(tokenizer, token));
+            self.updates.push_back(Update::Prompt {
+                choice: self.state.index,
+                tokens: tokens.collect(),
+            });
+        }
+    }
+
     fn token(&mut self, token: Token) {
+        if self.state.log.is_some() {
+            self.logged.push_str(&token.text);
+        }
         self.progress.generated.fetch_add(1, Ordering::Relaxed);
+        // A token without log probability carries the rest of the text.
         if self.state.logprobs
+            && token.logprob.is_some()
             && let Ok(tokenizer) = self.state.model.tokenizer()
         {
             self.logprobs.push(TokenLogprob::new(tokenizer, &token));
@@ -150,9 +247,16 @@ impl Choice {
     }
 
     fn finish(&mut self, completion: Completion) {
+        self.prompt();
         if let ResponseParser::Message(parser) = &mut self.state.parser {
             let rest = parser.finish();
             self.push_all(rest);
+        }
+        if self.state.scores_end
+            && let Some(end) = &completion.end_token
+            && let Ok(tokenizer) = self.state.model.tokenizer()
+        {
+            self.logprobs.push(TokenLogprob::new(tokenizer, end));
         }
         let reason = FinishReason::new(
             completion.finish_reason,
@@ -165,5 +269,15 @@ impl Choice {
             logprobs: std::mem::take(&mut self.logprobs),
             completion,
         })));
+    }
+}
+
+/// Logs the answer however it ends, if answers are logged.
+impl Drop for Choice {
+    fn drop(&mut self) {
+        if let Some(client) = &self.state.log {
+            let (answer, complete) = (&self.logged, self.ended);
+            tracing::info!(client, answer, complete, "answer");
+        }
     }
 }

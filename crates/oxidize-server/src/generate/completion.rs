@@ -2,8 +2,8 @@
 
 use futures_util::StreamExt;
 
-use super::{Delta, End, Generation, Update};
-use crate::answer::TokenLogprob;
+use super::{Delta, End, Generation, Selection, Update};
+use crate::answer::{PromptLogprob, TokenLogprob};
 use crate::error::{ApiError, ApiResult};
 
 /// A whole answer.
@@ -17,6 +17,8 @@ pub struct Completion {
     pub calls: Vec<Call>,
     /// Tokens with their log probabilities, if requested.
     pub logprobs: Vec<TokenLogprob>,
+    /// Tokens of the prompt with their log probabilities, if requested.
+    pub prompt: Vec<PromptLogprob>,
     /// Finish reason and usage.
     pub end: End,
 }
@@ -40,7 +42,9 @@ pub async fn collect(mut generation: Generation) -> ApiResult<Vec<Completion>> {
         content: String,
         calls: Vec<Call>,
         logprobs: Vec<TokenLogprob>,
+        prompt: Vec<PromptLogprob>,
     }
+    let selection = generation.selection;
     let mut partial: Vec<Partial> = generation
         .choices
         .iter()
@@ -49,6 +53,12 @@ pub async fn collect(mut generation: Generation) -> ApiResult<Vec<Completion>> {
     let mut completions = Vec::new();
     while let Some(update) = generation.next().await {
         match update? {
+            Update::Progress { .. } => {}
+            Update::Prompt { choice, tokens } => {
+                if let Some(answer) = partial.get_mut(choice) {
+                    answer.prompt = tokens;
+                }
+            }
             Update::Delta {
                 choice,
                 delta,
@@ -84,13 +94,47 @@ pub async fn collect(mut generation: Generation) -> ApiResult<Vec<Completion>> {
                     content: answer.content,
                     calls: answer.calls,
                     logprobs,
+                    prompt: answer.prompt,
                     end: *end,
                 });
             }
         }
     }
     completions.sort_by_key(|completion| completion.end.choice);
-    Ok(completions)
+    Ok(selection.best(completions))
+}
+
+impl Selection {
+    /// The most likely answers to each prompt, the best first, of all answers in the order of their prompts.
+    fn best(self, completions: Vec<Completion>) -> Vec<Completion> {
+        if self.candidates <= self.n {
+            return completions;
+        }
+        let mut best = Vec::new();
+        let mut left = completions.into_iter().peekable();
+        let mut prompt = 0;
+        while left.peek().is_some() {
+            let ends = (prompt + 1) * self.candidates;
+            let mut group: Vec<Completion> =
+                std::iter::from_fn(|| left.next_if(|answer| answer.end.choice < ends)).collect();
+            // Stable: answers of a beam search, which have no log probabilities here, are in order.
+            group.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+            for (index, mut answer) in group.into_iter().take(self.n).enumerate() {
+                answer.end.choice = prompt * self.n + index;
+                best.push(answer);
+            }
+            prompt += 1;
+        }
+        best
+    }
+}
+
+impl Completion {
+    /// Mean log probability of the answer's tokens.
+    fn mean_logprob(&self) -> f32 {
+        let sum: f32 = self.logprobs.iter().map(|token| token.logprob).sum();
+        sum / self.logprobs.len().max(1) as f32
+    }
 }
 
 /// Waits for the answer of a request that has one.

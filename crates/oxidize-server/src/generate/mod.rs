@@ -9,23 +9,23 @@ mod request;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
-use oxidize_core::engine::{self, Request};
+use oxidize_core::engine::{self, BeamParams, PromptProgress, Request, beam_search};
 
-use crate::answer::{FinishReason, TokenLogprob};
+use crate::answer::{FinishReason, PromptLogprob, TokenLogprob};
 use crate::auth::Client;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Permit;
 use crate::models::{Loaded, Progress};
 use crate::state::AppState;
-use choice::{Choice, StreamState};
+use choice::{Choice, Source, StreamState};
 pub use completion::{Call, Completion, collect, collect_one};
-pub use request::{Chat, GenerationRequest, Input, Prepared, ResponseParser};
+pub use request::{Chat, GenerationRequest, Input, Prepared, ResponseParser, Search, SearchFields};
 
 /// Maximum number of answers of a request.
 pub const MAX_ANSWERS: usize = 128;
@@ -38,6 +38,20 @@ pub(crate) const PANICKED: &str =
 /// A step of one of the answers.
 #[derive(Clone, Debug)]
 pub enum Update {
+    /// Progress of the prompt, if requested.
+    Progress {
+        /// Index of the answer.
+        choice: usize,
+        /// The progress.
+        progress: PromptProgress,
+    },
+    /// The tokens of the prompt with their log probabilities, if requested. Before the answer.
+    Prompt {
+        /// Index of the answer.
+        choice: usize,
+        /// All tokens.
+        tokens: Vec<PromptLogprob>,
+    },
     /// More of an answer.
     Delta {
         /// Index of the answer.
@@ -99,7 +113,26 @@ pub struct Generation {
     deadline: Pin<Box<tokio::time::Sleep>>,
     timeout: u64,
     over: bool,
+    /// Number of answers to each prompt, and of those that are returned.
+    selection: Selection,
     guard: RequestGuard,
+}
+
+/// Number of answers to each prompt that are generated, and of the most likely ones that are returned.
+#[derive(Clone, Copy)]
+struct Selection {
+    candidates: usize,
+    n: usize,
+}
+
+/// Ends a search whose client is gone.
+#[derive(Default)]
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Accounts for a generation when it is dropped, however it ends.
@@ -142,22 +175,35 @@ impl Generation {
             failed: false,
             _permit: permit,
         };
-        blocking(move || Generation::submit(guard, request)).await?
+        let cancel = CancelOnDrop::default();
+        let cancelled = cancel.0.clone();
+        blocking(move || Generation::submit(guard, request, &cancelled)).await?
     }
 
-    fn submit(mut guard: RequestGuard, request: GenerationRequest) -> ApiResult<Generation> {
+    fn submit(
+        mut guard: RequestGuard,
+        request: GenerationRequest,
+        cancelled: &AtomicBool,
+    ) -> ApiResult<Generation> {
         let model = guard.model.clone();
-        let n = request.n;
+        let selection = Selection {
+            candidates: request.n_candidates(),
+            n: request.n,
+        };
+        let search = request.search;
+        let timeout = guard.state.args().limits.timeout;
+        let deadline = Instant::now() + Duration::from_secs(timeout);
         let Prepared {
             prompts,
             request,
             parser,
         } = request.prepare(&model, &guard.client)?;
         let engine = model.engine()?;
+        let log = guard.state.args().log.prompts;
         let mut choices = Vec::new();
         for tokens in prompts {
-            check_length(tokens.len(), engine.n_ctx())?;
-            if guard.state.args().log.prompts {
+            check_length(tokens.len(), request.max_tokens, engine.n_ctx())?;
+            if log {
                 let prompt = model.tokenizer()?.decode(&tokens);
                 tracing::info!(client = guard.client.name(), prompt, "prompt");
             }
@@ -166,7 +212,17 @@ impl Generation {
                 prompt: tokens.into(),
                 ..request.clone()
             };
-            for _ in 0..n {
+            let mut beams = match search {
+                Search::Beams(params) => {
+                    let going = || !cancelled.load(Ordering::Relaxed) && Instant::now() < deadline;
+                    search_beams(&model, &request, params, going)?.into_iter()
+                }
+                _ => Vec::new().into_iter(),
+            };
+            if matches!(search, Search::Beams(_)) && Instant::now() >= deadline {
+                return Err(ApiError::timed_out(timeout));
+            }
+            for _ in 0..selection.candidates {
                 let index = choices.len();
                 let mut request = request.clone();
                 let mut state = StreamState {
@@ -175,6 +231,8 @@ impl Generation {
                     parser: parser.clone(),
                     stops: Vec::new(),
                     logprobs: false,
+                    scores_end: false,
+                    log: log.then(|| guard.client.name().to_owned()),
                     call_prefix: guard.state.new_id("call_"),
                 };
                 if let Some(sampling) = &mut request.sampling {
@@ -182,8 +240,16 @@ impl Generation {
                     sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
                     state.stops = sampling.stop.clone();
                     state.logprobs = sampling.n_probs.is_some();
+                    state.scores_end = state.logprobs && request.prompt_logprobs.is_some();
                 }
-                let stream = engine.submit(request)?;
+                let source = match search {
+                    Search::Beams(_) => match beams.next() {
+                        Some(answer) => answer,
+                        // A grammar may have fewer answers than there are beams.
+                        None => break,
+                    },
+                    _ => Source::Stream(engine.submit(request)?),
+                };
                 let progress = Arc::new(Progress {
                     id: guard.state.next_number(),
                     prompt_tokens: n_tokens,
@@ -192,10 +258,9 @@ impl Generation {
                 });
                 model.running.insert(progress.clone());
                 guard.progress.push(progress.clone());
-                choices.push(Choice::new(stream, progress, state));
+                choices.push(Choice::new(source, progress, state));
             }
         }
-        let timeout = guard.state.args().limits.timeout;
         Ok(Generation {
             choices,
             next: 0,
@@ -203,6 +268,7 @@ impl Generation {
             deadline: Box::pin(tokio::time::sleep(Duration::from_secs(timeout))),
             timeout,
             over: false,
+            selection,
             guard,
         })
     }
@@ -255,9 +321,36 @@ impl Generation {
     }
 }
 
-/// Refuses a prompt that leaves no room for an answer.
-fn check_length(n_tokens: usize, n_ctx: usize) -> ApiResult<()> {
-    if n_tokens < n_ctx {
+/// Searches for the most likely answers to a request. Blocks.
+fn search_beams(
+    model: &Loaded,
+    request: &Request,
+    params: BeamParams,
+    keep_going: impl FnMut() -> bool,
+) -> ApiResult<Vec<Source>> {
+    let start = Instant::now();
+    let found = beam_search(
+        model.model(),
+        model.backend(),
+        model.engine_config(),
+        request,
+        params,
+        keep_going,
+    )?;
+    let prompt_tokens = match &request.prompt {
+        engine::Prompt::Tokens(tokens) => tokens.len(),
+        _ => 0,
+    };
+    let took = start.elapsed();
+    let answers = found.into_iter();
+    Ok(answers
+        .map(|answer| Source::found(answer, prompt_tokens, took))
+        .collect())
+}
+
+/// Refuses a prompt that leaves no room for an answer, if there is to be one.
+fn check_length(n_tokens: usize, max_tokens: Option<usize>, n_ctx: usize) -> ApiResult<()> {
+    if n_tokens < n_ctx || n_tokens == n_ctx && max_tokens == Some(0) {
         return Ok(());
     }
     Err(ApiError {

@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::token_count;
+use super::TokenLimit;
 use crate::auth::Client;
 use crate::body::Body;
 use crate::error::{AnthropicErrors, ApiError, ApiResult};
+use crate::fields::{OtherField, RequestBody, other};
 use crate::generate::{
     self, Chat, Completion, Delta, End, Generation, GenerationRequest, Update, blocking,
 };
@@ -35,7 +36,7 @@ pub struct MessagesRequest {
     pub system: Option<Blocks>,
     /// Maximum number of tokens to generate.
     #[schema(required = true, nullable = false, minimum = 1, maximum = 2147483647)]
-    pub max_tokens: Option<u32>,
+    pub max_tokens: Option<i32>,
     /// Strings that end the answer; they are not part of it.
     pub stop_sequences: Option<Vec<String>>,
     /// Stream the answer as server-sent events.
@@ -46,8 +47,9 @@ pub struct MessagesRequest {
     /// Top-p (nucleus) sampling: keep the most likely tokens with this total probability.
     #[schema(minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
-    /// Top-k sampling: keep the k most likely tokens.
-    pub top_k: Option<u32>,
+    /// Top-k sampling: keep the k most likely tokens; 0 and -1 are off.
+    #[schema(minimum = -1, maximum = 2147483647)]
+    pub top_k: Option<i32>,
     /// Tools that the model may call.
     pub tools: Option<Vec<ToolIn>>,
     /// Controls whether the model calls tools, and which.
@@ -55,6 +57,10 @@ pub struct MessagesRequest {
     /// Turns reasoning on or off, for models that support it.
     #[schema(value_type = Option<Object>)]
     pub thinking: Option<Value>,
+}
+
+impl RequestBody for MessagesRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[other::ANTHROPIC];
 }
 
 /// A message of a conversation.
@@ -192,7 +198,7 @@ pub async fn create(
     Extension(client): Extension<Client>,
     Body(request): Body<MessagesRequest>,
 ) -> ApiResult<Response> {
-    if request.max_tokens.is_none_or(|n| n == 0) {
+    if request.max_tokens.is_none_or(|n| n <= 0) {
         return Err(ApiError::bad_request(
             "max_tokens is required and must be at least 1",
         ));
@@ -314,7 +320,7 @@ impl MessagesRequest {
                 stop: self.stop_sequences.map(OneOrMany::Many),
                 ..SamplingFields::default()
             },
-            max_tokens: token_count("max_tokens", self.max_tokens)?,
+            max_tokens: TokenLimit::new("max_tokens", self.max_tokens)?.or(None),
             ..GenerationRequest::new(chat)
         })
     }
@@ -393,13 +399,12 @@ fn message(id: String, model: &Loaded, answer: Completion) -> MessageOut {
         content.push(json!({ "type": "text", "text": answer.content }));
     }
     for call in &answer.calls {
-        // Truncated arguments are not valid JSON; they are returned as text.
-        let input = serde_json::from_str(&call.arguments)
-            .ok()
-            .filter(Value::is_object)
-            .unwrap_or_else(|| json!({ "arguments": call.arguments }));
-        content
-            .push(json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }));
+        // Arguments that were cut off are no object. As `stop_reason` says so, the call is left out.
+        let input = serde_json::from_str(&call.arguments).ok();
+        if let Some(input) = input.filter(Value::is_object) {
+            let (id, name) = (&call.id, &call.name);
+            content.push(json!({ "type": "tool_use", "id": id, "name": name, "input": input }));
+        }
     }
     MessageOut {
         id,
@@ -480,6 +485,7 @@ impl Writer for MessageWriter {
 
     fn update(&mut self, update: Update, out: &mut Frames) {
         match update {
+            Update::Progress { .. } | Update::Prompt { .. } => {}
             Update::Delta { delta, .. } => match delta {
                 Delta::Reasoning(text) => {
                     self.open(

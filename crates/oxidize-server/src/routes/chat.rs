@@ -3,20 +3,25 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use oxidize_core::chat::{Conversation, Message};
+use oxidize_core::chat::Message;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-use super::{bounded, token_count};
-use crate::answer::{FinishReason, Timings, TokenLogprob, Usage};
+use super::conversation::conversation;
+use super::{TokenLimit, bounded, prompt_logprobs};
+use crate::answer::{FinishReason, ProgressOut, PromptLogprob, Timings, TokenLogprob, Usage};
 use crate::auth::Client;
 use crate::body::Body;
+use crate::constraint::ConstraintFields;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
-use crate::generate::{self, Chat, Completion, Delta, Generation, GenerationRequest, Update};
+use crate::fields::{OtherField, RequestBody, other};
+use crate::generate::{
+    self, Chat, Completion, Delta, Generation, GenerationRequest, Search, SearchFields, Update,
+};
 use crate::models::Loaded;
-use crate::sampling::{ResponseFormat, SamplingFields, one_grammar};
+use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 use crate::tools::{ToolChoice, Tools};
@@ -33,12 +38,12 @@ pub struct ChatRequest {
     pub stream: Option<bool>,
     /// Options of a streamed response.
     pub stream_options: Option<StreamOptions>,
-    /// Maximum number of tokens to generate.
-    #[schema(maximum = 2147483647)]
-    pub max_tokens: Option<u32>,
+    /// Maximum number of tokens to generate; -1 is no limit.
+    #[schema(minimum = -1, maximum = 2147483647)]
+    pub max_tokens: Option<i32>,
     /// Maximum number of tokens to generate; takes precedence over `max_tokens`.
-    #[schema(maximum = 2147483647)]
-    pub max_completion_tokens: Option<u32>,
+    #[schema(minimum = -1, maximum = 2147483647)]
+    pub max_completion_tokens: Option<i32>,
     /// Number of answers.
     #[schema(minimum = 1, maximum = 128)]
     pub n: Option<u32>,
@@ -47,13 +52,11 @@ pub struct ChatRequest {
     /// Number of most likely tokens to return at each position; needs `logprobs`.
     #[schema(maximum = 20)]
     pub top_logprobs: Option<u32>,
-    /// Format of the answer.
-    pub response_format: Option<ResponseFormat>,
-    /// GBNF grammar that constrains the answer.
-    pub grammar: Option<String>,
-    /// JSON schema that constrains the answer.
-    #[schema(value_type = Option<Object>)]
-    pub json_schema: Option<Value>,
+    /// Number of most likely tokens to return at each position of the prompt.
+    #[schema(maximum = 20)]
+    pub prompt_logprobs: Option<u32>,
+    /// Report the progress of the prompt in the stream, as `prompt_progress`.
+    pub return_progress: Option<bool>,
     /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Vec<Value>>,
@@ -62,6 +65,20 @@ pub struct ChatRequest {
     pub tool_choice: Option<Value>,
     /// Allow several tool calls in one answer.
     pub parallel_tool_calls: Option<bool>,
+    /// Older form of `tools`: the functions that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub functions: Option<Vec<Value>>,
+    /// Older form of `tool_choice`: `auto`, `none`, or an object that names a function.
+    #[schema(value_type = Option<Object>)]
+    pub function_call: Option<Value>,
+    /// Continue the last message, which must be the assistant's. By default, a last message of the assistant is
+    /// continued.
+    pub continue_final_message: Option<bool>,
+    /// Begin the turn of the assistant after the messages. On by default.
+    pub add_generation_prompt: Option<bool>,
+    /// Documents for templates of models that answer from documents.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub documents: Option<Vec<Value>>,
     /// Variables for the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
@@ -71,7 +88,24 @@ pub struct ChatRequest {
     pub reasoning_format: Option<String>,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub constraint: ConstraintFields,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub search: SearchFields,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
+}
+
+impl RequestBody for ChatRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
+        other::SAMPLING,
+        other::REASONING_AND_DRAFTS,
+        other::OPENAI,
+        other::VLLM,
+        other::VLLM_CHAT,
+        other::LLAMA_SERVER,
+    ];
 }
 
 /// A message of a conversation. Other fields are passed to the chat template.
@@ -81,8 +115,23 @@ pub struct MessageSchema {
     /// Role of the author: `system`, `developer`, `user`, `assistant` or `tool`.
     role: String,
     /// Text, or a list of parts of type `text`.
-    #[schema(value_type = Option<String>)]
-    content: Option<String>,
+    content: Option<ContentSchema>,
+    /// Other fields.
+    #[serde(flatten)]
+    #[schema(value_type = std::collections::HashMap<String, Object>)]
+    other: Map<String, Value>,
+}
+
+/// Content of a message.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only its schema is used")]
+pub enum ContentSchema {
+    /// Text.
+    Text(String),
+    /// List of parts.
+    #[schema(value_type = Vec<Object>)]
+    Parts(Vec<Value>),
 }
 
 /// Options of a streamed response.
@@ -112,6 +161,10 @@ pub struct ChatCompletion {
     pub usage: Usage,
     /// Timings of the first answer.
     pub timings: Option<Timings>,
+    /// Log probabilities of the prompt's tokens, if requested, in vLLM's format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Option<Object>>>)]
+    pub prompt_logprobs: Option<Vec<Value>>,
 }
 
 /// An answer.
@@ -123,7 +176,7 @@ pub struct ChatChoice {
     pub message: ResponseMessage,
     /// Log probabilities, if requested.
     pub logprobs: Option<ChatLogprobs>,
-    /// `stop`, `length` or `tool_calls`.
+    /// `stop`, `length`, `tool_calls` or, for a request with `functions`, `function_call`.
     pub finish_reason: &'static str,
 }
 
@@ -142,6 +195,9 @@ pub struct ResponseMessage {
     /// Tool calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallOut>,
+    /// The call, for a request with `functions`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionOut>,
 }
 
 /// A tool call.
@@ -206,8 +262,13 @@ pub async fn create(
         .stream_options
         .and_then(|o| o.include_usage)
         .unwrap_or(false);
+    let calls = CallFormat::of(&request);
     let request = request.into_generation()?;
+    if streamed && request.search != Search::Off {
+        return Err(not_streamed());
+    }
     let (n, logprobs) = (request.n, request.n_probs.is_some());
+    let with_prompt = request.prompt_logprobs.is_some();
     let generation = Generation::begin(&state, &client, request).await?;
     let model = generation.model().clone();
     let id = state.new_id("chatcmpl-");
@@ -218,12 +279,17 @@ pub async fn create(
             model,
             n,
             logprobs,
+            with_prompt,
+            calls,
             with_usage,
             usage: Usage::default(),
         };
         return stream::respond(generation, Framing::Sse, writer).await;
     }
-    let answers = generate::collect(generation).await?;
+    let mut answers = generate::collect(generation).await?;
+    let prompt = answers
+        .first_mut()
+        .map(|answer| std::mem::take(&mut answer.prompt));
     let mut usage = Usage::default();
     answers.iter().for_each(|answer| usage.add(&answer.end, n));
     let timings = answers
@@ -231,7 +297,7 @@ pub async fn create(
         .map(|answer| Timings::of(&answer.end.completion));
     let choices = answers
         .into_iter()
-        .map(|answer| ChatChoice::new(answer, logprobs));
+        .map(|answer| ChatChoice::new(answer, logprobs, calls));
     let completion = ChatCompletion {
         id,
         object: "chat.completion",
@@ -241,6 +307,7 @@ pub async fn create(
         choices: choices.collect(),
         usage,
         timings,
+        prompt_logprobs: prompt.filter(|_| with_prompt).map(as_vllm),
     };
     Ok(Json(completion).into_response())
 }
@@ -261,7 +328,31 @@ impl ChatRequest {
             }
         };
         let limit = self.max_completion_tokens.or(self.max_tokens);
-        let choice = ToolChoice::parse(self.tool_choice.as_ref())?;
+        let n = bounded("n", self.n.unwrap_or(1), 1, generate::MAX_ANSWERS as u32)? as usize;
+        let tools = match self.functions {
+            Some(_) if self.tools.is_some() => {
+                return Err(ApiError::bad_request(
+                    "`functions` is the older form of `tools`; set only one of them",
+                ));
+            }
+            Some(functions) => {
+                let choice = ToolChoice::parse(self.function_call.as_ref())?;
+                let tool = |function: Value| json!({ "type": "function", "function": function });
+                // An answer has one `function_call`.
+                Tools::new(functions.into_iter().map(tool).collect(), choice, false)?
+            }
+            None if self
+                .function_call
+                .is_some_and(|call| call != "none" && call != "auto") =>
+            {
+                return Err(ApiError::bad_request("`function_call` needs `functions`"));
+            }
+            None => Tools::new(
+                self.tools.unwrap_or_default(),
+                ToolChoice::parse(self.tool_choice.as_ref())?,
+                self.parallel_tool_calls.unwrap_or(true),
+            )?,
+        };
         let mut template_args = self.chat_template_kwargs.unwrap_or_default();
         if let Some(effort) = self.reasoning_effort {
             template_args
@@ -269,37 +360,71 @@ impl ChatRequest {
                 .or_insert(effort.into());
         }
         let chat = Chat {
-            conversation: Conversation {
-                messages: self.messages,
+            conversation: conversation(
+                self.messages,
                 template_args,
-                ..Conversation::default()
-            },
-            tools: Tools::new(
-                self.tools.unwrap_or_default(),
-                choice,
-                self.parallel_tool_calls.unwrap_or(true),
+                self.continue_final_message,
+                self.add_generation_prompt,
+                self.documents,
             )?,
+            tools,
             inline_reasoning: self.reasoning_format.as_deref() == Some("none"),
             stream_calls: self.stream.unwrap_or(false),
         };
         Ok(GenerationRequest {
             model: self.model,
             input: chat.into(),
-            n: bounded("n", self.n.unwrap_or(1), 1, generate::MAX_ANSWERS as u32)? as usize,
+            n,
+            search: self.search.search(n)?,
             sampling: self.sampling,
             n_probs,
-            grammar: one_grammar(
-                self.response_format.as_ref(),
-                self.grammar.as_deref(),
-                self.json_schema.as_ref(),
-            )?,
-            max_tokens: token_count("max_tokens", limit)?,
+            grammar: self.constraint.grammar()?,
+            max_tokens: TokenLimit::new("max_tokens", limit)?.or(None),
+            prompt_logprobs: prompt_logprobs(self.prompt_logprobs)?,
+            progress: self.return_progress.unwrap_or(false) && self.stream.unwrap_or(false),
         })
     }
 }
 
+/// The error of a request that cannot be streamed.
+pub(super) fn not_streamed() -> ApiError {
+    ApiError::not_supported(
+        "use_beam_search and best_of are not supported with stream: no answer is final before all are",
+    )
+}
+
+/// Log probabilities of a prompt in vLLM's format.
+pub(super) fn as_vllm(prompt: Vec<PromptLogprob>) -> Vec<Value> {
+    prompt.iter().map(PromptLogprob::vllm).collect()
+}
+
+/// Form of the calls in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CallFormat {
+    /// `tool_calls`.
+    Tools,
+    /// `function_call`, for requests with `functions`.
+    Function,
+}
+
+impl CallFormat {
+    fn of(request: &ChatRequest) -> CallFormat {
+        match request.functions {
+            Some(_) => CallFormat::Function,
+            None => CallFormat::Tools,
+        }
+    }
+
+    fn reason(self, reason: &FinishReason) -> &'static str {
+        match (self, reason) {
+            (CallFormat::Function, FinishReason::ToolCalls) => "function_call",
+            (_, reason) => reason.openai(),
+        }
+    }
+}
+
 impl ChatChoice {
-    fn new(answer: Completion, logprobs: bool) -> ChatChoice {
+    fn new(answer: Completion, logprobs: bool, format: CallFormat) -> ChatChoice {
         let calls = answer.calls.into_iter().map(|call| ToolCallOut {
             id: call.id,
             kind: "function",
@@ -308,8 +433,12 @@ impl ChatChoice {
                 arguments: call.arguments,
             },
         });
-        let tool_calls: Vec<ToolCallOut> = calls.collect();
+        let mut tool_calls: Vec<ToolCallOut> = calls.collect();
         let only_calls = answer.content.is_empty() && !tool_calls.is_empty();
+        let function_call = match format {
+            CallFormat::Tools => None,
+            CallFormat::Function => tool_calls.drain(..).next().map(|call| call.function),
+        };
         ChatChoice {
             index: answer.end.choice,
             message: ResponseMessage {
@@ -318,9 +447,10 @@ impl ChatChoice {
                 refusal: None,
                 reasoning_content: Some(answer.reasoning).filter(|text| !text.is_empty()),
                 tool_calls,
+                function_call,
             },
             logprobs: logprobs.then(|| answer.logprobs.into()),
-            finish_reason: answer.end.reason.openai(),
+            finish_reason: format.reason(&answer.end.reason),
         }
     }
 }
@@ -338,6 +468,10 @@ struct ChatChunk<'a> {
     usage: Option<Usage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<ProgressOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Vec<Value>>,
 }
 
 #[derive(Serialize)]
@@ -358,6 +492,8 @@ struct ChunkDelta {
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_calls: Option<[CallDelta; 1]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function_call: Option<FunctionDelta>,
 }
 
 #[derive(Serialize)]
@@ -383,6 +519,8 @@ struct ChatWriter {
     model: Arc<Loaded>,
     n: usize,
     logprobs: bool,
+    with_prompt: bool,
+    calls: CallFormat,
     with_usage: bool,
     usage: Usage,
 }
@@ -398,6 +536,22 @@ impl ChatWriter {
             choices,
             usage: None,
             timings: None,
+            prompt_progress: None,
+            prompt_logprobs: None,
+        }
+    }
+
+    /// The delta of a call.
+    fn call(&self, delta: CallDelta) -> ChunkDelta {
+        match self.calls {
+            CallFormat::Tools => ChunkDelta {
+                tool_calls: Some([delta]),
+                ..ChunkDelta::default()
+            },
+            CallFormat::Function => ChunkDelta {
+                function_call: Some(delta.function),
+                ..ChunkDelta::default()
+            },
         }
     }
 
@@ -413,7 +567,7 @@ impl ChatWriter {
             index,
             delta,
             logprobs: (self.logprobs && !logprobs.is_empty()).then(|| logprobs.into()),
-            finish_reason: reason.map(FinishReason::openai),
+            finish_reason: reason.map(|reason| self.calls.reason(reason)),
         }])
     }
 }
@@ -432,6 +586,17 @@ impl Writer for ChatWriter {
 
     fn update(&mut self, update: Update, out: &mut Frames) {
         match update {
+            Update::Progress { choice, progress } => {
+                let mut chunk = self.choice(choice, ChunkDelta::default(), Vec::new(), None);
+                chunk.prompt_progress = Some(progress.into());
+                out.json(&chunk);
+            }
+            Update::Prompt { choice: 0, tokens } if self.with_prompt => {
+                let mut chunk = self.choice(0, ChunkDelta::default(), Vec::new(), None);
+                chunk.prompt_logprobs = Some(as_vllm(tokens));
+                out.json(&chunk);
+            }
+            Update::Prompt { .. } => {}
             Update::Delta {
                 choice,
                 delta,
@@ -442,7 +607,7 @@ impl Writer for ChatWriter {
                     Delta::Reasoning(text) => chunk.reasoning_content = Some(text),
                     Delta::Content(text) => chunk.content = Some(text),
                     Delta::CallStart { index, id, name } => {
-                        chunk.tool_calls = Some([CallDelta {
+                        chunk = self.call(CallDelta {
                             index,
                             id: Some(id),
                             kind: Some("function"),
@@ -450,10 +615,10 @@ impl Writer for ChatWriter {
                                 name: Some(name),
                                 arguments: String::new(),
                             },
-                        }]);
+                        });
                     }
                     Delta::CallArguments { index, text } => {
-                        chunk.tool_calls = Some([CallDelta {
+                        chunk = self.call(CallDelta {
                             index,
                             id: None,
                             kind: None,
@@ -461,7 +626,7 @@ impl Writer for ChatWriter {
                                 name: None,
                                 arguments: text,
                             },
-                        }]);
+                        });
                     }
                 }
                 out.json(&self.choice(choice, chunk, logprobs, None));

@@ -9,16 +9,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::chat::{FINGERPRINT, StreamOptions};
-use super::{bounded, token_count};
-use crate::answer::{FinishReason, Timings, TokenLogprob, Usage};
+use super::chat::{FINGERPRINT, StreamOptions, as_vllm, not_streamed};
+use super::{TokenLimit, bounded, prompt_logprobs};
+use crate::answer::{
+    FinishReason, ProgressOut, PromptLogprob, Timings, TokenLogprob, TopLogprob, Usage,
+};
 use crate::auth::Client;
 use crate::body::Body;
+use crate::constraint::ConstraintFields;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
-use crate::generate::{self, Delta, End, Generation, GenerationRequest, Update};
+use crate::fields::{OtherField, RequestBody, other};
+use crate::generate::{
+    self, Delta, End, Generation, GenerationRequest, Search, SearchFields, Update,
+};
 use crate::models::Loaded;
 use crate::prompt::{Infill, Prompt};
-use crate::sampling::{ResponseFormat, SamplingFields, one_grammar};
+use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 
@@ -38,27 +44,42 @@ pub struct CompletionRequest {
     pub stream: Option<bool>,
     /// Options of a streamed response.
     pub stream_options: Option<StreamOptions>,
-    /// Maximum number of tokens to generate.
-    #[schema(maximum = 2147483647)]
-    pub max_tokens: Option<u32>,
+    /// Maximum number of tokens to generate; -1 is no limit, 0 scores the prompt alone. 16 by default.
+    #[schema(minimum = -1, maximum = 2147483647)]
+    pub max_tokens: Option<i32>,
     /// Number of answers to each prompt.
     #[schema(minimum = 1, maximum = 128)]
     pub n: Option<u32>,
-    /// Number of most likely tokens to return at each position.
+    /// Number of most likely tokens to return at each position, with `echo` also of the prompt.
     #[schema(maximum = 20)]
     pub logprobs: Option<u32>,
     /// Return the prompt before the answer.
     pub echo: Option<bool>,
-    /// Format of the answer.
-    pub response_format: Option<ResponseFormat>,
-    /// GBNF grammar that constrains the answer.
-    pub grammar: Option<String>,
-    /// JSON schema that constrains the answer.
-    #[schema(value_type = Option<Object>)]
-    pub json_schema: Option<Value>,
+    /// Number of most likely tokens to return at each position of the prompt, as `prompt_logprobs`.
+    #[schema(maximum = 20)]
+    pub prompt_logprobs: Option<u32>,
+    /// Report the progress of the prompt in the stream, as `prompt_progress`.
+    pub return_progress: Option<bool>,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub constraint: ConstraintFields,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub search: SearchFields,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
+}
+
+impl RequestBody for CompletionRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
+        other::SAMPLING,
+        other::REASONING_AND_DRAFTS,
+        other::OPENAI,
+        other::VLLM,
+        other::VLLM_COMPLETIONS,
+        other::LLAMA_SERVER,
+    ];
 }
 
 /// A completion.
@@ -82,6 +103,9 @@ pub struct Completion {
     /// Timings of the first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
+    /// Progress of the prompt, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_progress: Option<ProgressOut>,
 }
 
 /// An answer.
@@ -95,6 +119,10 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// `stop` or `length`; null until the answer ends.
     pub finish_reason: Option<&'static str>,
+    /// Log probabilities of the prompt's tokens, if requested, in vLLM's format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Option<Object>>>)]
+    pub prompt_logprobs: Option<Vec<Value>>,
 }
 
 /// Log probabilities in the format of OpenAI's completions.
@@ -102,11 +130,11 @@ pub struct CompletionChoice {
 pub struct CompletionLogprobs {
     /// Text of each token.
     pub tokens: Vec<String>,
-    /// Log probability of each token.
-    pub token_logprobs: Vec<f32>,
-    /// The most likely tokens at each position.
-    #[schema(value_type = Vec<Object>)]
-    pub top_logprobs: Vec<Map<String, Value>>,
+    /// Log probability of each token; null for the first token of a prompt.
+    pub token_logprobs: Vec<Option<f64>>,
+    /// The most likely tokens at each position; null for the first token of a prompt.
+    #[schema(value_type = Vec<Option<Object>>)]
+    pub top_logprobs: Vec<Option<Map<String, Value>>>,
     /// Offset of each token in the text, in characters.
     pub text_offset: Vec<usize>,
 }
@@ -136,7 +164,11 @@ pub async fn create(
         .echo
         .unwrap_or(false)
         .then(|| request.prompt.clone());
+    let with_prompt = request.prompt_logprobs.is_some();
     let request = request.into_generation()?;
+    if streamed && request.search != Search::Off {
+        return Err(not_streamed());
+    }
     let (n, count, logprobs) = (request.n, request.n_answers(), request.n_probs.is_some());
     let generation = Generation::begin(&state, &client, request).await?;
     let model = generation.model().clone();
@@ -152,6 +184,7 @@ pub async fn create(
         model,
         n,
         logprobs,
+        with_prompt,
         with_usage,
         usage: Usage::default(),
     };
@@ -165,12 +198,19 @@ pub async fn create(
     let mut choices = Vec::new();
     for answer in answers {
         writer.usage.add(&answer.end, n);
-        let logprobs = writer.logprobs(answer.end.choice, answer.logprobs);
+        let choice = answer.end.choice;
+        let scored = if writer.echo.is_empty() {
+            &[][..]
+        } else {
+            &answer.prompt
+        };
+        let logprobs = writer.logprobs(choice, scored, answer.logprobs);
         choices.push(CompletionChoice {
             text: writer.echo_of(answer.end.choice) + &answer.content,
             index: answer.end.choice,
             logprobs,
             finish_reason: Some(answer.end.reason.openai()),
+            prompt_logprobs: with_prompt.then(|| as_vllm(answer.prompt)),
         });
     }
     let mut completion = writer.completion(choices);
@@ -186,34 +226,34 @@ impl CompletionRequest {
             .logprobs
             .map(|top| bounded("logprobs", top, 0, 20))
             .transpose()?;
-        let input = match (self.suffix.filter(|suffix| !suffix.is_empty()), self.prompt) {
-            (None, prompt) => prompt.into(),
-            (Some(suffix), Prompt::Text(prefix)) => {
+        let echoed = n_probs.filter(|_| self.echo.unwrap_or(false));
+        // One computation serves both fields.
+        let prompt_logprobs = prompt_logprobs(self.prompt_logprobs)?.max(echoed);
+        let input = match self.suffix.filter(|suffix| !suffix.is_empty()) {
+            None => self.prompt.into(),
+            Some(suffix) => {
+                let prefix = self.prompt.into_text();
+                let wrong = || ApiError::bad_request("`suffix` needs a single prompt of text");
                 let infill = Infill {
-                    prefix,
+                    prefix: prefix.ok_or_else(wrong)?,
                     suffix,
                     ..Infill::default()
                 };
                 infill.into()
-            }
-            (Some(_), _) => {
-                return Err(ApiError::bad_request(
-                    "suffix needs a single prompt of text",
-                ));
             }
         };
         Ok(GenerationRequest {
             model: self.model,
             input,
             n,
+            search: self.search.search(n)?,
             sampling: self.sampling,
             n_probs,
-            grammar: one_grammar(
-                self.response_format.as_ref(),
-                self.grammar.as_deref(),
-                self.json_schema.as_ref(),
-            )?,
-            max_tokens: token_count("max_tokens", self.max_tokens)?.or(Some(DEFAULT_MAX_TOKENS)),
+            grammar: self.constraint.grammar()?,
+            max_tokens: TokenLimit::new("max_tokens", self.max_tokens)?
+                .or(Some(DEFAULT_MAX_TOKENS)),
+            prompt_logprobs,
+            progress: self.return_progress.unwrap_or(false) && self.stream.unwrap_or(false),
         })
     }
 }
@@ -228,6 +268,7 @@ struct CompletionWriter {
     offsets: Vec<usize>,
     n: usize,
     logprobs: bool,
+    with_prompt: bool,
     with_usage: bool,
     usage: Usage,
 }
@@ -243,6 +284,7 @@ impl CompletionWriter {
             choices,
             usage: None,
             timings: None,
+            prompt_progress: None,
         }
     }
 
@@ -253,22 +295,42 @@ impl CompletionWriter {
             .unwrap_or_default()
     }
 
-    fn logprobs(&mut self, choice: usize, tokens: Vec<TokenLogprob>) -> Option<CompletionLogprobs> {
+    /// Log probabilities of tokens of a prompt and of the answer after it.
+    fn logprobs(
+        &mut self,
+        choice: usize,
+        prompt: &[PromptLogprob],
+        tokens: Vec<TokenLogprob>,
+    ) -> Option<CompletionLogprobs> {
         if !self.logprobs {
             return None;
         }
         let offset = self.offsets.get_mut(choice)?;
         let mut logprobs = CompletionLogprobs::default();
-        for token in tokens {
+        let prompt = prompt.iter().map(|token| {
+            let top = token.rank.map(|_| token.top.as_slice());
+            (token.token.token.as_str(), token.logprob(), top)
+        });
+        let answer = tokens.iter().map(|token| {
+            let top = Some(token.top_logprobs.as_slice());
+            (token.token.as_str(), Some(token.logprob), top)
+        });
+        for (text, logprob, top) in prompt.chain(answer) {
             logprobs.text_offset.push(*offset);
-            *offset += token.token.chars().count();
-            logprobs.tokens.push(token.token);
-            logprobs.token_logprobs.push(token.logprob);
-            let top = token.top_logprobs.into_iter();
-            let top = top.map(|top| (top.token, top.logprob.into()));
-            logprobs.top_logprobs.push(top.collect());
+            *offset += text.chars().count();
+            logprobs.tokens.push(text.to_owned());
+            // As f64 like those in `top_logprobs`, so that clients can compare them.
+            logprobs.token_logprobs.push(logprob.map(f64::from));
+            let named = |top: &TopLogprob| (top.token.clone(), top.logprob.into());
+            let top = top.map(|top| top.iter().map(named).collect());
+            logprobs.top_logprobs.push(top);
         }
         Some(logprobs)
+    }
+
+    /// True if the log probabilities of the prompt come with its text.
+    fn scores_echo(&self) -> bool {
+        self.logprobs && !self.echo.is_empty()
     }
 
     /// The part of one choice.
@@ -279,12 +341,13 @@ impl CompletionWriter {
         tokens: Vec<TokenLogprob>,
         reason: Option<&FinishReason>,
     ) -> Completion {
-        let logprobs = self.logprobs(index, tokens);
+        let logprobs = self.logprobs(index, &[], tokens);
         self.completion(vec![CompletionChoice {
             text,
             index,
             logprobs,
             finish_reason: reason.map(FinishReason::openai),
+            prompt_logprobs: None,
         }])
     }
 
@@ -298,6 +361,9 @@ impl CompletionWriter {
 
 impl Writer for CompletionWriter {
     fn start(&mut self, out: &mut Frames) {
+        if self.scores_echo() {
+            return;
+        }
         for index in 0..self.echo.len() * self.n {
             let text = self.echo_of(index);
             out.json(&self.completion(vec![CompletionChoice {
@@ -305,12 +371,35 @@ impl Writer for CompletionWriter {
                 index,
                 logprobs: None,
                 finish_reason: None,
+                prompt_logprobs: None,
             }]));
         }
     }
 
     fn update(&mut self, update: Update, out: &mut Frames) {
         match update {
+            Update::Progress { choice, progress } => {
+                let mut part = self.choice(choice, String::new(), Vec::new(), None);
+                part.prompt_progress = Some(progress.into());
+                out.json(&part);
+            }
+            Update::Prompt { choice, tokens } => {
+                let scores_echo = self.scores_echo();
+                let (text, logprobs) = match scores_echo {
+                    true => (
+                        self.echo_of(choice),
+                        self.logprobs(choice, &tokens, Vec::new()),
+                    ),
+                    false => (String::new(), None),
+                };
+                out.json(&self.completion(vec![CompletionChoice {
+                    text,
+                    index: choice,
+                    logprobs,
+                    finish_reason: None,
+                    prompt_logprobs: self.with_prompt.then(|| as_vllm(tokens)),
+                }]));
+            }
             Update::Delta {
                 choice,
                 delta: Delta::Content(text),

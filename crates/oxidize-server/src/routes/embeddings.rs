@@ -13,6 +13,7 @@ use crate::answer::Usage;
 use crate::auth::Client;
 use crate::body::Body;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
+use crate::fields::{OtherField, RequestBody, other};
 use crate::generate::blocking;
 use crate::models::Loaded;
 use crate::prompt::Prompt;
@@ -27,12 +28,17 @@ pub struct EmbeddingRequest {
     /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
     /// Input: a text, token ids, or a list of either.
+    #[serde(alias = "content")]
     pub input: Prompt,
     /// Format of the embeddings: `float` or `base64`.
     pub encoding_format: Option<String>,
     /// Number of dimensions to return. The embedding is truncated and normalized again.
     #[schema(minimum = 1)]
     pub dimensions: Option<u32>,
+}
+
+impl RequestBody for EmbeddingRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[other::EMBEDDINGS];
 }
 
 /// Embeddings.
@@ -117,6 +123,47 @@ pub async fn create(
     }))
 }
 
+/// Embedding of a text in llama-server's format.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct NativeEmbedding {
+    /// Index of the text in the request.
+    pub index: usize,
+    /// A list of one vector, normalized to length 1.
+    pub embedding: [Vec<f32>; 1],
+}
+
+/// Create embeddings in llama-server's format
+#[utoipa::path(
+    post, path = "/embeddings", tag = "llama-server",
+    request_body = EmbeddingRequest,
+    responses(
+        (status = 200, description = "An embedding for each text", body = Vec<NativeEmbedding>),
+        OpenAiErrors,
+    ),
+)]
+pub async fn create_native(
+    State(state): State<AppState>,
+    Extension(client): Extension<Client>,
+    Body(request): Body<EmbeddingRequest>,
+) -> ApiResult<Json<Vec<NativeEmbedding>>> {
+    if request
+        .encoding_format
+        .is_some_and(|format| format != "float")
+    {
+        return Err(ApiError::not_supported(
+            "`encoding_format` must be \"float\" here; /v1/embeddings has base64",
+        ));
+    }
+    let dimensions = request.dimensions.map(|n| n as usize);
+    let embedded = embed(&state, &client, request.model.as_deref(), request.input).await?;
+    let vectors = embedded.vectors.into_iter().enumerate();
+    let embedding = |(index, vector)| {
+        let embedding = [shorten(vector, dimensions)?];
+        Ok(NativeEmbedding { index, embedding })
+    };
+    Ok(Json(vectors.map(embedding).collect::<ApiResult<_>>()?))
+}
+
 /// Vectors of texts, and the model that computed them.
 pub(crate) struct Embedded {
     pub(crate) model: Arc<Loaded>,
@@ -175,7 +222,7 @@ async fn compute(
 
 /// The vector of each text, and the number of tokens.
 fn vectors(model: &Loaded, texts: Prompt) -> ApiResult<(Vec<Vec<f32>>, usize)> {
-    if model.is_classifier() {
+    if model.is_reranker() {
         return Err(ApiError::bad_request(
             "this model is a classifier and has no embeddings; use /v1/rerank",
         ));
@@ -224,6 +271,10 @@ pub struct RerankRequest {
     pub top_n: Option<u32>,
     /// Return the texts of the documents.
     pub return_documents: Option<bool>,
+}
+
+impl RequestBody for RerankRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[other::RERANK];
 }
 
 /// A document.
@@ -276,8 +327,7 @@ pub struct Ranked {
 
 /// Rank documents by their relevance to a query
 ///
-/// A cross-encoder scores query and document together. For other models, the score is the cosine similarity
-/// of the two embeddings.
+/// A cross-encoder scores query and document together. Other models are refused.
 #[utoipa::path(
     post, path = "/v1/rerank", tag = "OpenAI",
     request_body = RerankRequest,
@@ -337,18 +387,16 @@ fn rank(model: &Loaded, texts: &[String]) -> ApiResult<(Vec<Vec<f32>>, usize)> {
     let Some((query, documents)) = texts.split_first() else {
         return Err(ApiError::internal("rank: there is no query"));
     };
-    let tokenizer = model.tokenizer()?;
-    if model.is_classifier() {
+    if model.is_reranker() {
+        let tokenizer = model.tokenizer()?;
         let pair = |document: &String| tokenizer.encode_pair(query, document, false);
         let pairs: Vec<TokenPair> = documents.iter().map(pair).collect();
         let n_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
         return Ok((model.score(&pairs)?, n_tokens));
     }
-    let (vectors, n_tokens) = vectors(model, Prompt::Texts(texts.to_vec()))?;
-    let Some((query, documents)) = vectors.split_first() else {
-        return Err(ApiError::internal("rank: there are no embeddings"));
-    };
-    let cosine = |document: &Vec<f32>| query.iter().zip(document).map(|(a, b)| a * b).sum::<f32>();
-    let scores = documents.iter().map(|document| vec![cosine(document)]);
-    Ok((scores.collect(), n_tokens))
+    Err(ApiError::not_supported(format!(
+        "model {} is not a reranker: it has no head that scores a query with a document; compare embeddings of \
+         /v1/embeddings instead",
+        model.name
+    )))
 }

@@ -4,6 +4,7 @@
 pub mod anthropic;
 pub mod chat;
 pub mod completions;
+mod conversation;
 pub mod embeddings;
 pub mod health;
 pub mod models;
@@ -13,15 +14,45 @@ pub mod responses;
 
 use crate::error::{ApiError, ApiResult};
 
-/// Checks a number of tokens.
-pub(crate) fn token_count(name: &str, n: Option<u32>) -> ApiResult<Option<usize>> {
-    match n {
-        Some(n) if n > i32::MAX as u32 => {
-            let message = format!("{name} is {n}; it must be at most {}", i32::MAX);
-            Err(ApiError::bad_request(message))
+/// Maximum number of tokens of an answer: vLLM and llama-server write -1 for no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenLimit {
+    /// The field is not set.
+    Unset,
+    /// No limit but the context.
+    Unlimited,
+    /// This many tokens.
+    Tokens(usize),
+}
+
+impl TokenLimit {
+    /// The limit in a field.
+    pub(crate) fn new(name: &str, n: Option<i32>) -> ApiResult<TokenLimit> {
+        match n {
+            None => Ok(TokenLimit::Unset),
+            Some(-1) => Ok(TokenLimit::Unlimited),
+            Some(n) => match usize::try_from(n) {
+                Ok(n) => Ok(TokenLimit::Tokens(n)),
+                Err(_) => Err(ApiError::bad_request(format!(
+                    "{name} is {n}; it must be at least 0, or -1 for no limit"
+                ))),
+            },
         }
-        n => Ok(n.map(|n| n as usize)),
     }
+
+    /// The limit, or `default` if the field is not set.
+    pub(crate) fn or(self, default: Option<usize>) -> Option<usize> {
+        match self {
+            TokenLimit::Unset => default,
+            TokenLimit::Unlimited => None,
+            TokenLimit::Tokens(n) => Some(n),
+        }
+    }
+}
+
+/// Checks the number of most likely tokens to report beside each token of a prompt.
+pub(crate) fn prompt_logprobs(n: Option<u32>) -> ApiResult<Option<u32>> {
+    n.map(|n| bounded("prompt_logprobs", n, 0, 20)).transpose()
 }
 
 /// Checks that a number is within bounds.

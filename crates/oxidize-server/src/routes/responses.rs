@@ -10,14 +10,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::token_count;
+use super::TokenLimit;
 use crate::answer::FinishReason;
 use crate::auth::Client;
 use crate::body::Body;
+use crate::constraint::{ConstraintFields, ResponseFormat};
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
+use crate::fields::{OtherField, RequestBody, other};
 use crate::generate::{Chat, Delta, End, Generation, GenerationRequest, Update};
 use crate::models::Loaded;
-use crate::sampling::{ResponseFormat, SamplingFields};
+use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 use crate::tools::{ToolChoice, Tools};
@@ -32,8 +34,8 @@ pub struct ResponseRequest {
     /// System message before the conversation.
     pub instructions: Option<String>,
     /// Maximum number of tokens to generate.
-    #[schema(minimum = 1, maximum = 2147483647)]
-    pub max_output_tokens: Option<u32>,
+    #[schema(minimum = -1, maximum = 2147483647)]
+    pub max_output_tokens: Option<i32>,
     /// Stream the answer as server-sent events.
     pub stream: Option<bool>,
     /// Tools that the model may call.
@@ -55,7 +57,20 @@ pub struct ResponseRequest {
     pub metadata: Option<Map<String, Value>>,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub constraint: ConstraintFields,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
+}
+
+impl RequestBody for ResponseRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
+        other::SAMPLING,
+        other::REASONING_AND_DRAFTS,
+        other::VLLM,
+        other::LLAMA_SERVER,
+        other::RESPONSES,
+    ];
 }
 
 /// Text of the user, or the items of a conversation.
@@ -188,7 +203,15 @@ impl ResponseRequest {
             template_args.insert("reasoning_effort".into(), effort.into());
         }
         let format = self.text.and_then(|text| text.format);
-        let grammar = format.map(|format| format.grammar()).transpose()?.flatten();
+        let format = format.map(|format| format.grammar()).transpose()?.flatten();
+        let grammar = match (format, self.constraint.grammar()?) {
+            (Some(_), Some(_)) => {
+                return Err(ApiError::bad_request(
+                    "`text.format` and another constraint exclude each other: an answer has one form",
+                ));
+            }
+            (format, constraint) => format.or(constraint),
+        };
         let chat = Chat {
             conversation: Conversation {
                 messages,
@@ -203,7 +226,7 @@ impl ResponseRequest {
             model: self.model,
             sampling: self.sampling,
             grammar,
-            max_tokens: token_count("max_output_tokens", self.max_output_tokens)?,
+            max_tokens: TokenLimit::new("max_output_tokens", self.max_output_tokens)?.or(None),
             ..GenerationRequest::new(chat)
         })
     }
@@ -480,6 +503,7 @@ impl Writer for ResponseWriter {
 
     fn update(&mut self, update: Update, out: &mut Frames) {
         match update {
+            Update::Progress { .. } | Update::Prompt { .. } => {}
             Update::Delta {
                 delta: Delta::Reasoning(text),
                 ..

@@ -32,6 +32,11 @@ assert called.stop_reason == "tool_use" and block.input == {"zone": "UTC"}
 with client.messages.stream(**{**common, "max_tokens": 400}, tools=[tool],
                             tool_choice={"type": "any", "disable_parallel_tool_use": True}) as stream:
     assert stream.get_final_message().content[0].input == {"zone": "UTC"}
+# A call that is cut off is no call.
+long = {**tool, "input_schema": {**tool["input_schema"], "properties": {"zone": {"enum": ["a" * 300]}}}}
+cut = client.messages.create(**{**common, "max_tokens": 24}, tools=[long],
+                             tool_choice={"type": "any", "disable_parallel_tool_use": True})
+assert cut.stop_reason == "max_tokens" and all(part.type != "tool_use" for part in cut.content), cut
 answered = ASKED + [{"role": "assistant", "content": [block.model_dump()]},
                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "noon"}]}]
 client.messages.create(**{**common, "messages": answered}, tools=[tool])

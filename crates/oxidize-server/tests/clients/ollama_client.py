@@ -28,6 +28,16 @@ client.chat(MODEL, ASKED, tools=tools, options=OPTIONS)
 assert len(client.embed(MODEL, ["a", "b"]).embeddings) == 2
 assert client.show(MODEL).modelinfo["general.architecture"] == "llama"
 assert client.ps().models
+assert len(client.embeddings(MODEL, "a").embedding) == len(client.embed(MODEL, "a").embeddings[0])
+assert client.generate(MODEL, keep_alive=0).done_reason == "unload" and not client.ps().models
+assert client.generate(MODEL, keep_alive="5m").done_reason == "load" and client.ps().models
+for asked in ({"images": [b"x"]}, {"options": {"num_ctx": 1 << 20}}):
+    try:
+        client.generate(MODEL, "a", **asked)
+    except ollama.ResponseError as error:
+        assert error.status_code == 400, error
+    else:
+        raise AssertionError(f"no error: {asked}")
 try:
     client.chat("none", ASKED)
 except ollama.ResponseError as error:

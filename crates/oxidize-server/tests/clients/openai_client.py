@@ -61,6 +61,11 @@ streamed = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TI
 arguments = "".join(c.function.arguments or "" for p in streamed for c in (p.choices[0].delta.tool_calls or []))
 assert json.loads(arguments) == {"zone": "UTC"}
 
+# The older form of tools.
+called = client.chat.completions.create(model=MODEL, messages=ASKED, functions=[TIME["function"]], function_call={"name": "time"},
+                                        max_tokens=400).choices[0]
+assert called.finish_reason == "function_call" and json.loads(called.message.function_call.arguments) == {"zone": "UTC"}
+
 # tool_choice auto: a grammar makes a model of random weights call twice. Arguments are streamed in several parts.
 CALLS = r"""root ::= "Well. " call "\n" call
 call ::= "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"zone\": \"" [A-Z]{12} "\"}}\n</tool_call>" """
@@ -85,6 +90,15 @@ for call, parts in zip(whole.message.tool_calls, calls.values(), strict=True):
 # Completions, embeddings.
 completion = client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=3, logprobs=1)
 assert len(completion.choices) == 2 and len(completion.choices[0].logprobs.tokens) == 3
+scored = client.completions.create(model=MODEL, prompt="Once upon", echo=True, logprobs=1, max_tokens=0)
+scores = scored.choices[0].logprobs.token_logprobs
+assert len(scores) == scored.usage.prompt_tokens and scores[0] is None and all(score < 0 for score in scores[1:])
+best = client.completions.create(model=MODEL, prompt="a", max_tokens=3, best_of=3, n=2)
+assert len(best.choices) == 2
+chosen = client.completions.create(model=MODEL, prompt="a", max_tokens=9, extra_body={"guided_choice": ["yes", "no"]})
+assert chosen.choices[0].text in ("yes", "no")
+unlimited = client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=-1, extra_body={"regex": "[a-c]{5}"})
+assert len(unlimited.choices[0].message.content) == 5
 # The package requests base64 and decodes it.
 vectors = client.embeddings.create(model=MODEL, input=["a", "b"]).data
 assert len(vectors) == 2 and abs(sum(x * x for x in vectors[0].embedding) - 1) < 1e-3
@@ -98,11 +112,20 @@ called = client.responses.create(model=MODEL, input="Hello", tool_choice="requir
                                  tools=[{"type": "function", **TIME["function"]}])
 assert called.output[0].type == "function_call" and json.loads(called.output[0].arguments) == {"zone": "UTC"}
 
+# Fields that nobody knows are named in a header.
+raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=ASKED, max_tokens=1, extra_body={"temprature": 1})
+assert raw.headers["x-oxidize-ignored"] == "temprature"
+raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=ASKED, max_tokens=1, user="me", store=False,
+                                                       modalities=["text"], service_tier="auto", metadata={"a": "b"})
+assert "x-oxidize-ignored" not in raw.headers
+
 # Errors become exceptions of the package.
 for kind, act in [
     (openai.NotFoundError, lambda: client.chat.completions.create(model="none", messages=ASKED)),
     (openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=[])),
     (openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=ASKED, temperature=-1)),
+    (openai.BadRequestError, lambda: client.responses.create(model=MODEL, input="Hello", truncation="auto")),
+    (openai.BadRequestError, lambda: client.responses.create(model=MODEL, input="Hello", background=True)),
     (openai.AuthenticationError, lambda: openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").models.list()),
 ]:
     try:

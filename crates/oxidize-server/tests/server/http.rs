@@ -41,6 +41,15 @@ impl Reply {
     }
 }
 
+impl Reply {
+    /// The message of an error in Ollama's format.
+    pub(crate) fn ollama_error(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{}", self.body);
+        let message = self.json()["error"].as_str().map(str::to_owned);
+        message.unwrap_or_else(|| panic!("no message: {}", self.body))
+    }
+}
+
 /// Sends a request and returns the connection, from which the caller reads the response.
 pub(crate) fn open(
     address: SocketAddr,

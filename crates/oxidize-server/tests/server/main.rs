@@ -11,11 +11,13 @@ mod faults;
 #[path = "../../../oxidize-core/tests/faulty_backend/mod.rs"]
 #[allow(dead_code, reason = "the engine's own tests use the rest")]
 mod faulty_backend;
+mod fields;
 mod http;
 mod numbers;
 mod ollama;
 mod operations;
 mod page;
+mod requests;
 mod tenants;
 mod text;
 
@@ -58,7 +60,11 @@ fn start(args: &[&str]) -> Running {
 }
 
 fn start_with(args: &[&str]) -> Running {
-    let mut child = command(args).spawn().unwrap();
+    start_command(command(args))
+}
+
+fn start_command(mut command: Command) -> Running {
+    let mut child = command.spawn().unwrap();
     let mut line = String::new();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     stdout.read_line(&mut line).unwrap();

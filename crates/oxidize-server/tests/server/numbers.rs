@@ -41,8 +41,12 @@ fn find(document: &Value, schema: &Value, path: &[String], numbers: &mut Vec<Num
                 .is_some_and(|list| list.contains(&json!(kind)))
     };
     if is("integer") || is("number") {
-        // The 64-bit number is the seed, for which every value is valid.
-        let wide = (schema["format"] == "int64").then_some(i64::MAX as f64);
+        // The 64-bit numbers are the seed and the time of `keep_alive`, for which every value is valid.
+        let wide = match schema["format"].as_str() {
+            Some("int64") => Some(i64::MAX as f64),
+            Some("double") => Some(f64::MAX),
+            _ => None,
+        };
         numbers.push(Number {
             path: path.to_vec(),
             minimum: schema["minimum"].as_f64().or(wide.map(|high| -high)),

@@ -6,18 +6,19 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::answer::{Timings, TokenLogprob};
+use crate::answer::{ProgressOut, Timings, TokenLogprob};
 use crate::auth::Client;
 use crate::body::Body;
+use crate::constraint::ConstraintFields;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
+use crate::fields::{OtherField, RequestBody, other};
 use crate::generate::{self, Delta, End, Generation, GenerationRequest, Input, Update};
 use crate::models::Loaded;
 use crate::prompt::{Infill, Prompt};
-use crate::routes::bounded;
-use crate::sampling::{SamplingFields, one_grammar};
+use crate::routes::{TokenLimit, bounded};
+use crate::sampling::SamplingFields;
 use crate::state::AppState;
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
 
@@ -43,11 +44,8 @@ pub struct NativeRequest {
     pub n_probs: Option<u32>,
     /// Return the token ids of the answer.
     pub return_tokens: Option<bool>,
-    /// GBNF grammar that constrains the answer.
-    pub grammar: Option<String>,
-    /// JSON schema that constrains the answer.
-    #[schema(value_type = Option<Object>)]
-    pub json_schema: Option<Value>,
+    /// Report the progress of the prompt in the stream, as `prompt_progress`.
+    pub return_progress: Option<bool>,
     /// Text before the gap, for `/infill`.
     pub input_prefix: Option<String>,
     /// Text after the gap, for `/infill`.
@@ -56,7 +54,20 @@ pub struct NativeRequest {
     pub input_extra: Option<Vec<ExtraFile>>,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub constraint: ConstraintFields,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
+}
+
+impl RequestBody for NativeRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
+        other::SAMPLING,
+        other::REASONING_AND_DRAFTS,
+        other::VLLM,
+        other::LLAMA_SERVER,
+        other::NATIVE,
+    ];
 }
 
 /// A file of the same project as the text with the gap.
@@ -100,6 +111,9 @@ pub struct NativeCompletion {
     /// Timings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
+    /// Progress of the prompt, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_progress: Option<ProgressOut>,
 }
 
 /// Create a completion
@@ -120,7 +134,9 @@ pub async fn completion(
 ) -> ApiResult<Response> {
     let prompt = request.prompt.take();
     let Some(prompt) = prompt.filter(|prompt| prompt.count() == 1) else {
-        return Err(ApiError::bad_request("exactly one prompt is required"));
+        return Err(ApiError::bad_request(
+            "`prompt` must be one text or one list of token ids and texts",
+        ));
     };
     answer(state, client, request, prompt.into()).await
 }
@@ -144,14 +160,9 @@ pub async fn infill(
     let mut prefix = request.input_prefix.take().unwrap_or_default();
     let suffix = request.input_suffix.take().unwrap_or_default();
     // The prompt is the start of the line with the gap: it follows the prefix.
-    match request.prompt.take() {
-        None => {}
-        Some(Prompt::Text(text)) => prefix.push_str(&text),
-        Some(_) => {
-            return Err(ApiError::bad_request(
-                "the prompt of /infill must be a text",
-            ));
-        }
+    if let Some(prompt) = request.prompt.take() {
+        let wrong = || ApiError::bad_request("the prompt of /infill must be a text");
+        prefix.push_str(&prompt.into_text().ok_or_else(wrong)?);
     }
     let extra = request.input_extra.take().unwrap_or_default().into_iter();
     let files = extra.map(|file| (file.filename.unwrap_or_else(|| "tmp".into()), file.text));
@@ -169,14 +180,8 @@ async fn answer(
     request: NativeRequest,
     input: Input,
 ) -> ApiResult<Response> {
-    let max_tokens = match request.n_predict.or(request.max_tokens) {
-        None | Some(-1) => None,
-        Some(n) => Some(usize::try_from(n).map_err(|_| {
-            ApiError::bad_request(format!(
-                "n_predict is {n}; it must be at least 0, or -1 for no limit"
-            ))
-        })?),
-    };
+    let max_tokens = request.n_predict.or(request.max_tokens);
+    let max_tokens = TokenLimit::new("n_predict", max_tokens)?.or(None);
     let n_probs = request
         .n_probs
         .map(|n| bounded("n_probs", n, 0, 100))
@@ -189,12 +194,9 @@ async fn answer(
         sampling: request.sampling,
         // Token ids come with log probabilities.
         n_probs: n_probs.or(return_tokens.then_some(0)),
-        grammar: one_grammar(
-            None,
-            request.grammar.as_deref(),
-            request.json_schema.as_ref(),
-        )?,
+        grammar: request.constraint.grammar()?,
         max_tokens,
+        progress: streamed && request.return_progress.unwrap_or(false),
         ..GenerationRequest::new(input)
     };
     let generation = Generation::begin(&state, &client, request).await?;
@@ -239,6 +241,7 @@ impl NativeWriter {
             truncated: false,
             completion_probabilities: Vec::new(),
             timings: None,
+            prompt_progress: None,
         }
     }
 
@@ -268,6 +271,12 @@ impl NativeWriter {
 impl Writer for NativeWriter {
     fn update(&mut self, update: Update, out: &mut Frames) {
         match update {
+            Update::Progress { progress, .. } => {
+                let mut completion = self.part(String::new());
+                completion.prompt_progress = Some(progress.into());
+                out.json(&completion);
+            }
+            Update::Prompt { .. } => {}
             Update::Delta {
                 delta: Delta::Content(text),
                 logprobs,

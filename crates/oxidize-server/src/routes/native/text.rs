@@ -1,17 +1,20 @@
 //! llama-server's `/tokenize`, `/detokenize` and `/apply-template`.
 
 use axum::Json;
-use axum::extract::State;
-use oxidize_core::chat::{Conversation, Message};
+use axum::extract::{Query, State};
+use oxidize_core::chat::Message;
 use oxidize_core::tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use super::server::ModelQuery;
 use crate::body::Body;
 use crate::error::{ApiError, ApiResult, OpenAiErrors};
+use crate::fields::{OtherField, RequestBody, other};
 use crate::generate::blocking;
 use crate::routes::chat::MessageSchema;
+use crate::routes::conversation::conversation;
 use crate::state::AppState;
 use crate::tools::{ToolChoice, Tools};
 
@@ -20,14 +23,20 @@ use crate::tools::{ToolChoice, Tools};
 pub struct TokenizeRequest {
     /// Name of the model. Defaults to the first model.
     pub model: Option<String>,
-    /// Text.
+    /// Text; `prompt` in vLLM's API.
+    #[serde(alias = "prompt")]
     pub content: String,
     /// Add the special tokens that the model expects around a text, such as BOS.
+    #[serde(alias = "add_special_tokens")]
     pub add_special: Option<bool>,
     /// Parse the text of special tokens as those tokens. On by default.
     pub parse_special: Option<bool>,
     /// Return the text of each token.
     pub with_pieces: Option<bool>,
+}
+
+impl RequestBody for TokenizeRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[other::TOKENIZE];
 }
 
 /// Token ids.
@@ -36,6 +45,10 @@ pub struct TokenList {
     /// Token ids; with `with_pieces`, objects with the fields `id` and `piece`.
     #[schema(value_type = Vec<Object>)]
     pub tokens: Vec<Value>,
+    /// Number of tokens.
+    pub count: usize,
+    /// Context size: maximum number of tokens of a request, prompt and answer together.
+    pub max_model_len: usize,
 }
 
 /// Tokenize a text
@@ -70,12 +83,13 @@ pub async fn tokenize(
             }
             _ => json!(id),
         };
-        let tokens = tokenizer
-            .encode(&request.content, options)
-            .into_iter()
-            .map(token)
-            .collect();
-        Ok(Json(TokenList { tokens }))
+        let tokens = tokenizer.encode(&request.content, options);
+        let tokens: Vec<Value> = tokens.into_iter().map(token).collect();
+        Ok(Json(TokenList {
+            count: tokens.len(),
+            tokens,
+            max_model_len: model.n_ctx(),
+        }))
     })
     .await?
 }
@@ -89,11 +103,15 @@ pub struct DetokenizeRequest {
     pub tokens: Vec<u32>,
 }
 
+impl RequestBody for DetokenizeRequest {}
+
 /// Text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TextBody {
     /// Text of the tokens.
     pub content: String,
+    /// The same text, as vLLM names it.
+    pub prompt: String,
 }
 
 /// Convert tokens to text
@@ -120,11 +138,54 @@ pub async fn detokenize(
         return Err(ApiError::bad_request(message));
     }
     let work = move || {
-        Ok(Json(TextBody {
-            content: model.tokenizer()?.decode(&request.tokens),
-        }))
+        let content = model.tokenizer()?.decode(&request.tokens);
+        let prompt = content.clone();
+        Ok(Json(TextBody { content, prompt }))
     };
     blocking(work).await?
+}
+
+/// Properties of a tokenizer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct TokenizerInfo {
+    /// Text of the BOS token.
+    pub bos_token: Option<String>,
+    /// Text of the EOS token.
+    pub eos_token: Option<String>,
+    /// Chat template of the model, as Jinja source.
+    pub chat_template: String,
+    /// Size of the vocabulary.
+    pub vocab_size: usize,
+    /// True if a text begins with the BOS token.
+    pub add_bos_token: bool,
+}
+
+/// Describe the tokenizer of a model (vLLM)
+#[utoipa::path(
+    get, path = "/tokenizer_info", tag = "llama-server",
+    params(ModelQuery),
+    responses(
+        (status = 200, description = "The properties of the tokenizer", body = TokenizerInfo),
+        OpenAiErrors,
+    ),
+)]
+pub async fn tokenizer_info(
+    State(state): State<AppState>,
+    Query(query): Query<ModelQuery>,
+) -> ApiResult<Json<TokenizerInfo>> {
+    let model = state.models().get(query.model.as_deref()).await?;
+    let tokenizer = model.tokenizer()?;
+    let text = |id: Option<u32>| {
+        id.and_then(|id| tokenizer.token_text(id))
+            .map(str::to_owned)
+    };
+    Ok(Json(TokenizerInfo {
+        bos_token: text(tokenizer.bos()),
+        eos_token: text(tokenizer.eos()),
+        chat_template: model.template.source().to_owned(),
+        vocab_size: model.model().n_vocab(),
+        add_bos_token: tokenizer.adds_bos(),
+    }))
 }
 
 /// Conversation to render.
@@ -141,7 +202,14 @@ pub struct TemplateRequest {
     /// Variables for the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Continue the last message, which must be the assistant's. By default, a last message of the assistant is
+    /// continued.
+    pub continue_final_message: Option<bool>,
+    /// Begin the turn of the assistant after the messages. On by default.
+    pub add_generation_prompt: Option<bool>,
 }
+
+impl RequestBody for TemplateRequest {}
 
 /// A rendered conversation.
 #[derive(Debug, Serialize, ToSchema)]
@@ -165,12 +233,14 @@ pub async fn apply_template(
 ) -> ApiResult<Json<PromptBody>> {
     let model = state.models().get(request.model.as_deref()).await?;
     let tools = Tools::new(request.tools.unwrap_or_default(), ToolChoice::Auto, true)?;
-    let conversation = Conversation {
-        messages: request.messages,
-        tools: tools.offered(),
-        template_args: request.chat_template_kwargs.unwrap_or_default(),
-        ..Conversation::default()
-    };
+    let mut conversation = conversation(
+        request.messages,
+        request.chat_template_kwargs.unwrap_or_default(),
+        request.continue_final_message,
+        request.add_generation_prompt,
+        None,
+    )?;
+    conversation.tools = tools.offered();
     blocking(move || {
         let rendered = conversation.render(&model.template, model.tokenizer()?)?;
         Ok(Json(PromptBody {

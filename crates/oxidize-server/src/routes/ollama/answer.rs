@@ -16,7 +16,9 @@ use super::rfc3339;
 use crate::auth::Client;
 use crate::body::Body;
 use crate::error::{ApiError, ApiResult, OllamaErrors};
+use crate::fields::{OtherField, RequestBody, other};
 use crate::generate::{self, Call, Chat, Delta, End, Generation, GenerationRequest, Input, Update};
+use crate::keep_alive::KeepAlive;
 use crate::models::Loaded;
 use crate::prompt::{Infill, Prompt};
 use crate::sampling::SamplingFields;
@@ -47,6 +49,15 @@ pub struct GenerateRequest {
     /// Turns reasoning on or off, for models that support it; or a reasoning effort.
     #[schema(value_type = Option<bool>)]
     pub think: Option<Value>,
+    /// Images: not supported.
+    pub images: Option<Vec<String>>,
+    /// Time that the model stays loaded without requests: seconds, or a text such as `5m`; 0 unloads it, a
+    /// negative one keeps it.
+    pub keep_alive: Option<KeepAlive>,
+}
+
+impl RequestBody for GenerateRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[other::OLLAMA];
 }
 
 /// Sampling parameters and limits.
@@ -55,6 +66,9 @@ pub struct Options {
     /// Maximum number of tokens to generate; -1 and -2 are no limit.
     #[schema(minimum = -2, maximum = 2147483647)]
     pub num_predict: Option<i32>,
+    /// Context size that the request expects; at most that of the server.
+    #[schema(maximum = 2147483647)]
+    pub num_ctx: Option<u32>,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub sampling: SamplingFields,
@@ -80,6 +94,13 @@ pub struct OllamaChatRequest {
     /// Turns reasoning on or off, for models that support it; or a reasoning effort.
     #[schema(value_type = Option<bool>)]
     pub think: Option<Value>,
+    /// Time that the model stays loaded without requests: seconds, or a text such as `5m`; 0 unloads it, a
+    /// negative one keeps it.
+    pub keep_alive: Option<KeepAlive>,
+}
+
+impl RequestBody for OllamaChatRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[other::OLLAMA];
 }
 
 /// A message of a conversation.
@@ -135,7 +156,7 @@ pub struct Line {
     pub message: Option<LineMessage>,
     /// True for the last part.
     pub done: bool,
-    /// Reason for the end: `stop`, `length` or `load`.
+    /// Reason for the end: `stop`, `length`, `load` or `unload`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub done_reason: Option<&'static str>,
     /// Total time.
@@ -189,9 +210,13 @@ pub async fn generate(
     Extension(client): Extension<Client>,
     Body(request): Body<GenerateRequest>,
 ) -> ApiResult<Response> {
+    refuse_images(request.images.as_deref())?;
     let prompt = request.prompt.clone().unwrap_or_default();
+    let keep_alive = KeepAlive::checked(request.keep_alive)?;
+    let num_ctx = request.options.as_ref().and_then(|options| options.num_ctx);
+    check_context(&state, &request.model, num_ctx).await?;
     if prompt.is_empty() && request.suffix.is_none() {
-        return load(&state, &request.model, false).await;
+        return load(&state, &request.model, keep_alive, false).await;
     }
     let options = request.options.unwrap_or_default();
     let input = match request.suffix {
@@ -200,7 +225,7 @@ pub async fn generate(
             suffix,
             ..Infill::default()
         }),
-        None if request.raw.unwrap_or(false) => Prompt::Text(prompt).into(),
+        None if request.raw.unwrap_or(false) => Prompt::from(prompt).into(),
         None => {
             let system = request.system.map(|text| Message::new("system", text));
             let chat = Chat {
@@ -222,6 +247,7 @@ pub async fn generate(
     };
     let streamed = request.stream.unwrap_or(true);
     let generation = Generation::begin(&state, &client, generation).await?;
+    generation.model().set_keep_alive(keep_alive);
     answer(generation, false, streamed).await
 }
 
@@ -242,8 +268,11 @@ pub async fn chat(
     Body(request): Body<OllamaChatRequest>,
 ) -> ApiResult<Response> {
     let messages = request.messages.unwrap_or_default();
+    let keep_alive = KeepAlive::checked(request.keep_alive)?;
+    let num_ctx = request.options.as_ref().and_then(|options| options.num_ctx);
+    check_context(&state, &request.model, num_ctx).await?;
     if messages.is_empty() {
-        return load(&state, &request.model, true).await;
+        return load(&state, &request.model, keep_alive, true).await;
     }
     let options = request.options.unwrap_or_default();
     let messages = messages.into_iter().map(OllamaMessage::message);
@@ -264,6 +293,7 @@ pub async fn chat(
         ..GenerationRequest::new(chat)
     };
     let generation = Generation::begin(&state, &client, generation).await?;
+    generation.model().set_keep_alive(keep_alive);
     answer(generation, true, request.stream.unwrap_or(true)).await
 }
 
@@ -282,9 +312,7 @@ impl Options {
 
 impl OllamaMessage {
     fn message(self) -> ApiResult<Message> {
-        if self.images.is_some_and(|images| !images.is_empty()) {
-            return Err(ApiError::not_supported("images are not supported"));
-        }
+        refuse_images(self.images.as_deref())?;
         let calls = self.tool_calls.filter(|calls| !calls.is_empty());
         let calls = calls.map(|calls| {
             let call = |call: OllamaCall| ToolCall {
@@ -303,6 +331,37 @@ impl OllamaMessage {
         message.reasoning_content = self.thinking;
         Ok(message)
     }
+}
+
+/// Refuses images, which models of text cannot see.
+fn refuse_images(images: Option<&[String]>) -> ApiResult<()> {
+    match images {
+        None | Some([]) => Ok(()),
+        Some(_) => Err(ApiError::not_supported("`images` are not supported")),
+    }
+}
+
+/// Refuses a request that expects a larger context than the model is served with.
+pub(super) async fn check_context(
+    state: &AppState,
+    name: &str,
+    num_ctx: Option<u32>,
+) -> ApiResult<()> {
+    let Some(num_ctx) = num_ctx else {
+        return Ok(());
+    };
+    let model = state.models().get(Some(name)).await?;
+    let n_ctx = match model.n_ctx() {
+        // A model of embeddings has no engine.
+        0 => model.model().hparams().n_ctx_train,
+        n_ctx => n_ctx,
+    };
+    if num_ctx as usize > n_ctx {
+        return Err(ApiError::not_supported(format!(
+            "`options.num_ctx` is {num_ctx}, but the server runs {name} with a context of {n_ctx} tokens; start it with -c {num_ctx}"
+        )));
+    }
+    Ok(())
 }
 
 fn grammar(format: Option<&Value>) -> ApiResult<Option<Grammar>> {
@@ -332,12 +391,21 @@ fn think(think: Option<&Value>) -> Map<String, Value> {
     args
 }
 
-/// Loads a model without generating anything.
-async fn load(state: &AppState, name: &str, chat: bool) -> ApiResult<Response> {
+/// Loads a model without generating anything, or unloads it.
+async fn load(
+    state: &AppState,
+    name: &str,
+    keep_alive: Option<KeepAlive>,
+    chat: bool,
+) -> ApiResult<Response> {
     let start = Instant::now();
-    let model = state.models().get(Some(name)).await?;
+    let unload = keep_alive.as_ref().is_some_and(KeepAlive::is_zero);
+    if !unload {
+        state.models().get(Some(name)).await?;
+    }
+    state.models().keep(name, keep_alive).await?;
     let line = Line {
-        model: model.name.clone(),
+        model: state.models().entry(Some(name))?.spec.name.clone(),
         created_at: rfc3339(unix_time()),
         response: (!chat).then(String::new),
         message: chat.then(|| LineMessage {
@@ -345,7 +413,7 @@ async fn load(state: &AppState, name: &str, chat: bool) -> ApiResult<Response> {
             ..LineMessage::default()
         }),
         done: true,
-        done_reason: Some("load"),
+        done_reason: Some(if unload { "unload" } else { "load" }),
         load_duration: Some(start.elapsed().as_nanos() as u64),
         ..Line::default()
     };
@@ -405,7 +473,7 @@ impl LineWriter {
         let timings = &end.completion.timings;
         let ns = |duration: std::time::Duration| Some(duration.as_nanos() as u64);
         if let Some(message) = &mut line.message {
-            message.tool_calls = self.calls.drain(..).map(OllamaCall::from).collect();
+            message.tool_calls = self.calls.drain(..).filter_map(OllamaCall::whole).collect();
         }
         Line {
             done: true,
@@ -421,16 +489,16 @@ impl LineWriter {
     }
 }
 
-impl From<Call> for OllamaCall {
-    fn from(call: Call) -> OllamaCall {
-        let arguments =
-            serde_json::from_str(&call.arguments).unwrap_or_else(|_| call.arguments.into());
-        OllamaCall {
+impl OllamaCall {
+    /// A call; `None` if its arguments were cut off.
+    fn whole(call: Call) -> Option<OllamaCall> {
+        let arguments = serde_json::from_str(&call.arguments).ok()?;
+        Some(OllamaCall {
             function: OllamaFunction {
                 name: call.name,
                 arguments,
             },
-        }
+        })
     }
 }
 
@@ -438,6 +506,7 @@ impl Writer for LineWriter {
     fn update(&mut self, update: Update, out: &mut Frames) {
         let mut line = self.line();
         match update {
+            Update::Progress { .. } | Update::Prompt { .. } => return,
             Update::Delta {
                 delta: Delta::Content(text),
                 ..
@@ -475,7 +544,8 @@ impl Writer for LineWriter {
             Update::End(end) => {
                 if self.chat && !self.calls.is_empty() {
                     if let Some(message) = &mut line.message {
-                        message.tool_calls = self.calls.drain(..).map(OllamaCall::from).collect();
+                        message.tool_calls =
+                            self.calls.drain(..).filter_map(OllamaCall::whole).collect();
                     }
                     out.json(&line);
                 }

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use super::rfc3339;
 use crate::body::Body;
 use crate::error::{ApiResult, OllamaErrors};
+use crate::fields::{OtherField, RequestBody, other};
 use crate::models::{Entry, Loaded};
 use crate::routes::models::n_params;
 use crate::state::AppState;
@@ -137,6 +138,10 @@ pub struct ShowRequest {
     pub model: Option<String>,
     /// Older name of the field `model`.
     pub name: Option<String>,
+}
+
+impl RequestBody for ShowRequest {
+    const OTHER_FIELDS: &'static [&'static [OtherField]] = &[other::OLLAMA_SHOW];
 }
 
 /// Description of a model.
