@@ -11,7 +11,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// A string is a conversation of one user message; a list of messages is one as it stands.
 ///
 /// ```
-/// use oxidize_core::chat::Conversation;
+/// use oxidize::Conversation;
 ///
 /// let short = Conversation::from("What is the capital of Norway?");
 /// let long = Conversation::new()
@@ -22,6 +22,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// assert_eq!((short.messages.len(), long.messages.len()), (1, 4));
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct Conversation {
     /// The messages, oldest first.
     pub messages: Vec<Message>,
@@ -41,6 +42,7 @@ pub struct Conversation {
 
 /// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RenderedPrompt {
     /// The text, special tokens included.
     pub text: String,

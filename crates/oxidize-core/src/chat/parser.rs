@@ -62,6 +62,7 @@ pub enum MessageDelta {
 
 /// Complete answer.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
 pub struct ParsedMessage {
     /// Reasoning.
     pub reasoning: String,
@@ -462,7 +463,11 @@ impl MessageParser {
 impl ParsedMessage {
     /// Parses a complete answer.
     #[cfg_attr(feature = "unstable", visibility::make(pub))]
-    pub(crate) fn parse(format: &MessageFormat, options: &MessageParserOptions<'_>, text: &str) -> Self {
+    pub(crate) fn parse(
+        format: &MessageFormat,
+        options: &MessageParserOptions<'_>,
+        text: &str,
+    ) -> Self {
         let mut parser = MessageParser::new(format, options);
         let mut answer = Self::default();
         let deltas = parser.push(text);
