@@ -1,6 +1,21 @@
-//! Value parsers of arguments that several subcommands have.
+//! Value parsers and defaults of arguments that several subcommands have.
 
+use std::sync::OnceLock;
+
+use oxidize_core::backend::RepackLimit;
 use oxidize_core::backend::cpu::MAX_THREADS;
+
+/// Former name of `--repack`, a hidden alias.
+pub(crate) const REPACK_ALIAS: &str = "spell-out";
+
+/// Default of `--repack`: the value of the variable's former name if it is set.
+pub(crate) fn repack_default() -> &'static str {
+    const FORMER_NAME: &str = "OXIDIZE_SPELL_OUT";
+    static DEFAULT: OnceLock<String> = OnceLock::new();
+    DEFAULT.get_or_init(|| {
+        std::env::var(FORMER_NAME).unwrap_or_else(|_| RepackLimit::default().to_string())
+    })
+}
 
 /// Parses a number that is at least 1.
 pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {

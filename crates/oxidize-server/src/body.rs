@@ -20,7 +20,7 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, ApiError> {
         let state = AppState::from_ref(state);
-        let limits = &state.args().limits;
+        let limits = &state.config().limits;
         let (limit, timeout) = (limits.max_body, limits.io_timeout());
         let reading = axum::body::to_bytes(request.into_body(), limit);
         let bytes = match tokio::time::timeout(timeout, reading).await {

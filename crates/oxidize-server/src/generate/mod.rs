@@ -157,7 +157,7 @@ impl Generation {
         let mut choices = Vec::new();
         for tokens in prompts {
             check_length(tokens.len(), engine.n_ctx())?;
-            if guard.state.args().log.prompts {
+            if guard.state.config().log.prompts {
                 let prompt = model.tokenizer()?.decode(&tokens);
                 tracing::info!(client = guard.client.name(), prompt, "prompt");
             }
@@ -195,7 +195,7 @@ impl Generation {
                 choices.push(Choice::new(stream, progress, state));
             }
         }
-        let timeout = guard.state.args().limits.timeout;
+        let timeout = guard.state.config().limits.timeout;
         Ok(Generation {
             choices,
             next: 0,
