@@ -54,7 +54,7 @@ KILLS ?= 200
 soak: ## put a server under the load that breaks servers
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/soak.py --oxidize target/release/oxidize --requests $(REQUESTS) --connections $(CONNECTIONS)
-	OXIDIZE_KILLS=$(KILLS) $(CARGO) test -p oxidize-server --test server -- disk::a_killed_server --nocapture
+	OXIDIZE_KILLS=$(KILLS) $(CARGO) test -p oxidize-cli --test server -- disk::a_killed_server --nocapture
 
 bench: setup ## run the benchmarks
 	$(CARGO) bench --workspace

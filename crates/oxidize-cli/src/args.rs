@@ -1,6 +1,9 @@
-//! Value parsers of arguments that several subcommands have.
+//! Value parsers and defaults of arguments that several subcommands have.
+
+use std::sync::OnceLock;
 
 use clap::{ArgAction, Command};
+use oxidize_core::backend::RepackLimit;
 use oxidize_core::backend::cpu::MAX_THREADS;
 
 /// Lets the environment variable of a flag be 1 or 0, on or off, and so on; `clap` itself only takes true and
@@ -24,6 +27,18 @@ fn boolean(text: &str) -> Result<bool, String> {
         "0" | "false" | "off" | "no" | "" => Ok(false),
         _ => Err("expected 1 or 0, true or false, on or off, yes or no".to_owned()),
     }
+}
+
+/// Former name of `--repack`, a hidden alias.
+pub(crate) const REPACK_ALIAS: &str = "spell-out";
+
+/// Default of `--repack`: the value of the variable's former name if it is set.
+pub(crate) fn repack_default() -> &'static str {
+    const FORMER_NAME: &str = "OXIDIZE_SPELL_OUT";
+    static DEFAULT: OnceLock<String> = OnceLock::new();
+    DEFAULT.get_or_init(|| {
+        std::env::var(FORMER_NAME).unwrap_or_else(|_| RepackLimit::default().to_string())
+    })
 }
 
 /// Parses a number that is at least 1.

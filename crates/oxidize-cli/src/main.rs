@@ -17,6 +17,7 @@ mod model_path;
 mod npy;
 mod progress;
 mod sampling_args;
+mod serve_args;
 mod signals;
 mod speculation_args;
 mod stdin;

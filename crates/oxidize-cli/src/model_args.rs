@@ -14,9 +14,8 @@ use oxidize_core::model::Model;
 use oxidize_quantize::evaluate::Settings;
 use oxidize_quantize::in_memory::quantized;
 use oxidize_quantize::workers::Workers;
-use oxidize_server::config::{REPACK_ALIAS, repack_default};
 
-use crate::args::threads;
+use crate::args::{REPACK_ALIAS, repack_default, threads};
 use crate::load_quant::{LoadQuantArgs, load_importance};
 use crate::progress::ProgressReporter;
 use crate::speculation_args::SpeculationArgs;

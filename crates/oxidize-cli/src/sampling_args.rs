@@ -187,6 +187,8 @@ impl SamplingArgs {
             samplers: samplers.unwrap_or(base.samplers),
             logit_bias: [base.logit_bias, self.logit_bias.clone()].concat(),
             stop: [base.stop, self.stop.clone()].concat(),
+            stop_tokens: base.stop_tokens,
+            min_tokens: base.min_tokens,
         };
         params.validate()?;
         Ok(params)

@@ -20,9 +20,9 @@ use serde_json::Value;
 /// Computes text embeddings and reranking scores with an embedding, reranking or generative model.
 ///
 /// ```no_run
-/// use oxidize_core::{Embedder, Model};
+/// use oxidize::{Embedder, Model};
 ///
-/// # fn main() -> Result<(), oxidize_core::Error> {
+/// # fn main() -> Result<(), oxidize::Error> {
 /// let mut embedder = Embedder::new(&Model::load("all-MiniLM-L6-v2")?)?;
 /// let vectors = embedder.embed(&["A cat sits outside.", "The weather is lovely."])?;
 /// println!("{} dimensions", vectors[0].len());
@@ -120,7 +120,23 @@ fn is_normalized(model: &Model) -> bool {
 }
 
 /// Configuration of an [`Embedder`].
+///
+/// Every field has a method of the same name.
+///
+/// ```no_run
+/// use oxidize::embedding::{EmbedderConfig, Pooling};
+/// use oxidize::{Embedder, Model};
+///
+/// let config = EmbedderConfig::default()
+///     .pooling(Pooling::Last)
+///     .normalize(true);
+/// let model = Model::load("Qwen3-Embedding-0.6B")?;
+/// let mut embedder = Embedder::with_config(&model, &config)?;
+/// let vectors = embedder.embed(&["A cat sits outside."])?;
+/// # Ok::<(), oxidize::Error>(())
+/// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct EmbedderConfig {
     /// Maximum tokens per text. `None` is the model's own limit, at most 4096.
     pub n_ctx: Option<usize>,
@@ -146,6 +162,50 @@ impl Default for EmbedderConfig {
             normalize: false,
             repack: RepackLimit::default(),
             n_threads: None,
+        }
+    }
+}
+
+impl EmbedderConfig {
+    /// Sets the maximum tokens per text.
+    pub fn n_ctx(self, n_ctx: usize) -> EmbedderConfig {
+        EmbedderConfig {
+            n_ctx: Some(n_ctx),
+            ..self
+        }
+    }
+
+    /// Sets the maximum tokens per step.
+    pub fn max_batch_tokens(self, max_batch_tokens: usize) -> EmbedderConfig {
+        EmbedderConfig {
+            max_batch_tokens,
+            ..self
+        }
+    }
+
+    /// Sets the pooling, instead of what the model declares.
+    pub fn pooling(self, pooling: Pooling) -> EmbedderConfig {
+        EmbedderConfig {
+            pooling: Some(pooling),
+            ..self
+        }
+    }
+
+    /// Scales embeddings to unit length.
+    pub fn normalize(self, normalize: bool) -> EmbedderConfig {
+        EmbedderConfig { normalize, ..self }
+    }
+
+    /// Sets the memory that the backend may spend on repacking weights.
+    pub fn repack(self, repack: RepackLimit) -> EmbedderConfig {
+        EmbedderConfig { repack, ..self }
+    }
+
+    /// Sets the number of threads.
+    pub fn n_threads(self, n_threads: usize) -> EmbedderConfig {
+        EmbedderConfig {
+            n_threads: Some(n_threads),
+            ..self
         }
     }
 }
@@ -226,6 +286,15 @@ impl Embedder {
     }
 
     /// Computes one embedding per text. With [`Pooling::None`], which has one per token, their concatenation.
+    ///
+    /// ```no_run
+    /// # use oxidize::{Embedder, Model};
+    /// # let mut embedder = Embedder::new(&Model::load("all-MiniLM-L6-v2")?)?;
+    /// let vectors = embedder.embed(&["A cat sits outside.", "A dog plays."])?;
+    /// let dot: f32 = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * b).sum();
+    /// println!("similarity {dot:.2}");
+    /// # Ok::<(), oxidize::Error>(())
+    /// ```
     pub fn embed(&mut self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
         let tokenizer = self.model.tokenizer()?;
         let tokens: Vec<Vec<u32>> = texts
@@ -242,9 +311,9 @@ impl Embedder {
     /// Scores each document against a query with a reranking model; higher is more relevant.
     ///
     /// ```no_run
-    /// use oxidize_core::{Embedder, Model};
+    /// use oxidize::{Embedder, Model};
     ///
-    /// # fn main() -> Result<(), oxidize_core::Error> {
+    /// # fn main() -> Result<(), oxidize::Error> {
     /// let mut reranker = Embedder::new(&Model::load("bge-reranker-v2-m3.gguf")?)?;
     /// let scores = reranker.rerank("capital of Norway", &["Oslo is a city.", "Cats purr."])?;
     /// # Ok(())

@@ -2,19 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-pub use oxidize_kernels::quant::QuantError;
+pub use oxidize_kernels::quant::{QuantError, TensorType};
 
 pub use crate::backend::BackendError;
 pub use crate::chat::ChatError;
 pub use crate::engine::EngineError;
-pub use crate::file::gguf::{GgufError, WriteError};
-pub use crate::file::safetensors::SafetensorsError;
+pub use crate::file::gguf::{
+    GgufError, Problem as GgufProblem, Subject as GgufSubject, WriteError,
+};
+pub use crate::file::safetensors::{Problem as SafetensorsProblem, SafetensorsError};
 pub use crate::grammar::GrammarError;
 pub use crate::limits::LimitExceeded;
 pub use crate::model::ModelError;
 pub use crate::model::lora::LoraError;
 pub use crate::sampling::SamplingError;
-pub use crate::scheduler::{ConfigError, SubmitError};
+pub use crate::scheduler::{ConfigError, SeqId, SubmitError};
 pub use crate::speculative::SpeculationError;
 pub use crate::synth::SynthesisError;
 pub use crate::tokenizer::TokenizerError;
@@ -23,6 +25,16 @@ pub use crate::tokenizer::TokenizerError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Error of this crate. The message is complete: it names the file and the position in it.
+///
+/// ```
+/// use oxidize::{Error, Model};
+///
+/// match Model::load("missing.gguf") {
+///     Err(Error::Io { path, .. }) => println!("{} cannot be read", path.display()),
+///     Err(error) => println!("{error}"),
+///     Ok(model) => println!("{}", model.architecture()),
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -25,7 +25,7 @@
 //! | Texts and vectors | [`Tokenizer`], [`Embedder`] |
 //! | Errors | [`Error`], [`Result`] |
 //!
-//! The other items at the root are the types of their fields and arguments.
+//! The other items at the root are the types of their fields and arguments; the crate `oxidize` has them in modules.
 //!
 //! # Requests
 //!
@@ -65,8 +65,9 @@
 //!
 //! # Stability
 //!
-//! The items at the root follow semantic versioning. The modules behind the feature `unstable` serve the other crates of
-//! the workspace and change in any release.
+//! The items at the root follow semantic versioning. The feature `unstable` serves the other crates of the workspace: it
+//! makes modules and methods public that change in any release, and lets structs that may get more fields be built by
+//! literals.
 
 #![deny(unsafe_code)]
 #![cfg_attr(

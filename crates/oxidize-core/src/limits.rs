@@ -4,7 +4,17 @@
 ///
 /// A malicious file can declare sizes that would exhaust memory. A file that exceeds a limit is rejected with
 /// [`Error::Limit`](crate::Error::Limit).
+///
+/// ```no_run
+/// use oxidize::{Limits, Model, OpenOptions};
+///
+/// let mut limits = Limits::default();
+/// limits.tensors = 10_000;
+/// let model = Model::load_with("model.gguf", &OpenOptions::default().limits(limits))?;
+/// # Ok::<(), oxidize::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct Limits {
     /// Maximum tensors of a model, over all its files.
     pub tensors: u64,
@@ -54,6 +64,7 @@ impl Default for Limits {
 /// A limit that a file exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{requested} {what} exceed the limit of {limit}")]
+#[non_exhaustive]
 pub struct LimitExceeded {
     /// Limited quantity, in the plural: `tensors`, `bytes in a string`.
     pub what: &'static str,

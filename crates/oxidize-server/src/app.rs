@@ -93,7 +93,7 @@ pub fn layered(routes: Router<AppState>, state: AppState) -> Router {
 }
 
 fn cors(state: &AppState) -> CorsLayer {
-    let origins = &state.args().network.cors_origin;
+    let origins = &state.config().network.cors_origin;
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
         .allow_headers([
@@ -125,7 +125,7 @@ async fn check_origin(
 }
 
 fn check_headers(state: &AppState, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
-    let network = &state.args().network;
+    let network = &state.config().network;
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST);
     if let Some(host) = host

@@ -32,7 +32,7 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, ApiError> {
         let state = AppState::from_ref(state);
-        let limits = &state.args().limits;
+        let limits = &state.config().limits;
         let ignored = request.extensions().get::<IgnoredFields>().cloned();
         let (limit, timeout) = (limits.max_body, limits.io_timeout());
         let reading = axum::body::to_bytes(request.into_body(), limit);
@@ -43,7 +43,7 @@ where
             Err(_) => return Err(ApiError::too_slow(timeout.as_secs())),
         };
         let (value, unknown) = read::<T>(&bytes)?;
-        if let Some(field) = unknown.first().filter(|_| state.args().strict) {
+        if let Some(field) = unknown.first().filter(|_| state.config().strict) {
             let message = format!("unknown field `{field}` (this server is --strict)");
             return Err(ApiError::bad_request(message));
         }

@@ -34,6 +34,6 @@ pub mod stream;
 pub mod tools;
 pub mod webpage;
 
-pub use config::{ModelSpec, ServeArgs};
+pub use config::{ModelSpec, ServerConfig};
 pub use server::{ServeError, Server, run};
 pub use state::AppState;

@@ -22,7 +22,7 @@ use oxidize_quantize::importance::Importance;
 use oxidize_quantize::in_memory::quantized;
 use oxidize_quantize::workers::Workers;
 
-use crate::config::{LoadQuantArgs, ModelSpec, ServeArgs};
+use crate::config::{LoadQuant, ModelSpec, ServerConfig};
 use crate::error::{ApiError, ApiResult};
 use crate::keep_alive::KeepAlive;
 use crate::limits::Admission;
@@ -43,7 +43,7 @@ pub struct Registry {
 #[derive(Clone)]
 struct Loader {
     backend: Arc<dyn Backend>,
-    args: Arc<ServeArgs>,
+    config: Arc<ServerConfig>,
 }
 
 /// A model, which may be loaded.
@@ -111,7 +111,11 @@ pub struct Progress {
 
 impl Registry {
     /// A registry of models, none of which is loaded yet.
-    pub fn new(specs: Vec<ModelSpec>, args: Arc<ServeArgs>, backend: Arc<dyn Backend>) -> Registry {
+    pub fn new(
+        specs: Vec<ModelSpec>,
+        config: Arc<ServerConfig>,
+        backend: Arc<dyn Backend>,
+    ) -> Registry {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let created = now.map_or(0, |since| since.as_secs());
         let entry = |spec| {
@@ -125,8 +129,8 @@ impl Registry {
         };
         Registry {
             entries: specs.into_iter().map(entry).collect(),
-            any_model: args.any_model,
-            loader: Loader { backend, args },
+            any_model: config.any_model,
+            loader: Loader { backend, config },
             start: Instant::now(),
         }
     }
@@ -387,29 +391,29 @@ impl Loader {
         is_first: bool,
         taken: u64,
     ) -> oxidize_quantize::Result<Loaded> {
-        let args = &self.args.engine;
+        let settings = &self.config.engine;
         let options = OpenOptions {
-            mmap: !args.no_mmap,
-            huge_pages: !args.no_huge_pages,
+            mmap: !settings.no_mmap,
+            huge_pages: !settings.no_huge_pages,
             ..OpenOptions::default()
         };
         let file = ModelFile::open(&spec.path, &options)?;
         let mut model = Model::from_file(self.load_quant(file)?)?;
-        if is_first && !args.lora.is_empty() {
+        if is_first && !settings.lora.is_empty() {
             let open = |(path, scale): &(PathBuf, f32)| {
                 oxidize_core::Result::Ok((Adapter::open(path, &options)?, *scale))
             };
-            let adapters: oxidize_core::Result<_> = args.lora.iter().map(open).collect();
+            let adapters: oxidize_core::Result<_> = settings.lora.iter().map(open).collect();
             model = model.with_adapters(adapters?)?;
         }
         let config = self.engine_config(&model);
         let plan = MemoryPlan::new(&model, self.backend.as_ref(), &config.session(&model));
-        if let Some(limit) = self.args.limits.memory_limit {
+        if let Some(limit) = self.config.limits.memory_limit {
             let left = limit.saturating_mul(1_000_000).saturating_sub(taken);
             plan.check_within(&model, left)
                 .map_err(oxidize_core::Error::from)?;
         }
-        let template = template(args.chat_template.as_deref(), &model)?;
+        let template = template(settings.chat_template.as_deref(), &model)?;
         let generates = model.plan().output == OutputKind::Logits;
         let engine = generates
             .then(|| Engine::start(model.clone(), self.backend.clone(), &config))
@@ -419,7 +423,7 @@ impl Loader {
             format: MessageFormat::of(&template),
             template,
             defaults: model.sampling_defaults(),
-            admission: Admission::new(config.max_sequences, self.args.limits.queue),
+            admission: Admission::new(config.max_sequences, self.config.limits.queue),
             running: Running::default(),
             adapter_scales: Mutex::new(model.adapter_scales().to_vec()),
             slots: config.max_sequences,
@@ -430,8 +434,8 @@ impl Loader {
                 n_ctx: config.n_ctx,
                 max_batch_tokens: config.max_batch_tokens,
                 normalize: true,
-                repack: args.repack,
-                n_threads: args.threads,
+                repack: settings.repack,
+                n_threads: settings.threads,
                 ..EmbedderConfig::default()
             },
             engine_config: config,
@@ -444,37 +448,41 @@ impl Loader {
 
     /// Quantizes the weights if `--quantize` is set.
     fn load_quant(&self, file: ModelFile) -> oxidize_quantize::Result<ModelFile> {
-        let LoadQuantArgs { quantize, imatrix } = &self.args.engine.load_quant;
+        let LoadQuant { quantize, imatrix } = &self.config.engine.load_quant;
         let Some(recipe) = *quantize else {
             return Ok(file);
         };
         let importance = imatrix.as_deref().map(Importance::load).transpose()?;
         let mut workers = Workers::default();
-        workers.threads = self.args.engine.threads.unwrap_or(workers.threads).max(1);
+        workers.threads = self.config.engine.threads.unwrap_or(workers.threads).max(1);
         tracing::info!(to = recipe.name, "quantizing the weights");
         quantized(&file, recipe, importance.as_ref(), &workers, |_| {})
     }
 
     fn engine_config(&self, model: &Model) -> EngineConfig {
-        let args = &self.args.engine;
+        let settings = &self.config.engine;
         let mut config = EngineConfig {
-            n_ctx: args.ctx_size.map(|n_ctx| match n_ctx {
+            n_ctx: settings.ctx_size.map(|n_ctx| match n_ctx {
                 0 => model.hparams().n_ctx_train,
                 n_ctx => n_ctx,
             }),
-            max_batch_tokens: args.batch_size.max(1),
-            max_sequences: args.parallel.max(1),
+            max_batch_tokens: settings.batch_size.max(1),
+            max_sequences: settings.parallel.max(1),
             scored_tokens: SCORED_TOKENS,
-            max_queue: self.args.limits.queue.saturating_add(args.parallel.max(1)),
-            key_type: args.cache_type_k,
-            value_type: args.cache_type_v,
-            repack: args.repack,
-            n_threads: args.threads,
-            check_memory: !args.no_memory_check,
-            deterministic: args.deterministic,
-            disk: args.cache_dir.clone().map(|directory| DiskCache {
+            max_queue: self
+                .config
+                .limits
+                .queue
+                .saturating_add(settings.parallel.max(1)),
+            key_type: settings.cache_type_k,
+            value_type: settings.cache_type_v,
+            repack: settings.repack,
+            n_threads: settings.threads,
+            check_memory: !settings.no_memory_check,
+            deterministic: settings.deterministic,
+            disk: settings.cache_dir.clone().map(|directory| DiskCache {
                 directory,
-                limit: args.cache_dir_size.saturating_mul(1_000_000_000),
+                limit: settings.cache_dir_size.saturating_mul(1_000_000_000),
             }),
             ..EngineConfig::default()
         };
@@ -483,7 +491,7 @@ impl Loader {
         let one = one.cache.max(1);
         let room = available_memory().map_or(u64::MAX, |bytes| bytes / 4 / one);
         let contexts = (config.max_sequences as u64).min(room).max(1) as usize;
-        let cache_tokens = args
+        let cache_tokens = settings
             .cache_tokens
             .unwrap_or(context.saturating_mul(contexts));
         // A request may use the whole context, whatever --cache-tokens says.

@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
 
 use crate::app::app;
-use crate::config::{ConfigError, LogArgs, LogFormat, ModelSpec, ServeArgs};
+use crate::config::{ConfigError, LogConfig, LogFormat, ModelSpec, ServerConfig};
 use crate::error::ApiError;
 use crate::state::AppState;
 
@@ -71,13 +71,13 @@ pub struct Server {
 
 /// Runs a server until SIGTERM or Ctrl-C: the whole of `oxidize serve`.
 pub fn run(
-    args: ServeArgs,
+    config: ServerConfig,
     specs: Vec<ModelSpec>,
     backend: Arc<dyn Backend>,
 ) -> Result<(), ServeError> {
-    log_to_stderr(&args.log)?;
+    log_to_stderr(&config.log)?;
     raise_file_limit();
-    let state = AppState::new(args, specs, backend)?;
+    let state = AppState::new(config, specs, backend)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
@@ -102,7 +102,7 @@ impl Server {
 
     /// Like [`Server::bind`], with another router; for tests.
     pub fn with_router(state: AppState, router: Router) -> Result<Server, ServeError> {
-        let address = state.args().network.address();
+        let address = state.config().network.address();
         let listener = listen(address).map_err(|error| ServeError::Bind { address, error })?;
         Ok(Server {
             state,
@@ -113,7 +113,7 @@ impl Server {
 
     /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
-        let address = self.state.args().network.address();
+        let address = self.state.config().network.address();
         self.listener.local_addr().unwrap_or(address)
     }
 
@@ -159,7 +159,7 @@ impl Server {
 
 /// Waits for running requests, up to `--drain`.
 async fn drain(graceful: GracefulShutdown, state: &AppState) {
-    let timeout = Duration::from_secs(state.args().limits.drain);
+    let timeout = Duration::from_secs(state.config().limits.drain);
     tracing::info!(
         seconds = timeout.as_secs(),
         "shutting down; waiting for running requests"
@@ -172,7 +172,7 @@ async fn drain(graceful: GracefulShutdown, state: &AppState) {
 }
 
 async fn unload_idle(state: AppState) {
-    let default = state.args().idle_unload;
+    let default = state.config().idle_unload;
     let default = (default > 0).then(|| Duration::from_secs(default));
     loop {
         tokio::time::sleep(IDLE_CHECK).await;
@@ -200,8 +200,8 @@ async fn accept(
     router: Router,
     graceful: &GracefulShutdown,
 ) {
-    let places = Arc::new(Semaphore::new(state.args().limits.max_connections.max(1)));
-    let timeout = state.args().limits.io_timeout();
+    let places = Arc::new(Semaphore::new(state.config().limits.max_connections.max(1)));
+    let timeout = state.config().limits.io_timeout();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(timeout)
@@ -346,9 +346,9 @@ async fn stop_signal() {
     }
 }
 
-fn log_to_stderr(args: &LogArgs) -> Result<(), ConfigError> {
+fn log_to_stderr(log: &LogConfig) -> Result<(), ConfigError> {
     use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_new(&args.filter).map_err(|error| ConfigError::Option {
+    let filter = EnvFilter::try_new(&log.filter).map_err(|error| ConfigError::Option {
         option: "--log",
         problem: error.to_string(),
     })?;
@@ -356,7 +356,7 @@ fn log_to_stderr(args: &LogArgs) -> Result<(), ConfigError> {
         .with_env_filter(filter)
         .with_writer(io::stderr);
     // Fails only if a subscriber is set already, which is used then.
-    let _ = match args.format {
+    let _ = match log.format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => builder
             .with_target(false)

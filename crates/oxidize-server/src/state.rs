@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use oxidize_core::backend::Backend;
 
 use crate::auth::Keys;
-use crate::config::{ConfigError, ModelSpec, ServeArgs};
+use crate::config::{ConfigError, ModelSpec, ServerConfig};
 use crate::error::ApiResult;
 use crate::metrics::Metrics;
 use crate::models::Registry;
@@ -17,7 +17,7 @@ use crate::models::Registry;
 pub struct AppState(Arc<Inner>);
 
 struct Inner {
-    args: Arc<ServeArgs>,
+    config: Arc<ServerConfig>,
     keys: Keys,
     models: Registry,
     metrics: Metrics,
@@ -33,16 +33,16 @@ struct Inner {
 impl AppState {
     /// The state of a server of `specs` on `backend`.
     pub fn new(
-        args: ServeArgs,
+        config: ServerConfig,
         specs: Vec<ModelSpec>,
         backend: Arc<dyn Backend>,
     ) -> Result<AppState, ConfigError> {
-        let keys = args.check(&specs)?;
-        let args = Arc::new(args);
+        let keys = config.check(&specs)?;
+        let config = Arc::new(config);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(AppState(Arc::new(Inner {
-            models: Registry::new(specs, args.clone(), backend),
-            args,
+            models: Registry::new(specs, config.clone(), backend),
+            config,
             keys,
             metrics: Metrics::default(),
             start: Instant::now(),
@@ -54,8 +54,8 @@ impl AppState {
     }
 
     /// The command-line arguments.
-    pub fn args(&self) -> &ServeArgs {
-        &self.0.args
+    pub fn config(&self) -> &ServerConfig {
+        &self.0.config
     }
 
     /// The API keys.

@@ -6,11 +6,9 @@ use oxidize::{Engine, EngineConfig, Model, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("usage: batch MODEL")?;
-    let config = EngineConfig {
-        max_sequences: 16,
-        cache_tokens: Some(16 * 256),
-        ..EngineConfig::default()
-    };
+    let config = EngineConfig::default()
+        .max_sequences(16)
+        .cache_tokens(16 * 256);
     let engine = Engine::with_config(Model::load(path)?, &config)?;
 
     let start = Instant::now();

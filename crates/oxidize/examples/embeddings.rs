@@ -1,6 +1,7 @@
 //! Similarity of sentences: `cargo run --release --example embeddings -- MODEL [SENTENCE]...`.
 
-use oxidize::{Embedder, EmbedderConfig, Model};
+use oxidize::embedding::EmbedderConfig;
+use oxidize::{Embedder, Model};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -17,10 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         sentences = defaults.map(String::from).to_vec();
     }
 
-    let config = EmbedderConfig {
-        normalize: true,
-        ..EmbedderConfig::default()
-    };
+    let config = EmbedderConfig::default().normalize(true);
     let mut embedder = Embedder::with_config(&Model::load(path)?, &config)?;
     let vectors = embedder.embed(&sentences)?;
     for (sentence, vector) in sentences.iter().zip(&vectors) {

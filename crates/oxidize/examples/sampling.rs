@@ -1,6 +1,7 @@
 //! The same prompt with different samplers: `cargo run --release --example sampling -- MODEL [PROMPT]`.
 
-use oxidize::{DryParams, Engine, MirostatMode, MirostatParams, Model, SamplingParams};
+use oxidize::sampling::MirostatMode;
+use oxidize::{Engine, Model, SamplingParams};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -11,43 +12,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::new(Model::load(path)?)?;
 
     // The settings that the model's authors recommend, with one seed for comparable answers.
-    let recommended = SamplingParams {
-        seed: Some(7),
-        ..engine.model().sampling_defaults()
+    let recommended = |change: fn(&mut SamplingParams)| {
+        let mut sampling = engine.model().sampling_defaults();
+        sampling.seed = Some(7);
+        change(&mut sampling);
+        sampling
     };
     let variants = [
         ("greedy", SamplingParams::greedy()),
-        ("recommended", recommended.clone()),
+        ("recommended", recommended(|_| {})),
         (
             "min-p",
-            SamplingParams {
-                temperature: 1.2,
-                top_k: 0,
-                top_p: 1.0,
-                min_p: 0.1,
-                ..recommended.clone()
-            },
+            recommended(|sampling| {
+                sampling.temperature = 1.2;
+                sampling.top_k = 0;
+                sampling.top_p = 1.0;
+                sampling.min_p = 0.1;
+            }),
         ),
         (
             "mirostat 2",
-            SamplingParams {
-                mirostat: MirostatParams {
-                    mode: MirostatMode::V2,
-                    ..MirostatParams::default()
-                },
-                ..recommended.clone()
-            },
+            recommended(|sampling| sampling.mirostat.mode = MirostatMode::V2),
         ),
-        (
-            "dry",
-            SamplingParams {
-                dry: DryParams {
-                    multiplier: 0.8,
-                    ..DryParams::default()
-                },
-                ..recommended
-            },
-        ),
+        ("dry", recommended(|sampling| sampling.dry.multiplier = 0.8)),
     ];
     for (name, sampling) in variants {
         let request = engine

@@ -1,6 +1,7 @@
 //! A tool call and its result: `cargo run --release --example tools -- MODEL`.
 
-use oxidize::{Conversation, Engine, Message, Model, Request, ToolCall};
+use oxidize::chat::ToolCall;
+use oxidize::{Conversation, Engine, Message, Model, Request};
 use serde_json::json;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

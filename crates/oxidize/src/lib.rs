@@ -30,6 +30,10 @@
 //! | Texts and vectors | [`Tokenizer`], [`Embedder`] |
 //! | Errors | [`Error`], [`Result`] |
 //!
+//! The modules have the types of their fields and arguments: [`chat`], [`embedding`], [`engine`], [`error`],
+//! [`sampling`], [`speculation`] and [`tokenizer`]. Structs that may get more fields are `#[non_exhaustive]`: make them
+//! with `default()` or `new()`, and set fields by assignment or by the method of the same name.
+//!
 //! # Conversations
 //!
 //! A [`Conversation`] holds messages, tools and template variables. The prefix cache keeps what earlier turns computed,
@@ -119,11 +123,43 @@
 //! The repository's `examples` directory has a program for each of these tasks, and for LoRA adapters and tools.
 
 pub use oxidize_core::{
-    Adapter, ChatOptions, ChatTemplate, Completion, Content, Conversation, DecodeOptions,
-    DiskCache, DraftCounts, DraftParams, DraftSource, DryParams, Embedder, EmbedderConfig,
-    EncodeOptions, Engine, EngineConfig, Error, FinishReason, FunctionCall, Grammar, KvType,
-    Limits, Message, MirostatMode, MirostatParams, Model, OpenOptions, ParsedMessage, Pooling,
-    Progress, Prompt, PromptProgress, PromptToken, Reasoning, RepackLimit, Request, Result,
-    SamplerKind, SamplingParams, Speculation, StreamEvent, Thinking, Timings, Token, TokenScore,
-    TokenStream, Tokenizer, ToolCall, error,
+    Adapter, ChatTemplate, Conversation, Embedder, Engine, EngineConfig, Error, Grammar, Limits,
+    Message, Model, OpenOptions, Request, Result, SamplingParams, Token, TokenStream, Tokenizer,
+    error,
 };
+
+/// Messages, tool calls and templates in detail.
+pub mod chat {
+    pub use oxidize_core::{
+        Capabilities, ChatInput, ChatOptions, Content, ContentPart, FunctionCall, ParsedMessage,
+        Reasoning, RenderedPrompt, Thinking, ToolCall,
+    };
+}
+
+/// Settings of an [`Embedder`](crate::Embedder).
+pub mod embedding {
+    pub use oxidize_core::{EmbedderConfig, Pooling};
+}
+
+/// Settings of an [`Engine`](crate::Engine), prompts, and the end of an answer.
+pub mod engine {
+    pub use oxidize_core::{
+        Completion, DiskCache, FinishReason, KvType, Prompt, PromptProgress, PromptToken,
+        RepackLimit, StreamEvent, Timings,
+    };
+}
+
+/// Parameters of single samplers, and their order.
+pub mod sampling {
+    pub use oxidize_core::{DryParams, MirostatMode, MirostatParams, SamplerKind, TokenScore};
+}
+
+/// Speculative decoding: drafts from n-grams or a smaller model, verified in one step.
+pub mod speculation {
+    pub use oxidize_core::{DraftCounts, DraftParams, DraftSource, Speculation};
+}
+
+/// Options of encoding and decoding, and streams of text.
+pub mod tokenizer {
+    pub use oxidize_core::{DecodeOptions, EncodeOptions, StreamDecoder, TokenPair};
+}

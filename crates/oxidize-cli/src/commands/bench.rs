@@ -9,10 +9,9 @@ use oxidize_core::engine::EngineError;
 use oxidize_core::graph::OutputKind;
 use oxidize_core::model::Model;
 use oxidize_quantize::evaluate::Evaluator;
-use oxidize_server::config::{REPACK_ALIAS, repack_default};
 use serde::Serialize;
 
-use crate::args::threads;
+use crate::args::{REPACK_ALIAS, repack_default, threads};
 use crate::bandwidth::{self, Bandwidth};
 use crate::console::outln;
 use crate::load_quant::LoadQuantArgs;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_server::ServeArgs;
 
 use crate::model_path::find_model;
+use crate::serve_args::ServeArgs;
 
 /// Serve models over HTTP with the APIs of OpenAI, Anthropic, Ollama and llama-server
 #[derive(Args)]
@@ -27,7 +27,7 @@ impl Serve {
             .args
             .specs(|path| find_model(Some(path.to_path_buf())))?;
         Ok(oxidize_server::run(
-            self.args,
+            self.args.config(),
             specs,
             Arc::new(Cpu::default()),
         )?)

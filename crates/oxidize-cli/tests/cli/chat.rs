@@ -137,5 +137,5 @@ fn a_full_context_drops_the_oldest_turns() {
         let input = format!("/load {path}\nquestion number 11\n");
         oxidize_with(&args, &input).ok().trim_end() == answer.trim_end()
     };
-    assert!((1..=4).any(|n| is_window(n)), "{answer:?}");
+    assert!((1..=4).any(is_window), "{answer:?}");
 }

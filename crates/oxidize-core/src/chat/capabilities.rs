@@ -7,6 +7,7 @@ use super::ChatTemplate;
 
 /// Features that a template supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// Renders system messages.
     pub system_role: bool,

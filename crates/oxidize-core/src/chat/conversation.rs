@@ -12,7 +12,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// A string is a conversation of one user message; a list of messages is one as it stands.
 ///
 /// ```
-/// use oxidize_core::chat::Conversation;
+/// use oxidize::Conversation;
 ///
 /// let short = Conversation::from("What is the capital of Norway?");
 /// let long = Conversation::new()
@@ -23,6 +23,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// assert_eq!((short.messages.len(), long.messages.len()), (1, 4));
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct Conversation {
     /// The messages, oldest first.
     pub messages: Vec<Message>,
@@ -47,6 +48,7 @@ pub struct Conversation {
 
 /// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RenderedPrompt {
     /// The text, special tokens included.
     pub text: String,

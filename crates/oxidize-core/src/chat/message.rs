@@ -7,12 +7,13 @@ use serde_json::{Map, Value as Json};
 /// template.
 ///
 /// ```
-/// use oxidize_core::Message;
+/// use oxidize::Message;
 ///
 /// let message = Message::new("user", "Why is the sky blue?");
 /// assert_eq!(message.text(), "Why is the sky blue?");
 /// ```
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct Message {
     /// Role: `system`, `developer`, `user`, `assistant`, `tool`, or another that the template
     /// supports.
@@ -40,6 +41,7 @@ pub struct Message {
 /// Content of a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub enum Content {
     /// Plain text.
     Text(String),
@@ -49,6 +51,7 @@ pub enum Content {
 
 /// Typed part of a message's content.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct ContentPart {
     /// Type: `text`, `image_url`, …
     #[serde(rename = "type")]
@@ -63,6 +66,7 @@ pub struct ContentPart {
 
 /// Tool call of the assistant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct ToolCall {
     /// Id that the result of the call refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,6 +80,7 @@ pub struct ToolCall {
 
 /// Function name and arguments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct FunctionCall {
     /// Function name.
     pub name: String,
@@ -97,6 +102,39 @@ impl Message {
     /// Text of the content; text parts are joined by newlines.
     pub fn text(&self) -> String {
         self.content.as_ref().map(Content::text).unwrap_or_default()
+    }
+}
+
+impl ContentPart {
+    /// Creates a text part.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self {
+            kind: "text".into(),
+            text: Some(text.into()),
+            extra: Map::new(),
+        }
+    }
+}
+
+impl ToolCall {
+    /// Creates a call of a function with these arguments.
+    ///
+    /// ```
+    /// use oxidize::Message;
+    /// use oxidize::chat::ToolCall;
+    ///
+    /// let mut message = Message::new("assistant", "");
+    /// message.tool_calls = Some(vec![ToolCall::new("multiply", r#"{"a": 17, "b": 23}"#)]);
+    /// ```
+    pub fn new(name: impl Into<String>, arguments: impl Into<Json>) -> Self {
+        Self {
+            id: None,
+            kind: function(),
+            function: FunctionCall {
+                name: name.into(),
+                arguments: arguments.into(),
+            },
+        }
     }
 }
 

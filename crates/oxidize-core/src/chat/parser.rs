@@ -62,6 +62,7 @@ pub enum MessageDelta {
 
 /// Complete answer.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
 pub struct ParsedMessage {
     /// Reasoning.
     pub reasoning: String,

@@ -14,13 +14,14 @@ const MAX_OUTPUT: usize = 64 << 20;
 /// Parsed chat template.
 ///
 /// ```no_run
-/// use oxidize_core::{ChatOptions, ChatTemplate, Conversation, Tokenizer};
+/// use oxidize::chat::ChatOptions;
+/// use oxidize::{ChatTemplate, Conversation, Tokenizer};
 ///
 /// let tokenizer = Tokenizer::open("model.gguf")?;
 /// let template = ChatTemplate::builtin("chatml", ChatOptions::default())?;
 /// let prompt = Conversation::new().user("Hi").render(&template, &tokenizer)?;
 /// assert_eq!(prompt.text, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
-/// # Ok::<(), oxidize_core::Error>(())
+/// # Ok::<(), oxidize::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -33,6 +34,7 @@ pub struct ChatTemplate {
 
 /// Options of a [`ChatTemplate`].
 #[derive(Debug, Clone)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct ChatOptions {
     /// Time that `strftime_now` returns; `None` is the current time.
     pub now: Option<SystemTime>,
@@ -42,6 +44,7 @@ pub struct ChatOptions {
 
 /// Conversation to render with a [`ChatTemplate`].
 #[derive(Debug, Clone, Default)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct ChatInput<'a> {
     /// Messages, oldest first.
     pub messages: &'a [Message],

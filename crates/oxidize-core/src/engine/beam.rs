@@ -2,7 +2,7 @@
 //! since no token is final before the search ends.
 
 use super::guide::{Guide, Guides};
-use super::request::{EngineError, FinishReason, Request, Resolved};
+use super::request::{Completion, EngineError, FinishReason, Request, Resolved, Timings, Token};
 use super::{BLOCK_SIZE, EngineConfig};
 use crate::backend::MemoryPlan;
 use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
@@ -11,7 +11,9 @@ use crate::kv::{BlockCopy, BlockId, KvBlocks};
 use crate::model::Model;
 use crate::sampling::{Sampler, SamplingParams, StopMatcher, StopStep};
 use crate::scheduler::SubmitError;
+use crate::speculative::DraftCounts;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
+use std::time::Duration;
 
 /// Parameters of a beam search.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +42,36 @@ pub struct BeamSequence {
     pub score: f32,
     /// Finish reason.
     pub finish_reason: FinishReason,
+    /// Tokens that belong to reasoning before the answer.
+    pub reasoning_tokens: usize,
+}
+
+impl BeamSequence {
+    /// The answer in the form of a [`TokenStream`](super::TokenStream): one token with all of its text, and the
+    /// completion. `took` is the duration of the search.
+    pub fn into_stream_parts(self, prompt_tokens: usize, took: Duration) -> (Token, Completion) {
+        let completion = Completion {
+            finish_reason: self.finish_reason,
+            prompt_tokens,
+            cached_tokens: 0,
+            generated_tokens: self.tokens.len(),
+            reasoning_tokens: self.reasoning_tokens,
+            end_token: None,
+            seed: 0,
+            drafts: DraftCounts::default(),
+            timings: Timings {
+                generation: took,
+                ..Timings::default()
+            },
+        };
+        let token = Token {
+            id: self.tokens.last().copied().unwrap_or_default(),
+            text: self.text,
+            logprob: None,
+            top: Vec::new(),
+        };
+        (token, completion)
+    }
 }
 
 /// Finds the most likely answers to a request, the best first. Temperature and the truncating samplers are
@@ -310,6 +342,7 @@ impl<'a> Search<'a> {
         self.finished.push(BeamSequence {
             score: self.score(beam.logprob, beam.tokens.len()),
             tokens: beam.tokens,
+            reasoning_tokens: beam.guide.reasoning_tokens(),
             text: beam.text,
             logprob: beam.logprob,
             finish_reason: reason,

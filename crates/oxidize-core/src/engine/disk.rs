@@ -19,12 +19,31 @@ use crate::scheduler::{BlockSource, Scheduler};
 const MAX_QUEUED: usize = 64;
 
 /// Location and size limit of the prefix cache on disk.
+///
+/// ```
+/// use oxidize::EngineConfig;
+/// use oxidize::engine::DiskCache;
+///
+/// // At most 10 GiB for each model.
+/// let config = EngineConfig::default().disk(DiskCache::new("/var/cache/oxidize", 10 << 30));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct DiskCache {
     /// Directory; several models can share it.
     pub directory: PathBuf,
     /// Maximum bytes of blocks per model.
     pub limit: u64,
+}
+
+impl DiskCache {
+    /// A cache in `directory`, of at most `limit` bytes for each model.
+    pub fn new(directory: impl Into<PathBuf>, limit: u64) -> DiskCache {
+        DiskCache {
+            directory: directory.into(),
+            limit,
+        }
+    }
 }
 
 /// The engine's access to the prefix cache on disk.

@@ -20,9 +20,9 @@ use std::time::Instant;
 /// The engine stops when the last handle and the last [`TokenStream`] are dropped.
 ///
 /// ```no_run
-/// use oxidize_core::{Engine, Model, Request};
+/// use oxidize::{Engine, Model, Request};
 ///
-/// # fn main() -> Result<(), oxidize_core::Error> {
+/// # fn main() -> Result<(), oxidize::Error> {
 /// let engine = Engine::new(Model::load("model.gguf")?)?;
 /// // Requests that run at the same time share every step.
 /// let first = engine.submit(Request::new("Once upon a time").max_tokens(64))?;
@@ -193,6 +193,13 @@ impl Engine {
     }
 
     /// A request with the model's sampling defaults, to be changed and given to [`submit`](Engine::submit).
+    ///
+    /// ```no_run
+    /// # let engine = oxidize::Engine::new(oxidize::Model::load("model.gguf")?)?;
+    /// let request = engine.request("Once upon a time").max_tokens(100).seed(1);
+    /// println!("{}", engine.submit(request)?.text()?);
+    /// # Ok::<(), oxidize::Error>(())
+    /// ```
     pub fn request(&self, prompt: impl Into<Prompt>) -> Request {
         Request::new(prompt).sampling(self.model.sampling_defaults())
     }

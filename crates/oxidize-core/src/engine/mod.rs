@@ -4,6 +4,7 @@
 //! time share every step (continuous batching), and a fault in one request ends only that request.
 
 mod beam;
+mod config;
 mod disk;
 mod drafting;
 mod guide;
@@ -37,7 +38,22 @@ use std::sync::Arc;
 use worker::Worker;
 
 /// Configuration of an [`Engine`]: context, cache, batching, threads.
+///
+/// Every field has a method of the same name.
+///
+/// ```
+/// use oxidize::EngineConfig;
+/// use oxidize::engine::{DiskCache, KvType};
+///
+/// let config = EngineConfig::default()
+///     .n_ctx(8192)
+///     .max_sequences(16)
+///     .kv_types(KvType::Q8_0, KvType::Q8_0)
+///     .disk(DiskCache::new("/var/cache/oxidize", 10 << 30));
+/// assert_eq!(config.n_ctx, Some(8192));
+/// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct EngineConfig {
     /// Maximum tokens of a request, prompt and answer together. `None` is the model's own limit, at most
     /// [`DEFAULT_CONTEXT`].
@@ -187,6 +203,14 @@ impl EngineConfig {
 
 impl Engine {
     /// Starts an engine for `model` with the default configuration and the best backend of this machine.
+    ///
+    /// ```no_run
+    /// use oxidize::{Engine, Model};
+    ///
+    /// let engine = Engine::new(Model::load("model.gguf")?)?;
+    /// println!("{}", engine.chat("Why is the sky blue?")?.text()?);
+    /// # Ok::<(), oxidize::Error>(())
+    /// ```
     pub fn new(model: Model) -> Result<Engine> {
         Engine::with_config(model, &EngineConfig::default())
     }
@@ -194,16 +218,14 @@ impl Engine {
     /// Starts an engine for `model`.
     ///
     /// ```no_run
-    /// use oxidize_core::{Engine, EngineConfig, Model};
+    /// use oxidize::{Engine, EngineConfig, Model};
     ///
-    /// # fn main() -> Result<(), oxidize_core::Error> {
-    /// let config = EngineConfig {
-    ///     n_ctx: Some(8192),
-    ///     max_sequences: 16,
+    /// # fn main() -> Result<(), oxidize::Error> {
+    /// let config = EngineConfig::default()
+    ///     .n_ctx(8192)
+    ///     .max_sequences(16)
     ///     // The KV cache and the prefix cache share this many tokens.
-    ///     cache_tokens: Some(65_536),
-    ///     ..EngineConfig::default()
-    /// };
+    ///     .cache_tokens(65_536);
     /// let engine = Engine::with_config(Model::load("model.gguf")?, &config)?;
     /// # Ok(())
     /// # }

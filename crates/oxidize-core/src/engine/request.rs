@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Every field has a method of the same name, so that a request reads as one expression.
 ///
 /// ```
-/// use oxidize_core::{Grammar, Request};
+/// use oxidize::{Grammar, Request};
 ///
 /// let request = Request::new("The capital of France is")
 ///     .max_tokens(16)
@@ -24,6 +24,7 @@ use std::time::Duration;
 ///     .grammar(Grammar::Regex("[A-Z][a-z]+".into()));
 /// ```
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct Request {
     /// The prompt: text, tokens or a conversation.
     pub prompt: Prompt,
@@ -123,7 +124,7 @@ impl Request {
     /// A request to answer `conversation`, which may be a single user message.
     ///
     /// ```
-    /// use oxidize_core::{Conversation, Request};
+    /// use oxidize::{Conversation, Request};
     ///
     /// let short = Request::chat("Why is the sky blue?");
     /// let long = Request::chat(Conversation::new().system("Answer in one sentence.").user("Why?"));
@@ -344,7 +345,21 @@ pub struct PromptToken {
 }
 
 /// A generated token.
+///
+/// ```no_run
+/// # let engine = oxidize::Engine::new(oxidize::Model::load("model.gguf")?)?;
+/// // The three most likely tokens at each position.
+/// let request = engine
+///     .request("The capital of France is")
+///     .with_sampling(|sampling| sampling.n_probs = Some(3));
+/// for token in engine.submit(request)? {
+///     let token = token?;
+///     println!("{:?} {:?} {:?}", token.text, token.logprob, token.top);
+/// }
+/// # Ok::<(), oxidize::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Token {
     /// Token id.
     pub id: u32,
@@ -357,7 +372,21 @@ pub struct Token {
 }
 
 /// Finish reason, token counts and timings of an answer.
+///
+/// ```no_run
+/// use oxidize::engine::FinishReason;
+///
+/// # let engine = oxidize::Engine::new(oxidize::Model::load("model.gguf")?)?;
+/// let (text, completion) = engine.chat("Why is the sky blue?")?.collect_text()?;
+/// if completion.finish_reason == FinishReason::ContextFull {
+///     eprintln!("the context is full");
+/// }
+/// let seconds = completion.timings.generation.as_secs_f64();
+/// println!("{text}\n{:.1} tokens/s", completion.generated_tokens as f64 / seconds);
+/// # Ok::<(), oxidize::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Completion {
     /// Reason for the end.
     pub finish_reason: FinishReason,
@@ -407,6 +436,7 @@ impl FinishReason {
 
 /// Durations of the phases of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Timings {
     /// Submission to first step.
     pub queued: Duration,

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// Dropping the stream cancels the request.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), oxidize_core::Error> {
-/// # let engine = oxidize_core::Engine::new(oxidize_core::Model::load("model.gguf")?)?;
+/// # fn main() -> Result<(), oxidize::Error> {
+/// # let engine = oxidize::Engine::new(oxidize::Model::load("model.gguf")?)?;
 /// let mut stream = engine.chat("Why is the sky blue?")?;
 /// for token in &mut stream {
 ///     print!("{}", token?.text);
@@ -172,7 +172,7 @@ impl TokenStream {
     /// The next token, from async code; `None` at the end. Any executor will do.
     ///
     /// ```no_run
-    /// # async fn answer(engine: oxidize_core::Engine) -> Result<(), oxidize_core::Error> {
+    /// # async fn answer(engine: oxidize::Engine) -> Result<(), oxidize::Error> {
     /// let mut stream = engine.chat("Why is the sky blue?")?;
     /// while let Some(token) = stream.recv().await {
     ///     print!("{}", token?.text);

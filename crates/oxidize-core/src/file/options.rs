@@ -8,7 +8,20 @@ use crate::limits::Limits;
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Options for opening a model.
+///
+/// Every field has a method of the same name.
+///
+/// ```no_run
+/// use oxidize::{Model, OpenOptions};
+///
+/// let options = OpenOptions::default()
+///     .mmap(false)
+///     .progress(|done, all| eprint!("\r{done} of {all} bytes"));
+/// let model = Model::load_with("model.gguf", &options)?;
+/// # Ok::<(), oxidize::Error>(())
+/// ```
 #[derive(Clone)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct OpenOptions {
     /// Maps files into memory instead of reading them. Disable it if another process may change a
     /// file meanwhile.
@@ -34,6 +47,39 @@ impl Default for OpenOptions {
             unpack_exactly: false,
             limits: Limits::default(),
             progress: None,
+        }
+    }
+}
+
+impl OpenOptions {
+    /// Maps files into memory, or reads them.
+    pub fn mmap(self, mmap: bool) -> OpenOptions {
+        OpenOptions { mmap, ..self }
+    }
+
+    /// Copies mapped files to huge pages, or leaves them where they are.
+    pub fn huge_pages(self, huge_pages: bool) -> OpenOptions {
+        OpenOptions { huge_pages, ..self }
+    }
+
+    /// Unpacks packed weights without rounding.
+    pub fn unpack_exactly(self, unpack_exactly: bool) -> OpenOptions {
+        OpenOptions {
+            unpack_exactly,
+            ..self
+        }
+    }
+
+    /// Sets the limits on what a file may request.
+    pub fn limits(self, limits: Limits) -> OpenOptions {
+        OpenOptions { limits, ..self }
+    }
+
+    /// Calls `progress` with the number of tensor bytes read so far, and of all.
+    pub fn progress(self, progress: impl Fn(u64, u64) + Send + Sync + 'static) -> OpenOptions {
+        OpenOptions {
+            progress: Some(Arc::new(progress)),
+            ..self
         }
     }
 }

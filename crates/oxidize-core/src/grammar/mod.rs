@@ -21,13 +21,13 @@ use crate::limits::LimitExceeded;
 /// Format that an answer must have; see [`Request::grammar`](crate::Request).
 ///
 /// ```no_run
-/// use oxidize_core::{Engine, Grammar, Model, Request};
+/// use oxidize::{Engine, Grammar, Model, Request};
 ///
 /// let engine = Engine::new(Model::load("model.gguf")?)?;
 /// let grammar = Grammar::Regex("[0-9]{4}-[0-9]{2}-[0-9]{2}".into());
 /// let request = Request::new("Today is ").grammar(grammar).max_tokens(16);
 /// println!("{}", engine.submit(request)?.text()?);
-/// # Ok::<(), oxidize_core::Error>(())
+/// # Ok::<(), oxidize::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -70,10 +70,10 @@ impl Grammar {
     /// Creates a grammar for JSON that matches `schema`, a JSON schema as text.
     ///
     /// ```
-    /// use oxidize_core::Grammar;
+    /// use oxidize::Grammar;
     ///
     /// let grammar = Grammar::json_schema(r#"{ "type": "object", "required": ["name"] }"#)?;
-    /// # Ok::<(), oxidize_core::Error>(())
+    /// # Ok::<(), oxidize::Error>(())
     /// ```
     pub fn json_schema(schema: &str) -> crate::Result<Grammar> {
         let parsed = serde_json::from_str(schema);

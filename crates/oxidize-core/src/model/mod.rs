@@ -54,9 +54,9 @@ impl Model {
     /// Only metadata is read; weights are memory-mapped and read when they are first used.
     ///
     /// ```no_run
-    /// let model = oxidize_core::Model::load("model.gguf")?;
+    /// let model = oxidize::Model::load("model.gguf")?;
     /// println!("{} with {} tokens of context", model.architecture(), model.context_length());
-    /// # Ok::<(), oxidize_core::Error>(())
+    /// # Ok::<(), oxidize::Error>(())
     /// ```
     pub fn load(path: impl AsRef<Path>) -> Result<Model> {
         Model::load_with(path, &OpenOptions::default())

@@ -15,6 +15,13 @@ use std::sync::{Arc, OnceLock};
 
 impl Model {
     /// The tokenizer, built on first use.
+    ///
+    /// ```no_run
+    /// let model = oxidize::Model::load("model.gguf")?;
+    /// let tokens = model.tokenizer()?.encode("Hello, world", Default::default());
+    /// println!("{} tokens", tokens.len());
+    /// # Ok::<(), oxidize::Error>(())
+    /// ```
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         if let Some(tokenizer) = self.0.tokenizer.get() {
             return Ok(tokenizer);
@@ -55,6 +62,18 @@ impl Model {
     /// `conversation` is the one that was answered. Generate the text with
     /// [`Request::render_special`](crate::engine::Request::render_special): some families mark calls and reasoning by
     /// control tokens.
+    ///
+    /// ```no_run
+    /// use oxidize::{Conversation, Engine, Model, Request};
+    ///
+    /// let engine = Engine::new(Model::load("Qwen3-0.6B.gguf")?)?;
+    /// let conversation = Conversation::from("What is 17 times 23?");
+    /// let request = Request::chat(conversation.clone()).render_special();
+    /// let text = engine.submit(request)?.text()?;
+    /// let message = engine.model().parse_message(&conversation, &text)?;
+    /// println!("{} ({} bytes of reasoning)", message.content, message.reasoning.len());
+    /// # Ok::<(), oxidize::Error>(())
+    /// ```
     pub fn parse_message(&self, conversation: &Conversation, text: &str) -> Result<ParsedMessage> {
         let template = self.chat_template_or_default()?;
         let prompt = conversation.render(template, self.tokenizer()?)?;

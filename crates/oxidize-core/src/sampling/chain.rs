@@ -81,12 +81,13 @@ pub(crate) fn sort_by_bytes(pieces: &(impl TokenPieces + ?Sized), n_tokens: usiz
 /// Stage of the sampler chain, for [`SamplingParams::samplers`](super::SamplingParams::samplers).
 ///
 /// ```
-/// use oxidize_core::SamplerKind;
+/// use oxidize::sampling::SamplerKind;
 ///
 /// let samplers = SamplerKind::parse_list("top_k;top_p;temperature").unwrap();
 /// assert_eq!(samplers, [SamplerKind::TopK, SamplerKind::TopP, SamplerKind::Temperature]);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub enum SamplerKind {
     /// Repetition, frequency and presence penalties.
     Penalties,

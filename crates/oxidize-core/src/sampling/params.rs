@@ -14,13 +14,17 @@ const MAX_PROBS: u32 = 1_000;
 /// Sampling parameters. The defaults are those of llama.cpp.
 ///
 /// ```
-/// use oxidize_core::SamplingParams;
+/// use oxidize::SamplingParams;
 ///
-/// let params = SamplingParams { temperature: 0.7, seed: Some(42), ..SamplingParams::default() };
+/// let mut params = SamplingParams::default();
+/// params.temperature = 0.7;
+/// params.seed = Some(42);
 /// assert!(params.validate().is_ok());
-/// assert!(SamplingParams { top_p: 2.0, ..params }.validate().is_err());
+/// params.top_p = 2.0;
+/// assert!(params.validate().is_err());
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct SamplingParams {
     /// Divides the logits; 0 always picks the most likely token.
     pub temperature: f32,
@@ -80,6 +84,7 @@ pub struct SamplingParams {
 
 /// Parameters of the DRY sampler.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct DryParams {
     /// Strength of the penalty; 0 is off.
     pub multiplier: f32,
@@ -95,6 +100,7 @@ pub struct DryParams {
 
 /// Parameters of Mirostat.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct MirostatParams {
     /// Version, or off.
     pub mode: MirostatMode,
@@ -106,6 +112,7 @@ pub struct MirostatParams {
 
 /// Version of Mirostat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub enum MirostatMode {
     /// Off.
     #[default]

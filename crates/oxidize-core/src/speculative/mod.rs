@@ -18,14 +18,15 @@ use crate::model::Model;
 /// Speculative decoding settings of an engine.
 ///
 /// ```
-/// use oxidize_core::{DraftSource, EngineConfig, Speculation};
+/// use oxidize::EngineConfig;
+/// use oxidize::speculation::{DraftSource, Speculation};
 ///
-/// let config = EngineConfig {
-///     speculation: Some(Speculation::new(DraftSource::Ngram)),
-///     ..EngineConfig::default()
-/// };
+/// let mut speculation = Speculation::new(DraftSource::Ngram);
+/// speculation.max_tokens = 8;
+/// let config = EngineConfig::default().speculation(speculation);
 /// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct Speculation {
     /// Source of the drafts.
     pub source: DraftSource,
@@ -41,6 +42,7 @@ pub struct Speculation {
 
 /// Source of drafts.
 #[derive(Clone)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub enum DraftSource {
     /// Tokens that followed earlier occurrences of the last tokens, in the prompt or the answer.
     Ngram,
@@ -71,6 +73,7 @@ pub struct DraftParams {
 
 /// Number of draft tokens and of those accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DraftCounts {
     /// Draft tokens verified.
     pub drafted: usize,

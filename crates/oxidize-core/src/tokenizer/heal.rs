@@ -15,7 +15,8 @@ pub struct Healed {
 
 impl Tokenizer {
     /// Drops the last token of a prompt if a longer token starts with its text.
-    pub fn heal(&self, prompt: &[TokenId]) -> Healed {
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn heal(&self, prompt: &[TokenId]) -> Healed {
         let unchanged = Healed {
             kept: prompt.len(),
             prefix: Vec::new(),

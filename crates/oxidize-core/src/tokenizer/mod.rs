@@ -67,12 +67,13 @@ use wordpiece::WordPiece;
 /// Clones are cheap and share the vocabulary; one tokenizer serves any number of threads.
 ///
 /// ```no_run
-/// use oxidize_core::{EncodeOptions, Tokenizer};
+/// use oxidize::Tokenizer;
+/// use oxidize::tokenizer::EncodeOptions;
 ///
 /// let tokenizer = Tokenizer::open("model.gguf")?;
 /// let tokens = tokenizer.encode("Hello, world", EncodeOptions::default());
 /// assert_eq!(tokenizer.decode(&tokens), "Hello, world");
-/// # Ok::<(), oxidize_core::Error>(())
+/// # Ok::<(), oxidize::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Tokenizer(Arc<Inner>);
@@ -114,6 +115,7 @@ struct Scratch {
 /// The default adds special tokens and parses them; use it for trusted text such as a rendered chat
 /// template, and [`EncodeOptions::PLAIN`] for user input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct EncodeOptions {
     /// Adds the special tokens around the text (BOS, EOS, …) that the model expects.
     pub add_special: bool,
@@ -138,10 +140,27 @@ impl EncodeOptions {
         add_special: false,
         parse_special: false,
     };
+
+    /// Adds the special tokens around the text, or leaves them out.
+    pub fn add_special(self, add_special: bool) -> EncodeOptions {
+        EncodeOptions {
+            add_special,
+            ..self
+        }
+    }
+
+    /// Parses special tokens in the text, or treats them as plain text.
+    pub fn parse_special(self, parse_special: bool) -> EncodeOptions {
+        EncodeOptions {
+            parse_special,
+            ..self
+        }
+    }
 }
 
 /// Tokens of two concatenated texts; see [`Tokenizer::encode_pair`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct TokenPair {
     /// Tokens of both texts, with special tokens.
     pub tokens: Vec<TokenId>,
@@ -151,11 +170,30 @@ pub struct TokenPair {
 
 /// Options of [`Tokenizer::decode_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct DecodeOptions {
     /// Includes control tokens in the text, by name.
     pub render_special: bool,
     /// Treats the tokens as the continuation of a text and so keeps a leading space.
     pub continuation: bool,
+}
+
+impl DecodeOptions {
+    /// Includes control tokens in the text, or leaves them out.
+    pub fn render_special(self, render_special: bool) -> DecodeOptions {
+        DecodeOptions {
+            render_special,
+            ..self
+        }
+    }
+
+    /// Treats the tokens as the continuation of a text.
+    pub fn continuation(self, continuation: bool) -> DecodeOptions {
+        DecodeOptions {
+            continuation,
+            ..self
+        }
+    }
 }
 
 impl Tokenizer {
@@ -246,12 +284,13 @@ impl Tokenizer {
     /// Encodes `text`.
     ///
     /// ```no_run
-    /// use oxidize_core::{EncodeOptions, Tokenizer};
+    /// use oxidize::Tokenizer;
+    /// use oxidize::tokenizer::EncodeOptions;
     ///
     /// let tokenizer = Tokenizer::open("model.gguf")?;
     /// let tokens = tokenizer.encode("user input <|im_end|>", EncodeOptions::PLAIN);
     /// assert!(tokens.iter().all(|&token| !tokenizer.is_special(token)));
-    /// # Ok::<(), oxidize_core::Error>(())
+    /// # Ok::<(), oxidize::Error>(())
     /// ```
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
         let inner = &*self.0;
@@ -335,14 +374,14 @@ impl Tokenizer {
     /// Returns a decoder for tokens that arrive one at a time.
     ///
     /// ```no_run
-    /// # let tokenizer = oxidize_core::Tokenizer::open("model.gguf")?;
+    /// # let tokenizer = oxidize::Tokenizer::open("model.gguf")?;
     /// # let tokens: [u32; 0] = [];
     /// let mut stream = tokenizer.stream();
     /// for token in tokens {
     ///     print!("{}", stream.push(token));
     /// }
     /// print!("{}", stream.finish());
-    /// # Ok::<(), oxidize_core::Error>(())
+    /// # Ok::<(), oxidize::Error>(())
     /// ```
     pub fn stream(&self) -> StreamDecoder {
         StreamDecoder::new(self.clone())

@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use oxidize_core::DraftCounts;
 use oxidize_core::chat::{CallDelta, MessageDelta};
-use oxidize_core::engine::{BeamSequence, Completion, StreamEvent, Timings, Token, TokenStream};
+use oxidize_core::engine::{BeamSequence, Completion, StreamEvent, Token, TokenStream};
 
 use super::{Delta, End, ResponseParser, Update};
 use crate::answer::{FinishReason, PromptLogprob, TokenLogprob};
@@ -39,26 +38,7 @@ pub(super) enum Source {
 impl Source {
     /// An answer that a beam search has found, as one piece of text.
     pub(super) fn found(answer: BeamSequence, prompt_tokens: usize, took: Duration) -> Source {
-        let completion = Completion {
-            finish_reason: answer.finish_reason,
-            prompt_tokens,
-            cached_tokens: 0,
-            generated_tokens: answer.tokens.len(),
-            reasoning_tokens: 0,
-            end_token: None,
-            seed: 0,
-            drafts: DraftCounts::default(),
-            timings: Timings {
-                generation: took,
-                ..Timings::default()
-            },
-        };
-        let text = Token {
-            id: answer.tokens.last().copied().unwrap_or_default(),
-            text: answer.text,
-            logprob: None,
-            top: Vec::new(),
-        };
+        let (text, completion) = answer.into_stream_parts(prompt_tokens, took);
         Source::Found(VecDeque::from([text]), completion)
     }
 

@@ -191,7 +191,7 @@ impl Generation {
             n: request.n,
         };
         let search = request.search;
-        let timeout = guard.state.args().limits.timeout;
+        let timeout = guard.state.config().limits.timeout;
         let deadline = Instant::now() + Duration::from_secs(timeout);
         let Prepared {
             prompts,
@@ -199,7 +199,7 @@ impl Generation {
             parser,
         } = request.prepare(&model, &guard.client)?;
         let engine = model.engine()?;
-        let log = guard.state.args().log.prompts;
+        let log = guard.state.config().log.prompts;
         let mut choices = Vec::new();
         for tokens in prompts {
             check_length(tokens.len(), request.max_tokens, engine.n_ctx())?;

@@ -26,7 +26,19 @@ use std::path::Path;
 use std::sync::Arc;
 use target::{Matrices, Target};
 
-/// LoRA adapter. Cheap to clone.
+/// LoRA adapter, in GGUF or PEFT format. Cheap to clone.
+///
+/// ```no_run
+/// use oxidize::{Adapter, Engine, Model, OpenOptions, Request};
+///
+/// let adapter = Adapter::open("adapter.gguf", &OpenOptions::default())?;
+/// let model = Model::load("model.gguf")?.with_adapters(vec![(adapter, 1.0)])?;
+/// let engine = Engine::new(model)?;
+/// // Requests with other scales share the steps of the engine.
+/// let request = Request::chat("Hello").adapters([0.5]);
+/// println!("{}", engine.submit(request)?.text()?);
+/// # Ok::<(), oxidize::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Adapter(Arc<Inner>);
 

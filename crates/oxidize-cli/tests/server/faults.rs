@@ -4,19 +4,12 @@
 use super::faulty_backend::{FaultyBackend, NAN_OUTPUT, PANIC, PANIC_OUTPUT};
 use super::*;
 use axum::routing::get;
-use clap::Parser;
 use oxidize_core::backend::Backend;
-use oxidize_server::{AppState, ModelSpec, ServeArgs, Server};
+use oxidize_server::{AppState, ModelSpec, Server, ServerConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    args: ServeArgs,
-}
 
 /// A server on a thread of the test, stopped when it is dropped.
 struct LocalServer {
@@ -25,12 +18,14 @@ struct LocalServer {
 }
 
 fn serve(backend: Arc<dyn Backend>) -> LocalServer {
-    let args = Cli::parse_from(["serve", "--port", "0", "-c", "512"]).args;
+    let mut config = ServerConfig::default();
+    config.network.port = 0;
+    config.engine.ctx_size = Some(512);
     let spec = ModelSpec {
         name: "tiny".into(),
         path: tiny().to_owned(),
     };
-    let state = AppState::new(args, vec![spec], backend).unwrap();
+    let state = AppState::new(config, vec![spec], backend).unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let (sender, address) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

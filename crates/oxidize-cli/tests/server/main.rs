@@ -1,4 +1,4 @@
-//! Tests of the server binary over HTTP, on a free port, with a tiny model.
+//! Tests of `oxidize serve` over HTTP, on a free port, with a tiny model.
 
 #![cfg(unix)]
 
@@ -38,15 +38,16 @@ struct Running {
     address: SocketAddr,
 }
 
-/// The server binary with these arguments and without OXIDIZE_* variables.
+/// `oxidize serve` with these arguments and without OXIDIZE_* variables.
 fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oxidize-server"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxidize"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("OXIDIZE_") {
             command.env_remove(name);
         }
     }
     command
+        .arg("serve")
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
