@@ -69,6 +69,12 @@ def read_json(path: Path) -> dict:
     return data
 
 
+def read_counts(path: Path) -> dict[str, int]:
+    """Instruction counts of a file; a record of the history is checked."""
+    data = read_json(path)
+    return comparison.counts(history.check(data, path.name) if "runs" in data else data)
+
+
 def measured(options: argparse.Namespace) -> tuple[dict, list[dict]]:
     """The machine and the runs of the file that `record` was given."""
     if options.what == "size":
@@ -110,7 +116,7 @@ def record(options: argparse.Namespace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(history.dump(new), encoding="utf-8")
     figures = sum(len(result["values"]) for run in runs for result in run["results"])
-    print(f"{figures} figures of {history.machine_name(where)} recorded in {path}")
+    print(f"{figures} figure{'s' * (figures > 1)} of {history.machine_name(where)} recorded in {path}")
 
 
 def write_page(options: argparse.Namespace) -> None:
@@ -155,7 +161,7 @@ def main() -> None:
     elif options.action == "record":
         record(options)
     elif options.action == "compare":
-        print(comparison.markdown(comparison.counts(read_json(options.old)), comparison.counts(read_json(options.new))), end="")
+        print(comparison.markdown(*map(read_counts, (options.old, options.new))), end="")
     else:
         write_page(options)
 

@@ -14,15 +14,33 @@ TESTS = (
     "pp512 is a prompt of 512 tokens, tg64 the generation of 64, tg16 @ d4096 generation after 4096 tokens, and "
     "tg32 × 16 that of 16 sequences together."
 )
-# Introduction of each section, and how to record what is missing.
+# Introduction of each section, and what `dashboard.py record` needs to add to it.
 SECTIONS = {
-    "speed": (f"Tokens per second; higher is better. {TESTS} Ratios are oxidize ÷ the other engine.", "peers target/bench-peers/results.json"),
-    "memory": ("Peak resident memory; lower is better. A mark is the limit: file, KV cache and 200 MiB. Ratios are the other engine ÷ oxidize.", "peers target/bench-peers/results.json"),
-    "startup": ("Time until a new process has its first token; lower is better.", "peers target/bench-peers/results.json"),
+    "speed": (
+        f"Tokens per second; higher is better. {TESTS} Ratios are oxidize ÷ the other engine.",
+        "peers target/bench-peers/results.json",
+    ),
+    "memory": (
+        "Peak resident memory; lower is better. A mark is the limit: file, KV cache and 200 MiB. "
+        "Ratios are the other engine ÷ oxidize.",
+        "peers target/bench-peers/results.json",
+    ),
+    "startup": (
+        "Time until a new process has its first token; lower is better.",
+        "peers target/bench-peers/results.json",
+    ),
     "size": ("Size of the program; lower is better.", "size target/release/oxidize"),
-    "kl": ("Mean KL divergence of quantized files from their source, on a logarithmic axis; lower is better. Filled dots are oxidize's files, hollow ones llama.cpp's.", "quantize quantize.json"),
+    "kl": (
+        "Mean KL divergence of quantized files from their source, on a logarithmic axis; lower is better. "
+        "Filled dots are oxidize's files, hollow ones llama.cpp's.",
+        "quantize kl.json",
+    ),
     "coverage": ("Share of lines and functions that the tests run.", "coverage coverage.json"),
-    "instructions": ("Instructions of one matrix product with 1, 4 and 32 tokens, counted by callgrind; lower is better. The first commit of a line is 100 %.", "instructions counts.json"),
+    "instructions": (
+        "Instructions of one matrix product with 1, 4 and 32 tokens, counted by callgrind; lower is better. "
+        "The first commit of a line is 100 %.",
+        "instructions counts.json",
+    ),
 }
 
 
@@ -216,10 +234,10 @@ class Page:
         meta.append(f"from {escape(run['source'])}")
         note = f'<p class="meta">{escape(run["note"])}</p>' if "note" in run else ""
         figures = sum(len(result["values"]) for result in run["results"])
-        return (
-            f'<details{" open" * opened}><summary>{escape(run["title"])}{threads} <small>{record["commit"][:8]}, {record["date"][:10]}, '
-            f'{figures} figure{"s" * (figures > 1)}</small></summary><p class="meta">{" · ".join(meta)}</p>{note}{self.results(record, run, number)}</details>'
-        )
+        when = f"{record['commit'][:8]}, {record['date'][:10]}, {figures} figure{'s' * (figures > 1)}"
+        summary = f"<summary>{escape(run['title'])}{threads} <small>{when}</small></summary>"
+        body = f'<p class="meta">{" · ".join(meta)}</p>{note}{self.results(record, run, number)}'
+        return f"<details{' open' * opened}>{summary}{body}</details>"
 
     def results(self, record: dict, run: dict, number: int) -> str:
         kind = run["kind"]
