@@ -22,8 +22,8 @@ SEMVER_VERSION := 0.49.0
 BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve lint check-docs check-words docs \
-	book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
+.PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
+	docs book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
 	check-imatrix publish-check package clean
 
 help: ## list these commands
@@ -73,6 +73,9 @@ bench-serve: ## measure the server beside llama-server
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/bench_serve.py $(SERVE_FLAGS)
 
+dashboard: ## write the page of measurements by commit, target/dashboard/index.html
+	$(PYTHON) scripts/dashboard.py
+
 check-convert: ## convert the golden models and compare with a built llama.cpp checkout, LLAMA=directory
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/check-convert-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
@@ -87,9 +90,11 @@ lint: ## check formatting, clippy without warnings, and that the modules of core
 	$(PYTHON) scripts/check_modules.py --self-test
 	$(PYTHON) scripts/check_modules.py
 
-check-docs: ## check that every page is in the book and every link leads somewhere
+check-docs: ## check the pages, their links, and the history of the dashboard
 	$(PYTHON) scripts/check_docs.py --self-test
 	$(PYTHON) scripts/check_docs.py
+	$(PYTHON) scripts/dashboard.py --self-test
+	$(PYTHON) scripts/dashboard.py
 
 check-words: ## check for words of the old vocabulary, listed in scripts/banned_words.txt
 	$(PYTHON) scripts/check_words.py --self-test

@@ -3,10 +3,11 @@
 
 The counts do not depend on the load of the machine, unlike times.
 
-    bench_check.py PROGRAM [--update]
+    bench_check.py PROGRAM [--update | --json FILE]
 
 PROGRAM is the example `instructions` of oxidize-kernels. Valgrind does not support AVX-512, so the
-counts are those of the AVX2 kernels. A count may grow by 3%, because compilers differ.
+counts are those of the AVX2 kernels. A count may grow by 3%, because compilers differ. `--json` writes
+the counts and the compiler for scripts/dashboard.py instead of comparing them.
 """
 
 import argparse
@@ -42,10 +43,19 @@ def count(program: Path, tensor_type: str, tokens: int) -> int:
     return twice - once
 
 
+def compiler() -> str | None:
+    """Version of the Rust compiler, if there is one."""
+    if not shutil.which("rustc"):
+        return None
+    return subprocess.run(["rustc", "--version"], capture_output=True, text=True, check=False).stdout.strip() or None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare instruction counts of the kernels.")
     parser.add_argument("program", type=Path)
-    parser.add_argument("--update", action="store_true", help="store the counts of this build")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--update", action="store_true", help="store the counts of this build")
+    action.add_argument("--json", type=Path, metavar="FILE", help="write the counts and the compiler to FILE")
     options = parser.parse_args()
     if not shutil.which("valgrind"):
         sys.exit("valgrind not found")
@@ -54,6 +64,9 @@ def main() -> None:
     }
     if options.update:
         COUNTS.write_text(json.dumps(counts, indent=2) + "\n")
+        return
+    if options.json:
+        options.json.write_text(json.dumps({"compiler": compiler(), "counts": counts}, indent=2) + "\n")
         return
     kept = json.loads(COUNTS.read_text())
     worse = []

@@ -18,7 +18,6 @@ import importlib.util
 import itertools
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import bench_plot
+from machine import identify
 
 
 class BenchError(Exception):
@@ -464,22 +464,12 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def processor() -> str:
-    """Name of the processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def as_json(rows: list[Row], machine: dict, settings: Settings) -> str:
     def plain(value: object) -> object:
         return str(value) if isinstance(value, Path) else vars(value)
 
-    data = {"machine": machine, "settings": vars(settings), "results": rows}
+    tests = dict(tests_of(settings))
+    data = {"machine": machine, "settings": vars(settings), "tests": tests, "results": rows}
     return json.dumps(data, default=plain, indent=2) + "\n"
 
 
@@ -534,7 +524,7 @@ def main() -> None:
     files += cached_models() if options.model is None else options.model
     engines = [oxidize.name, *(peer.name for peer in peers)]
     bandwidth = max(oxidize.bandwidth(settings) for _ in range(options.rounds))
-    machine = {"processor": processor(), "bandwidth_gb_s": bandwidth, "load": os.getloadavg()}
+    machine = {**identify(), "bandwidth_gb_s": bandwidth, "load": os.getloadavg()}
     rows: list[Row] = []
     for file in files:
         row = describe(file, oxidize.inspect(file))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from http_load import Server, ask
+from machine import identify
 
 CHAT = "/v1/chat/completions"
 
@@ -147,7 +148,10 @@ def main() -> int:
             cold, warm = prefixes[name]
             print(f"  a prompt of {options.prefix} words {cold:.2f} s to the first token, cached {warm:.3f} s ({warm / cold:.3f}×)")
     results = {f"{name}/{n}": vars(result) for (name, n), result in best.items()}
-    (options.directory / "results.json").write_text(json.dumps({"streams": results, "prefix": prefixes}, indent=2))
+    names = ("threads", "words", "tokens", "rounds", "prefix")
+    settings = {"model": model.name} | {name: getattr(options, name) for name in names}
+    data = {"machine": identify(), "settings": settings, "streams": results, "prefix": prefixes, "idle": idle}
+    (options.directory / "results.json").write_text(json.dumps(data, indent=2))
     return 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare `oxidize quantize` with llama.cpp's quantizer: KL divergence from the source, and time.
 
-    quantize_peers.py SOURCE.gguf --text FILE [--imatrix FILE] [--types Q4_K_M,IQ3_S] [--draws 4]
+    quantize_peers.py SOURCE.gguf --text FILE [--imatrix FILE] [--types Q4_K_M,IQ3_S] [--draws 4] [--json FILE]
 
 oxidize evaluates both files on the same text. On small models, the KL divergence of one file varies by about 10%,
 depending on the rounding of single weights. With --draws N, N further sources are made by random changes of 2% to each
@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from machine import identify
 
 TYPES = (
     "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ4_NL IQ4_XS "
@@ -67,7 +69,8 @@ class Bench:
         elapsed = time.perf_counter() - start
         return (self.kl_divergence(out), elapsed) if done.returncode == 0 else None
 
-    def row(self, kind: str, imatrix: bool) -> str | None:
+    def row(self, kind: str, imatrix: bool) -> dict | None:
+        """KL divergence and seconds of both quantizers; `None` if one of them does not support the type."""
         source = Path(self.args.source)
         made = [self.make(ours, source, kind, imatrix) for ours in (True, False)]
         if None in made:
@@ -79,10 +82,20 @@ class Bench:
             perturbed(source, other, draw)
             x, y = (self.make(ours, other, kind, imatrix)[0] for ours in (True, False))
             ratios.append(x / y)
-        cells = [kind, "yes" if imatrix else "no", f"{a:.6f}", f"{b:.6f}", f"{a / b:.3f}" if b else "1.000"]
-        if ratios:
-            cells.append(f"{statistics.mean(ratios):.3f}")
-        return "| " + " | ".join([*cells, f"{time_b / time_a:.1f}"]) + " |"
+        importance = self.args.importance if imatrix else "none"
+        row = {"type": kind, "importance": importance, "oxidize": a, "llama.cpp": b}
+        row |= {"oxidize_seconds": time_a, "llama.cpp_seconds": time_b}
+        return row | ({"mean_ratio": statistics.mean(ratios)} if ratios else {})
+
+
+def line(row: dict) -> str:
+    """A row of the Markdown table."""
+    a, b = row["oxidize"], row["llama.cpp"]
+    imatrix = "no" if row["importance"] == "none" else "yes"
+    cells = [row["type"], imatrix, f"{a:.6f}", f"{b:.6f}", f"{a / b:.3f}" if b else "1.000"]
+    if "mean_ratio" in row:
+        cells.append(f"{row['mean_ratio']:.3f}")
+    return "| " + " | ".join([*cells, f"{row['llama.cpp_seconds'] / row['oxidize_seconds']:.1f}"]) + " |"
 
 
 def main() -> None:
@@ -96,6 +109,8 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--ours", default="", help="further flags of oxidize quantize, such as --ours=--calibrate")
+    parser.add_argument("--importance", default="imatrix", help="name of the matrix in --json, such as llama-imatrix")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE, for scripts/dashboard.py")
     parser.add_argument("--oxidize", default="target/release/oxidize")
     parser.add_argument("--llama-quantize", default=os.environ.get("LLAMA_QUANTIZE") or shutil.which("llama-quantize"))
     args = parser.parse_args()
@@ -104,12 +119,18 @@ def main() -> None:
 
     head = ["type", "imatrix", "oxidize", "llama.cpp", "ratio"] + ["ratio, mean"] * bool(args.draws) + ["time, llama.cpp ÷ oxidize"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * 2 + "---:|" * (len(head) - 2), flush=True)
+    rows = []
+    settings = {"model": Path(args.source).name, "ctx": args.ctx, "chunks": args.chunks, "threads": args.threads}
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(args, Path(directory))
         for kind in args.types.split(","):
             for imatrix in (False, True) if args.imatrix else (False,):
                 if row := bench.row(kind, imatrix):
-                    print(row, flush=True)
+                    rows.append(row)
+                    print(line(row), flush=True)
+    if args.json:
+        data = {"machine": identify(), "settings": settings, "results": rows}
+        args.json.write_text(json.dumps(data, indent=2) + "\n")
 
 
 if __name__ == "__main__":

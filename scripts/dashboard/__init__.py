@@ -1,0 +1,1 @@
+"""The parts of scripts/dashboard.py: history, recording, comparison and page."""
