@@ -32,17 +32,30 @@ pub(crate) struct ChatArgs {
     /// Read the chat template from a file
     #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
     chat_template_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
+}
+
+/// Arguments of reasoning.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct ThinkingArgs {
     /// Let the model reason before it answers: on, off, or auto for the default of its chat template
     #[arg(
         long,
         value_name = "on|off|auto",
         default_value_t,
-        hide_default_value = true
+        hide_default_value = true,
+        env = "OXIDIZE_THINK"
     )]
     pub(crate) think: Thinking,
     /// Maximum number of reasoning tokens, after which the answer follows; 0 turns reasoning off [default: no
     /// limit]
-    #[arg(long, value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "reasoning-budget",
+        value_name = "N",
+        env = "OXIDIZE_THINK_BUDGET"
+    )]
     pub(crate) think_budget: Option<usize>,
 }
 
@@ -85,8 +98,8 @@ impl ChatArgs {
     /// The conversation with the settings of reasoning.
     pub(crate) fn with_thinking(&self, conversation: Conversation) -> Conversation {
         Conversation {
-            thinking: self.think,
-            thinking_budget: self.think_budget,
+            thinking: self.thinking.think,
+            thinking_budget: self.thinking.think_budget,
             ..conversation
         }
     }

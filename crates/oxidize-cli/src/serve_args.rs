@@ -12,7 +12,9 @@ use oxidize_server::config::{
 };
 
 use crate::args::{REPACK_ALIAS, repack_default};
+use crate::conversation::ThinkingArgs;
 use crate::load_quant::LoadQuantArgs;
+use crate::speculation_args::SpeculationArgs;
 
 /// Arguments of the server. Each group of settings is a struct and a heading in the help.
 #[derive(Args, Clone, Debug)]
@@ -194,6 +196,10 @@ pub(crate) struct EngineArgs {
     /// Use a chat template from a file, or a built-in one by name, instead of the models' own
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE|NAME")]
     pub(crate) chat_template: Option<String>,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
 }
 
 /// Settings of the log.
@@ -270,9 +276,9 @@ impl ServeArgs {
     }
 
     /// The configuration of the server.
-    pub(crate) fn config(self) -> ServerConfig {
+    pub(crate) fn config(self) -> anyhow::Result<ServerConfig> {
         let (network, limits, engine, log) = (self.network, self.limits, self.engine, self.log);
-        ServerConfig {
+        Ok(ServerConfig {
             any_model: self.any_model,
             strict: self.strict,
             idle_unload: self.idle_unload,
@@ -315,13 +321,16 @@ impl ServeArgs {
                     imatrix: engine.load_quant.imatrix,
                 },
                 chat_template: engine.chat_template,
+                thinking: engine.thinking.think,
+                thinking_budget: engine.thinking.think_budget,
+                speculation: engine.speculation.settings()?,
             },
             log: LogConfig {
                 format: log.format,
                 filter: log.filter,
                 prompts: log.prompts,
             },
-        }
+        })
     }
 }
 
@@ -352,7 +361,7 @@ mod tests {
     /// Without flags, the command line has the defaults of the library.
     #[test]
     fn defaults_are_those_of_the_library() {
-        let given = format!("{:?}", args(&[]).config());
+        let given = format!("{:?}", args(&[]).config().unwrap());
         assert_eq!(given, format!("{:?}", ServerConfig::default()));
     }
 
@@ -368,7 +377,8 @@ mod tests {
             "--quantize=q8_0",
             "--lora=a.gguf:0.5",
         ])
-        .config();
+        .config()
+        .unwrap();
         assert_eq!((config.network.port, config.limits.drain), (0, 1));
         assert_eq!(config.engine.ctx_size, Some(512));
         assert_eq!(config.log.format, LogFormat::Json);

@@ -2,15 +2,17 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use oxidize_core::engine::EngineConfig;
 use oxidize_core::speculative::{DraftSource, Speculation};
+use oxidize_server::config::{DraftSettings, SpeculationSettings};
 
 use crate::model_args::ModelArgs;
 use crate::model_path::find_model;
 
 /// Arguments of speculative decoding, which does not change the answer.
-#[derive(Args, Clone, Default)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculationArgs {
     /// Draft tokens with a smaller model of the same vocabulary
@@ -48,6 +50,8 @@ pub(crate) struct SpeculationArgs {
     draft_always: bool,
 }
 
+const NEEDS_MODEL: &str = "--spec-type draft needs --model-draft";
+
 /// Source of draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SpecType {
@@ -62,6 +66,23 @@ enum SpecType {
 }
 
 impl SpeculationArgs {
+    /// The settings of a server.
+    pub(crate) fn settings(&self) -> anyhow::Result<SpeculationSettings> {
+        let source = match (&self.model_draft, self.spec_type) {
+            (_, Some(SpecType::None)) | (None, None) => None,
+            (None, Some(SpecType::Draft)) => bail!(NEEDS_MODEL),
+            (_, Some(SpecType::Ngram)) => Some(DraftSettings::Ngram),
+            (Some(path), _) => Some(DraftSettings::Model(find_model(Some(path.clone()))?)),
+        };
+        Ok(SpeculationSettings {
+            source,
+            max_tokens: self.draft_max,
+            min_tokens: self.draft_min,
+            min_probability: self.draft_p_min,
+            always: self.draft_always,
+        })
+    }
+
     /// Applies the arguments to an engine configuration.
     pub(crate) fn apply(
         &self,
@@ -71,7 +92,7 @@ impl SpeculationArgs {
         let source = match (&self.model_draft, self.spec_type) {
             (_, Some(SpecType::None)) => None,
             (None, None) => None,
-            (None, Some(SpecType::Draft)) => anyhow::bail!("--spec-type draft needs --model-draft"),
+            (None, Some(SpecType::Draft)) => bail!(NEEDS_MODEL),
             (_, Some(SpecType::Ngram)) => Some(DraftSource::Ngram),
             (Some(path), _) => Some(DraftSource::Model(
                 models.load(&find_model(Some(path.clone()))?)?,

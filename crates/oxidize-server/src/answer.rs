@@ -19,6 +19,8 @@ pub struct Usage {
     pub total_tokens: usize,
     /// Breakdown of the prompt tokens.
     pub prompt_tokens_details: PromptTokens,
+    /// Breakdown of the generated tokens.
+    pub completion_tokens_details: CompletionTokens,
 }
 
 /// Breakdown of prompt tokens.
@@ -26,6 +28,17 @@ pub struct Usage {
 pub struct PromptTokens {
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
+}
+
+/// Breakdown of generated tokens.
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub struct CompletionTokens {
+    /// Tokens of reasoning before the answer.
+    pub reasoning_tokens: usize,
+    /// Draft tokens that became tokens of the answer.
+    pub accepted_prediction_tokens: usize,
+    /// Draft tokens that were rejected.
+    pub rejected_prediction_tokens: usize,
 }
 
 impl Usage {
@@ -37,6 +50,10 @@ impl Usage {
             self.prompt_tokens_details.cached_tokens += finished.cached_tokens;
         }
         self.completion_tokens += finished.generated_tokens;
+        let details = &mut self.completion_tokens_details;
+        details.reasoning_tokens += finished.reasoning_tokens;
+        details.accepted_prediction_tokens += finished.drafts.accepted;
+        details.rejected_prediction_tokens += finished.drafts.drafted - finished.drafts.accepted;
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 
@@ -69,6 +86,10 @@ pub struct Timings {
     pub predicted_per_second: f64,
     /// Queueing time in milliseconds, from arrival to the first step.
     pub queued_ms: f64,
+    /// Draft tokens of speculative decoding that were verified.
+    pub draft_n: usize,
+    /// Draft tokens that were accepted.
+    pub draft_n_accepted: usize,
 }
 
 impl Timings {
@@ -97,6 +118,8 @@ impl Timings {
             // The last step of prompt processing yields the first token.
             predicted_per_second: rate(finished.generated_tokens.saturating_sub(1), predicted_ms),
             queued_ms: ms(finished.timings.queued),
+            draft_n: finished.drafts.drafted,
+            draft_n_accepted: finished.drafts.accepted,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use oxidize_core::backend::KvType;
 use oxidize_core::backend::RepackLimit;
+use oxidize_core::chat::Thinking;
 use oxidize_core::recipe::QuantRecipe;
 
 use crate::auth::{KeyError, Keys};
@@ -118,6 +119,37 @@ pub struct EngineSettings {
     pub load_quant: LoadQuant,
     /// File of a chat template, or name of a built-in one, instead of the models' own.
     pub chat_template: Option<String>,
+    /// Reasoning of requests that do not say.
+    pub thinking: Thinking,
+    /// Maximum number of tokens of reasoning, for requests that set none.
+    pub thinking_budget: Option<usize>,
+    /// Speculative decoding.
+    pub speculation: SpeculationSettings,
+}
+
+/// Speculative decoding, which changes the speed of answers and not the answers. It pauses while it does not pay.
+#[derive(Clone, Debug, Default)]
+pub struct SpeculationSettings {
+    /// Source of drafts for requests that do not say; none where `None`. Requests with a predicted answer draft
+    /// anyway.
+    pub source: Option<DraftSettings>,
+    /// Maximum number of draft tokens per step.
+    pub max_tokens: Option<usize>,
+    /// Minimum number of draft tokens; shorter drafts are dropped.
+    pub min_tokens: Option<usize>,
+    /// A draft model stops where its token is less likely than this.
+    pub min_probability: Option<f32>,
+    /// Drafts even where that is slower.
+    pub always: bool,
+}
+
+/// Source of drafts.
+#[derive(Clone, Debug)]
+pub enum DraftSettings {
+    /// Continuations of earlier occurrences of the last tokens.
+    Ngram,
+    /// Model that drafts for the first model.
+    Model(PathBuf),
 }
 
 /// Settings of the log.
@@ -188,6 +220,9 @@ impl Default for EngineSettings {
             lora: Vec::new(),
             load_quant: LoadQuant::default(),
             chat_template: None,
+            thinking: Thinking::Auto,
+            thinking_budget: None,
+            speculation: SpeculationSettings::default(),
         }
     }
 }

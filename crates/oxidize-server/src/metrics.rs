@@ -94,6 +94,10 @@ pub struct Metrics {
     pub cached_tokens: Counter,
     /// Generated tokens.
     pub generated_tokens: Counter,
+    /// Draft tokens verified.
+    pub drafted_tokens: Counter,
+    /// Draft tokens accepted.
+    pub accepted_drafts: Counter,
     /// Prompt processing time, in microseconds.
     prompt_us: Counter,
     /// Generation time, in microseconds.
@@ -128,6 +132,8 @@ impl Metrics {
         self.prompt_tokens.add(finished.prompt_tokens as u64);
         self.cached_tokens.add(finished.cached_tokens as u64);
         self.generated_tokens.add(finished.generated_tokens as u64);
+        self.drafted_tokens.add(finished.drafts.drafted as u64);
+        self.accepted_drafts.add(finished.drafts.accepted as u64);
         self.prompt_us.add(us(timings.prompt));
         self.generation_us.add(us(timings.generation));
         self.queue_time.record(timings.queued);
@@ -198,6 +204,16 @@ impl Metrics {
                 "generated_tokens_total",
                 "Generated tokens.",
                 &self.generated_tokens,
+            ),
+            (
+                "drafted_tokens_total",
+                "Draft tokens of speculative decoding that were verified.",
+                &self.drafted_tokens,
+            ),
+            (
+                "accepted_drafts_total",
+                "Draft tokens of speculative decoding that were accepted.",
+                &self.accepted_drafts,
             ),
         ];
         for (name, help, counter) in counters {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oxidize_core::backend::{Backend, MemoryPlan};
-use oxidize_core::chat::{ChatOptions, ChatTemplate, MessageFormat};
+use oxidize_core::chat::{ChatOptions, ChatTemplate, Thinking};
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::engine::{DiskCache, Engine, EngineConfig};
 use oxidize_core::file::{ModelFile, OpenOptions};
@@ -17,12 +17,13 @@ use oxidize_core::io::available_memory;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::{Model, ModelError};
 use oxidize_core::sampling::SamplingParams;
+use oxidize_core::speculative::{DraftSource, Speculation};
 use oxidize_core::tokenizer::{TokenPair, Tokenizer};
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::in_memory::quantized;
 use oxidize_quantize::workers::Workers;
 
-use crate::config::{LoadQuant, ModelSpec, ServerConfig};
+use crate::config::{DraftSettings, LoadQuant, ModelSpec, ServerConfig};
 use crate::error::{ApiError, ApiResult};
 use crate::keep_alive::KeepAlive;
 use crate::limits::Admission;
@@ -68,8 +69,12 @@ pub struct Loaded {
     engine: Option<Engine>,
     /// Chat template: from the command line, the model's own, or ChatML.
     pub template: ChatTemplate,
-    /// Markers of reasoning and tool calls in answers.
-    pub format: MessageFormat,
+    /// Reasoning of requests that do not say.
+    pub thinking: Thinking,
+    /// Maximum number of tokens of reasoning, for requests that set none.
+    pub thinking_budget: Option<usize>,
+    /// Drafts for requests that do not say.
+    pub drafts: bool,
     /// Sampling defaults of the model.
     pub defaults: SamplingParams,
     /// Admission control.
@@ -406,7 +411,10 @@ impl Loader {
             let adapters: oxidize_core::Result<_> = settings.lora.iter().map(open).collect();
             model = model.with_adapters(adapters?)?;
         }
-        let config = self.engine_config(&model);
+        let config = EngineConfig {
+            speculation: Some(self.speculation(is_first, &options)?),
+            ..self.engine_config(&model)
+        };
         let plan = MemoryPlan::new(&model, self.backend.as_ref(), &config.session(&model));
         if let Some(limit) = self.config.limits.memory_limit {
             let left = limit.saturating_mul(1_000_000).saturating_sub(taken);
@@ -420,8 +428,10 @@ impl Loader {
             .transpose()?;
         Ok(Loaded {
             name: spec.name.clone(),
-            format: MessageFormat::of(&template),
             template,
+            thinking: settings.thinking,
+            thinking_budget: settings.thinking_budget,
+            drafts: settings.speculation.source.is_some(),
             defaults: model.sampling_defaults(),
             admission: Admission::new(config.max_sequences, self.config.limits.queue),
             running: Running::default(),
@@ -443,6 +453,30 @@ impl Loader {
             backend: self.backend.clone(),
             engine,
             model,
+        })
+    }
+
+    /// Speculation of a model. Every engine can draft from n-grams, for requests with a predicted answer; the
+    /// draft model is that of the first model.
+    fn speculation(
+        &self,
+        is_first: bool,
+        options: &OpenOptions,
+    ) -> oxidize_core::Result<Speculation> {
+        let settings = &self.config.engine.speculation;
+        let source = match &settings.source {
+            Some(DraftSettings::Model(path)) if is_first => {
+                DraftSource::Model(Model::load_with(path, options)?)
+            }
+            _ => DraftSource::Ngram,
+        };
+        let default = Speculation::new(source);
+        Ok(Speculation {
+            max_tokens: settings.max_tokens.unwrap_or(default.max_tokens),
+            min_tokens: settings.min_tokens.unwrap_or(default.min_tokens),
+            min_probability: settings.min_probability.unwrap_or(default.min_probability),
+            always: settings.always,
+            ..default
         })
     }
 

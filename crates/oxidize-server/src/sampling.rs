@@ -7,6 +7,7 @@ use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use crate::drafts::DraftFields;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::RequestBody;
 
@@ -113,6 +114,9 @@ pub struct SamplingFields {
     /// Scheduling priority; higher runs first. Limited by the API key.
     #[schema(minimum = -100, maximum = 100)]
     pub priority: Option<i32>,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub drafts: DraftFields,
 }
 
 /// Scale of a LoRA adapter.

@@ -285,9 +285,10 @@ impl Session {
             "think" if rest.is_empty() => {
                 let budget = self
                     .chat
+                    .thinking
                     .think_budget
                     .map(|n| format!(", at most {n} tokens"));
-                outln!("{}{}", self.chat.think, budget.unwrap_or_default())?;
+                outln!("{}{}", self.chat.thinking.think, budget.unwrap_or_default())?;
             }
             "think" => self.set_thinking(rest)?,
             "save" => self.save(Path::new(rest))?,
@@ -345,12 +346,12 @@ impl Session {
     fn set_thinking(&mut self, value: &str) -> anyhow::Result<()> {
         let n_tokens: Option<usize> = value.parse().ok();
         if n_tokens.is_some() {
-            self.chat.think_budget = n_tokens;
+            self.chat.thinking.think_budget = n_tokens;
             return Ok(());
         }
         let thinking = value.parse().map_err(anyhow::Error::msg);
-        self.chat.think = thinking.context("/think")?;
-        self.chat.think_budget = None;
+        self.chat.thinking.think = thinking.context("/think")?;
+        self.chat.thinking.think_budget = None;
         Ok(())
     }
 

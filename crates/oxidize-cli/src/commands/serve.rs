@@ -27,7 +27,7 @@ impl Serve {
             .args
             .specs(|path| find_model(Some(path.to_path_buf())))?;
         Ok(oxidize_server::run(
-            self.args.config(),
+            self.args.config()?,
             specs,
             Arc::new(Cpu::default()),
         )?)

@@ -22,28 +22,28 @@ pub const SAMPLING: &[OtherField] = &[
     any("repetition_penalty"),
     any("penalize_nl"),
     any("bad_words"),
+    any("n_draft"),
 ];
 
-/// Fields of the generating endpoints that control reasoning and drafts.
-pub const REASONING_AND_DRAFTS: &[OtherField] = &[
-    any("enable_thinking"),
-    any("include_reasoning"),
-    any("n_draft"),
-    any("prediction"),
-    any("reasoning"),
+/// Other names of the fields of reasoning, and fields of llama-server that say how its parser works.
+pub const REASONING: &[OtherField] = &[
     any("reasoning_budget"),
-    any("reasoning_effort"),
-    any("reasoning_format"),
+    any("reasoning_budget_tokens"),
     any("reasoning_in_content"),
-    any("speculative"),
-    any("speculative.n_max"),
-    any("speculative.n_min"),
-    any("speculative.p_min"),
-    any("thinking"),
-    any("thinking_budget"),
     any("thinking_budget_tokens"),
     any("thinking_forced_open"),
     any("thinking_token_budget"),
+];
+
+/// Fields of reasoning, where there is no conversation and so no reasoning.
+pub const NO_REASONING: &[OtherField] = &[
+    any("enable_thinking"),
+    any("include_reasoning"),
+    any("reasoning"),
+    any("reasoning_effort"),
+    any("reasoning_format"),
+    any("thinking"),
+    any("thinking_budget"),
 ];
 
 const NOT_STORED: &str = "answers are not stored";

@@ -72,6 +72,8 @@ pub(super) struct StreamState {
     pub(super) index: usize,
     /// Parser of the answer's text.
     pub(super) parser: ResponseParser,
+    /// Leaves reasoning out of the answer.
+    pub(super) hide_reasoning: bool,
     /// Stop strings of the request.
     pub(super) stops: Vec<String>,
     /// Reports tokens and log probabilities beside the text.
@@ -179,13 +181,33 @@ impl Choice {
                 let deltas = parser.push(text);
                 self.push_all(deltas);
             }
-            ResponseParser::Calls(reader) => {
-                for piece in reader.push(text) {
-                    match piece {
-                        CallDelta::Start { id, name } => self.start_call(id, name),
-                        CallDelta::Arguments(text) => self.arguments(text),
-                    }
-                }
+            ResponseParser::Calls(None, _) => self.read_calls(text),
+            ResponseParser::Calls(Some(parser), _) => {
+                let deltas = parser.push(text);
+                self.push_before_calls(deltas);
+            }
+        }
+    }
+
+    /// Adds reasoning, and the text of calls that follows it.
+    fn push_before_calls(&mut self, deltas: Vec<MessageDelta>) {
+        for delta in deltas {
+            match delta {
+                MessageDelta::Content(text) => self.read_calls(&text),
+                other => self.push_all(vec![other]),
+            }
+        }
+    }
+
+    /// Adds the text of an answer that consists of calls.
+    fn read_calls(&mut self, text: &str) {
+        let ResponseParser::Calls(_, reader) = &mut self.state.parser else {
+            return;
+        };
+        for piece in reader.push(text) {
+            match piece {
+                CallDelta::Start { id, name } => self.start_call(id, name),
+                CallDelta::Arguments(text) => self.arguments(text),
             }
         }
     }
@@ -193,6 +215,7 @@ impl Choice {
     fn push_all(&mut self, deltas: Vec<MessageDelta>) {
         for delta in deltas {
             match delta {
+                MessageDelta::Reasoning(_) if self.state.hide_reasoning => {}
                 MessageDelta::Reasoning(text) => self.push(Delta::Reasoning(text)),
                 MessageDelta::Content(text) => self.push(Delta::Content(text)),
                 MessageDelta::ToolCall(call) => {
@@ -228,9 +251,16 @@ impl Choice {
 
     fn finish(&mut self, completion: Completion) {
         self.prompt();
-        if let ResponseParser::Message(parser) = &mut self.state.parser {
-            let rest = parser.finish();
-            self.push_all(rest);
+        match &mut self.state.parser {
+            ResponseParser::Text | ResponseParser::Calls(None, _) => {}
+            ResponseParser::Message(parser) => {
+                let rest = parser.finish();
+                self.push_all(rest);
+            }
+            ResponseParser::Calls(Some(parser), _) => {
+                let rest = parser.finish();
+                self.push_before_calls(rest);
+            }
         }
         if self.state.scores_end
             && let Some(end) = &completion.end_token

@@ -197,6 +197,7 @@ impl Generation {
             prompts,
             request,
             parser,
+            hide_reasoning,
         } = request.prepare(&model, &guard.client)?;
         let engine = model.engine()?;
         let log = guard.state.config().log.prompts;
@@ -229,6 +230,7 @@ impl Generation {
                     model: model.clone(),
                     index,
                     parser: parser.clone(),
+                    hide_reasoning,
                     stops: Vec::new(),
                     logprobs: false,
                     scores_end: false,

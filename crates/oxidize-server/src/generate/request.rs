@@ -1,6 +1,8 @@
 //! [`GenerationRequest`]: what the request of any API comes down to, before its model is loaded.
 
-use oxidize_core::chat::{CallReader, Conversation, MessageParser, MessageParserOptions};
+use oxidize_core::chat::{
+    CallReader, Conversation, MessageParser, MessageParserOptions, RenderedPrompt, Thinking,
+};
 use oxidize_core::engine::{BeamParams, MAX_BEAMS, Request};
 use oxidize_core::grammar::Grammar;
 use serde::Deserialize;
@@ -122,6 +124,8 @@ pub struct Chat {
     pub tools: Tools,
     /// Leaves reasoning in the content of the answer.
     pub inline_reasoning: bool,
+    /// Leaves reasoning out of the answer.
+    pub hide_reasoning: bool,
     /// Reports tool calls while they are generated.
     pub stream_calls: bool,
 }
@@ -152,8 +156,15 @@ pub enum ResponseParser {
     Text,
     /// Text is split into reasoning, content and tool calls.
     Message(Box<MessageParser>),
-    /// All text is tool calls.
-    Calls(CallReader),
+    /// All text after the reasoning is tool calls.
+    Calls(Option<Box<MessageParser>>, CallReader),
+}
+
+impl ResponseParser {
+    /// True if the text must contain control tokens, because some of them enclose reasoning and calls.
+    fn needs_special(&self) -> bool {
+        matches!(self, Self::Message(_) | Self::Calls(Some(_), _))
+    }
 }
 
 /// A [`GenerationRequest`] in terms of a model's engine.
@@ -165,6 +176,8 @@ pub struct Prepared {
     pub request: Request,
     /// Parser of each answer.
     pub parser: ResponseParser,
+    /// Leaves reasoning out of the answers.
+    pub hide_reasoning: bool,
 }
 
 impl GenerationRequest {
@@ -207,11 +220,13 @@ impl GenerationRequest {
         let tokenizer = model.tokenizer()?;
         let mut grammar = self.grammar;
         let mut parser = ResponseParser::Text;
+        let (mut reasoning, mut hide_reasoning) = (None, false);
         let prompts = match self.input {
             Input::Prompt(prompt) => prompt.tokens(tokenizer),
             Input::Infill(infill) => vec![infill.tokens(tokenizer)?],
             Input::Chat(chat) => {
-                let (tokens, chat_parser, forced) = chat.prepare(model)?;
+                hide_reasoning = chat.hide_reasoning;
+                let (prompt, chat_parser, forced) = chat.prepare(model)?;
                 if forced.is_some() && grammar.is_some() {
                     return Err(ApiError::bad_request(
                         "a required tool call and a response format exclude each other",
@@ -219,7 +234,8 @@ impl GenerationRequest {
                 }
                 grammar = forced.or(grammar);
                 parser = chat_parser;
-                vec![tokens]
+                reasoning = prompt.reasoning;
+                vec![prompt.tokens]
             }
         };
         let mut sampling = self.sampling.params(&model.defaults, tokenizer)?;
@@ -240,7 +256,9 @@ impl GenerationRequest {
             max_tokens: self.max_tokens,
             ignore_eos: self.sampling.ignore_eos.unwrap_or(false),
             adapters: Some(with_scales(model.adapter_scales(), scales)?),
-            render_special: matches!(parser, ResponseParser::Message(_)),
+            render_special: parser.needs_special(),
+            reasoning,
+            drafts: self.sampling.drafts.params(model.drafts)?,
             priority: client.priority(self.sampling.priority),
             cache_salt: client.salt() ^ self.sampling.cache_salt.as_deref().map_or(0, salt_of),
             ignore_cache: !self.sampling.cache_prompt.unwrap_or(true),
@@ -252,6 +270,7 @@ impl GenerationRequest {
             prompts,
             request,
             parser,
+            hide_reasoning,
         })
     }
 }
@@ -266,24 +285,39 @@ fn salt_of(text: &str) -> u64 {
 }
 
 impl Chat {
-    /// The prompt's tokens, the parser of the answer, and the grammar of a required tool call.
-    fn prepare(mut self, model: &Loaded) -> ApiResult<(Vec<u32>, ResponseParser, Option<Grammar>)> {
+    /// The prompt, the parser of the answer, and the grammar of a required tool call.
+    fn prepare(
+        mut self,
+        model: &Loaded,
+    ) -> ApiResult<(RenderedPrompt, ResponseParser, Option<Grammar>)> {
         self.conversation.tools = self.tools.offered();
+        if self.conversation.thinking == Thinking::Auto {
+            self.conversation.thinking = model.thinking;
+        }
+        let budget = &mut self.conversation.thinking_budget;
+        *budget = budget.or(model.thinking_budget);
         let prompt = self
             .conversation
             .render(&model.template, model.tokenizer()?)?;
         let forced = self.tools.forced();
-        let parser = if forced.is_some() {
-            ResponseParser::Calls(CallReader::default())
-        } else {
-            let options = MessageParserOptions {
-                reasoning: !self.inline_reasoning,
-                tools: self.conversation.tools.as_ref(),
-                prompt: &prompt.text,
-                stream_calls: self.stream_calls,
-            };
-            ResponseParser::Message(Box::new(MessageParser::new(&model.format, &options)))
+        let options = MessageParserOptions {
+            reasoning: !self.inline_reasoning || forced.is_some(),
+            tools: self
+                .conversation
+                .tools
+                .as_ref()
+                .filter(|_| forced.is_none()),
+            prompt: &prompt.text,
+            stream_calls: self.stream_calls,
         };
-        Ok((prompt.tokens, parser, forced))
+        let parser = || Box::new(MessageParser::new(model.template.format(), &options));
+        let parser = match &forced {
+            Some(_) => {
+                let reasoning = prompt.reasoning.is_some().then(parser);
+                ResponseParser::Calls(reasoning, CallReader::default())
+            }
+            None => ResponseParser::Message(parser()),
+        };
+        Ok((prompt, parser, forced))
     }
 }

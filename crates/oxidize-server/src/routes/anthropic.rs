@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use oxidize_core::chat::{Conversation, FunctionCall, Message, ToolCall};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::TokenLimit;
@@ -19,6 +19,7 @@ use crate::generate::{
     self, Chat, Completion, Delta, End, Generation, GenerationRequest, Update, blocking,
 };
 use crate::models::Loaded;
+use crate::reasoning::{ReasoningFields, ThinkingField, ThinkingObject};
 use crate::sampling::{OneOrMany, SamplingFields};
 use crate::state::AppState;
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
@@ -55,8 +56,7 @@ pub struct MessagesRequest {
     /// Controls whether the model calls tools, and which.
     pub tool_choice: Option<ChoiceIn>,
     /// Turns reasoning on or off, for models that support it.
-    #[schema(value_type = Option<Object>)]
-    pub thinking: Option<Value>,
+    pub thinking: Option<ThinkingObject>,
 }
 
 impl RequestBody for MessagesRequest {
@@ -293,20 +293,14 @@ impl MessagesRequest {
             }
             json!({ "type": "function", "function": function })
         });
-        let mut template_args = Map::new();
-        if let Some(thinking) = self
-            .thinking
-            .as_ref()
-            .and_then(|thinking| thinking.get("type"))
-        {
-            template_args.insert("enable_thinking".into(), (thinking != "disabled").into());
-        }
+        let mut conversation = Conversation::from(messages);
+        let reasoning = ReasoningFields {
+            thinking: self.thinking.map(ThinkingField::Object),
+            ..ReasoningFields::default()
+        };
+        reasoning.apply(&mut conversation)?;
         let chat = Chat {
-            conversation: Conversation {
-                messages,
-                template_args,
-                ..Conversation::default()
-            },
+            conversation,
             tools: Tools::new(tools.collect(), choice, !disable_parallel.unwrap_or(false))?,
             stream_calls: self.stream.unwrap_or(false),
             ..Chat::default()

@@ -21,6 +21,7 @@ use crate::generate::{
     self, Chat, Completion, Delta, Generation, GenerationRequest, Search, SearchFields, Update,
 };
 use crate::models::Loaded;
+use crate::reasoning::ReasoningFields;
 use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
@@ -82,10 +83,11 @@ pub struct ChatRequest {
     /// Variables for the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Reasoning effort, passed to the chat template: `low`, `medium`, `high`.
-    pub reasoning_effort: Option<String>,
     /// `none` leaves reasoning in the content instead of `reasoning_content`.
     pub reasoning_format: Option<String>,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub reasoning: ReasoningFields,
     #[serde(flatten)]
     #[allow(missing_docs, reason = "flattened: its fields are documented")]
     pub constraint: ConstraintFields,
@@ -100,7 +102,7 @@ pub struct ChatRequest {
 impl RequestBody for ChatRequest {
     const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
         other::SAMPLING,
-        other::REASONING_AND_DRAFTS,
+        other::REASONING,
         other::OPENAI,
         other::VLLM,
         other::VLLM_CHAT,
@@ -353,20 +355,17 @@ impl ChatRequest {
                 self.parallel_tool_calls.unwrap_or(true),
             )?,
         };
-        let mut template_args = self.chat_template_kwargs.unwrap_or_default();
-        if let Some(effort) = self.reasoning_effort {
-            template_args
-                .entry("reasoning_effort")
-                .or_insert(effort.into());
-        }
+        let mut conversation = conversation(
+            self.messages,
+            self.chat_template_kwargs.unwrap_or_default(),
+            self.continue_final_message,
+            self.add_generation_prompt,
+            self.documents,
+        )?;
+        self.reasoning.apply(&mut conversation)?;
         let chat = Chat {
-            conversation: conversation(
-                self.messages,
-                template_args,
-                self.continue_final_message,
-                self.add_generation_prompt,
-                self.documents,
-            )?,
+            conversation,
+            hide_reasoning: self.reasoning.is_hidden(),
             tools,
             inline_reasoning: self.reasoning_format.as_deref() == Some("none"),
             stream_calls: self.stream.unwrap_or(false),

@@ -74,7 +74,8 @@ pub struct CompletionRequest {
 impl RequestBody for CompletionRequest {
     const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
         other::SAMPLING,
-        other::REASONING_AND_DRAFTS,
+        other::REASONING,
+        other::NO_REASONING,
         other::OPENAI,
         other::VLLM,
         other::VLLM_COMPLETIONS,

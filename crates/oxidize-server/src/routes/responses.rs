@@ -19,6 +19,7 @@ use crate::error::{ApiError, ApiResult, OpenAiErrors};
 use crate::fields::{OtherField, RequestBody, other};
 use crate::generate::{Chat, Delta, End, Generation, GenerationRequest, Update};
 use crate::models::Loaded;
+use crate::reasoning::ReasoningFields;
 use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, StreamEvent, Writer};
@@ -48,8 +49,9 @@ pub struct ResponseRequest {
     pub parallel_tool_calls: Option<bool>,
     /// Format of the answer.
     pub text: Option<TextOptions>,
-    /// Options for reasoning models.
-    pub reasoning: Option<ReasoningOptions>,
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "flattened: its fields are documented")]
+    pub reasoning: ReasoningFields,
     /// Not supported: responses are not stored.
     pub previous_response_id: Option<String>,
     /// Returned unchanged in the response.
@@ -66,7 +68,7 @@ pub struct ResponseRequest {
 impl RequestBody for ResponseRequest {
     const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
         other::SAMPLING,
-        other::REASONING_AND_DRAFTS,
+        other::REASONING,
         other::VLLM,
         other::LLAMA_SERVER,
         other::RESPONSES,
@@ -89,13 +91,6 @@ pub enum Input {
 pub struct TextOptions {
     /// Format of the answer: `text`, `json_object` or `json_schema`.
     pub format: Option<ResponseFormat>,
-}
-
-/// Options for reasoning models.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct ReasoningOptions {
-    /// Reasoning effort, passed to the chat template: `low`, `medium`, `high`.
-    pub effort: Option<String>,
 }
 
 /// Create a response
@@ -154,7 +149,7 @@ impl ResponseRequest {
             "max_output_tokens": self.max_output_tokens,
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
             "previous_response_id": null,
-            "reasoning": { "effort": self.reasoning.as_ref().and_then(|r| r.effort.clone()), "summary": null },
+            "reasoning": { "effort": self.reasoning.effort(), "summary": null },
             "store": false,
             "temperature": self.sampling.temperature,
             "text": { "format": { "type": format.map_or("text", |format| &format.kind) } },
@@ -198,10 +193,8 @@ impl ResponseRequest {
         });
         let tools = tools.collect::<ApiResult<Vec<Value>>>()?;
         let choice = ToolChoice::parse(self.tool_choice.as_ref())?;
-        let mut template_args = Map::new();
-        if let Some(effort) = self.reasoning.and_then(|reasoning| reasoning.effort) {
-            template_args.insert("reasoning_effort".into(), effort.into());
-        }
+        let mut conversation = Conversation::from(messages);
+        self.reasoning.apply(&mut conversation)?;
         let format = self.text.and_then(|text| text.format);
         let format = format.map(|format| format.grammar()).transpose()?.flatten();
         let grammar = match (format, self.constraint.grammar()?) {
@@ -213,11 +206,8 @@ impl ResponseRequest {
             (format, constraint) => format.or(constraint),
         };
         let chat = Chat {
-            conversation: Conversation {
-                messages,
-                template_args,
-                ..Conversation::default()
-            },
+            conversation,
+            hide_reasoning: self.reasoning.is_hidden(),
             tools: Tools::new(tools, choice, self.parallel_tool_calls.unwrap_or(true))?,
             stream_calls: self.stream.unwrap_or(false),
             ..Chat::default()
@@ -366,7 +356,7 @@ impl ResponseWriter {
                 "input_tokens": finished.prompt_tokens,
                 "input_tokens_details": { "cached_tokens": finished.cached_tokens },
                 "output_tokens": finished.generated_tokens,
-                "output_tokens_details": { "reasoning_tokens": 0 },
+                "output_tokens_details": { "reasoning_tokens": end.completion.reasoning_tokens },
                 "total_tokens": finished.prompt_tokens + finished.generated_tokens,
             })
         });

@@ -63,7 +63,8 @@ pub struct NativeRequest {
 impl RequestBody for NativeRequest {
     const OTHER_FIELDS: &'static [&'static [OtherField]] = &[
         other::SAMPLING,
-        other::REASONING_AND_DRAFTS,
+        other::REASONING,
+        other::NO_REASONING,
         other::VLLM,
         other::LLAMA_SERVER,
         other::NATIVE,

@@ -9,7 +9,7 @@ use axum::{Extension, Json};
 use oxidize_core::chat::{Conversation, FunctionCall, Message, ToolCall};
 use oxidize_core::grammar::Grammar;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::rfc3339;
@@ -21,6 +21,7 @@ use crate::generate::{self, Call, Chat, Delta, End, Generation, GenerationReques
 use crate::keep_alive::KeepAlive;
 use crate::models::Loaded;
 use crate::prompt::{Infill, Prompt};
+use crate::reasoning::apply_think;
 use crate::sampling::SamplingFields;
 use crate::state::{AppState, unix_time};
 use crate::stream::{self, Frames, Framing, Writer};
@@ -228,11 +229,10 @@ pub async fn generate(
         None if request.raw.unwrap_or(false) => Prompt::from(prompt).into(),
         None => {
             let system = request.system.map(|text| Message::new("system", text));
+            let mut conversation = Conversation::from_iter(system).user(prompt);
+            apply_think(&mut conversation, request.think.as_ref())?;
             let chat = Chat {
-                conversation: Conversation {
-                    template_args: think(request.think.as_ref()),
-                    ..Conversation::from_iter(system).user(prompt)
-                },
+                conversation,
                 ..Chat::default()
             };
             chat.into()
@@ -276,12 +276,10 @@ pub async fn chat(
     }
     let options = request.options.unwrap_or_default();
     let messages = messages.into_iter().map(OllamaMessage::message);
+    let mut conversation = Conversation::from(messages.collect::<ApiResult<Vec<_>>>()?);
+    apply_think(&mut conversation, request.think.as_ref())?;
     let chat = Chat {
-        conversation: Conversation {
-            messages: messages.collect::<ApiResult<_>>()?,
-            template_args: think(request.think.as_ref()),
-            ..Conversation::default()
-        },
+        conversation,
         tools: Tools::new(request.tools.unwrap_or_default(), ToolChoice::Auto, true)?,
         ..Chat::default()
     };
@@ -374,21 +372,6 @@ fn grammar(format: Option<&Value>) -> ApiResult<Option<Grammar>> {
             "format must be \"json\" or a JSON schema",
         )),
     }
-}
-
-/// Template variables of `think`.
-fn think(think: Option<&Value>) -> Map<String, Value> {
-    let mut args = Map::new();
-    match think {
-        Some(Value::Bool(on)) => {
-            args.insert("enable_thinking".into(), (*on).into());
-        }
-        Some(Value::String(effort)) => {
-            args.insert("reasoning_effort".into(), effort.clone().into());
-        }
-        _ => {}
-    }
-    args
 }
 
 /// Loads a model without generating anything, or unloads it.
