@@ -119,6 +119,12 @@ pub(crate) struct SamplingArgs {
     /// Prevent this text in the answer (repeatable)
     #[arg(long, value_name = "TEXT")]
     ban_string: Vec<String>,
+    /// End the answer before the token with this id, besides the model's own (repeatable)
+    #[arg(long, value_name = "ID")]
+    stop_token: Vec<u32>,
+    /// Minimum number of tokens; until then, only a complete grammar ends the answer [default: 0]
+    #[arg(long, value_name = "N")]
+    min_tokens: Option<u32>,
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
@@ -173,6 +179,8 @@ impl SamplingArgs {
             penalize_newline: self.penalize_nl || base.penalize_newline,
             n_probs: self.n_probs.or(base.n_probs),
             banned_strings: [base.banned_strings, self.ban_string.clone()].concat(),
+            stop_tokens: [base.stop_tokens, self.stop_token.clone()].concat(),
+            min_tokens: self.min_tokens.unwrap_or(base.min_tokens),
             temperature: self.temp.unwrap_or(base.temperature),
             top_k: self.top_k.unwrap_or(base.top_k),
             top_p: self.top_p.unwrap_or(base.top_p),
@@ -187,8 +195,6 @@ impl SamplingArgs {
             samplers: samplers.unwrap_or(base.samplers),
             logit_bias: [base.logit_bias, self.logit_bias.clone()].concat(),
             stop: [base.stop, self.stop.clone()].concat(),
-            stop_tokens: base.stop_tokens,
-            min_tokens: base.min_tokens,
         };
         params.validate()?;
         Ok(params)

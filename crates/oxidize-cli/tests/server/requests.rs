@@ -172,6 +172,16 @@ fn beams_are_at_least_as_likely_as_the_greedy_answer() {
     );
     assert_ne!(choices[0]["text"], choices[1]["text"]);
     assert!(sum("Hello", text(&found)) >= sum("Hello", text(&plain)) - 1e-2);
+    // Fewer answers than beams, for two prompts: the text is one of two tokens.
+    let few = json!({"prompt": ["a", "b"], "choice": ["x"], "max_tokens": 9});
+    let few = server.post(COMPLETIONS, &with(few, search.clone())).ok();
+    let indices: Vec<u64> = few["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| choice["index"].as_u64().unwrap())
+        .collect();
+    assert_eq!(indices, [0, 1, 2, 3], "{few}");
     let chat = server
         .post(CHAT, &with(question("Hello", 5), search.clone()))
         .ok();

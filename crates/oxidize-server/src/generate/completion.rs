@@ -1,5 +1,7 @@
 //! [`collect`]: whole answers, for clients that do not stream.
 
+use std::collections::BTreeMap;
+
 use futures_util::StreamExt;
 
 use super::{Delta, End, Generation, Selection, Update};
@@ -45,28 +47,20 @@ pub async fn collect(mut generation: Generation) -> ApiResult<Vec<Completion>> {
         prompt: Vec<PromptLogprob>,
     }
     let selection = generation.selection;
-    let mut partial: Vec<Partial> = generation
-        .choices
-        .iter()
-        .map(|_| Partial::default())
-        .collect();
+    let mut partial: BTreeMap<usize, Partial> = BTreeMap::new();
     let mut completions = Vec::new();
     while let Some(update) = generation.next().await {
         match update? {
             Update::Progress { .. } => {}
             Update::Prompt { choice, tokens } => {
-                if let Some(answer) = partial.get_mut(choice) {
-                    answer.prompt = tokens;
-                }
+                partial.entry(choice).or_default().prompt = tokens;
             }
             Update::Delta {
                 choice,
                 delta,
                 logprobs,
             } => {
-                let Some(answer) = partial.get_mut(choice) else {
-                    continue;
-                };
+                let answer = partial.entry(choice).or_default();
                 answer.logprobs.extend(logprobs);
                 match delta {
                     Delta::Reasoning(text) => answer.reasoning.push_str(&text),
@@ -84,9 +78,7 @@ pub async fn collect(mut generation: Generation) -> ApiResult<Vec<Completion>> {
                 }
             }
             Update::End(mut end) => {
-                let Some(answer) = partial.get_mut(end.choice).map(std::mem::take) else {
-                    continue;
-                };
+                let answer = partial.remove(&end.choice).unwrap_or_default();
                 let mut logprobs = answer.logprobs;
                 logprobs.append(&mut end.logprobs);
                 completions.push(Completion {

@@ -202,7 +202,7 @@ impl Generation {
         let engine = model.engine()?;
         let log = guard.state.config().log.prompts;
         let mut choices = Vec::new();
-        for tokens in prompts {
+        for (number, tokens) in prompts.into_iter().enumerate() {
             check_length(tokens.len(), request.max_tokens, engine.n_ctx())?;
             if log {
                 let prompt = model.tokenizer()?.decode(&tokens);
@@ -223,8 +223,8 @@ impl Generation {
             if matches!(search, Search::Beams(_)) && Instant::now() >= deadline {
                 return Err(ApiError::timed_out(timeout));
             }
-            for _ in 0..selection.candidates {
-                let index = choices.len();
+            for candidate in 0..selection.candidates {
+                let index = number * selection.candidates + candidate;
                 let mut request = request.clone();
                 let mut state = StreamState {
                     model: model.clone(),

@@ -198,10 +198,8 @@ pub async fn create(
     Extension(client): Extension<Client>,
     Body(request): Body<MessagesRequest>,
 ) -> ApiResult<Response> {
-    if request.max_tokens.is_none_or(|n| n <= 0) {
-        return Err(ApiError::bad_request(
-            "max_tokens is required and must be at least 1",
-        ));
+    if request.max_tokens.is_none() {
+        return Err(ApiError::bad_request("`max_tokens` is required"));
     }
     let streamed = request.stream.unwrap_or(false);
     let generation = Generation::begin(&state, &client, request.into_generation()?).await?;
@@ -253,6 +251,10 @@ pub async fn count_tokens(
 
 impl MessagesRequest {
     fn into_generation(self) -> ApiResult<GenerationRequest> {
+        if let Some(n) = self.max_tokens.filter(|&n| n < 1) {
+            let message = format!("max_tokens is {n}; it must be at least 1");
+            return Err(ApiError::bad_request(message));
+        }
         if self.messages.is_empty() {
             return Err(ApiError::bad_request("messages must not be empty"));
         }
