@@ -7,6 +7,7 @@ mod chat;
 mod clients;
 mod determinism;
 mod disk;
+mod drafts;
 mod faults;
 #[path = "../../../oxidize-core/tests/faulty_backend/mod.rs"]
 #[allow(dead_code, reason = "the engine's own tests use the rest")]
@@ -17,6 +18,7 @@ mod numbers;
 mod ollama;
 mod operations;
 mod page;
+mod reasoning;
 mod requests;
 mod tenants;
 mod text;
