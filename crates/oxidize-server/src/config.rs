@@ -154,7 +154,7 @@ pub fn repack_default() -> &'static str {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Context size: maximum number of tokens of a request, prompt and answer together; 0 is the model's own
-    /// limit [default: the model's limit, at most 4096]
+    /// limit [default: the model's limit, as far as free memory allows]
     #[arg(short = 'c', long, value_name = "N", env = "OXIDIZE_CTX_SIZE")]
     pub ctx_size: Option<usize>,
     /// Maximum number of requests that run at once

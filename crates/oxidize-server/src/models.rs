@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use oxidize_core::backend::{Backend, MemoryPlan};
+use oxidize_core::backend::{Backend, CacheSize, MemoryPlan};
 use oxidize_core::chat::{ChatOptions, ChatTemplate, MessageFormat};
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::engine::{DiskCache, Engine, EngineConfig};
@@ -380,10 +380,11 @@ impl Loader {
             let adapters: oxidize_core::Result<_> = args.lora.iter().map(open).collect();
             model = model.with_adapters(adapters?)?;
         }
-        let config = self.engine_config(&model);
+        let limit = self.args.limits.memory_limit;
+        let left = limit.map(|limit| limit.saturating_mul(1_000_000).saturating_sub(taken));
+        let config = self.engine_config(&model, left);
         let plan = MemoryPlan::new(&model, self.backend.as_ref(), &config.session(&model));
-        if let Some(limit) = self.args.limits.memory_limit {
-            let left = limit.saturating_mul(1_000_000).saturating_sub(taken);
+        if let Some(left) = left {
             plan.check_within(&model, left)
                 .map_err(oxidize_core::Error::from)?;
         }
@@ -431,13 +432,15 @@ impl Loader {
         quantized(&file, recipe, importance.as_ref(), &workers, |_| {})
     }
 
-    fn engine_config(&self, model: &Model) -> EngineConfig {
+    /// Configuration for `model`, whose memory may be limited to `left` bytes.
+    fn engine_config(&self, model: &Model, left: Option<u64>) -> EngineConfig {
         let args = &self.args.engine;
-        let mut config = EngineConfig {
+        let config = EngineConfig {
             n_ctx: args.ctx_size.map(|n_ctx| match n_ctx {
                 0 => model.hparams().n_ctx_train,
                 n_ctx => n_ctx,
             }),
+            cache_tokens: args.cache_tokens,
             max_batch_tokens: args.batch_size.max(1),
             max_sequences: args.parallel.max(1),
             max_queue: self.args.limits.queue.saturating_add(args.parallel.max(1)),
@@ -453,10 +456,20 @@ impl Loader {
             }),
             ..EngineConfig::default()
         };
+        let available = [available_memory(), left].into_iter().flatten().min();
+        let mut config = config.fit_context(model, self.backend.as_ref(), available);
         let context = config.context(model);
-        let one = MemoryPlan::new(model, self.backend.as_ref(), &config.session(model));
-        let one = one.cache.max(1);
-        let room = available_memory().map_or(u64::MAX, |bytes| bytes / 4 / one);
+        let trained = model.hparams().n_ctx_train;
+        if args.ctx_size.is_none() && context < trained {
+            tracing::info!("context of {context} tokens of {trained}, as memory allows");
+        }
+        let one = EngineConfig {
+            cache_tokens: None,
+            ..config.clone()
+        };
+        let one = CacheSize::new(model.plan(), &one.session(model));
+        let one = one.total().max(1);
+        let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
         let contexts = (config.max_sequences as u64).min(room).max(1) as usize;
         let cache_tokens = args
             .cache_tokens
