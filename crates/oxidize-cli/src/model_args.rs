@@ -9,6 +9,7 @@ use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::{ActivationQuant, KvType, RepackLimit};
 use oxidize_core::engine::{Engine, EngineConfig};
 use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::io::available_memory;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::Model;
 use oxidize_quantize::evaluate::Settings;
@@ -16,16 +17,18 @@ use oxidize_quantize::in_memory::quantized;
 use oxidize_quantize::workers::Workers;
 
 use crate::args::{REPACK_ALIAS, repack_default, threads};
+use crate::console::status;
 use crate::load_quant::{LoadQuantArgs, load_importance};
 use crate::progress::ProgressReporter;
 use crate::speculation_args::SpeculationArgs;
+use crate::style;
 
 /// Arguments of running a model.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model execution")]
 pub(crate) struct ModelArgs {
     /// Maximum number of context tokens, prompt and answer together; 0 is the trained context [default: the
-    /// trained context, at most 4096]
+    /// trained context, as far as free memory allows]
     #[arg(
         short = 'c',
         long = "ctx-size",
@@ -265,7 +268,16 @@ impl ModelArgs {
         speculation: &SpeculationArgs,
     ) -> anyhow::Result<Engine> {
         let config = speculation.apply(self.config(&model), self)?;
-        Ok(Engine::start(model, Arc::new(Cpu::default()), &config)?)
+        let backend = Arc::new(Cpu::default());
+        let config = config.fit_context(&model, backend.as_ref(), available_memory());
+        let (n_ctx, trained) = (config.context(&model), model.hparams().n_ctx_train);
+        if self.ctx_size.is_none() && n_ctx < trained {
+            let dim = style::for_stderr().dim;
+            status!(
+                "{dim}context: {n_ctx} of {trained} tokens, as free memory allows (see -c){dim:#}"
+            );
+        }
+        Ok(Engine::start(model, backend, &config)?)
     }
 }
 

@@ -132,7 +132,7 @@ pub(crate) struct LimitArgs {
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
     /// Context size: maximum number of tokens of a request, prompt and answer together; 0 is the model's own
-    /// limit [default: the model's limit, at most 4096]
+    /// limit [default: the model's limit, as far as free memory allows]
     #[arg(short = 'c', long, value_name = "N", env = "OXIDIZE_CTX_SIZE")]
     pub(crate) ctx_size: Option<usize>,
     /// Maximum number of requests that run at once

@@ -84,7 +84,7 @@ pub struct LoadQuant {
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
     /// Context size: maximum number of tokens of a request, prompt and answer together. 0 is the model's own
-    /// limit, and `None` is that limit, but at most 4096.
+    /// limit, and `None` is that limit as far as free memory allows.
     pub ctx_size: Option<usize>,
     /// Maximum number of requests that run at once.
     pub parallel: usize,

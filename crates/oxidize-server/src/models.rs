@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use oxidize_core::backend::{Backend, MemoryPlan};
+use oxidize_core::backend::{Backend, CacheSize, MemoryPlan};
 use oxidize_core::chat::{ChatOptions, ChatTemplate, Thinking};
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::engine::{DiskCache, Engine, EngineConfig};
@@ -411,13 +411,12 @@ impl Loader {
             let adapters: oxidize_core::Result<_> = settings.lora.iter().map(open).collect();
             model = model.with_adapters(adapters?)?;
         }
-        let config = EngineConfig {
-            speculation: Some(self.speculation(is_first, &options)?),
-            ..self.engine_config(&model)
-        };
+        let limit = self.config.limits.memory_limit;
+        let left = limit.map(|limit| limit.saturating_mul(1_000_000).saturating_sub(taken));
+        let speculation = self.speculation(is_first, &options)?;
+        let config = self.engine_config(&model, speculation, left);
         let plan = MemoryPlan::new(&model, self.backend.as_ref(), &config.session(&model));
-        if let Some(limit) = self.config.limits.memory_limit {
-            let left = limit.saturating_mul(1_000_000).saturating_sub(taken);
+        if let Some(left) = left {
             plan.check_within(&model, left)
                 .map_err(oxidize_core::Error::from)?;
         }
@@ -493,13 +492,21 @@ impl Loader {
         quantized(&file, recipe, importance.as_ref(), &workers, |_| {})
     }
 
-    fn engine_config(&self, model: &Model) -> EngineConfig {
+    /// Configuration for `model`, whose memory may be limited to `left` bytes.
+    fn engine_config(
+        &self,
+        model: &Model,
+        speculation: Speculation,
+        left: Option<u64>,
+    ) -> EngineConfig {
         let settings = &self.config.engine;
-        let mut config = EngineConfig {
+        let config = EngineConfig {
             n_ctx: settings.ctx_size.map(|n_ctx| match n_ctx {
                 0 => model.hparams().n_ctx_train,
                 n_ctx => n_ctx,
             }),
+            cache_tokens: settings.cache_tokens,
+            speculation: Some(speculation),
             max_batch_tokens: settings.batch_size.max(1),
             max_sequences: settings.parallel.max(1),
             scored_tokens: SCORED_TOKENS,
@@ -520,10 +527,20 @@ impl Loader {
             }),
             ..EngineConfig::default()
         };
+        let available = [available_memory(), left].into_iter().flatten().min();
+        let mut config = config.fit_context(model, self.backend.as_ref(), available);
         let context = config.context(model);
-        let one = MemoryPlan::new(model, self.backend.as_ref(), &config.session(model));
-        let one = one.cache.max(1);
-        let room = available_memory().map_or(u64::MAX, |bytes| bytes / 4 / one);
+        let trained = model.hparams().n_ctx_train;
+        if settings.ctx_size.is_none() && context < trained {
+            tracing::info!("context of {context} tokens of {trained}, as memory allows");
+        }
+        let one = EngineConfig {
+            cache_tokens: None,
+            ..config.clone()
+        };
+        let one = CacheSize::new(model.plan(), &one.session(model));
+        let one = one.total().max(1);
+        let room = available.map_or(u64::MAX, |bytes| bytes / 4 / one);
         let contexts = (config.max_sequences as u64).min(room).max(1) as usize;
         let cache_tokens = settings
             .cache_tokens

@@ -1,6 +1,6 @@
 //! [`MemoryPlan`]: the memory that a session needs, known before anything is allocated.
 
-use super::{Backend, SessionConfig};
+use super::{Backend, CacheSize, SessionConfig};
 use crate::graph::Rows;
 use crate::io::available_memory;
 use crate::model::{Model, ModelError};
@@ -20,21 +20,6 @@ impl MemoryPlan {
     /// Returns the memory that `model` needs under `config`.
     pub fn new(model: &Model, backend: &dyn Backend, config: &SessionConfig) -> MemoryPlan {
         let plan = model.plan();
-        let n_blocks: Vec<usize> = config.group_blocks().collect();
-        let cache = plan.caches.iter().zip(config.groups(plan));
-        let cache = cache.map(|(cache, group)| {
-            let slots = n_blocks[group] as u64 * config.block_size as u64;
-            let k = config.key_type.row_bytes(cache.key_dim).unwrap_or(0) as u64;
-            let v = config
-                .value_type
-                .row_bytes(cache.kept_value_dim())
-                .unwrap_or(0) as u64;
-            slots * cache.n_kv_heads as u64 * (k + v)
-        });
-        let states = plan
-            .states
-            .iter()
-            .map(|state| 4 * config.state_slots as u64 * state.n_heads as u64 * state.len as u64);
         // Values of one layer are alive at the same time; those of other layers are not.
         let widest = plan.layers.iter().map(|ops| {
             plan.ops[ops.clone()]
@@ -53,14 +38,15 @@ impl MemoryPlan {
             + 4 * config.max_outputs as u64 * outputs.unwrap_or(0);
         MemoryPlan {
             weights: model.weights().size() + backend.weight_growth(plan, model.weights(), config),
-            cache: cache.sum::<u64>() + states.sum::<u64>(),
+            cache: CacheSize::new(plan, config).total(),
             buffers,
         }
     }
 
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
-        self.weights + self.cache + self.buffers
+        let parts = [self.cache, self.buffers];
+        parts.into_iter().fold(self.weights, u64::saturating_add)
     }
 
     /// Returns an error if the model does not fit into the available memory, where the system reports it.

@@ -4,6 +4,7 @@
 //! host asks for what it needs of a step ([`Session::output`], [`Session::top_k`], [`Session::sampled`]).
 
 mod batch;
+mod cache_size;
 mod config;
 pub mod cpu;
 mod error;
@@ -21,6 +22,7 @@ use crate::graph::{Op, Plan};
 use crate::kv::{BlockCopy, BlockId};
 use crate::weights::Weights;
 pub use batch::{Batch, SeqSlice};
+pub use cache_size::CacheSize;
 pub use config::{RepackLimit, SessionConfig};
 pub use error::BackendError;
 pub use memory_plan::MemoryPlan;

@@ -5,6 +5,7 @@
 
 mod beam;
 mod config;
+mod context;
 mod disk;
 mod drafting;
 mod guide;
@@ -15,6 +16,7 @@ mod stream;
 mod worker;
 
 pub use beam::{BeamParams, BeamSequence, MAX_BEAMS, beam_search};
+pub use context::{DEFAULT_CONTEXT, MAX_DEFAULT_CONTEXT};
 pub use disk::DiskCache;
 pub use handle::{Engine, EngineMonitor};
 pub use request::{
@@ -28,6 +30,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::{ActivationQuant, Backend, KvType, RepackLimit, SessionConfig};
 use crate::error::Result;
 use crate::graph::OutputKind;
+use crate::io::available_memory;
 use crate::kv::WindowGroup;
 use crate::model::Model;
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
@@ -55,8 +58,8 @@ use worker::Worker;
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "unstable"), non_exhaustive)]
 pub struct EngineConfig {
-    /// Maximum tokens of a request, prompt and answer together. `None` is the model's own limit, at most
-    /// [`DEFAULT_CONTEXT`].
+    /// Maximum tokens of a request, prompt and answer together. `None` is what the model was trained for, as far
+    /// as free memory allows, and at most [`MAX_DEFAULT_CONTEXT`].
     pub n_ctx: Option<usize>,
     /// Capacity of the KV cache in tokens, for all running requests and the prefix cache together. `None` is one full
     /// context.
@@ -113,19 +116,10 @@ impl Default for EngineConfig {
     }
 }
 
-/// Default context length in tokens, where neither the caller nor a shorter model limits it.
-pub const DEFAULT_CONTEXT: usize = 4096;
-
 /// Positions per block of the KV cache.
 const BLOCK_SIZE: usize = 32;
 
 impl EngineConfig {
-    /// Context length of a request to `model`.
-    pub fn context(&self, model: &Model) -> usize {
-        let trained = model.hparams().n_ctx_train;
-        self.n_ctx.unwrap_or(trained.min(DEFAULT_CONTEXT))
-    }
-
     /// Recurrent state checkpoints kept for prefix reuse: one after the prompt and one after the answer of each running
     /// request.
     fn checkpoints(&self) -> usize {
@@ -244,6 +238,7 @@ impl Engine {
         if model.plan().output != OutputKind::Logits {
             return Err(EngineError::NoText(model.arch().name).into());
         }
+        let config = &config.fit_context(&model, backend.as_ref(), available_memory());
         let (requested, limit) = (config.context(&model), model.hparams().n_ctx_train);
         if requested > limit {
             return Err(EngineError::ContextTooLong { requested, limit }.into());

@@ -45,7 +45,6 @@ pub struct Summary {
     pub tokenizer: Option<String>,
     /// True if the model has a chat template.
     pub chat_template: bool,
-    kv: Vec<KvLayers>,
 }
 
 /// Use of a type.
@@ -57,15 +56,6 @@ pub struct TypeCount {
     pub tensors: u64,
     /// Bytes of these tensors.
     pub bytes: u64,
-}
-
-/// Layers with the same number of cached values per token.
-#[derive(Clone, Copy, Debug)]
-struct KvLayers {
-    layers: u64,
-    values_per_token: u64,
-    /// Window of the layer, if any: maximum number of cached tokens.
-    window: Option<u64>,
 }
 
 impl Summary {
@@ -98,20 +88,7 @@ impl Summary {
             vocabulary: facts.vocabulary(),
             tokenizer,
             chat_template: facts.chat_template(model),
-            kv: facts.kv_layers(heads, kv_heads),
         }
-    }
-
-    /// Bytes of KV cache for `n_tokens` with two bytes per value; `None` for models without a cache
-    /// or with missing values. Windowed layers that the file does not list count as full.
-    pub fn kv_bytes(&self, n_tokens: u64) -> Option<u64> {
-        const F16_BYTES: u64 = 2;
-        let bytes = self.kv.iter().fold(0u64, |sum, group| {
-            let tokens = group.window.map_or(n_tokens, |window| window.min(n_tokens));
-            let values = group.layers.saturating_mul(group.values_per_token);
-            sum.saturating_add(values.saturating_mul(tokens).saturating_mul(F16_BYTES))
-        });
-        (bytes > 0).then_some(bytes)
     }
 }
 
@@ -155,26 +132,6 @@ const KV_HEADS: Parameter = Parameter {
         "n_head_kv",
         "multi_query_group_num",
     ],
-};
-const KEY_LENGTH: Parameter = Parameter {
-    gguf: "attention.key_length",
-    config: &["head_dim", "kv_channels"],
-};
-const VALUE_LENGTH: Parameter = Parameter {
-    gguf: "attention.value_length",
-    config: &["head_dim", "kv_channels"],
-};
-const KV_LORA_RANK: Parameter = Parameter {
-    gguf: "attention.kv_lora_rank",
-    config: &["kv_lora_rank"],
-};
-const ROPE_DIMS: Parameter = Parameter {
-    gguf: "rope.dimension_count",
-    config: &["qk_rope_head_dim"],
-};
-const WINDOW: Parameter = Parameter {
-    gguf: "attention.sliding_window",
-    config: &["sliding_window"],
 };
 const EXPERTS: Parameter = Parameter {
     gguf: "expert_count",
@@ -318,124 +275,6 @@ impl Facts<'_> {
             }
         }
     }
-
-    /// True if attention is causal, so that keys and values are cached.
-    fn is_causal(&self) -> bool {
-        match self {
-            Facts::Gguf(model) => {
-                let key = self
-                    .architecture()
-                    .map(|arch| format!("{arch}.attention.causal"));
-                key.and_then(|key| model.metadata().bool(&key))
-                    .unwrap_or(true)
-            }
-            Facts::Config(config) => {
-                let classes = config.get("architectures").and_then(Json::as_array);
-                let decodes = |class: &str| {
-                    ["CausalLM", "LMHead", "ConditionalGeneration"]
-                        .iter()
-                        .any(|s| class.contains(s))
-                };
-                classes.is_none_or(|classes| classes.iter().filter_map(Json::as_str).any(decodes))
-            }
-        }
-    }
-
-    fn kv_layers(&self, heads: Option<u64>, kv_heads: Vec<u64>) -> Vec<KvLayers> {
-        self.try_kv_layers(heads, kv_heads).unwrap_or_default()
-    }
-
-    fn try_kv_layers(&self, heads: Option<u64>, kv_heads: Vec<u64>) -> Option<Vec<KvLayers>> {
-        if !self.is_causal() {
-            return None;
-        }
-        let layers = self.number(&LAYERS)?;
-        let window = self.number(&WINDOW).filter(|&window| window > 0);
-        let kinds = self.layer_kinds();
-        let kind_of = |layer: usize| kinds.get(layer).copied().unwrap_or(LayerKind::Full);
-        let group = |layers, values_per_token, kind| KvLayers {
-            layers: if kind == LayerKind::Recurrent {
-                0
-            } else {
-                layers
-            },
-            values_per_token,
-            window: window.filter(|_| kind == LayerKind::Windowed),
-        };
-
-        // Latent attention caches one compressed vector and the RoPE part of the key for all heads.
-        if let Some(rank) = self.number(&KV_LORA_RANK).filter(|&rank| rank > 0) {
-            let values = rank.saturating_add(self.number(&ROPE_DIMS).unwrap_or(0));
-            return Some(vec![group(layers, values, LayerKind::Full)]);
-        }
-
-        let head_dim = || Some(self.number(&EMBEDDING)?.checked_div(heads?).unwrap_or(0));
-        let key = self.number(&KEY_LENGTH).or_else(head_dim)?;
-        let value = self.number(&VALUE_LENGTH).or_else(head_dim)?;
-        let width = key.saturating_add(value);
-        match kv_heads.as_slice() {
-            [] | [_] if kinds.is_empty() => {
-                let kv_heads = kv_heads.first().copied().or(heads)?;
-                Some(vec![group(
-                    layers,
-                    kv_heads.saturating_mul(width),
-                    LayerKind::Full,
-                )])
-            }
-            [] | [_] => {
-                let kv_heads = kv_heads.first().copied().or(heads)?;
-                let values = kv_heads.saturating_mul(width);
-                Some(kinds.iter().map(|&kind| group(1, values, kind)).collect())
-            }
-            each => {
-                let each = each.iter().enumerate();
-                Some(
-                    each.map(|(i, n)| group(1, n.saturating_mul(width), kind_of(i)))
-                        .collect(),
-                )
-            }
-        }
-    }
-
-    /// Kind of each layer, if the file lists them.
-    fn layer_kinds(&self) -> Vec<LayerKind> {
-        match self {
-            Facts::Gguf(model) => {
-                let key = self
-                    .architecture()
-                    .map(|arch| format!("{arch}.attention.sliding_window_pattern"));
-                let pattern = key.and_then(|key| model.metadata().array(&key));
-                let kind = |n| {
-                    if n != 0 {
-                        LayerKind::Windowed
-                    } else {
-                        LayerKind::Full
-                    }
-                };
-                let listed =
-                    pattern.and_then(|pattern| Some(pattern.iter_i64()?.map(kind).collect()));
-                listed.unwrap_or_default()
-            }
-            Facts::Config(_) => {
-                let kind = |name: &Json| match name.as_str() {
-                    Some("sliding_attention" | "chunked_attention") => LayerKind::Windowed,
-                    Some("full_attention" | "attention") | None => LayerKind::Full,
-                    Some(_) => LayerKind::Recurrent,
-                };
-                let listed = self.json_named("layer_types").and_then(Json::as_array);
-                listed
-                    .map(|kinds| kinds.iter().map(kind).collect())
-                    .unwrap_or_default()
-            }
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LayerKind {
-    Full,
-    Windowed,
-    Recurrent,
 }
 
 fn count_types(model: &ModelFile) -> Vec<TypeCount> {

@@ -3,8 +3,12 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use oxidize_core::backend::CacheSize;
+use oxidize_core::engine::EngineConfig;
 use oxidize_core::file::{Format, ModelFile, Summary};
 use oxidize_core::gguf::Value;
+use oxidize_core::graph::OutputKind;
+use oxidize_core::model::Model;
 use oxidize_quantize::report::Report;
 
 use crate::style::Styles;
@@ -66,7 +70,7 @@ pub(super) fn summary(
 
     types(&summary, styles, out)?;
     report(model, styles, out)?;
-    memory(&summary, styles, out)
+    memory(model, &summary, styles, out)
 }
 
 /// Prints the quantization report stored in the file, if any.
@@ -146,7 +150,12 @@ fn types(summary: &Summary, styles: Styles, out: &mut impl Write) -> anyhow::Res
     Ok(())
 }
 
-fn memory(summary: &Summary, styles: Styles, out: &mut impl Write) -> anyhow::Result<()> {
+fn memory(
+    file: &ModelFile,
+    summary: &Summary,
+    styles: Styles,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let (title, dim) = (styles.title, styles.dim);
     if summary.types.is_empty() {
         return Ok(());
@@ -158,12 +167,21 @@ fn memory(summary: &Summary, styles: Styles, out: &mut impl Write) -> anyhow::Re
         "weights",
         bytes(summary.weight_bytes)
     )?;
+    // A file that is not a complete model of a known architecture has weights only.
+    let text_model = Model::from_file(file.clone());
+    let text_model = text_model.map(|model| (model.plan().output == OutputKind::Logits, model));
+    let Ok((true, model)) = text_model else {
+        return Ok(());
+    };
     for n_tokens in context_lengths(summary.context_length) {
-        let Some(kv) = summary.kv_bytes(n_tokens) else {
-            break;
+        let config = EngineConfig {
+            n_ctx: Some(usize::try_from(n_tokens)?),
+            max_sequences: 1,
+            ..EngineConfig::default()
         };
+        let size = CacheSize::new(model.plan(), &config.session(&model));
         let label = format!("KV cache f16, {n_tokens}");
-        writeln!(out, "  {dim}{label:<24}{dim:#}{:>10}", bytes(kv))?;
+        writeln!(out, "  {dim}{label:<24}{dim:#}{:>10}", bytes(size.total()))?;
     }
     Ok(())
 }

@@ -38,8 +38,10 @@ pub(super) struct AttentionWork {
 struct GroupTables {
     /// The block tables of all sequences, one after the other.
     table: Vec<u32>,
-    /// The cache slot of each token.
-    slots: Vec<usize>,
+    /// Block and position in it of each token.
+    places: Vec<(usize, usize)>,
+    /// Tokens that are stored in each block, by block.
+    stored: Vec<(usize, Range<usize>)>,
 }
 
 /// Some of the keys that the token of a run attends to.
@@ -59,7 +61,7 @@ impl AttentionWork {
     pub(super) fn new(config: &SessionConfig) -> AttentionWork {
         let tables = |_| GroupTables {
             table: Vec::with_capacity(config.n_blocks),
-            slots: Vec::new(),
+            ..GroupTables::default()
         };
         AttentionWork {
             groups: (0..=config.windows.len()).map(tables).collect(),
@@ -67,7 +69,7 @@ impl AttentionWork {
         }
     }
 
-    /// Computes the runs and slots of a batch.
+    /// Computes the runs and places of a batch.
     pub(super) fn prepare(
         &mut self,
         batch: &Batch<'_>,
@@ -149,7 +151,7 @@ impl AttentionWork {
 impl GroupTables {
     fn prepare(&mut self, group: usize, batch: &Batch<'_>, block_size: usize) {
         self.table.clear();
-        self.slots.clear();
+        self.places.clear();
         let mut token = 0;
         for sequence in batch.sequences {
             let table = sequence.table(group);
@@ -161,40 +163,63 @@ impl GroupTables {
             self.table.extend(blocks);
             let positions = &batch.positions[token..token + sequence.n_tokens];
             token += sequence.n_tokens;
-            self.slots.extend(positions.iter().map(|&position| {
+            self.places.extend(positions.iter().map(|&position| {
                 let position = position as usize;
-                table[position / block_size].index() * block_size + position % block_size
+                let block = table[position / block_size].index();
+                (block, position % block_size)
             }));
         }
+        self.stored.clear();
+        let mut start = 0;
+        let by_block = self.places.chunk_by(|a, b| a.0 == b.0);
+        self.stored.extend(by_block.map(|places| {
+            let tokens = start..start + places.len();
+            start = tokens.end;
+            (places[0].0, tokens)
+        }));
+        self.stored.sort_unstable_by_key(|(block, _)| *block);
+    }
+
+    /// True if threads may store tokens block by block: no block is listed twice.
+    fn stores_apart(&self) -> bool {
+        self.stored.windows(2).all(|pair| pair[0].0 < pair[1].0)
     }
 }
 
+/// Minimum number of tokens that are worth storing on several threads.
+const MIN_STORED: usize = 8;
+
 impl CpuSession {
     pub(super) fn store_kv(&mut self, layer: usize, k: ValueId, v: Option<ValueId>) {
-        let values = std::iter::once(k).chain(v);
-        let slots = &self.attention.groups[self.caches[layer].group].slots;
-        for (plane, value) in self.caches[layer].planes_mut().zip(values) {
-            let x = self.buffers.get(value);
-            let kernels = self.kernels;
-            let (dim, ty) = (plane.dim, plane.ty);
-            let n_heads = x.len() / slots.len() / dim;
-            let mut data = std::mem::take(&mut plane.data);
-            let body = |head: usize, data: &mut [u8]| {
-                for (token, &slot) in slots.iter().enumerate() {
-                    let x = &x[(token * n_heads + head) * dim..][..dim];
-                    kernels.store_kv(ty, x, &mut data[plane.row(slot)]);
+        let (kernels, buffers, cache) = (self.kernels, &self.buffers, &self.caches[layer]);
+        let tables = &self.attention.groups[cache.group];
+        let memory = &mut self.blocks[cache.group];
+        let body = |tokens: &Range<usize>, block: &mut [u8]| {
+            for (plane, value) in cache.planes().zip(std::iter::once(k).chain(v)) {
+                let rows = buffers.get(value).chunks_exact(plane.n_heads * plane.dim);
+                for token in tokens.clone() {
+                    let row = rows.clone().nth(token).unwrap_or_default();
+                    for (head, x) in row.chunks_exact(plane.dim).enumerate() {
+                        let place = plane.row(head, tables.places[token].1);
+                        kernels.store_kv(plane.ty, x, &mut block[place]);
+                    }
                 }
-            };
-            if slots.len() < 8 {
-                let len = data.len() / n_heads;
-                let heads = data.chunks_exact_mut(len);
-                heads.enumerate().for_each(|(head, data)| body(head, data));
-            } else {
-                let body = |head: usize, data: &mut [u8], _: &mut [()], _: &mut _| body(head, data);
-                self.pool
-                    .parts(n_heads, &mut data, &mut [], &mut self.workers, body);
             }
-            plane.data = data;
+        };
+        if tables.places.len() < MIN_STORED || !tables.stores_apart() {
+            for (block, tokens) in &tables.stored {
+                body(tokens, memory.block_mut(*block));
+            }
+        } else {
+            let block_bytes = memory.block_bytes;
+            let body = |tokens: &Range<usize>, block: &mut [u8], _: &mut _| body(tokens, block);
+            self.pool.chosen_parts(
+                &mut memory.data,
+                block_bytes,
+                &tables.stored,
+                &mut self.workers,
+                body,
+            );
         }
     }
 
@@ -212,7 +237,7 @@ impl CpuSession {
         let q = self.buffers.get(q);
         let (kernels, block_size) = (self.kernels, self.config.block_size);
         let (work, cache) = (&self.attention, &self.caches[spec.layer]);
-        let tables = &work.groups[cache.group];
+        let (tables, memory) = (&work.groups[cache.group], &self.blocks[cache.group]);
         let sinks = spec.sinks.map(|id| self.weights.get(id).as_f32());
         let relative = spec.relative.map(|id| self.weights.get(id).as_f32());
         let group = spec.n_heads / spec.n_kv_heads;
@@ -225,7 +250,7 @@ impl CpuSession {
                 q: &q[tokens.start * q_stride + head * group * spec.key_dim..],
                 q_stride,
                 heads: group,
-                kv: cache.head(head, &tables.table[table.clone()], block_size),
+                kv: cache.head(head, memory, &tables.table[table.clone()], block_size),
                 visible: &work.visible[tokens.clone()],
                 scale: spec.scale,
                 softcap: spec.softcap,

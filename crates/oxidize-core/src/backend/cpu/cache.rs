@@ -1,47 +1,72 @@
 //! The bytes of the KV cache. Which sequence owns which block is decided by the scheduler.
 
 use crate::backend::{BackendError, KvType, SessionConfig};
-use crate::graph::CacheInfo;
+use crate::graph::{CacheInfo, Plan};
 use oxidize_kernels::PagedKv;
+use std::ops::Range;
 
-/// Keys and values of one layer, head by head: `[head][block][position][element]`.
+/// Blocks of the layers of a group. A block contains the keys and values of its positions in all layers,
+/// `[layer][keys, values][head][position][element]`, so that a sequence touches only the memory of its own blocks.
+pub(super) struct BlockMemory {
+    pub(super) data: Vec<u8>,
+    pub(super) block_bytes: usize,
+}
+
+/// Place of the keys and values of one layer in the blocks of its group.
 pub(super) struct KvCache {
+    /// Group of layers whose blocks and block tables apply.
+    pub(super) group: usize,
     pub(super) k: Plane,
     /// `None` if values are the first elements of the keys (MLA).
     pub(super) v: Option<Plane>,
-    /// Group of layers whose block table applies.
-    pub(super) group: usize,
     value_dim: usize,
 }
 
-/// The keys or the values of a layer.
+/// Place of the keys or the values of a layer in a block.
 pub(super) struct Plane {
     pub(super) ty: KvType,
     pub(super) dim: usize,
-    pub(super) data: Vec<u8>,
-    n_heads: usize,
+    pub(super) n_heads: usize,
+    /// Offset of the first head in the block.
+    start: usize,
     row_bytes: usize,
-    block_bytes: usize,
+    head_bytes: usize,
+}
+
+/// Places the caches of `plan` in blocks, and allocates the blocks of each group of layers.
+pub(super) fn caches(
+    plan: &Plan,
+    config: &SessionConfig,
+) -> Result<(Vec<KvCache>, Vec<BlockMemory>), BackendError> {
+    let mut block_bytes = vec![0; config.windows.len() + 1];
+    let caches = plan.caches.iter().zip(config.groups(plan));
+    let caches = caches
+        .map(|(info, group)| KvCache::new(info, group, &mut block_bytes[group], config))
+        .collect::<Result<_, _>>()?;
+    let memory = block_bytes.into_iter().zip(config.group_blocks());
+    let memory = memory.map(|(bytes, n_blocks)| BlockMemory::new(bytes, n_blocks));
+    Ok((caches, memory.collect::<Result<_, _>>()?))
 }
 
 impl KvCache {
-    pub(super) fn new(
+    /// Places a cache after the first `block_bytes` of a block, which grow by it.
+    fn new(
         info: &CacheInfo,
         group: usize,
+        block_bytes: &mut usize,
         config: &SessionConfig,
     ) -> Result<KvCache, BackendError> {
-        let n_blocks = config.group_blocks().nth(group).unwrap_or(0);
-        let plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, n_blocks, config.block_size);
         if info.values_in_keys {
             // Values must be whole blocks of the type of the keys.
             row_bytes_of(config.key_type, info.value_dim)?;
         }
+        let mut plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, block_bytes, config);
         Ok(KvCache {
+            group,
             k: plane(info.key_dim, config.key_type)?,
             v: (!info.values_in_keys)
                 .then(|| plane(info.value_dim, config.value_type))
                 .transpose()?,
-            group,
             value_dim: info.value_dim,
         })
     }
@@ -51,30 +76,27 @@ impl KvCache {
         std::iter::once(&self.k).chain(&self.v)
     }
 
-    pub(super) fn planes_mut(&mut self) -> impl Iterator<Item = &mut Plane> {
-        std::iter::once(&mut self.k).chain(&mut self.v)
-    }
-
     /// One head, as attention reads it.
     pub(super) fn head<'a>(
-        &'a self,
+        &self,
         head: usize,
+        memory: &'a BlockMemory,
         table: &'a [u32],
         block_size: usize,
     ) -> PagedKv<'a> {
-        let v = self.v.as_ref().unwrap_or(&self.k);
+        let (k, v) = (&self.k, self.v.as_ref().unwrap_or(&self.k));
         PagedKv {
-            k_ty: self.k.ty,
+            k_ty: k.ty,
             v_ty: v.ty,
-            k: self.k.head(head),
-            v: v.head(head),
+            k: &memory.data[k.start + head * k.head_bytes..],
+            v: &memory.data[v.start + head * v.head_bytes..],
             table,
             block_size,
-            k_block_stride: self.k.block_bytes,
-            v_block_stride: v.block_bytes,
-            k_row_stride: self.k.row_bytes,
+            k_block_stride: memory.block_bytes,
+            v_block_stride: memory.block_bytes,
+            k_row_stride: k.row_bytes,
             v_row_stride: v.row_bytes,
-            k_dim: self.k.dim,
+            k_dim: k.dim,
             v_dim: self.value_dim,
         }
     }
@@ -85,22 +107,42 @@ impl Plane {
         n_heads: usize,
         dim: usize,
         ty: KvType,
-        n_blocks: usize,
-        block_size: usize,
+        block_bytes: &mut usize,
+        config: &SessionConfig,
     ) -> Result<Plane, BackendError> {
         let row_bytes = row_bytes_of(ty, dim)?;
-        let size = row_bytes
-            .checked_mul(block_size)
-            .and_then(|bytes| bytes.checked_mul(n_blocks))
+        let start = *block_bytes;
+        let head_bytes = row_bytes.checked_mul(config.block_size);
+        let end = head_bytes
             .and_then(|bytes| bytes.checked_mul(n_heads))
+            .and_then(|bytes| bytes.checked_add(start));
+        *block_bytes = end.ok_or_else(|| out_of_memory(usize::MAX))?;
+        Ok(Plane {
+            ty,
+            dim,
+            n_heads,
+            start,
+            row_bytes,
+            head_bytes: head_bytes.unwrap_or(usize::MAX),
+        })
+    }
+
+    /// Byte range of a head and position within a block.
+    pub(super) fn row(&self, head: usize, position: usize) -> Range<usize> {
+        let start = self.start + head * self.head_bytes + position * self.row_bytes;
+        start..start + self.row_bytes
+    }
+}
+
+impl BlockMemory {
+    fn new(block_bytes: usize, n_blocks: usize) -> Result<BlockMemory, BackendError> {
+        let size = block_bytes
+            .checked_mul(n_blocks)
             .filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = size.unwrap_or(usize::MAX);
         let mut probe = Vec::<u8>::new();
         if size.is_none() || probe.try_reserve_exact(bytes).is_err() {
-            return Err(BackendError::OutOfMemory {
-                bytes,
-                what: "the KV cache",
-            });
+            return Err(out_of_memory(bytes));
         }
         drop(probe);
         // The system zeroes a page when it is first used.
@@ -108,52 +150,33 @@ impl Plane {
         let mut data = vec![0; bytes];
         #[cfg(not(target_arch = "wasm32"))]
         crate::io::advise_huge_pages(&mut data);
-        Ok(Plane {
-            ty,
-            dim,
-            data,
-            n_heads,
-            row_bytes,
-            block_bytes: row_bytes * block_size,
-        })
+        Ok(BlockMemory { data, block_bytes })
     }
 
-    fn head(&self, head: usize) -> &[u8] {
-        let bytes = self.data.len() / self.n_heads;
-        &self.data[head * bytes..(head + 1) * bytes]
+    /// Byte range of a block.
+    fn range(&self, block: usize) -> Range<usize> {
+        block * self.block_bytes..(block + 1) * self.block_bytes
     }
 
-    /// Byte range of a slot (block · block_size + offset) within a head.
-    pub(super) fn row(&self, slot: usize) -> std::ops::Range<usize> {
-        slot * self.row_bytes..(slot + 1) * self.row_bytes
+    pub(super) fn block(&self, block: usize) -> &[u8] {
+        &self.data[self.range(block)]
     }
 
-    /// Bytes of one block, of all heads.
-    pub(super) fn block_len(&self) -> usize {
-        self.n_heads * self.block_bytes
-    }
-
-    /// The bytes of a block, head by head.
-    pub(super) fn block(&self, block: usize) -> impl Iterator<Item = &[u8]> {
-        let bytes = self.block_bytes;
-        (0..self.n_heads).map(move |head| &self.head(head)[block * bytes..(block + 1) * bytes])
-    }
-
-    pub(super) fn write_block(&mut self, block: usize, from: &[u8]) {
-        let (bytes, head_bytes) = (self.block_bytes, self.data.len() / self.n_heads);
-        for (head, from) in from.chunks_exact(bytes).enumerate() {
-            let at = head * head_bytes + block * bytes;
-            self.data[at..at + bytes].copy_from_slice(from);
-        }
+    pub(super) fn block_mut(&mut self, block: usize) -> &mut [u8] {
+        let range = self.range(block);
+        &mut self.data[range]
     }
 
     pub(super) fn copy_block(&mut self, from: usize, to: usize) {
-        let (bytes, head_bytes) = (self.block_bytes, self.data.len() / self.n_heads);
-        for head in 0..self.n_heads {
-            let start = head * head_bytes + from * bytes;
-            self.data
-                .copy_within(start..start + bytes, head * head_bytes + to * bytes);
-        }
+        let (from, to) = (self.range(from), self.range(to).start);
+        self.data.copy_within(from, to);
+    }
+}
+
+fn out_of_memory(bytes: usize) -> BackendError {
+    BackendError::OutOfMemory {
+        bytes,
+        what: "the KV cache",
     }
 }
 

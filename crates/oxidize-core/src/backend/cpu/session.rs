@@ -4,7 +4,7 @@
 //! [`super::attention`] and [`super::recurrent`] the ops with a state.
 
 use super::attention::AttentionWork;
-use super::cache::{KvCache, Plane};
+use super::cache::{self, BlockMemory, KvCache};
 use super::experts::ExpertWork;
 use super::lower::{Lowered, Step, lower};
 use super::memory::Buffers;
@@ -29,6 +29,8 @@ pub(super) struct CpuSession {
     pub(super) weights: Arc<Weights>,
     pub(super) buffers: Buffers,
     pub(super) caches: Vec<KvCache>,
+    /// Blocks of each group of layers.
+    pub(super) blocks: Vec<BlockMemory>,
     pub(super) states: States,
     pub(super) workers: Vec<Worker>,
     pub(super) attention: AttentionWork,
@@ -70,9 +72,7 @@ impl CpuSession {
             });
         }
         // Caches first: if they do not fit, no weight has been repacked in vain.
-        let caches = plan.caches.iter().zip(config.groups(plan));
-        let caches = caches.map(|(info, group)| KvCache::new(info, group, config));
-        let caches = caches.collect::<Result<_, _>>()?;
+        let (caches, blocks) = cache::caches(plan, config)?;
         let states = States::new(plan, config)?;
         let weights = repack(plan, weights, config.repack, kernels, n_threads)?;
         weights.use_huge_pages();
@@ -88,6 +88,7 @@ impl CpuSession {
             weights: Arc::new(weights),
             buffers: Buffers::new(plan, &steps, config),
             caches,
+            blocks,
             states,
             workers: (0..pool.n_threads()).map(|_| Worker::default()).collect(),
             pool,
@@ -262,21 +263,6 @@ impl CpuSession {
         Ok(())
     }
 
-    /// The keys and values of the layers of a group.
-    fn planes(&self, group: usize) -> impl Iterator<Item = &Plane> {
-        let caches = self.caches.iter();
-        caches
-            .filter(move |cache| cache.group == group)
-            .flat_map(KvCache::planes)
-    }
-
-    fn planes_mut(&mut self, group: usize) -> impl Iterator<Item = &mut Plane> {
-        let caches = self.caches.iter_mut();
-        caches
-            .filter(move |cache| cache.group == group)
-            .flat_map(KvCache::planes_mut)
-    }
-
     /// The results of all outputs, row by row; none before the first batch.
     fn results(&self) -> Option<impl Iterator<Item = &[f32]>> {
         let result = self.result?;
@@ -326,15 +312,15 @@ impl Session for CpuSession {
             for block in [from, to] {
                 self.config.check_block(group, block)?;
             }
-            for plane in self.planes_mut(group) {
-                plane.copy_block(from.0 as usize, to.0 as usize);
-            }
+            self.blocks[group].copy_block(from.index(), to.index());
         }
         Ok(())
     }
 
     fn block_bytes(&self, group: usize) -> usize {
-        self.planes(group).map(|plane| plane.block_len()).sum()
+        self.blocks
+            .get(group)
+            .map_or(0, |blocks| blocks.block_bytes)
     }
 
     fn read_block(
@@ -345,11 +331,7 @@ impl Session for CpuSession {
     ) -> Result<(), BackendError> {
         self.config.check_block(group, block)?;
         out.clear();
-        for plane in self.planes(group) {
-            plane
-                .block(block.0 as usize)
-                .for_each(|bytes| out.extend_from_slice(bytes));
-        }
+        out.extend_from_slice(self.blocks[group].block(block.index()));
         Ok(())
     }
 
@@ -357,7 +339,7 @@ impl Session for CpuSession {
         &mut self,
         group: usize,
         block: BlockId,
-        mut bytes: &[u8],
+        bytes: &[u8],
     ) -> Result<(), BackendError> {
         self.config.check_block(group, block)?;
         let block_bytes = self.block_bytes(group);
@@ -365,11 +347,9 @@ impl Session for CpuSession {
             let what = format!("{} bytes for a block of {block_bytes}", bytes.len());
             return Err(BackendError::Malformed(what));
         }
-        for plane in self.planes_mut(group) {
-            let (head, rest) = bytes.split_at(plane.block_len());
-            plane.write_block(block.0 as usize, head);
-            bytes = rest;
-        }
+        self.blocks[group]
+            .block_mut(block.index())
+            .copy_from_slice(bytes);
         Ok(())
     }
 }
