@@ -9,7 +9,8 @@ Fails, with file and line, when
 - a relative link, an image or a #anchor of a page does not resolve (anchors are the heading slugs of
   GitHub and mdBook, which agree, and `<a id="...">`);
 - a page of the book links to a directory inside docs/, which GitHub shows and mdBook does not;
-- a file anywhere in the repository mentions a page or image under docs/ that is not there.
+- a file anywhere in the repository mentions a page or image under docs/ that is not there;
+- a page names a source file in `code` that is not there, by its path or the end of its path. Names with placeholders in capitals, and files that the page tells the reader to add ("new"), pass.
 """
 
 import argparse
@@ -42,6 +43,10 @@ HTML_TARGET = re.compile(
 )
 HTML_ID = re.compile(r"<\w+\b[^>]*?\b(?:id|name)\s*=\s*[\"']([^\"']+)[\"']", re.IGNORECASE)
 MENTION = re.compile(r"(?<![\w/.-])docs/[\w./-]*\w\.(?:md|svg|png)\b")
+# Source files in inline code. A path of one part, such as `lib.rs`, says nothing about its place.
+SOURCE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:rs|py|toml|txt|tsv|yml|service))`")
+# Files of models and of the reader's project.
+FOREIGN = re.compile(r"[A-Z]{2,}|foo|mydevice|\.oxidize|/etc/|(^|/)\d_")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -154,6 +159,7 @@ class Checker:
                 self.check_link(name, line, target.strip("<>"))
             for line, reference in page.undefined:
                 self.error(name, line, f"no definition of the link reference [{reference}]")
+            self.check_sources(name, page)
         for name in sorted(self.files):
             self.check_mentions(name)
         return self.errors
@@ -196,6 +202,28 @@ class Checker:
             if int(match.group(2) or match.group(1)) > len(self.text(path).splitlines()):
                 self.error(name, line, f"{target}: {path} is shorter")
 
+    def check_sources(self, name: str, page: Page) -> None:
+        if name == "CHANGELOG.md":
+            return
+        new = {
+            match.group(1)
+            for line in page.raw
+            if re.search(r"\|\s*new\b", line)
+            for match in SOURCE.finditer(line)
+        }
+        for number, line in enumerate(page.raw, 1):
+            for match in SOURCE.finditer(line):
+                path = match.group(1)
+                if path in new or FOREIGN.search(path) or self.is_source(path):
+                    continue
+                self.error(name, number, f"{path}: no such source file")
+
+    def is_source(self, path: str) -> bool:
+        """True if this is the path of a file, the end of one, or `core/x` for crates/oxidize-core/src/x."""
+        crate, _, rest = path.partition("/")
+        shortened = f"crates/oxidize-{crate}/src/{rest}"
+        return bool(self.files & {path, shortened}) or any(file.endswith(f"/{path}") for file in self.files)
+
     def check_mentions(self, name: str) -> None:
         path = self.root / name
         if path.suffix not in MENTIONING or name == "scripts/check_docs.py" or not path.is_file():
@@ -224,7 +252,7 @@ def self_test() -> None:
     good = {
         "README.md": "# Project\n\n[The `serve` page](docs/serve.md#keys-and-limits), [a table](docs/README.md)\n"
         "![plot](docs/images/p.svg) <img src='docs/images/p.svg'> [out](https://example.com/x.md#y)\n"
-        "[source](src/lib.rs#L2), [sources](src), [one][ref] `[code](gone.md)`\n\n[ref]: docs/serve.md\n"
+        "[source](src/lib.rs#L2), [sources](src), [one][ref] `[code](gone.md)` `src/lib.rs` `src/NAME.rs`\n\n[ref]: docs/serve.md\n"
         "\n```sh\n[fenced](gone.md)\n```\n\n    [indented](gone.md)\n\n- item\n\n    [in a list](docs/serve.md)\n",
         "src/lib.rs": "// See docs/serve.md.\n\n",
         "docs/SUMMARY.md": "# Summary\n\n[Intro](README.md)\n- [Serve](serve.md)\n  - [Deep](contributing/deep.md)\n",
@@ -255,6 +283,7 @@ def self_test() -> None:
         ("README.md", "[x](src/lib.rs#L3)\n", "README.md:1: src/lib.rs#L3: src/lib.rs is shorter"),
         ("CHANGELOG.md", "[x](docs/gone.md)\n", "CHANGELOG.md:1: docs/gone.md: no such file"),
         ("src/lib.rs", "\n// See docs/gone.md.\n", "src/lib.rs:2: docs/gone.md: no such file"),
+        ("docs/README.md", "a\n\nIn `src/gone.rs`.\n", "docs/README.md:3: src/gone.rs: no such source file"),
     ]
 
     def check(files: dict[str, str]) -> list[str]:
