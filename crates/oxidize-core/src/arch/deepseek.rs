@@ -108,6 +108,10 @@ pub(super) static BAILINGMOE: Arch = Arch {
     name: "bailingmoe",
     hf_classes: &["BailingMoeForCausalLM"],
     rope: PERMUTED,
+    gguf_form: GgufForm {
+        split_qkv: true,
+        ..USUAL_FORM
+    },
     hf_names: BAILING_NAMES,
     ..BASE
 };

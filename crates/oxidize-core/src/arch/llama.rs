@@ -179,6 +179,10 @@ pub(super) static BAICHUAN: Arch = Arch {
     hf_classes: &["BaichuanForCausalLM", "BaiChuanForCausalLM"],
     rope: PERMUTED,
     alibi: Alibi::IfLayers(40, 8.0),
+    gguf_form: GgufForm {
+        split_qkv: true,
+        ..USUAL_FORM
+    },
     hf_names: &[(ATTN_QKV, "model.layers.{}.self_attn.W_pack")],
     ..BASE
 };
@@ -277,6 +281,11 @@ pub(super) static DECI: Arch = Arch {
     hf_classes: &["DeciLMForCausalLM"],
     rope: PERMUTED,
     pruned: true,
+    hf_names: &[
+        (ATTN_OUTPUT, "model.layers.{}.self_attn.o_proj"),
+        // Instead of attention.
+        (ATTN_OUTPUT, "model.layers.{}.self_attn.linear_attn"),
+    ],
     ..BASE
 };
 

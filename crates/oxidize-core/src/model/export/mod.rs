@@ -155,8 +155,14 @@ impl<'a, 'h> Exporter<'a, 'h> {
 
     fn run(&mut self, n_layers: usize, wanted: impl Fn(&TensorRole) -> bool) {
         for role in ROLES.iter().filter(|role| wanted(role)) {
-            let layered = role.gguf.contains("{}") || role.hf.contains("{}");
-            for layer in 0..if layered { n_layers } else { 1 } {
+            let own = self.arch.hf_names.iter();
+            let own = own.filter(|(of, _)| of == role).map(|(_, name)| *name);
+            let names = [role.gguf, role.hf].into_iter();
+            let n = match names.chain(own).any(|name| name.contains("{}")) {
+                true => n_layers,
+                false => 1,
+            };
+            for layer in 0..n {
                 self.role(role, layer);
             }
         }

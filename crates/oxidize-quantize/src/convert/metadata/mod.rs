@@ -174,7 +174,7 @@ fn xielu(output: &mut Output, file: &ModelFile, arch: &Arch, hp: &Hparams) {
 fn attention(keys: &mut Keys<'_>, arch: &Arch, hp: &Hparams) {
     let layers = &hp.layers;
     let listed = recurrent::lists_attention(arch, hp);
-    let kv_heads = |layer: &LayerParams| match listed || layer.n_heads > 0 {
+    let kv_heads = |layer: &LayerParams| match listed || arch.pruned || layer.n_heads > 0 {
         true => layer.n_kv_heads,
         // If another key marks the attention layers, all layers have the same number.
         false => layers.iter().map(|l| l.n_kv_heads).max().unwrap_or(0),
