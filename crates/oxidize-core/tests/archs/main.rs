@@ -2,58 +2,24 @@
 //! safetensors, on both backends, with various batches.
 
 mod batch_schedule;
+mod models;
 mod quantized;
 #[path = "../shared/mod.rs"]
 mod shared;
 
 use batch_schedule::{config, feed, feed_after_prefix, feed_beside, feed_encoded, feed_whole};
-use oxidize_core::arch::ARCHS;
+use models::{Golden, Kind};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, SessionConfig};
 use oxidize_core::embedding::{Embedder, EmbedderConfig, Pooling};
-use oxidize_core::file::{ModelFile, OpenOptions};
+use oxidize_core::file::OpenOptions;
 use oxidize_core::graph::OutputKind;
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::TokenPair;
-use shared::shared;
-use std::path::PathBuf;
-
-/// An input and PyTorch's results.
-#[derive(Default)]
-struct Case {
-    tokens: Vec<u32>,
-    /// Tokens of the decoder, if `tokens` are the encoder's.
-    decoder_tokens: Vec<u32>,
-    /// Logits at each position; for a classifier, its scores.
-    logits: Vec<f32>,
-    /// Hidden states of an encoder at each position.
-    hidden: Vec<f32>,
-    /// Embedding of an encoder.
-    pooled: Vec<f32>,
-    /// Scores of a classifier for the first third of the tokens as one text and the rest as another.
-    pair: Vec<f32>,
-}
-
-fn cases(dir: &std::path::Path) -> Vec<Case> {
-    let file = ModelFile::open(dir.join("ref.safetensors"), &OpenOptions::default()).unwrap();
-    let read = |name: String| -> Vec<[u8; 4]> {
-        let data = file.tensor(&name).map(|info| file.data(info).unwrap());
-        let (numbers, _) = data.as_deref().unwrap_or_default().as_chunks();
-        numbers.to_vec()
-    };
-    let ids = |name: String| read(name).into_iter().map(u32::from_le_bytes).collect();
-    let floats = |name: String| read(name).into_iter().map(f32::from_le_bytes).collect();
-    let case = |i: usize| Case {
-        tokens: ids(format!("tokens_{i}")),
-        decoder_tokens: ids(format!("decoder_tokens_{i}")),
-        logits: floats(format!("logits_{i}")),
-        hidden: floats(format!("hidden_{i}")),
-        pooled: floats(format!("pooled_{i}")),
-        pair: floats(format!("pair_{i}")),
-    };
-    (0..3).map(case).collect()
-}
+use oxidize_golden::{Case, Form};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 /// Returns ‖ours − reference‖ ÷ ‖reference − mean(reference)‖.
 fn distance(ours: &[f32], reference: &[f32]) -> f64 {
@@ -71,106 +37,25 @@ fn distance(ours: &[f32], reference: &[f32]) -> f64 {
     (error / spread).sqrt()
 }
 
-/// A golden model in its usable forms.
-struct Golden {
-    name: String,
-    kind: Kind,
-    dir: PathBuf,
-    forms: Vec<PathBuf>,
-}
-
-/// Kind of a golden model, which determines its reference.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Logits at every position.
-    Decoder,
-    /// Hidden states at every position, and an embedding.
-    Encoder,
-    /// Logits of a decoder with an encoder.
-    EncoderDecoder,
-}
-
-/// Golden models of supported architectures; `OXIDIZE_GOLDEN` selects those whose name contains it.
-fn models() -> Vec<Golden> {
-    let wanted = std::env::var("OXIDIZE_GOLDEN").unwrap_or_default();
-    let mut models = Vec::new();
-    // Checked-in models of families without a golden model.
-    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/encoders");
-    let (golden, extra) = (shared("golden"), shared("golden-extra"));
-    let is_complete = golden.is_some();
-    for directory in [golden, extra, Some(own)].into_iter().flatten() {
-        let index = std::fs::read_to_string(directory.join("INDEX.tsv")).unwrap_or_default();
-        for line in index.lines().skip(1) {
-            let fields: Vec<&str> = line.split('\t').collect();
-            let (name, arch, status, kind) = (fields[0], fields[2], fields[3], fields[5]);
-            let kind = match kind {
-                "lm" => Kind::Decoder,
-                // The index calls GPT-2 an encoder, because of how its logits were computed.
-                "encoder" if name == "gpt2" => Kind::Decoder,
-                "encoder" => Kind::Encoder,
-                _ => Kind::EncoderDecoder,
-            };
-            if !name.contains(&wanted) {
-                continue;
-            }
-            let dir = directory.join(name);
-            let forms = forms(name, &dir, arch, status == "gold");
-            if !forms.is_empty() {
-                models.push(Golden {
-                    name: name.to_owned(),
-                    kind,
-                    dir,
-                    forms,
-                });
-            }
-        }
-    }
-    assert!(
-        models.len() >= if is_complete { 100 } else { 3 } || !wanted.is_empty(),
-        "only {} golden models found",
-        models.len()
-    );
-    models
-}
-
-/// Forms of a model: the GGUF file if the index marks it as valid, and the safetensors directory.
-fn forms(name: &str, dir: &std::path::Path, arch: &str, is_valid: bool) -> Vec<PathBuf> {
-    let mut forms = Vec::new();
-    if is_valid && ARCHS.iter().any(|known| known.name == arch) {
-        forms.push(dir.join("model.gguf"));
-    }
-    // The class in the model's own configuration; the index has the one that computed the reference.
-    let config = std::fs::read_to_string(dir.join("config.json")).unwrap_or_default();
-    let class = |class: &&str| config.contains(&format!("\"{class}\""));
-    // References of these follow the GGUF implementation of the family.
-    let gguf_only = name.ends_with("-lcsem");
-    if !gguf_only && ARCHS.iter().any(|known| known.hf_classes.iter().any(class)) {
-        forms.push(dir.to_path_buf());
-    }
-    forms.retain(|form| form.exists());
-    forms
-}
-
 /// Runs one form of a model with all batches and returns the deviations above the limit.
-fn check(golden: &Golden, form: &std::path::Path) -> Vec<String> {
-    let form_name = form.file_name().unwrap().to_string_lossy();
-    let label = format!("{} ({form_name})", golden.name);
-    let model = match Model::load_with(form, &OpenOptions::default()) {
+fn check(golden: &Golden, form: Form, path: &Path) -> Vec<String> {
+    let label = format!("{} ({form:?})", golden.name);
+    let model = match Model::load_with(path, &OpenOptions::default()) {
         Ok(model) => model,
         Err(error) => return vec![format!("{label}: {error}")],
     };
     if !model.unused_tensors().is_empty() {
         return vec![format!("{label}: unused {:?}", model.unused_tensors())];
     }
-    let cases = cases(&golden.dir);
+    let cases = &golden.cases;
     let backends: [(&str, &dyn Backend); 2] = [("reference", &Reference), ("cpu", &Cpu::default())];
     let (mut failures, mut worst) = (Vec::new(), 0f64);
     for (backend_name, backend) in backends {
         for i in 0..cases.len() {
             let runs = match golden.kind {
-                Kind::Decoder => decode(&model, backend, &cases, i),
-                Kind::Encoder => encode(&model, backend, &cases, i, form == golden.dir),
-                Kind::EncoderDecoder => encode_and_decode(&model, backend, &cases, i),
+                Kind::Decoder => decode(&model, backend, cases, i),
+                Kind::Encoder => encode(&model, backend, cases, i, form == Form::Directory),
+                Kind::EncoderDecoder => encode_and_decode(&model, backend, cases, i),
             };
             let runs = match runs {
                 Ok(runs) => runs,
@@ -183,7 +68,7 @@ fn check(golden: &Golden, form: &std::path::Path) -> Vec<String> {
                 limit,
             } in runs
             {
-                let distance = distance(&ours, expected);
+                let distance = distance(&ours, &expected);
                 worst = worst.max(distance * LIMIT / limit);
                 if distance.is_nan() || distance > limit {
                     failures.push(format!(
@@ -198,20 +83,48 @@ fn check(golden: &Golden, form: &std::path::Path) -> Vec<String> {
 }
 
 /// Results of one kind of batches, and the expected ones.
-struct Run<'a> {
+struct Run {
     batches: &'static str,
     ours: Vec<f32>,
-    expected: &'a [f32],
+    expected: Vec<f32>,
     limit: f64,
+}
+
+impl Run {
+    /// Results at the last positions of an input, compared at those of `positions` among them.
+    fn at_positions(
+        batches: &'static str,
+        ours: &[f32],
+        (positions, expected): (&[usize], &[f32]),
+        n_tokens: usize,
+    ) -> Run {
+        let width = expected.len() / positions.len();
+        let first = n_tokens - ours.len() / width;
+        let rows = positions.iter().zip(expected.chunks_exact(width));
+        let rows: Vec<(&usize, &[f32])> = rows.filter(|(at, _)| **at >= first).collect();
+        assert!(!rows.is_empty(), "no output to compare {batches}");
+        let row = |at: usize| &ours[(at - first) * width..][..width];
+        Run {
+            batches,
+            ours: rows.iter().flat_map(|(at, _)| row(**at)).copied().collect(),
+            expected: rows.iter().flat_map(|(_, row)| *row).copied().collect(),
+            limit: LIMIT,
+        }
+    }
 }
 
 /// Maximum distance from PyTorch's results.
 const LIMIT: f64 = 1e-4;
 
-type Runs<'a> = Result<Vec<Run<'a>>, oxidize_core::Error>;
+type Runs = Result<Vec<Run>, oxidize_core::Error>;
 
-fn decode<'a>(model: &Model, backend: &dyn Backend, cases: &'a [Case], i: usize) -> Runs<'a> {
-    let Case { tokens, logits, .. } = &cases[i];
+fn decode(model: &Model, backend: &dyn Backend, cases: &[Case], i: usize) -> Runs {
+    let Case {
+        tokens,
+        positions,
+        logits,
+        ..
+    } = &cases[i];
     // References rotate the first key depending on the length of the input.
     let mut session = model.session(backend, &config(tokens.len()))?;
     let session = session.as_mut();
@@ -225,22 +138,19 @@ fn decode<'a>(model: &Model, backend: &dyn Backend, cases: &'a [Case], i: usize)
         ),
         ("after a prefix hit", feed_after_prefix(session, tokens)),
     ];
-    let run = |(batches, ours): (&'static str, Vec<f32>)| Run {
-        expected: &logits[logits.len() - ours.len()..],
-        batches,
-        ours,
-        limit: LIMIT,
+    let run = |(batches, ours): (&'static str, Vec<f32>)| {
+        Run::at_positions(batches, &ours, (positions, logits), tokens.len())
     };
     Ok(runs.into_iter().map(run).collect())
 }
 
-fn encode<'a>(
+fn encode(
     model: &Model,
     backend: &dyn Backend,
-    cases: &'a [Case],
+    cases: &[Case],
     i: usize,
     from_directory: bool,
-) -> Runs<'a> {
+) -> Runs {
     let case = &cases[i];
     let config = SessionConfig {
         max_tokens: 256,
@@ -248,20 +158,12 @@ fn encode<'a>(
     };
     let mut session = model.embedding_session(backend, &config)?;
     let inputs = [&cases[1].tokens[..], &cases[0].tokens, &case.tokens];
-    let mut runs = vec![
-        Run {
-            batches: "alone",
-            ours: feed_whole(session.as_mut(), &inputs[2..]),
-            expected: &case.hidden,
-            limit: LIMIT,
-        },
-        Run {
-            batches: "beside others",
-            ours: feed_whole(session.as_mut(), &inputs),
-            expected: &case.hidden,
-            limit: LIMIT,
-        },
-    ];
+    let expected = (&case.positions[..], &case.hidden[..]);
+    let mut run = |batches, inputs: &[&[u32]]| {
+        let ours = feed_whole(session.as_mut(), inputs);
+        Run::at_positions(batches, &ours, expected, case.tokens.len())
+    };
+    let mut runs = vec![run("alone", &inputs[2..]), run("beside others", &inputs)];
     if !case.pooled.is_empty() && Pooling::of(model).is_some() {
         let mut embedder = Embedder::with_backend(model, backend, &EmbedderConfig::default())?;
         runs.push(Run {
@@ -270,7 +172,7 @@ fn encode<'a>(
                 .embed_tokens(std::slice::from_ref(&case.tokens))?
                 .concat()
                 .concat(),
-            expected: &case.pooled,
+            expected: case.pooled.clone(),
             // A decoder's keys and values are rounded to half precision.
             limit: match model.plan().is_bidirectional() {
                 true => LIMIT,
@@ -299,14 +201,10 @@ fn encode<'a>(
     Ok(runs)
 }
 
-fn encode_and_decode<'a>(
-    model: &Model,
-    backend: &dyn Backend,
-    cases: &'a [Case],
-    i: usize,
-) -> Runs<'a> {
+fn encode_and_decode(model: &Model, backend: &dyn Backend, cases: &[Case], i: usize) -> Runs {
     let Case {
         tokens,
+        positions,
         decoder_tokens,
         logits,
         ..
@@ -326,26 +224,28 @@ fn encode_and_decode<'a>(
         "after another",
         feed_encoded(session, 1, tokens, decoder_tokens, &[5]),
     ));
-    let run = |(batches, ours)| Run {
-        batches,
-        ours,
-        expected: logits,
-        limit: LIMIT,
+    let run = |(batches, ours): (&'static str, Vec<f32>)| {
+        Run::at_positions(batches, &ours, (positions, logits), decoder_tokens.len())
     };
     Ok(runs.into_iter().map(run).collect())
 }
 
 #[test]
 fn outputs_match_pytorch() {
-    for_each_form(check);
+    for_each_form(&models::own(), check);
+}
+
+/// The same for larger sets beside the checkout, whose outputs are of all positions.
+#[test]
+fn outputs_of_stored_models_match_pytorch() {
+    for_each_form(&models::beside(), check);
 }
 
 /// Runs `check` on every form of every model and reports all failures.
-fn for_each_form(check: impl Fn(&Golden, &std::path::Path) -> Vec<String> + Sync) {
-    let models = models();
+fn for_each_form(models: &[Golden], check: impl Fn(&Golden, Form, &Path) -> Vec<String> + Sync) {
     let forms = models
         .iter()
-        .flat_map(|golden| golden.forms.iter().map(move |form| (golden, form)));
+        .flat_map(|golden| golden.forms.iter().map(move |form| (golden, *form)));
     let queue = std::sync::Mutex::new(forms);
     let failures = std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -355,7 +255,12 @@ fn for_each_form(check: impl Fn(&Golden, &std::path::Path) -> Vec<String> + Sync
                     let Some((golden, form)) = queue.lock().unwrap().next() else {
                         return;
                     };
-                    let found = check(golden, form);
+                    let run = || check(golden, form, &golden.open(form).path);
+                    // The others are still checked if one panics.
+                    let found = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+                        let text = panic.downcast_ref::<String>().map_or("", String::as_str);
+                        vec![format!("{} ({form:?}) panicked: {text}", golden.name)]
+                    });
                     failures.lock().unwrap().extend(found);
                 }
             });

@@ -1,11 +1,13 @@
 //! Golden models with their matrices quantized to 8 bits give nearly the same results.
 
 use crate::batch_schedule::{config, feed, feed_encoded, feed_whole};
-use crate::{Case, Golden, Kind, cases, distance, for_each_form};
+use crate::models::{Golden, Kind, beside, own};
+use crate::{distance, for_each_form};
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::file::{ModelFile, OpenOptions, TensorInfo, TensorType};
 use oxidize_core::gguf::{WriteError, Writer};
 use oxidize_core::model::Model;
+use oxidize_golden::{Case, Form};
 use oxidize_kernels::quant;
 use std::path::Path;
 
@@ -16,21 +18,26 @@ const MAX_DISTANCE: f64 = 0.05;
 
 #[test]
 fn eight_bit_outputs_match_pytorch() {
-    for_each_form(check);
+    for_each_form(&own(), check);
 }
 
-fn check(golden: &Golden, form: &Path) -> Vec<String> {
-    if form.is_dir() {
+#[test]
+fn eight_bit_outputs_of_stored_models_match_pytorch() {
+    for_each_form(&beside(), check);
+}
+
+fn check(golden: &Golden, form: Form, path: &Path) -> Vec<String> {
+    if form == Form::Directory {
         return Vec::new();
     }
-    let file = ModelFile::open(form, &OpenOptions::default()).unwrap();
+    let file = ModelFile::open(path, &OpenOptions::default()).unwrap();
     let model =
         ModelFile::from_bytes(quantized(&file), &OpenOptions::default()).and_then(Model::from_file);
     let model = match model {
         Ok(model) => model,
         Err(error) => return vec![format!("{}: {error}", golden.name)],
     };
-    let cases = cases(&golden.dir);
+    let cases = &golden.cases;
     let scores = cases.iter().map(|case| compare(golden.kind, &model, case));
     let scores: Vec<f64> = scores.collect();
     let mean = scores.iter().sum::<f64>() / scores.len() as f64;
@@ -52,6 +59,7 @@ fn compare(kind: Kind, model: &Model, case: &Case) -> f64 {
     let Case {
         tokens,
         decoder_tokens,
+        positions,
         logits,
         hidden,
         ..
@@ -60,30 +68,40 @@ fn compare(kind: Kind, model: &Model, case: &Case) -> f64 {
         Kind::Decoder => {
             let mut session = model.session(&backend, &config).unwrap();
             let ours = feed(session.as_mut(), tokens, &[128]);
-            kl_divergence(&ours, logits, tokens.len())
+            kl_divergence(&ours, logits, positions)
         }
         Kind::EncoderDecoder => {
             let mut session = model.session(&backend, &config).unwrap();
             let ours = feed_encoded(session.as_mut(), 0, tokens, decoder_tokens, &[128]);
-            kl_divergence(&ours, logits, decoder_tokens.len())
+            kl_divergence(&ours, logits, positions)
         }
         Kind::Encoder => {
             let mut session = model.embedding_session(&backend, &config).unwrap();
-            distance(&feed_whole(session.as_mut(), &[tokens]), hidden)
+            let ours = feed_whole(session.as_mut(), &[tokens]);
+            let width = hidden.len() / positions.len();
+            distance(&rows(&ours, width, positions).concat(), hidden)
         }
     }
 }
 
+/// The outputs at some positions.
+fn rows<'a>(outputs: &'a [f32], width: usize, positions: &[usize]) -> Vec<&'a [f32]> {
+    let row = |at: &usize| &outputs[at * width..][..width];
+    positions.iter().map(row).collect()
+}
+
 /// Mean over positions of the Kullback–Leibler divergence of our distribution from the reference.
-fn kl_divergence(ours: &[f32], theirs: &[f32], n_positions: usize) -> f64 {
-    let width = theirs.len() / n_positions;
-    let positions = ours.chunks_exact(width).zip(theirs.chunks_exact(width));
+fn kl_divergence(ours: &[f32], theirs: &[f32], positions: &[usize]) -> f64 {
+    let width = theirs.len() / positions.len();
+    let pairs = rows(ours, width, positions)
+        .into_iter()
+        .zip(theirs.chunks_exact(width));
     let one = |(ours, theirs): (&[f32], &[f32])| -> f64 {
         let (ours, theirs) = (log_softmax(ours), log_softmax(theirs));
         let terms = ours.iter().zip(&theirs).map(|(q, p)| p.exp() * (p - q));
         terms.sum()
     };
-    positions.map(one).sum::<f64>() / n_positions as f64
+    pairs.map(one).sum::<f64>() / positions.len() as f64
 }
 
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
