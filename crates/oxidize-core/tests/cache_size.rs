@@ -1,5 +1,5 @@
-//! The size of caches as it is computed equals what a session allocates, and layers with a window take no more
-//! than their windows.
+//! The size of caches as it is computed equals what a session allocates, layers with a window take no more than
+//! their windows, and the default context follows from both.
 
 #![allow(unsafe_code, reason = "a global allocator that counts")]
 
@@ -8,10 +8,11 @@ mod answers;
 
 use answers::golden;
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::backend::{CacheSize, KvType, SessionConfig};
+use oxidize_core::backend::{Batch, CacheSize, KvType, MemoryPlan, SeqSlice, SessionConfig};
 use oxidize_core::engine::EngineConfig;
 use oxidize_core::file::gguf::{Value, WriteError, Writer};
 use oxidize_core::file::{OpenOptions, TensorType};
+use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -194,9 +195,101 @@ fn check_gemma() {
     assert_eq!(allocated(&model, &config) - allocated(&model, &none), size);
 }
 
+/// The default context is the trained one, as far as the memory allows that is given as available.
+fn check_default_context() {
+    let model = gemma3_270m();
+    let config = EngineConfig {
+        max_sequences: 1,
+        ..EngineConfig::default()
+    };
+    let backend = Cpu::default();
+    let context = |config: &EngineConfig, available| {
+        let fitted = config.fit_context(&model, &backend, available);
+        fitted.n_ctx.unwrap()
+    };
+    assert_eq!(context(&config, Some(1 << 40)), 32_768);
+    assert_eq!(context(&config, None), 4096);
+    assert_eq!(context(&config, Some(1 << 20)), 4096);
+    for n_ctx in [100, 32_768] {
+        let n_ctx = Some(n_ctx);
+        let given = EngineConfig {
+            n_ctx,
+            ..config.clone()
+        };
+        assert_eq!(Some(context(&given, Some(1 << 20))), n_ctx);
+    }
+    let shared = EngineConfig {
+        cache_tokens: Some(8192),
+        ..config.clone()
+    };
+    assert_eq!(context(&shared, Some(1 << 40)), 8192);
+
+    let with = |n_ctx| EngineConfig {
+        n_ctx: Some(n_ctx),
+        ..config.clone()
+    };
+    let plan = |n_ctx| MemoryPlan::new(&model, &backend, &with(n_ctx).session(&model));
+    let available = plan(20_000).total();
+    let n_ctx = context(&config, Some(available));
+    assert!((10_000..20_000).contains(&n_ctx), "{n_ctx}");
+    // An eighth of the rest stays free, and not much more.
+    let rest = available - plan(n_ctx).weights - plan(n_ctx).buffers;
+    assert!(plan(n_ctx).cache <= rest - rest / 8);
+    assert!(plan(n_ctx + 1024).cache > rest - rest / 8);
+}
+
+/// Memory of the process that is not part of a file, in bytes.
+#[cfg(target_os = "linux")]
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib: u64 = line.unwrap().trim_end_matches("kB").trim().parse().unwrap();
+    kib << 10
+}
+
+/// A short sequence touches little of the cache of a long context.
+#[cfg(target_os = "linux")]
+fn check_resident() {
+    let model = gemma3_270m();
+    let config = EngineConfig {
+        n_ctx: Some(32_768),
+        max_sequences: 1,
+        ..EngineConfig::default()
+    };
+    let config = SessionConfig {
+        n_threads: Some(1),
+        windows: Vec::new(),
+        ..config.session(&model)
+    };
+    let size = CacheSize::new(model.plan(), &config).total();
+    let mut session = model.session(&Cpu::default(), &config).unwrap();
+    let before = resident();
+    for position in 0..40 {
+        let sequence = SeqSlice {
+            n_tokens: 1,
+            blocks: &[BlockId(0), BlockId(1)],
+            ..SeqSlice::default()
+        };
+        let batch = Batch {
+            tokens: &[position],
+            positions: &[position],
+            sequences: &[sequence],
+            outputs: &[0],
+        };
+        session.run(&batch).unwrap();
+    }
+    let touched = resident().saturating_sub(before);
+    assert!(touched < size / 40, "{touched} bytes of {size}");
+}
+
 // The only test, so that nothing else allocates at the same time.
 #[test]
 fn sizes_are_those_that_sessions_allocate() {
     check_families();
     check_gemma();
+    check_default_context();
+    #[cfg(target_os = "linux")]
+    check_resident();
 }

@@ -76,10 +76,14 @@ fn cached_prefixes_and_preemption_do_not_change_answers() {
         fork.extend([9, 8, 7]);
         prompts.push(fork);
         let expected: Vec<Vec<u32>> = prompts.iter().map(|p| alone(&model, p, 40)).collect();
-        for (answer, expected) in ask(&engine, &prompts).iter().zip(&expected) {
-            assert_eq!(&answer.ids(), expected, "{name}");
-        }
-        assert!(engine.stats().preemptions > 0, "{name}");
+        // The requests of a round rarely arrive so late that none has to be preempted.
+        let preempted = (0..50).any(|_| {
+            for (answer, expected) in ask(&engine, &prompts).iter().zip(&expected) {
+                assert_eq!(&answer.ids(), expected, "{name}");
+            }
+            engine.stats().preemptions > 0
+        });
+        assert!(preempted, "{name}");
         for (prompt, expected) in prompts.iter().zip(&expected).rev() {
             let answer = ask(&engine, std::slice::from_ref(prompt)).remove(0);
             assert_eq!(&answer.ids(), expected, "{name}, again");
