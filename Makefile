@@ -115,7 +115,7 @@ public-api: ## list the public items of the library in docs/public-api
 
 semver: ## check that the library's interface is compatible with that of BASELINE
 	$(call ensure,cargo-semver-checks,$(SEMVER_VERSION))
-	$(CARGO) semver-checks -p oxidize --baseline-rev $(or $(BASELINE),$(error BASELINE is not given and there is no tag))
+	$(CARGO) semver-checks -p oxidize -p oxidize-core --baseline-rev $(or $(BASELINE),$(error BASELINE is not given and there is no tag))
 
 coverage: setup ## measure test coverage; report in target/llvm-cov/html
 	$(call ensure,cargo-llvm-cov)
