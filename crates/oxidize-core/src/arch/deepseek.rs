@@ -110,7 +110,7 @@ pub(super) static BAILINGMOE: Arch = Arch {
     rope: PERMUTED,
     gguf_form: GgufForm {
         split_qkv: true,
-        ..USUAL_FORM
+        ..DEFAULT_FORM
     },
     hf_names: BAILING_NAMES,
     ..BASE

@@ -181,7 +181,7 @@ pub(super) static BAICHUAN: Arch = Arch {
     alibi: Alibi::IfLayers(40, 8.0),
     gguf_form: GgufForm {
         split_qkv: true,
-        ..USUAL_FORM
+        ..DEFAULT_FORM
     },
     hf_names: &[(ATTN_QKV, "model.layers.{}.self_attn.W_pack")],
     ..BASE
