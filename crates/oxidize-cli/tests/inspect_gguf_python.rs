@@ -3,36 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use oxidize_testing::{cache, cached, cached_files};
 use serde_json::Value;
 
-fn cache() -> PathBuf {
-    std::env::var_os("OXIDIZE_TEST_CACHE").map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize"),
-        PathBuf::from,
-    )
-}
+oxidize_testing::main!(tables_match_the_gguf_package);
 
 /// SmolLM2 and the vocabulary files.
 fn files() -> Vec<PathBuf> {
-    let is_gguf = |path: &PathBuf| {
-        path.extension()
-            .is_some_and(|extension| extension == "gguf")
-    };
-    let list = |directory: &str| {
-        let entries = std::fs::read_dir(cache().join(directory)).ok();
-        entries
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(is_gguf)
-    };
-    let is_smollm = |path: &PathBuf| path.to_string_lossy().contains("SmolLM2");
-    let mut files: Vec<_> = list("models")
-        .filter(is_smollm)
-        .chain(list("vocab"))
-        .collect();
-    files.sort();
+    let mut files = cached_files("vocab", "gguf");
+    files.push(cached("models/SmolLM2-135M-Instruct.Q4_1.gguf"));
     files
 }
 
@@ -78,17 +57,9 @@ fn python_table(python: &Path, path: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-#[test]
 fn tables_match_the_gguf_package() {
-    let python = cache().join("venv/bin/python");
+    let python = cached("venv/bin/python");
     let files = files();
-    if files.is_empty() || !python.exists() {
-        eprintln!(
-            "SKIPPED: no models or no Python under {}; run `make setup`",
-            cache().display()
-        );
-        return;
-    }
     for path in &files {
         let theirs = python_table(&python, path);
         for options in [&[][..], &["--no-mmap"]] {

@@ -9,7 +9,15 @@ use oxidize_core::chat::{
     MessageParserOptions, ParsedMessage, Thinking,
 };
 use oxidize_core::tokenizer::Tokenizer;
+use oxidize_testing::cached_files;
 use serde_json::{Value as Json, json};
+
+oxidize_testing::main!(
+    cached_templates_render_as_jinja2,
+    rendered_calls_are_parsed_back,
+    committed_templates_render_as_jinja2,
+    thinking_is_off_in_every_template_when_asked,
+);
 
 /// Options with the time at which the vectors were rendered.
 fn options() -> ChatOptions {
@@ -67,23 +75,6 @@ fn check(path: &Path) -> (usize, Vec<String>) {
         }
     }
     (rendered, failures)
-}
-
-/// Vectors of the test cache; prints a note if there are none.
-fn cached_vectors() -> Vec<PathBuf> {
-    let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| {
-            PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize")
-        });
-    let paths = vectors_in(&cache.join("vectors/templates"));
-    if paths.is_empty() {
-        eprintln!(
-            "SKIPPED: no vectors in {}/vectors/templates; run scripts/template_vectors.py",
-            cache.display()
-        );
-    }
-    paths
 }
 
 /// Round trip of a tool call: the template renders it and the answer parser reads it back.
@@ -183,12 +174,8 @@ fn assert_all(paths: &[PathBuf]) -> usize {
     rendered
 }
 
-#[test]
 fn cached_templates_render_as_jinja2() {
-    let paths = cached_vectors();
-    if paths.is_empty() {
-        return;
-    }
+    let paths = cached_files("vectors/templates", "json");
     let rendered = assert_all(&paths);
     eprintln!("{} templates, {rendered} renderings equal", paths.len());
     assert!(
@@ -197,9 +184,8 @@ fn cached_templates_render_as_jinja2() {
     );
 }
 
-#[test]
 fn rendered_calls_are_parsed_back() {
-    let paths = cached_vectors();
+    let paths = cached_files("vectors/templates", "json");
     let results: Vec<Result<bool, String>> =
         paths.iter().map(|path| call_round_trip(path)).collect();
     let read = results.iter().filter(|result| **result == Ok(true)).count();
@@ -218,7 +204,6 @@ fn rendered_calls_are_parsed_back() {
     );
 }
 
-#[test]
 fn committed_templates_render_as_jinja2() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/chat_templates");
     let paths = vectors_in(&directory);
@@ -226,35 +211,11 @@ fn committed_templates_render_as_jinja2() {
     assert!(assert_all(&paths) >= 10);
 }
 
-/// The templates themselves, as the cache has them.
-fn cached_templates() -> Vec<PathBuf> {
-    let cache = std::env::var_os("OXIDIZE_TEST_CACHE").map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize"),
-        PathBuf::from,
-    );
-    let entries = std::fs::read_dir(cache.join("templates"));
-    let mut paths: Vec<PathBuf> = entries
-        .into_iter()
-        .flatten()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "jinja"))
-        .collect();
-    paths.sort();
-    if paths.is_empty() {
-        eprintln!(
-            "SKIPPED: no templates in {}; run make setup",
-            cache.display()
-        );
-    }
-    paths
-}
-
-#[test]
 fn thinking_is_off_in_every_template_when_asked() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf");
     let tokenizer = Tokenizer::open(model).unwrap();
     let (mut n_reasoning, mut n_refused, mut failures) = (0, 0, Vec::new());
-    let paths = cached_templates();
+    let paths = cached_files("templates", "jinja");
     for path in &paths {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let source = std::fs::read_to_string(path).unwrap();
@@ -283,7 +244,7 @@ fn thinking_is_off_in_every_template_when_asked() {
     eprintln!("{n_reasoning} of {} templates reason", paths.len());
     assert!(failures.is_empty(), "{failures:#?}");
     assert!(n_refused <= 2, "{n_refused} templates do not render");
-    assert!(paths.is_empty() || n_reasoning >= 25);
+    assert!(n_reasoning >= 25);
 }
 
 fn tail(text: &str) -> &str {

@@ -1,27 +1,19 @@
 //! Embeddings of real models, compared with those of sentence-transformers and llama.cpp.
 
-mod shared;
-
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::embedding::{Embedder, EmbedderConfig};
 use oxidize_core::file::OpenOptions;
 use oxidize_core::model::Model;
 use oxidize_core::tokenizer::EncodeOptions;
-use shared::shared;
-use std::path::PathBuf;
+use oxidize_testing::cached;
+use std::path::Path;
+
+oxidize_testing::main!(; large minilm, nomic);
 
 /// Loads a model of the test cache, which `scripts/setup --models` fills.
-fn cached(name: &str) -> Option<Model> {
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| Some(home?.join(".cache/oxidize")))?;
-    let path = cache.join("models").join(name);
-    if !path.exists() {
-        eprintln!("SKIPPED: no {}", path.display());
-        return None;
-    }
-    Some(Model::load_with(path, &OpenOptions::default()).unwrap())
+fn load(name: &str) -> Model {
+    let path = cached(Path::new("models").join(name));
+    Model::load_with(path, &OpenOptions::default()).unwrap()
 }
 
 fn embed(model: &Model, texts: &[&str], normalize: bool) -> Vec<Vec<f32>> {
@@ -39,11 +31,8 @@ fn embed(model: &Model, texts: &[&str], normalize: bool) -> Vec<Vec<f32>> {
 
 /// Compares with NumPy in double precision and the `tokenizers` package. The model's directory declares mean
 /// pooling and normalization.
-#[test]
 fn minilm() {
-    let Some(model) = cached("all-MiniLM-L6-v2") else {
-        return;
-    };
+    let model = load("all-MiniLM-L6-v2");
     let texts = [
         "This is a test sentence.",
         "How do I bake a cake? Unbelievable naïveté!",
@@ -75,14 +64,12 @@ fn minilm() {
 }
 
 /// Compares with llama.cpp on the same file, which rounds keys, values and activations to half precision.
-#[test]
 fn nomic() {
-    let Some(model) = cached("nomic-embed-text-v1.5.f16.gguf") else {
-        return;
-    };
-    let Some(path) = shared("ref/nomic-embed.json") else {
-        return;
-    };
+    let model = load("nomic-embed-text-v1.5.f16.gguf");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fixtures/embeddings/nomic-embed-text-v1.5.json"
+    );
     let text = std::fs::read_to_string(path).unwrap();
     let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
     for entry in reference["embeddings"].as_array().unwrap() {

@@ -14,6 +14,7 @@ use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use oxidize_core::sampling::SamplingParams;
 use oxidize_core::tokenizer::EncodeOptions;
+use oxidize_testing::{cache, cached};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,30 +22,30 @@ use std::sync::Arc;
 /// Maximum difference of log probabilities that counts as a near-tie between engines that round differently.
 const NEAR_TIE: f64 = 0.35;
 
-#[test]
+oxidize_testing::main!(
+    smollm2_matches_llama_cpp,
+    stories15m_matches_llama_cpp; large
+    gemma3_matches_llama_cpp,
+    tinyllama_matches_llama_cpp,
+    qwen2_matches_llama_cpp,
+);
+
 fn smollm2_matches_llama_cpp() {
     compare("SmolLM2-135M-Instruct.Q4_1");
 }
 
-#[test]
 fn stories15m_matches_llama_cpp() {
     compare("stories15M-f32");
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn gemma3_matches_llama_cpp() {
     compare("gemma-3-270m-q4_k_m");
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn tinyllama_matches_llama_cpp() {
     compare("tinyllama-1.1b-chat.IQ2_XXS");
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn qwen2_matches_llama_cpp() {
     compare("qwen2.5-coder-1.5b-instruct-q4_k_m");
 }
@@ -58,22 +59,17 @@ struct Run {
     top: Vec<Vec<(u32, f64)>>,
 }
 
-/// Loads the model and llama.cpp's answers; `None` if they are missing.
-fn find(name: &str) -> Option<(Model, Vec<Run>)> {
-    let set = |name| std::env::var_os(name).map(PathBuf::from);
-    let cache = set("OXIDIZE_TEST_CACHE").or_else(|| Some(set("HOME")?.join(".cache/oxidize")))?;
-    let shared = set("OXIDIZE_SHARED")
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let model = cache.join(format!("models/{name}.gguf"));
-    // Short answers are stored with the golden models; longer ones come from `scripts/greedy_references.py`.
-    let answers = [
-        shared.join(format!("ref/{name}.greedy.json")),
-        cache.join(format!("greedy/{name}.greedy.json")),
+/// Loads the model and llama.cpp's answers.
+fn find(name: &str) -> (Model, Vec<Run>) {
+    let model = cached(format!("models/{name}.gguf"));
+    // Short answers are fixtures; `scripts/greedy_references.py` makes longer ones.
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/greedy");
+    let mut answers = vec![
+        fixtures.join(format!("{name}.json")),
+        cache().join(format!("greedy/{name}.greedy.json")),
     ];
-    if !model.exists() || !answers.iter().any(|path| path.exists()) {
-        eprintln!("SKIPPED: {} or its answers are missing", model.display());
-        return None;
-    }
+    answers.retain(|path| path.exists());
+    assert!(!answers.is_empty(), "there are no answers for {name}");
     let id = |value: &Value| value.as_u64().unwrap() as u32;
     let run = |run: &Value| {
         let tokens = run["tokens"].as_array().unwrap();
@@ -90,21 +86,19 @@ fn find(name: &str) -> Option<(Model, Vec<Run>)> {
         }
     };
     let mut runs = Vec::new();
-    for path in answers.iter().filter(|path| path.exists()) {
+    for path in &answers {
         let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         runs.extend(golden["runs"].as_array().unwrap().iter().map(run));
     }
-    Some((
+    (
         Model::load_with(model, &OpenOptions::default()).unwrap(),
         runs,
-    ))
+    )
 }
 
 /// Compares all answers.
 fn compare(name: &str) {
-    let Some((model, runs)) = find(name) else {
-        return;
-    };
+    let (model, runs) = find(name);
     assert!(!runs.is_empty());
     for run in &runs {
         let options = EncodeOptions {

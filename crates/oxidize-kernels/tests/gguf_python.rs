@@ -1,9 +1,10 @@
 //! Comparison with the `gguf` Python package: dequantization and quantization are bit-identical.
 //! `scripts/gguf_vectors.py` writes the package's results.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use oxidize_kernels::quant::{self, TensorType};
+use oxidize_testing::cached;
 
 /// Types that the package dequantizes. Listed here so that an empty directory fails the test.
 const DEQUANTIZED: [&str; 26] = [
@@ -16,11 +17,10 @@ const QUANTIZED: [&str; 11] = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4",
 ];
 
-#[test]
+oxidize_testing::main!(dequantize_matches_gguf_python, quantize_matches_gguf_python,);
+
 fn dequantize_matches_gguf_python() {
-    let Some(vectors) = vectors("dequant") else {
-        return;
-    };
+    let vectors = cached("vectors/dequant");
     for name in DEQUANTIZED {
         let ty = TensorType::from_name(name).unwrap();
         let blocks = read(&vectors, name, "blocks");
@@ -38,11 +38,8 @@ fn dequantize_matches_gguf_python() {
     }
 }
 
-#[test]
 fn quantize_matches_gguf_python() {
-    let Some(vectors) = vectors("quant") else {
-        return;
-    };
+    let vectors = cached("vectors/quant");
     let source = read_f32(&vectors, "input");
     for name in QUANTIZED {
         let ty = TensorType::from_name(name).unwrap();
@@ -60,28 +57,6 @@ fn quantize_matches_gguf_python() {
             );
         }
     }
-}
-
-/// Returns the cache directory with the package's results, if it exists.
-fn vectors(directory: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("OXIDIZE_TEST_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| {
-            Some(
-                PathBuf::from(std::env::var_os("HOME")?)
-                    .join(".cache")
-                    .join("oxidize"),
-            )
-        })?;
-    let path = cache.join("vectors").join(directory);
-    if !path.is_dir() {
-        eprintln!(
-            "SKIPPED: {} not found; scripts/gguf_vectors.py creates it",
-            path.display()
-        );
-        return None;
-    }
-    Some(path)
 }
 
 fn read(directory: &Path, name: &str, extension: &str) -> Vec<u8> {

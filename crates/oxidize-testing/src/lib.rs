@@ -77,6 +77,12 @@ pub fn cache() -> PathBuf {
     }
 }
 
+/// Directory with more test data beside the checkout, which need not exist: `OXIDIZE_SHARED`, or `../shared`.
+pub fn shared() -> PathBuf {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    std::env::var_os("OXIDIZE_SHARED").map_or_else(beside, PathBuf::from)
+}
+
 /// A file or directory of the cache. The running test is skipped if it is [missing].
 pub fn cached(path: impl AsRef<Path>) -> PathBuf {
     let path = cache().join(path);
