@@ -101,6 +101,18 @@ fn summary_shows_hyperparameters_and_memory() {
 }
 
 #[test]
+fn summary_shows_the_cache_of_a_complete_model() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fixtures/tiny/model.gguf"
+    );
+    let text = stdout(&["inspect", path]);
+    // 256 tokens × 2 layers × 2 heads × (16 + 16) values × 2 bytes
+    let row = text.lines().find(|line| line.contains("KV cache f16, 256"));
+    assert!(row.is_some_and(|row| row.ends_with(" 64.0 KiB")), "{text}");
+}
+
+#[test]
 fn tensor_list_metadata_and_json() {
     let directory = tempfile::tempdir().unwrap();
     let path = write_model(directory.path());
