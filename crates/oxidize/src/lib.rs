@@ -136,12 +136,12 @@ pub mod chat {
     };
 }
 
-/// Settings of an [`Embedder`](crate::Embedder).
+/// Settings of an [`Embedder`].
 pub mod embedding {
     pub use oxidize_core::{EmbedderConfig, Pooling};
 }
 
-/// Settings of an [`Engine`](crate::Engine), prompts, and the end of an answer.
+/// Settings of an [`Engine`], prompts, and the end of an answer.
 pub mod engine {
     pub use oxidize_core::{
         Completion, DiskCache, FinishReason, KvType, Prompt, PromptProgress, PromptToken,
