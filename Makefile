@@ -39,13 +39,14 @@ demo: ## fetch a small model, build, and ask it PROMPT
 	$(CARGO) run --profile demo --quiet -p oxidize-cli -- run "$(DEMO_MODEL)" "$(PROMPT)"
 
 # The second time without the feature `unstable`, which the other crates of the workspace enable.
+# Each part lists the tests that it skipped.
 test: setup ## run all tests
-	$(CARGO) test --workspace
-	$(CARGO) test -p oxidize
+	CARGO="$(CARGO)" scripts/run_tests --workspace
+	CARGO="$(CARGO)" scripts/run_tests -p oxidize
 
 test-models: ## run all tests, those on larger models too (another 2.1 GB)
 	@scripts/setup --models
-	$(CARGO) test --workspace -- --include-ignored
+	CARGO="$(CARGO)" scripts/run_tests --workspace -- --include-ignored
 
 # The short form, a minute: make soak REQUESTS=1000 CONNECTIONS=200 KILLS=10
 REQUESTS ?= 20000

@@ -2,42 +2,38 @@
 //! generates requests from the OpenAPI document, and lm-evaluation-harness. `scripts/setup` and
 //! `scripts/setup_lm_eval` install them.
 
-use super::*;
+#[allow(dead_code, reason = "the tests of the server use the rest")]
+#[path = "../server/http.rs"]
+mod http;
+#[allow(dead_code, reason = "the tests of the server use the rest")]
+#[path = "../server/running.rs"]
+mod running;
+
+use std::path::Path;
+use std::process::Command;
+
 use oxidize_core::model::Model;
 use oxidize_quantize::multiple_choice::{Options, read_questions, score};
+use oxidize_testing::{cache, cached, skip};
+use running::{Running, start, start_with};
+use serde_json::{Value, json};
 
-/// The directory that `scripts/setup` installs into.
-fn cache() -> Result<PathBuf, String> {
-    let set = |name| {
-        let value = std::env::var_os(name).filter(|value| !value.is_empty());
-        value.map(PathBuf::from)
-    };
-    let cache = set("OXIDIZE_TEST_CACHE").or_else(|| Some(set("HOME")?.join(".cache/oxidize")));
-    cache.ok_or_else(|| "no home directory".to_owned())
-}
+oxidize_testing::main!(
+    openai,
+    anthropic,
+    ollama,
+    litellm,
+    chromium,
+    schemathesis,
+    lm_eval,
+);
 
-/// A file in the cache, or the reason why it is missing.
-fn cached(name: &str) -> Result<PathBuf, String> {
-    let path = cache()?.join(name);
-    if path.exists() {
-        Ok(path)
-    } else {
-        Err(format!("{} not found", path.display()))
-    }
-}
-
+/// Runs a script of a client against a server. Its exit status 77 means that the script cannot run here.
 fn run(script: &str, server: &Running) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/clients")
         .join(script);
-    let python = match cached("venv/bin/python") {
-        Ok(python) => python,
-        Err(reason) => {
-            eprintln!("SKIPPED: {script}: {reason}; `make setup` installs the clients");
-            return;
-        }
-    };
-    let output = Command::new(python)
+    let output = Command::new(cached("venv/bin/python"))
         .arg(path)
         .arg(format!("http://{}", server.address))
         .output()
@@ -47,47 +43,37 @@ fn run(script: &str, server: &Running) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    // Exit status 77 means "skipped" in test suites.
     if output.status.code() == Some(77) {
-        eprintln!("SKIPPED: {script}: {text}");
-        return;
+        skip(format!("{script}: {}", text.trim()));
     }
     assert!(output.status.success(), "{script}: {text}");
 }
 
-#[test]
 fn openai() {
     run("openai_client.py", &start(&["--api-key", "secret"]));
 }
 
-#[test]
 fn anthropic() {
     run("anthropic_client.py", &start(&["--api-key", "secret"]));
 }
 
-#[test]
 fn ollama() {
     run("ollama_client.py", &start(&[]));
 }
 
-#[test]
 fn litellm() {
     run("litellm_client.py", &start(&["--api-key", "secret"]));
 }
 
-#[test]
 fn chromium() {
     // A model of random weights may generate no text; this one generates some.
-    match cached("models/SmolLM2-135M-Instruct.Q4_1.gguf") {
-        Ok(model) => run(
-            "browser.py",
-            &start_with(&["--port", "0", model.to_str().unwrap()]),
-        ),
-        Err(reason) => eprintln!("SKIPPED: browser.py: {reason}; `make setup` fetches it"),
-    }
+    let model = cached("models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    run(
+        "browser.py",
+        &start_with(&["--port", "0", model.to_str().unwrap()]),
+    );
 }
 
-#[test]
 fn schemathesis() {
     run(
         "schemathesis_run.py",
@@ -150,19 +136,12 @@ const CAPITALS: [(&str, &str); 50] = [
 ];
 
 /// lm-evaluation-harness scores prompts over HTTP and agrees with `oxidize eval` on the same questions.
-#[test]
 fn lm_eval() {
-    let found = cached("models/SmolLM2-135M-Instruct.Q4_1.gguf")
-        .and_then(|model| Ok((model, cached("lm-eval/bin/python")?)));
-    let (model, python) = match found {
-        Ok(found) => found,
-        Err(reason) => {
-            eprintln!(
-                "SKIPPED: lm_eval_client.py: {reason}; `make setup` and scripts/setup_lm_eval install them"
-            );
-            return;
-        }
-    };
+    let model = cached("models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let python = cache().join("lm-eval/bin/python");
+    if !python.exists() {
+        skip("scripts/setup_lm_eval installs lm-evaluation-harness");
+    }
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("questions.jsonl");
     let question = |(index, (country, capital)): (usize, &(&str, &str))| {
