@@ -22,7 +22,7 @@ SEMVER_VERSION := 0.49.0
 BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
+.PHONY: help setup demo test test-models golden soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
 	docs book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
 	check-imatrix publish-check package clean
 
@@ -47,6 +47,16 @@ test: setup ## run all tests
 test-models: ## run all tests, those on larger models too (another 2.1 GB)
 	@scripts/setup --models
 	CARGO="$(CARGO)" scripts/run_tests --workspace -- --include-ignored
+
+# Needs 6 GB for PyTorch, once. scripts/golden/README.md has the variables.
+GOLDEN_PYTHON := $(CACHE)/golden-venv/bin/python
+golden: $(CACHE)/golden-venv/requirements.txt ## compute the outputs of golden models with PyTorch and compare
+	$(GOLDEN_PYTHON) scripts/golden/golden.py $(if $(FROM),--from $(FROM)) $(if $(WRITE),--write) $(FLAGS) $(NAME)
+
+$(CACHE)/golden-venv/requirements.txt: scripts/golden/requirements.txt
+	$(PYTHON) -m venv $(CACHE)/golden-venv
+	$(GOLDEN_PYTHON) -m pip install --quiet -r $<
+	cp $< $@
 
 # The short form, a minute: make soak REQUESTS=1000 CONNECTIONS=200 KILLS=10
 REQUESTS ?= 20000

@@ -127,10 +127,11 @@ def initial(reference, config, directory):
     model_class = getattr(transformers, reference)
     model = model_class(model_class.config_class.from_dict(config))
     model.save_pretrained(directory)
-    return [
-        (name, shape, "BF16", mean if len(shape) < 2 else 0.0, 0.3)
-        for name, shape, _, mean, _ in stored(pathlib.Path(directory) / "model.safetensors")
-    ]
+    found = []
+    for name, shape, _, mean, _ in stored(pathlib.Path(directory) / "model.safetensors"):
+        center, deviation = (mean, 0.2) if len(shape) < 2 else (0.0, 0.3 if "embed" in name else 0.15)
+        found.append((name, shape, "BF16", center, deviation))
+    return found
 
 
 def tokenizer_files(source):

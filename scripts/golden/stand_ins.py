@@ -137,20 +137,20 @@ def Rwkv(config, weights):
     """RWKV 6 and 7 by the package `rwkv` of its authors."""
     os.environ["RWKV_V7_ON"] = str(int(config["model_type"] == "rwkv7"))
     os.environ["RWKV_JIT_ON"] = "0"
-    import rwkv.model
+    # The package prints a banner.
+    with contextlib.redirect_stdout(None):
+        import rwkv.model
 
-    # The version is chosen when the module is read.
-    engine = importlib.reload(rwkv.model).RWKV
-
+        # The version is chosen when the module is read.
+        engine = importlib.reload(rwkv.model).RWKV
     weights = renamed(weights, [
         ("rwkv.", ""), ("model.", ""), ("embeddings.", "emb."), ("pre_ln.", "blocks.0.ln0."),
         ("blocks.0.blocks.0.", "blocks.0."), (".attention.", ".att."), (".feed_forward.", ".ffn."),
     ])
-    with tempfile.NamedTemporaryFile(suffix=".pth") as file:
+    with tempfile.NamedTemporaryFile(suffix=".pth") as file, contextlib.redirect_stdout(None):
         # The package finds version and number of heads from the order of the names.
         torch.save(dict(sorted(weights.items())), file.name)
-        with contextlib.redirect_stdout(None):
-            model = engine(file.name.removesuffix(".pth"), "cpu fp32")
+        model = engine(file.name.removesuffix(".pth"), "cpu fp32")
     return lambda case: {"logits": model.forward(case["tokens"], None, full_output=True)[0]}
 
 

@@ -13,6 +13,7 @@ use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::{ArrayBuf, Value as Gguf, WriteError, Writer};
 use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
+use oxidize_golden::Fixture;
 use serde_json::{Value, json};
 use shared::shared;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -164,34 +165,22 @@ fn changes(value: &Value) -> Vec<Value> {
 
 #[test]
 fn changed_config_json_is_rejected_or_runs() {
-    let Some(golden) = shared("golden") else {
-        return;
-    };
     let mut tally = Tally::default();
-    for dir in directories(&golden) {
-        let Ok(text) = std::fs::read_to_string(dir.join("config.json")) else {
-            continue;
-        };
-        let weights = dir.join("model.safetensors");
-        let known = |class: &&str| text.contains(&format!("\"{class}\""));
-        let supported = ARCHS.iter().any(|arch| arch.hf_classes.iter().any(known));
-        if !weights.exists() || !supported {
-            continue;
-        }
-        let config: Value = serde_json::from_str(&text).unwrap();
-        let copy = tempfile::tempdir().unwrap();
-        std::fs::copy(&weights, copy.path().join("model.safetensors")).unwrap();
-        for path in paths(&config) {
+    for fixture in Fixture::all() {
+        let golden = fixture.build();
+        let config = fixture.config();
+        for path in paths(config) {
             let pointer = format!("/{}", path.join("/"));
             let original = config.pointer(&pointer).unwrap().clone();
             for change in changes(&original) {
                 let mut changed = config.clone();
                 *changed.pointer_mut(&pointer).unwrap() = change.clone();
-                std::fs::write(copy.path().join("config.json"), changed.to_string()).unwrap();
-                let what = format!("{}: {pointer} = {change}", dir.display());
+                let place = golden.directory().join("config.json");
+                std::fs::write(place, changed.to_string()).unwrap();
+                let what = format!("{}: {pointer} = {change}", fixture.name);
                 let must_fail = FIXED_CONFIG.contains(&path[0].as_str());
                 tally.check(&what, must_fail, || {
-                    ModelFile::open(copy.path(), &OpenOptions::default())
+                    ModelFile::open(golden.directory(), &OpenOptions::default())
                 });
             }
         }
@@ -243,37 +232,56 @@ fn paths(config: &Value) -> Vec<Vec<String>> {
 
 #[test]
 fn changed_gguf_metadata_is_rejected_or_runs() {
+    let mut tally = Tally::default();
+    for fixture in Fixture::all() {
+        let file = open_gguf(&fixture.build().gguf());
+        change_metadata(&mut tally, &fixture.name, &file);
+    }
+    tally.finish(5000);
+}
+
+/// The same for files by llama.cpp's converter, which writes other keys for some families.
+#[test]
+fn changed_metadata_of_stored_files_is_rejected_or_runs() {
     let Some(golden) = shared("golden") else {
         return;
     };
     let mut tally = Tally::default();
     for dir in directories(&golden) {
         let path = dir.join("model.gguf");
-        let Ok(file) = ModelFile::open(&path, &OpenOptions::default()) else {
-            continue;
-        };
-        let name = file.metadata().str("general.architecture").unwrap_or("");
-        if !ARCHS.iter().any(|arch| arch.name == name) {
-            continue;
-        }
-        let prefix = format!("{name}.");
-        let keys = file.metadata().iter().map(|(key, _)| key.to_owned());
-        for key in keys.filter(|key| key.starts_with(&prefix) || key.starts_with("xielu.")) {
-            let original = as_json(&file.metadata().get(&key).unwrap());
-            let short = key.strip_prefix(&prefix).unwrap_or(&key);
-            for change in changes(&original).into_iter().chain([Value::Null]) {
-                let Some(bytes) = patched(&file, &key, &change) else {
-                    continue;
-                };
-                let what = format!("{name} ({}): {key} = {change}", dir.display());
-                let must_fail = FIXED_GGUF.contains(&short) && !change.is_null();
-                tally.check(&what, must_fail, || {
-                    ModelFile::from_bytes(bytes, &OpenOptions::default())
-                });
-            }
+        if path.exists() {
+            change_metadata(&mut tally, &dir.display().to_string(), &open_gguf(&path));
         }
     }
     tally.finish(5000);
+}
+
+fn open_gguf(path: &Path) -> ModelFile {
+    ModelFile::open(path, &OpenOptions::default()).unwrap()
+}
+
+/// Loads the file with each value of its metadata changed, if its architecture is supported.
+fn change_metadata(tally: &mut Tally, model: &str, file: &ModelFile) {
+    let name = file.metadata().str("general.architecture").unwrap_or("");
+    if !ARCHS.iter().any(|arch| arch.name == name) {
+        return;
+    }
+    let prefix = format!("{name}.");
+    let keys = file.metadata().iter().map(|(key, _)| key.to_owned());
+    for key in keys.filter(|key| key.starts_with(&prefix) || key.starts_with("xielu.")) {
+        let original = as_json(&file.metadata().get(&key).unwrap());
+        let short = key.strip_prefix(&prefix).unwrap_or(&key);
+        for change in changes(&original).into_iter().chain([Value::Null]) {
+            let Some(bytes) = patched(file, &key, &change) else {
+                continue;
+            };
+            let what = format!("{name} ({model}): {key} = {change}");
+            let must_fail = FIXED_GGUF.contains(&short) && !change.is_null();
+            tally.check(&what, must_fail, || {
+                ModelFile::from_bytes(bytes, &OpenOptions::default())
+            });
+        }
+    }
 }
 
 fn directories(golden: &Path) -> Vec<PathBuf> {

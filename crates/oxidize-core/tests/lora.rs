@@ -1,8 +1,6 @@
 //! Adapters compared with the models that result from merging them: in both formats, across formats, over a
 //! quantized base, and per request.
 
-mod shared;
-
 use oxidize_core::backend::cpu::Cpu;
 use oxidize_core::backend::reference::Reference;
 use oxidize_core::backend::{Backend, Batch, KvType, SeqSlice, SessionConfig};
@@ -13,17 +11,12 @@ use oxidize_core::gguf::{Value, WriteError, Writer};
 use oxidize_core::kv::BlockId;
 use oxidize_core::lora::Adapter;
 use oxidize_core::model::Model;
-use shared::shared;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const ALPHA: f32 = 6.0;
-
-fn golden(name: &str) -> Option<PathBuf> {
-    shared(&format!("golden/{name}"))
-}
 
 fn tiny() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf")
@@ -357,19 +350,18 @@ fn adapter_matches_merged_model() {
         ("mixtral", false),
         ("qwen3-moe", false),
     ] {
-        let Some(directory) = golden(name) else {
-            return;
-        };
+        let golden = oxidize_golden::build(name);
+        let directory = golden.directory();
         let temporary = tempfile::tempdir().unwrap();
         let place = |name: &str| temporary.path().join(name);
         for name in ["peft", "merged"] {
             std::fs::create_dir(place(name)).unwrap();
         }
-        let (hugging_face, gguf) = (load(&directory), load(directory.join("model.gguf")));
+        let (hugging_face, gguf) = (load(directory), load(golden.gguf()));
 
-        let changes = pairs(&open(&directory), transposed, 1);
+        let changes = pairs(&open(directory), transposed, 1);
         write_peft(&place("peft"), &changes);
-        write_merged_directory(&place("merged"), &directory, &changes, transposed);
+        write_merged_directory(&place("merged"), directory, &changes, transposed);
         let expected = logits(&load(place("merged")), &Reference, &[]);
         let plain = logits(&hugging_face, &Reference, &[]);
         assert!(
@@ -391,13 +383,9 @@ fn adapter_matches_merged_model() {
             }
         }
 
-        let changes = pairs(&open(directory.join("model.gguf")), false, 2);
+        let changes = pairs(&open(golden.gguf()), false, 2);
         write_gguf_adapter(&place("adapter.gguf"), gguf.arch().name, &changes);
-        write_merged_gguf(
-            &place("merged.gguf"),
-            &open(directory.join("model.gguf")),
-            &changes,
-        );
+        write_merged_gguf(&place("merged.gguf"), &open(golden.gguf()), &changes);
         let expected = logits(&load(place("merged.gguf")), &Reference, &[]);
         for (base, format) in [(&hugging_face, "safetensors"), (&gguf, "GGUF")] {
             let adapted = base
@@ -453,18 +441,17 @@ fn zero_alpha_depends_on_the_format() {
 /// A GGUF adapter for stacks of experts whose gate and up matrices are fused in the base's safetensors.
 #[test]
 fn adapter_of_separate_stacks_fits_fused_experts() {
-    let Some(directory) = golden("gpt-oss") else {
-        return;
-    };
+    let golden = oxidize_golden::build("gpt-oss");
+    let directory = golden.directory();
     let temporary = tempfile::tempdir().unwrap();
     let place = |name: &str| temporary.path().join(name);
-    let file = open(directory.join("model.gguf"));
+    let file = open(golden.gguf());
     let mut changes = pairs(&file, false, 5);
     changes.retain(|name, _| name.contains("_exps"));
     write_gguf_adapter(&place("adapter.gguf"), "gpt-oss", &changes);
     write_merged_gguf(&place("merged.gguf"), &file, &changes);
     let expected = logits(&load(place("merged.gguf")), &Reference, &[]);
-    for form in [&directory, &directory.join("model.gguf")] {
+    for form in [directory, &golden.gguf()] {
         let adapters = vec![(adapter(place("adapter.gguf")), 1.0)];
         let adapted = load(form).with_adapters(adapters).unwrap();
         for backend in [&Reference as &dyn Backend, &Cpu::default()] {
@@ -477,15 +464,14 @@ fn adapter_of_separate_stacks_fits_fused_experts() {
 /// With tied embeddings, an adapter of the output matrix does not change the embeddings.
 #[test]
 fn adapter_of_tied_output_does_not_change_embeddings() {
-    let Some(directory) = golden("llama-tied") else {
-        return;
-    };
+    let golden = oxidize_golden::build("llama-tied");
+    let directory = golden.directory();
     let temporary = tempfile::tempdir().unwrap();
     let place = |name: &str| temporary.path().join(name);
     for name in ["peft", "merged"] {
         std::fs::create_dir(place(name)).unwrap();
     }
-    let file = open(&directory);
+    let file = open(directory);
     let table = "model.embed_tokens.weight";
     let change = LoraPair::random(&mut 6, 320, 64);
     let mut tensors: Vec<_> = file
@@ -502,7 +488,7 @@ fn adapter_of_tied_output_does_not_change_embeddings() {
         &BTreeMap::from([("lm_head.weight".to_owned(), change)]),
     );
     let expected = logits(&load(place("merged")), &Reference, &[]);
-    for form in [&directory, &directory.join("model.gguf")] {
+    for form in [directory, &golden.gguf()] {
         let adapters = vec![(adapter(place("peft")), 1.0)];
         let adapted = load(form).with_adapters(adapters).unwrap();
         let ours = logits(&adapted, &Cpu::default(), &[1.0]);

@@ -353,7 +353,7 @@ fn recurrent_models_answer_the_same_with_drafts() {
         "granite-hybrid",
         "lfm2",
     ] {
-        let Some(model) = golden(name) else { return };
+        let model = golden(name);
         let plain = start(&model, None);
         for max_tokens in [1, 4, 9] {
             let engine = start(&model, always(DraftSource::Ngram, max_tokens));

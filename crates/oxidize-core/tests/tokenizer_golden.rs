@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::tokenizer::{EncodeOptions, TokenId, Tokenizer, VocabSpec};
+use oxidize_golden::Fixture;
 use serde::Deserialize;
 
 /// Parses special tokens, but adds none.
@@ -174,19 +175,35 @@ fn reference_library_vectors_match() {
     }
 }
 
-/// The GGUF file of a golden model was converted from its directory: both must yield the same
-/// tokens.
+/// Texts that tokenizers of different kinds split differently.
+const TEXTS: [&str; 7] = [
+    "Hello world!",
+    " leading space",
+    "  two  spaces\tand\n\nlines \n",
+    "naïve café — “quotes” …",
+    "你好，世界 привет 12345",
+    "don't I'LL 🚀 x",
+    "",
+];
+
+/// The GGUF file that was converted from a golden directory gives the same tokens.
 #[test]
 fn gguf_and_directory_agree() {
-    let texts = [
-        "Hello world!",
-        " leading space",
-        "  two  spaces\tand\n\nlines \n",
-        "naïve café — “quotes” …",
-        "你好，世界 привет 12345",
-        "don't I'LL 🚀 x",
-        "",
-    ];
+    let (mut wrong, mut compared) = (Vec::new(), 0);
+    for fixture in Fixture::all() {
+        if !fixture.tokenizer.is_empty() {
+            let golden = fixture.build();
+            wrong.extend(differences(golden.directory(), &golden.gguf()));
+            compared += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(compared > 100, "only {compared} models compared");
+}
+
+/// The same for files by llama.cpp's converter.
+#[test]
+fn stored_gguf_and_directory_agree() {
     let mut directories: Vec<PathBuf> = std::fs::read_dir(shared().join("golden"))
         .into_iter()
         .flatten()
@@ -195,40 +212,41 @@ fn gguf_and_directory_agree() {
         // The converter writes `add_space_prefix = false` for every Gemma; the `tokenizer.model` of
         // these golden models says otherwise.
         .filter(|path| !path.to_string_lossy().contains("gemma"))
+        // Some directories have weights only.
+        .filter(|path| Tokenizer::open(path).is_ok())
         .collect();
     directories.sort();
     if directories.is_empty() {
         eprintln!("SKIPPED: no golden models in {}", shared().display());
         return;
     }
+    let gguf = |path: &PathBuf| path.join("model.gguf");
+    let wrong = directories
+        .iter()
+        .flat_map(|path| differences(path, &gguf(path)));
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(
+        directories.len() > 20,
+        "only {} models compared",
+        directories.len()
+    );
+}
+
+/// Texts to which the tokenizers of a directory and a GGUF file give different tokens.
+fn differences(directory: &Path, gguf: &Path) -> Vec<String> {
+    let (theirs, ours) = (load(directory), load(gguf));
     let mut wrong = Vec::new();
-    let mut compared = 0;
-    for path in directories {
-        // Some directories have weights only.
-        let Ok(directory) = Tokenizer::open(&path) else {
-            continue;
-        };
-        let gguf = load(&path.join("model.gguf"));
-        compared += 1;
-        for text in texts {
-            for options in [EncodeOptions::PLAIN, PARSED] {
-                let (a, b) = (directory.encode(text, options), gguf.encode(text, options));
-                if a != b {
-                    wrong.push(format!(
-                        "{}: {text:?} {options:?}\n  {a:?}\n  {b:?}",
-                        path.display()
-                    ));
-                }
+    for text in TEXTS {
+        for options in [EncodeOptions::PLAIN, PARSED] {
+            let (a, b) = (theirs.encode(text, options), ours.encode(text, options));
+            if a != b {
+                let model = directory.display();
+                wrong.push(format!("{model}: {text:?} {options:?}\n  {a:?}\n  {b:?}"));
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} differences:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
-    assert!(compared > 20, "only {compared} models compared");
+    wrong
 }
 
 /// CPU time of this thread, independent of other load.

@@ -11,25 +11,50 @@ use oxidize_quantize::quantize::Options;
 use tempfile::TempDir;
 
 use crate::tensors::safetensors;
-use crate::{Fixture, fixtures};
+use crate::{Fixture, Form, fixtures};
 
-/// A golden model with its files, which are deleted when it is dropped.
+/// A golden model with its files.
 #[derive(Debug)]
 pub struct Golden {
     name: String,
-    directory: TempDir,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Built from a fixture; deleted when it is dropped.
+    Temporary(TempDir),
+    /// Stored in both forms, or in one.
+    Stored(PathBuf),
 }
 
 impl Golden {
-    /// The Hugging Face directory.
-    pub fn directory(&self) -> &Path {
-        self.directory.path()
+    /// A model that is stored in a directory, named like it.
+    pub fn stored(directory: PathBuf) -> Golden {
+        let name = directory.file_name().unwrap_or_default();
+        Golden {
+            name: name.to_string_lossy().into_owned(),
+            place: Place::Stored(directory),
+        }
     }
 
-    /// Converts the directory to a GGUF file in it, once.
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The Hugging Face directory.
+    pub fn directory(&self) -> &Path {
+        match &self.place {
+            Place::Temporary(directory) => directory.path(),
+            Place::Stored(directory) => directory,
+        }
+    }
+
+    /// The GGUF file in the directory. That of a fixture is converted from the directory the first time.
     pub fn gguf(&self) -> PathBuf {
         let path = self.directory().join("model.gguf");
-        if !path.exists() {
+        if matches!(self.place, Place::Temporary(_)) && !path.exists() {
             let file = ModelFile::open(self.weights(), &OpenOptions::default()).unwrap();
             let params = QuantizeParams::new(QuantRecipe::named("F32").unwrap());
             convert(&file, &path, &params, &Options::default(), |_| {})
@@ -42,6 +67,14 @@ impl Golden {
     pub fn weights(&self) -> PathBuf {
         self.directory().join("model.safetensors")
     }
+
+    /// The file or directory of one form.
+    pub fn path(&self, form: Form) -> PathBuf {
+        match form {
+            Form::Directory => self.directory().to_path_buf(),
+            Form::Gguf => self.gguf(),
+        }
+    }
 }
 
 impl Fixture {
@@ -49,7 +82,7 @@ impl Fixture {
     pub fn build(&self) -> Golden {
         let golden = Golden {
             name: self.name.clone(),
-            directory: tempfile::tempdir().unwrap(),
+            place: Place::Temporary(tempfile::tempdir().unwrap()),
         };
         for (name, contents) in &self.files {
             let path = golden.directory().join(name);

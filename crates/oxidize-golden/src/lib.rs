@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use oxidize_core::file::ModelFile;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
@@ -32,6 +33,8 @@ pub struct Fixture {
     pub only: Option<Form>,
     /// Reason of [`Fixture::only`], or of an unusual reference.
     pub notes: Option<String>,
+    /// Fingerprint of the GGUF file ([`fingerprint`]), which shows the order of rows that both forms agree on.
+    pub gguf_fingerprint: Option<f64>,
     /// JSON files of the directory.
     pub files: Map<String, Value>,
     /// Tokenizer files of the directory, and the files of `fixtures/tokenizers` that they are copies of.
@@ -112,6 +115,24 @@ impl Fixture {
 /// Writes the model of `fixtures/golden/NAME.json` to a temporary directory.
 pub fn build(name: &str) -> Golden {
     Fixture::load(name).build()
+}
+
+/// Sum of the products of all elements with pseudo-random factors that depend on the tensor's name.
+///
+/// A row in another place, a factor, or another name changes the sum; rounding hardly does.
+pub fn fingerprint(file: &ModelFile) -> oxidize_core::Result<f64> {
+    let mut sum = 0.0;
+    for tensor in file.tensors() {
+        let mut factors = weights(&tensor.name, tensor.elements() as usize, 0.0, 1.0);
+        file.for_each_f32::<oxidize_core::Error>(tensor, |piece| {
+            let products = piece.iter().zip(&mut factors);
+            sum += products
+                .map(|(x, factor)| f64::from(*x) * f64::from(factor))
+                .sum::<f64>();
+            Ok(())
+        })?;
+    }
+    Ok(sum)
 }
 
 /// `fixtures/golden`.

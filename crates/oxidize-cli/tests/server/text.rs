@@ -156,16 +156,10 @@ fn embeddings_are_normalized_and_cut() {
 /// A cross-encoder scores query and document together; it has neither embeddings nor text.
 #[test]
 fn cross_encoders_rerank_by_score() {
-    let shared = std::env::var_os("OXIDIZE_SHARED")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let path = shared.join("golden/bert-cls");
-    if !path.is_dir() {
-        eprintln!("SKIPPED: there is no {}", path.display());
-        return;
-    }
+    let golden = oxidize_golden::build("bert-cls");
+    let path = golden.directory();
     let documents = ["a dog", "the quick brown fox", "rust", "a cat and a dog"];
-    let model = Model::load_with(&path, &OpenOptions::default()).unwrap();
+    let model = Model::load_with(path, &OpenOptions::default()).unwrap();
     let tokenizer = model.tokenizer().unwrap();
     let pairs = documents.map(|document| tokenizer.encode_pair("a cat", document, false));
     let config = EmbedderConfig::default();

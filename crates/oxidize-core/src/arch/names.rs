@@ -372,6 +372,13 @@ impl TensorRole {
         }
     }
 
+    /// True if each layer has a tensor of its own.
+    pub fn is_per_layer(&self, arch: &Arch) -> bool {
+        let own = arch.hf_names.iter().filter(|(role, _)| role == self);
+        let mut names = own.map(|(_, name)| *name).chain([self.gguf, self.hf]);
+        names.any(|name| name.contains("{}"))
+    }
+
     /// Possible names of the tensor in a file of this format, without suffix, most likely first.
     pub fn names(&self, arch: &Arch, format: Format, layer: usize) -> Vec<String> {
         let (overrides, usual) = match format {

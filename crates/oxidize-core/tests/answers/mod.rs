@@ -2,21 +2,15 @@
 
 use oxidize_core::Error;
 use oxidize_core::engine::{Completion, Token, TokenStream};
-use oxidize_core::file::OpenOptions;
+use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::model::Model;
-use std::path::PathBuf;
 
-/// Golden model, if it is present.
-pub(crate) fn golden(name: &str) -> Option<Model> {
-    let shared = std::env::var_os("OXIDIZE_SHARED")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let path = shared.join("golden").join(name).join("model.gguf");
-    if !path.exists() {
-        eprintln!("SKIPPED: no golden model at {}", path.display());
-        return None;
-    }
-    Some(Model::load_with(path, &OpenOptions::default()).unwrap())
+/// Golden model, from its GGUF file.
+pub(crate) fn golden(name: &str) -> Model {
+    // In memory, so that the model outlives the file.
+    let bytes = std::fs::read(oxidize_golden::build(name).gguf()).unwrap();
+    let file = ModelFile::from_bytes(bytes, &OpenOptions::default()).unwrap();
+    Model::from_file(file).unwrap()
 }
 
 /// Tokens of plain text, which differ by seed.

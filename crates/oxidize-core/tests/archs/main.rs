@@ -255,7 +255,7 @@ fn for_each_form(models: &[Golden], check: impl Fn(&Golden, Form, &Path) -> Vec<
                     let Some((golden, form)) = queue.lock().unwrap().next() else {
                         return;
                     };
-                    let run = || check(golden, form, &golden.open(form).path);
+                    let run = || check(golden, form, &golden.open().path(form));
                     // The others are still checked if one panics.
                     let found = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
                         let text = panic.downcast_ref::<String>().map_or("", String::as_str);

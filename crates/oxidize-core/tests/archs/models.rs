@@ -3,7 +3,7 @@
 use crate::shared::shared;
 use oxidize_core::arch::{ARCHS, Arch};
 use oxidize_core::file::{ModelFile, OpenOptions};
-use oxidize_golden::{Case, Fixture, Form};
+use oxidize_golden::{Case, Fixture, Form, fingerprint};
 use std::path::{Path, PathBuf};
 
 /// A golden model.
@@ -33,29 +33,12 @@ enum Files {
     Directory(PathBuf),
 }
 
-/// One form of a golden model, until it is dropped.
-pub(crate) struct Opened {
-    pub(crate) path: PathBuf,
-    _built: Option<oxidize_golden::Golden>,
-}
-
 impl Golden {
-    /// The files of one form.
-    pub(crate) fn open(&self, form: Form) -> Opened {
-        let built = match &self.files {
-            Files::Fixture(fixture) => Some(fixture.build()),
-            Files::Directory(_) => None,
-        };
-        let path = match (&self.files, &built, form) {
-            (_, Some(built), Form::Gguf) => built.gguf(),
-            (_, Some(built), Form::Directory) => built.directory().to_path_buf(),
-            (Files::Directory(path), None, Form::Gguf) => path.join("model.gguf"),
-            (Files::Directory(path), None, Form::Directory) => path.clone(),
-            (Files::Fixture(_), None, _) => unreachable!("a fixture is built"),
-        };
-        Opened {
-            path,
-            _built: built,
+    /// The files of the model.
+    pub(crate) fn open(&self) -> oxidize_golden::Golden {
+        match &self.files {
+            Files::Fixture(fixture) => fixture.build(),
+            Files::Directory(path) => oxidize_golden::Golden::stored(path.clone()),
         }
     }
 
@@ -193,10 +176,10 @@ fn stored_cases(dir: &Path) -> Vec<Case> {
 fn every_architecture_has_golden_models() {
     let mut read: Vec<(&'static Arch, Form)> = Vec::new();
     for golden in own() {
-        for form in &golden.forms {
-            let opened = golden.open(*form);
-            let file = ModelFile::open(&opened.path, &OpenOptions::default()).unwrap();
-            read.push((Arch::detect(&file).unwrap(), *form));
+        let files = golden.open();
+        for form in golden.forms {
+            let file = ModelFile::open(files.path(form), &OpenOptions::default()).unwrap();
+            read.push((Arch::detect(&file).unwrap(), form));
         }
     }
     let has = |arch: &Arch, form| {
@@ -217,4 +200,23 @@ fn every_architecture_has_golden_models() {
         }
     }
     assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Both forms of a model would still agree if the converter and the loader made the same mistake, such as rows of q in
+/// another order. Files of llama.cpp's converter would not load correctly then.
+#[test]
+fn gguf_files_have_the_stored_form() {
+    let mut wrong = Vec::new();
+    for fixture in Fixture::all() {
+        let file = ModelFile::open(fixture.build().gguf(), &OpenOptions::default()).unwrap();
+        let found = fingerprint(&file).unwrap();
+        let stored = fixture.gguf_fingerprint;
+        if stored.is_none_or(|stored| (stored - found).abs() > 1e-3) {
+            let name = &fixture.name;
+            wrong.push(format!(
+                "{name}: \"gguf_fingerprint\": {found:.4}, not {stored:?}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -105,7 +105,7 @@ pub(crate) fn ask(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Answer> {
 #[test]
 fn recurrent_models_match_session_concurrently_and_from_checkpoints() {
     for name in ["mamba2", "kimi-linear", "qwen3-next", "falcon-h1", "lfm2"] {
-        let Some(model) = golden(name) else { return };
+        let model = golden(name);
         let engine = start(&model);
         // There are more requests than run at once. Two of them share their first two blocks and differ in
         // the third.
@@ -139,7 +139,7 @@ fn recurrent_models_match_session_concurrently_and_from_checkpoints() {
 #[test]
 fn encoder_decoder_matches_session_concurrently() {
     for name in ["t5", "t5-v1.1"] {
-        let Some(model) = golden(name) else { return };
+        let model = golden(name);
         let engine = start(&model);
         let prompts: Vec<Vec<u32>> = (0..5).map(|seed| prompt(seed, 10 + 20 * seed)).collect();
         let answers = ask(&engine, &prompts);
@@ -156,7 +156,7 @@ fn encoder_decoder_matches_session_concurrently() {
 
 #[test]
 fn encoder_cannot_generate_text() {
-    let Some(model) = golden("bert") else { return };
+    let model = golden("bert");
     let started = Engine::start(model, Arc::new(Cpu::default()), &EngineConfig::default());
     let error = started.err().expect("BERT has no logits");
     assert!(

@@ -12,19 +12,27 @@ use oxidize_quantize::quantize::{Options, QuantJob, quantize, tensors_of};
 use oxidize_quantize::source::Source;
 use oxidize_quantize::workers::Workers;
 
-use super::golden::directories;
+use super::golden::{Subject, fixtures, stored};
 use super::{open, params, tiny};
 
 /// All tensors of golden directories are converted, except for tensors of the first layer of RWKV 7.
 #[test]
 fn golden_directories_leave_no_tensor_out() {
+    check_notes(fixtures());
+}
+
+#[test]
+fn stored_directories_leave_no_tensor_out() {
+    check_notes(stored());
+}
+
+fn check_notes(subjects: impl Iterator<Item = Subject>) {
     let mut problems = Vec::new();
-    for model in directories() {
-        let weights = model.join("model.safetensors");
-        let Ok(file) = ModelFile::open(&weights, &OpenOptions::default()) else {
+    for Subject { golden, .. } in subjects {
+        let Ok(file) = ModelFile::open(golden.weights(), &OpenOptions::default()) else {
             continue;
         };
-        if oxidize_core::arch::Arch::detect(&file).is_err() || model.ends_with("rwkv7") {
+        if oxidize_core::arch::Arch::detect(&file).is_err() || golden.name() == "rwkv7" {
             continue;
         }
         let source = Source::new(&file).unwrap();
@@ -32,7 +40,7 @@ fn golden_directories_leave_no_tensor_out() {
             .notes()
             .iter()
             .filter(|line| !line.contains("no tokenizer"));
-        problems.extend(notes.map(|line| format!("{}: {line}", model.display())));
+        problems.extend(notes.map(|line| format!("{}: {line}", golden.name())));
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! Converting the golden directories gives the tensors and keys of the golden GGUF files.
+//! Converting a golden directory gives the same model, and the tensors and keys of its GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -6,6 +6,7 @@ use oxidize_core::arch::Arch;
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::gguf::Value;
 use oxidize_core::recipe::QuantRecipe;
+use oxidize_golden::{Fixture, Golden};
 use oxidize_quantize::convert::convert;
 use oxidize_quantize::importance::{Entry, Importance};
 use oxidize_quantize::in_memory::quantized;
@@ -15,16 +16,40 @@ use oxidize_quantize::workers::Workers;
 
 use super::run::{Entries, distance, run};
 
-/// Directory of the golden models, if it exists.
-fn shared() -> Option<PathBuf> {
+/// A golden model, with an input.
+pub(crate) struct Subject {
+    pub(crate) golden: Golden,
+    pub(crate) tokens: Vec<u32>,
+}
+
+/// Golden models of the repository.
+pub(crate) fn fixtures() -> impl Iterator<Item = Subject> {
+    Fixture::all().into_iter().map(|fixture| Subject {
+        golden: fixture.build(),
+        tokens: fixture.cases[0].tokens.clone(),
+    })
+}
+
+/// Golden models beside the checkout, with GGUF files by llama.cpp's converter; none if they are missing.
+pub(crate) fn stored() -> impl Iterator<Item = Subject> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let set = std::env::var_os("OXIDIZE_SHARED").map(PathBuf::from);
-    let path = set.unwrap_or(beside);
-    if path.join("golden").is_dir() {
-        return Some(path);
+    let shared = std::env::var_os("OXIDIZE_SHARED").map_or(beside, PathBuf::from);
+    if !shared.join("golden").is_dir() {
+        eprintln!("SKIPPED: no golden models at {}", shared.display());
     }
-    eprintln!("SKIPPED: no golden models at {}", path.display());
-    None
+    let sets = ["golden", "golden-extra"].map(|set| shared.join(set));
+    let entries = sets
+        .into_iter()
+        .filter_map(|set| std::fs::read_dir(set).ok());
+    let paths = entries.flatten().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> = paths
+        .filter(|path| path.join("ref.safetensors").exists())
+        .collect();
+    paths.sort();
+    paths.into_iter().map(|path| Subject {
+        tokens: input(&path),
+        golden: Golden::stored(path),
+    })
 }
 
 /// Models with a property that GGUF cannot represent: the tensors are equal, the logits are not.
@@ -35,6 +60,7 @@ pub(crate) const NOT_REPRESENTABLE: &[&str] = &[
     "deepseek-v2-grouped",
     // The threshold of sparse activations.
     "gemma3n",
+    "gemma3n-gguf",
     "gemma3n-lcsem",
     // YaRN without truncation of the correction range.
     "gpt-oss-notrunc",
@@ -46,6 +72,7 @@ pub(crate) const NOT_REPRESENTABLE: &[&str] = &[
     "mamba2-groups",
     // Norms and routing.
     "phimoe",
+    "phimoe-gguf",
     "phimoe-lcsem",
 ];
 
@@ -93,22 +120,31 @@ const UNIMPORTANT: &[&str] = &[
 ];
 
 #[test]
-fn golden_directories_convert_to_golden_files() {
+fn golden_directories_convert_to_the_same_model() {
+    let checked = check_conversion(fixtures());
+    assert!(checked >= 130, "{checked} models");
+}
+
+#[test]
+fn stored_directories_convert_to_golden_files() {
+    let checked = check_conversion(stored());
+    assert!(checked == 0 || checked >= 100, "{checked} models");
+}
+
+/// Compares directories with the files converted from them and, if they have one, with their GGUF file. Returns
+/// their number.
+fn check_conversion(subjects: impl Iterator<Item = Subject>) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let params = QuantizeParams::new(QuantRecipe::named("F32").unwrap());
     let (mut checked, mut problems) = (0, Vec::new());
-    for directory in directories() {
-        let name = directory
-            .file_name()
-            .unwrap()
-            .to_string_lossy()
-            .into_owned();
-        if !directory.join("model.safetensors").exists() {
+    for Subject { golden, tokens } in subjects {
+        let (name, directory) = (golden.name().to_owned(), golden.directory());
+        if !golden.weights().exists() {
             continue;
         }
         let options = OpenOptions::default();
-        let file = ModelFile::open(directory.join("model.safetensors"), &options).unwrap();
+        let file = ModelFile::open(golden.weights(), &options).unwrap();
         if Arch::detect(&file).is_err() {
             continue;
         }
@@ -116,8 +152,7 @@ fn golden_directories_convert_to_golden_files() {
             problems.push(format!("{name}: {error}"));
             continue;
         }
-        let tokens = input(&directory);
-        let theirs = run(&directory, &tokens);
+        let theirs = run(directory, &tokens);
         if let (Some(theirs), false) = (theirs, NOT_REPRESENTABLE.contains(&name.as_str())) {
             let ours = run(&path, &tokens).unwrap();
             let distance = distance(&theirs.0, &ours.0);
@@ -145,10 +180,7 @@ fn golden_directories_convert_to_golden_files() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
-    assert!(
-        checked >= 100 || directories().is_empty(),
-        "{checked} models"
-    );
+    checked
 }
 
 /// The first matrix whose importance differs between a directory and the GGUF file converted from it.
@@ -179,24 +211,8 @@ fn other_inputs(theirs: &Entries, ours: &Entries) -> Option<String> {
     None
 }
 
-/// Directories of the golden models.
-pub(crate) fn directories() -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = Vec::new();
-    let Some(shared) = shared() else {
-        return paths;
-    };
-    for set in ["golden", "golden-extra"] {
-        let Ok(entries) = std::fs::read_dir(shared.join(set)) else {
-            continue;
-        };
-        paths.extend(entries.map(|entry| entry.unwrap().path()));
-    }
-    paths.sort();
-    paths
-}
-
-/// The first reference input of a golden model.
-pub(crate) fn input(directory: &Path) -> Vec<u32> {
+/// The first reference input of a stored model.
+fn input(directory: &Path) -> Vec<u32> {
     let file = ModelFile::open(directory.join("ref.safetensors"), &OpenOptions::default()).unwrap();
     let data = file.data(file.tensor("tokens_0").unwrap()).unwrap();
     let ids = data.as_chunks::<4>().0.iter();

@@ -25,7 +25,7 @@ impl<'a> HfLayout<'a, '_> {
         let mut tensors: BTreeMap<(usize, usize, usize), TensorInfo> = BTreeMap::new();
         let mut names = HashSet::new();
         for (place, role) in ROLES.iter().enumerate().filter(|(_, role)| wanted(role)) {
-            let layered = role.gguf.contains("{}") || role.hf.contains("{}");
+            let layered = role.is_per_layer(self.arch);
             let n_layers = if layered {
                 self.hparams.layers.len()
             } else {

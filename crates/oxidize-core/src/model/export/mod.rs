@@ -155,10 +155,7 @@ impl<'a, 'h> Exporter<'a, 'h> {
 
     fn run(&mut self, n_layers: usize, wanted: impl Fn(&TensorRole) -> bool) {
         for role in ROLES.iter().filter(|role| wanted(role)) {
-            let own = self.arch.hf_names.iter();
-            let own = own.filter(|(of, _)| of == role).map(|(_, name)| *name);
-            let names = [role.gguf, role.hf].into_iter();
-            let n = match names.chain(own).any(|name| name.contains("{}")) {
+            let n = match role.is_per_layer(self.arch) {
                 true => n_layers,
                 false => 1,
             };
