@@ -260,22 +260,14 @@ fn copied_weights_are_released_on_the_host() {
 /// Matrices that share a tensor of the file: queries, keys and values in one.
 #[test]
 fn parts_of_a_tensor_are_released_together() {
-    let Some(directory) = golden("phi3") else {
-        return;
-    };
-    let model = load(&directory, false);
+    let golden = oxidize_golden::build("phi3");
+    let directory = golden.directory();
+    let model = load(directory, false);
     let shared = model.weights().iter();
     let shared = shared.filter(|weight| weight.name.contains("qkv_proj"));
     assert!(shared.count() >= 3);
-    check_released(&directory, "phi3");
+    check_released(directory, "phi3");
 }
-
-fn golden(name: &str) -> Option<std::path::PathBuf> {
-    shared::shared(&format!("golden/{name}"))
-}
-
-#[path = "shared/mod.rs"]
-mod shared;
 
 fn check_released(path: &Path, what: &str) {
     let mapped = load(path, true);

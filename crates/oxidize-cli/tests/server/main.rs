@@ -23,7 +23,10 @@ mod running;
 mod tenants;
 mod text;
 
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use http::Reply;

@@ -14,15 +14,13 @@ use std::sync::Arc;
 /// Size of the chunks of Llama 4.
 const CHUNK: usize = 40;
 
-/// Golden model that is stored as safetensors, with a changed configuration.
-fn from_safetensors(name: &str, change: impl Fn(&mut serde_json::Value)) -> Option<Model> {
-    let golden = golden("llama4-text")?.path().parent()?.parent()?.join(name);
+/// Golden model, from its directory with a changed configuration.
+fn from_directory(name: &str, change: impl Fn(&mut serde_json::Value)) -> Model {
+    let golden = oxidize_golden::build(name);
     let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(golden).unwrap() {
+    for entry in std::fs::read_dir(golden.directory()).unwrap() {
         let entry = entry.unwrap();
-        if entry.file_name() != "model.gguf" {
-            std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
-        }
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
     }
     let config = copy.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
@@ -36,22 +34,20 @@ fn from_safetensors(name: &str, change: impl Fn(&mut serde_json::Value)) -> Opti
     let model = Model::load_with(copy.path(), &options).unwrap();
     model.tokenizer().unwrap();
     model.weights().loaded().unwrap();
-    Some(model)
+    model
 }
 
 /// Models with their windows. In Mistral all layers have one, in Llama 4 it is a chunk that is shorter here
 /// than the context.
 fn models() -> Vec<(&'static str, Model)> {
-    let sliding = ["gemma3-text", "gpt-oss", "cohere2"];
-    let sliding = sliding.into_iter().map(|name| (name, golden(name)));
     let shorten = |json: &mut serde_json::Value| json["attention_chunk_size"] = CHUNK.into();
-    let others = [
-        ("mistral-swa", from_safetensors("mistral-swa", |_| {})),
-        ("llama4-text", from_safetensors("llama4-text", shorten)),
-    ];
-    let all = sliding.chain(others);
-    all.filter_map(|(name, model)| Some((name, model?)))
-        .collect()
+    let mut models: Vec<_> = ["gemma3-text", "gpt-oss", "cohere2"]
+        .into_iter()
+        .map(|name| (name, golden(name)))
+        .collect();
+    models.push(("mistral-swa", from_directory("mistral-swa", |_| {})));
+    models.push(("llama4-text", from_directory("llama4-text", shorten)));
+    models
 }
 
 fn start(model: &Model, config: &EngineConfig) -> Engine {
