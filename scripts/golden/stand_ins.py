@@ -97,6 +97,17 @@ def QWen(config, weights):
     return references.runner(llama(config, weights, "Qwen2ForCausalLM", "qwen2", intermediate_size=half))
 
 
+def MiniCpm(config, weights):
+    """MiniCPM 1 and 2: Granite with its multipliers under other names."""
+    return references.runner(llama(
+        config, weights, "GraniteForCausalLM", "granite",
+        embedding_multiplier=config["scale_emb"],
+        residual_multiplier=config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
+        logits_scaling=config["hidden_size"] / config["dim_model_base"],
+        attention_multiplier=(config["hidden_size"] / config["num_attention_heads"]) ** -0.5,
+    ))
+
+
 def Gemma3nUnbiased(config, weights):
     """Gemma 3n as GGUF engines compute it: the deviation of sparse activations divides by n - 1."""
     model = references.load("Gemma3nForCausalLM", config, weights)

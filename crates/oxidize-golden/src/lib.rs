@@ -35,6 +35,10 @@ pub struct Fixture {
     pub notes: Option<String>,
     /// Fingerprint of the GGUF file ([`fingerprint`]), which shows the order of rows that both forms agree on.
     pub gguf_fingerprint: Option<f64>,
+    /// Keys that our converter writes and llama.cpp's does not, without the name of the architecture. The GGUF file lacks
+    /// them, so that the defaults of the descriptor are tested.
+    #[serde(default)]
+    pub gguf_without: Vec<String>,
     /// JSON files of the directory.
     pub files: Map<String, Value>,
     /// Tokenizer files of the directory, and the files of `fixtures/tokenizers` that they are copies of.
