@@ -69,7 +69,7 @@ fn compare_files(directory: &Path) -> usize {
                         .config()
                         .is_some_and(|config| config["model_type"].is_string())
                 );
-                let from_directory = ModelFile::open(&directory, &OpenOptions::default());
+                let from_directory = ModelFile::open(directory, &OpenOptions::default());
                 assert_eq!(from_directory.unwrap().tensors(), mapped.tensors());
             }
         }

@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 
 enum Files {
     /// Files that follow from a fixture.
-    Fixture(Fixture),
+    Fixture(Box<Fixture>),
     /// Stored files.
     Directory(PathBuf),
 }
@@ -55,7 +55,7 @@ impl Golden {
             kind,
             cases: fixture.cases.clone(),
             forms: both.into_iter().filter(|form| fixture.has(*form)).collect(),
-            files: Files::Fixture(fixture),
+            files: Files::Fixture(Box::new(fixture)),
         }
     }
 }
