@@ -127,9 +127,11 @@ impl Session {
                 if self.is_recurrent {
                     return Ok(out);
                 }
+                let mut bytes = Vec::new();
                 for &block in state.used(n_tokens) {
-                    let read = state.session.read_block(0, block, &mut out);
+                    let read = state.session.read_block(0, block, &mut bytes);
                     read.map_err(exception)?;
+                    out.extend_from_slice(&bytes);
                 }
                 Ok(out)
             })

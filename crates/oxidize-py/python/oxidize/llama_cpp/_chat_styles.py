@@ -104,6 +104,7 @@ def _glm(system: str, turns: Any) -> str:
 
 
 def _saiga(system: str, turns: Any) -> str:
+    turns = [("system", system), *turns] if system else turns
     parts = [f"<s>{begin}\n{text}</s>" if text else f"<s>{begin}\n" for begin, text in turns]
     return ("".join(parts) + "<s>bot").strip()
 
@@ -126,7 +127,7 @@ STYLES: dict[str, Style] = {
         "llama3", *_LLAMA3, _plain("<|eot_id|>"), stop="<|eot_id|>",
         system="<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>", optional_system=True,
     ),
-    "alpaca": _style("alpaca", "### Instruction", "### Response", _colon("\n\n", "\n\n", "</s>")),
+    "alpaca": Style("alpaca", "### Instruction", "### Response", _colon("\n\n", "\n\n", "</s>")),
     "qwen": _style(
         "qwen", "<|im_start|>user", "<|im_start|>assistant", _lines("<|im_end|>"),
         system="<|im_start|>system\n{}", default="You are a helpful assistant.", stop="<|endoftext|>",

@@ -137,7 +137,7 @@ class TextAssembler:
     def __init__(self, detokenize: Callable[[list[int]], bytes], stop: list[str]) -> None:
         self._detokenize = detokenize
         self._stop = stop
-        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped = False
 

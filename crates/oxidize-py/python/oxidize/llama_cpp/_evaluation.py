@@ -44,6 +44,8 @@ class Evaluation:
         self._idle: list[EvaluatedSequence] = []
         self._sequence_lock = threading.Lock()
         self._sampler: TokenSampler | None = None
+        # Logits that `eval` keeps: more than one where drafts are verified.
+        self._n_outputs = 1
         self._logits: npt.NDArray[np.single] | None = None
         self._input_ids_array: npt.NDArray[np.intc] | None = None
         self._scores_array: npt.NDArray[np.single] | None = None
@@ -142,14 +144,14 @@ class Evaluation:
             )
         start = self.n_tokens
         before = self._input_ids.tolist()
-        n_outputs = len(tokens) if self._logits_all else 1
+        n_outputs = len(tokens) if self._logits_all else min(self._n_outputs, len(tokens))
         self._logits = self._own_sequence().evaluate(before + tokens, n_outputs)
         self.n_tokens += len(tokens)
         self.input_ids[start : self.n_tokens] = tokens
         if self._logits_all:
             self.scores[start : self.n_tokens, :] = self._logits
         elif self._scores_array is not None and self.n_tokens <= len(self._scores_array):
-            self._scores_array[self.n_tokens - 1, :] = self._logits[-1]
+            self._scores_array[self.n_tokens - n_outputs : self.n_tokens, :] = self._logits
         self._requires_eval = False
         _log.drain()
 
@@ -236,7 +238,7 @@ class Evaluation:
         stopping_criteria: StoppingCriteriaList | None = None,
         grammar: LlamaGrammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """The tokens that follow, without end; tokens that are sent are evaluated, too."""
+        """The tokens that follow, without end. Tokens that are sent are drafts, kept as far as they come true."""
         settings: dict[str, Any] = {
             "top_k": top_k,
             "top_p": top_p,
@@ -261,7 +263,11 @@ class Evaluation:
             pending = self._reuse_prefix(pending)
         next_index = self.n_tokens + len(pending) - 1
         while True:
-            self.eval(pending)
+            self._n_outputs = max(self.n_tokens + len(pending) - next_index, 1)
+            try:
+                self.eval(pending)
+            finally:
+                self._n_outputs = 1
             while next_index < self.n_tokens:
                 token = self.sample(idx=next_index, **settings)
                 next_index += 1

@@ -44,25 +44,32 @@ def sampling_settings(
         stages, temperature = "penalties", 1.0
     bias = None
     if logit_bias:
-        bias = [(int(token), float(value)) for token, value in logit_bias.items()]
+        bias = [(_checked("logit_bias", int(token), 2**32), float(value)) for token, value in logit_bias.items()]
     return {
         "temperature": temperature,
-        "top_k": max(int(top_k), 0),
+        "top_k": _checked("top_k", max(int(top_k), 0), 2**31),
         "top_p": _at_most_one(top_p),
         "min_p": 0.0 if min_p < 0 else min_p,
         "typical_p": _at_most_one(typical_p),
         "tfs_z": _at_most_one(tfs_z),
         "repeat_penalty": repeat_penalty,
-        "repeat_last_n": last_n,
+        "repeat_last_n": min(last_n, 2**31 - 1),
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
-        "mirostat_mode": mirostat_mode,
+        "mirostat_mode": _checked("mirostat_mode", mirostat_mode, 2**31),
         "mirostat_tau": mirostat_tau,
         "mirostat_eta": mirostat_eta,
         "samplers": stages,
         "seed": None if seed is None else seed % 2**64,
         "logit_bias": bias,
     }
+
+
+def _checked(name: str, value: int, limit: int) -> int:
+    """The value, or a ValueError if the engine's type cannot hold it."""
+    if not 0 <= value < limit:
+        raise ValueError(f"{name} {value} is out of range; it must be at least 0 and less than {limit}")
+    return value
 
 
 def _at_most_one(value: float) -> float:

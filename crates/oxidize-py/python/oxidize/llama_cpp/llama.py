@@ -233,7 +233,7 @@ class Llama(Evaluation):
             type_v=type_v if isinstance(type_v, int) else None,
         )
         lookup = isinstance(draft_model, LlamaPromptLookupDecoding)
-        self._logits_all = logits_all or (draft_model is not None and not lookup)
+        self._logits_all = logits_all
         self._init_evaluation(n_ctx, n_threads)
         self._closed = False
         self._ctx = LlamaContext(self)
@@ -503,7 +503,11 @@ class Llama(Evaluation):
                 raise ValueError("this model has no tokens for a suffix: it cannot fill in the middle")
             return tokens
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            tokens = [int(token) for token in prompt]
+            outside = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
+            if outside is not None:
+                raise ValueError(f"prompt token {outside} is out of range; the vocabulary has {self._n_vocab} tokens")
+            return tokens
         first = model.token_cls() if model.token_cls() != -1 else model.token_bos()
         last = model.token_sep() if model.token_sep() != -1 else model.token_eos()
         tokens = self.tokenize(prompt.encode("utf-8"), add_bos=False, special=True) if prompt else []
