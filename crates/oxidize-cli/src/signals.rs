@@ -1,7 +1,6 @@
 //! Graceful stop: Ctrl-C, a closed terminal or `kill` set a flag that long work checks, and the program exits
 //! with the status that shells expect.
 
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -14,15 +13,18 @@ pub(crate) fn interrupted() -> &'static AtomicBool {
     &handlers().flag
 }
 
-/// The exit code after an error: 128 plus the signal if a signal stopped the work, else 1.
-pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
+/// Exit status after an error.
+pub(crate) const FAILURE: u8 = 1;
+
+/// The exit status after an error: 128 plus the signal if a signal stopped the work, else [`FAILURE`].
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     let stopped = error
         .chain()
         .any(|cause| matches!(cause.downcast_ref(), Some(Error::Interrupted { .. })));
     let signal = handlers().signal.load(Ordering::Relaxed);
     match u8::try_from(128 + signal) {
-        Ok(code) if stopped && signal != 0 => code.into(),
-        _ => ExitCode::FAILURE,
+        Ok(code) if stopped && signal != 0 => code,
+        _ => FAILURE,
     }
 }
 

@@ -5,6 +5,7 @@
 mod export;
 pub mod lora;
 mod missing_tensors;
+mod rope_override;
 mod text;
 
 pub use crate::arch::ModelError;
@@ -12,6 +13,7 @@ pub use export::{
     ExportedData, ExportedTensor, HuggingFaceModel, Origin, gguf_origins, gguf_tensors,
     huggingface_model, left_out,
 };
+pub use rope_override::RopeOverride;
 pub use text::chat_template_of;
 pub(crate) use text::sidecar_json;
 
@@ -93,8 +95,15 @@ impl Model {
     /// Builds the plan of an open file.
     #[cfg_attr(feature = "unstable", visibility::make(pub))]
     pub(crate) fn from_file(file: ModelFile) -> Result<Model> {
+        Model::from_file_with_rope(file, RopeOverride::default())
+    }
+
+    /// Builds the plan of an open file, with other parameters of RoPE than its own.
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn from_file_with_rope(file: ModelFile, rope: RopeOverride) -> Result<Model> {
         let arch = Arch::detect(&file)?;
-        let hparams = Hparams::read(&file, arch)?;
+        let mut hparams = Hparams::read(&file, arch)?;
+        rope.apply(&mut hparams, &file)?;
         let mut loader = WeightLoader::new(&file, arch);
         let plan = builder::build(arch, &hparams, &mut loader)?;
         let (mut weights, unused) = loader.finish();
