@@ -116,7 +116,7 @@ fn required_tool_calls_follow_the_reasoning() {
         "tools": [{"type": "function", "function": {"name": "weather", "parameters": {
             "type": "object", "properties": {"day": {"enum": ["today", "tomorrow"]}}, "required": ["day"],
         }}}],
-        "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 100,
+        "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 1500,
     });
     let answer = server.post("/v1/chat/completions", &body).json();
     let message = &answer["choices"][0]["message"];
