@@ -156,15 +156,31 @@ CONVERSATION = [
 @pytest.mark.parametrize(
     ("name", "prompt", "stop"),
     [
-        ("chatml", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
+        (
+            "chatml",
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_end|>",
+        ),
         ("llama-2", "[INST] <<SYS>>\nS\n<</SYS>> A [/INST]B </s><s>[INST]C  [/INST]", None),
         ("mistral-instruct", "[INST] A [/INST]B</s>[INST] C [/INST]", "</s>"),
-        ("zephyr", "<|system|>\nS</s>\n<|user|>\n\nA</s>\n<|assistant|>\n\nB</s>\n<|user|>\n\nC</s>\n<|assistant|>\n\n", "</s>"),
-        ("gemma", "<start_of_turn>user\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n", "<end_of_turn>\n"),
+        (
+            "zephyr",
+            "<|system|>\nS</s>\n<|user|>\n\nA</s>\n<|assistant|>\n\nB</s>\n<|user|>\n\nC</s>\n<|assistant|>\n\n",
+            "</s>",
+        ),
+        (
+            "gemma",
+            "<start_of_turn>user\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n",
+            "<end_of_turn>\n",
+        ),
         ("alpaca", "S\n\n### Instruction: A\n\n### Response: B</s>### Instruction: C\n\n", None),
-        ("llama-3", "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nB<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nC<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+        (
+            "llama-3",
+            "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nB<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nC<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            "<|eot_id|>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_prompts_of_named_formats(name: str, prompt: str, stop: Any) -> None:
     formatter = getattr(formats, "format_" + name.replace("-", "_").replace("llama_", "llama"))
     response = formatter(messages=CONVERSATION)
