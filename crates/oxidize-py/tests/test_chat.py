@@ -187,6 +187,14 @@ def test_prompts_of_named_formats(name: str, prompt: str, stop: Any) -> None:
     assert (response.prompt, response.stop) == (prompt, stop)
 
 
+def test_images_are_refused(smol: Llama) -> None:
+    with pytest.raises(NotImplementedError, match="Llava15ChatHandler"):
+        formats.Llava15ChatHandler(clip_model_path="clip.gguf")
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(ValueError, match="image_url"):
+        chat(smol, messages=[{"role": "user", "content": [image]}])
+
+
 def test_openai_classes(smol: Llama) -> None:
     pytest.importorskip("openai")
     answer = smol.create_chat_completion_openai_v1(HI, max_tokens=3)

@@ -261,5 +261,40 @@ LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(
 )
 
 
+class _ImageHandler:
+    """A handler of images, which packages import by name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__}: oxidize does not read images from Python; use text")
+
+
+class Llava15ChatHandler(_ImageHandler):
+    """LLaVA 1.5: not supported."""
+
+
+class Llava16ChatHandler(_ImageHandler):
+    """LLaVA 1.6: not supported."""
+
+
+class MoondreamChatHandler(_ImageHandler):
+    """Moondream: not supported."""
+
+
+class NanoLlavaChatHandler(_ImageHandler):
+    """nanoLLaVA: not supported."""
+
+
+class Llama3VisionAlphaChatHandler(_ImageHandler):
+    """Llama 3 Vision Alpha: not supported."""
+
+
+class MiniCPMv26ChatHandler(_ImageHandler):
+    """MiniCPM-V 2.6: not supported."""
+
+
+class Qwen25VLChatHandler(_ImageHandler):
+    """Qwen2.5-VL: not supported."""
+
+
 def _grammar_for_json(verbose: bool = False) -> LlamaGrammar:
     return LlamaGrammar(_grammar="", _kind="json_object")
