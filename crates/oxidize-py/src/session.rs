@@ -3,7 +3,7 @@
 use numpy::{PyArray2, PyArrayMethods};
 use oxidize_core::backend::{Batch, SeqSlice, SessionConfig, cpu::Cpu};
 use oxidize_core::kv::BlockId;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -98,7 +98,12 @@ impl Session {
                 self.n_ctx
             )));
         }
-        let mut rows = Vec::with_capacity(n_outputs * self.n_output);
+        let n_values = n_outputs.saturating_mul(self.n_output);
+        let mut rows = Vec::new();
+        rows.try_reserve_exact(n_values).map_err(|_| {
+            let text = format!("no memory for {n_outputs} rows of {} values", self.n_output);
+            PyMemoryError::new_err(text)
+        })?;
         let first_output = tokens.len() - n_outputs;
         let mut done = 0;
         while done < tokens.len() {

@@ -19,6 +19,9 @@ const SLICE: Duration = Duration::from_millis(50);
 /// A token as Python sees it: its id, its text, and log probabilities if they were asked for.
 type TokenTuple = (u32, String, Option<f32>, Vec<(u32, f32)>);
 
+/// A token of the prompt: its id, and log probabilities unless it is the first.
+type PromptTuple = (u32, Option<f32>, Vec<(u32, f32)>);
+
 /// The answer behind a [`Stream`], which its engine can end.
 pub(crate) struct Answer {
     stream: Mutex<Option<TokenStream>>,
@@ -169,7 +172,7 @@ impl Stream {
     }
 
     /// Tokens of the prompt with their log probability and the most likely tokens, if asked for.
-    fn prompt_logprobs(&self) -> Vec<(u32, Option<f32>, Vec<(u32, f32)>)> {
+    fn prompt_logprobs(&self) -> Vec<PromptTuple> {
         let stream = self.0.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let tokens = stream.iter().flat_map(|stream| stream.prompt_logprobs());
         tokens

@@ -156,19 +156,43 @@ CONVERSATION = [
 @pytest.mark.parametrize(
     ("name", "prompt", "stop"),
     [
-        ("chatml", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
+        (
+            "chatml",
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_end|>",
+        ),
         ("llama-2", "[INST] <<SYS>>\nS\n<</SYS>> A [/INST]B </s><s>[INST]C  [/INST]", None),
         ("mistral-instruct", "[INST] A [/INST]B</s>[INST] C [/INST]", "</s>"),
-        ("zephyr", "<|system|>\nS</s>\n<|user|>\n\nA</s>\n<|assistant|>\n\nB</s>\n<|user|>\n\nC</s>\n<|assistant|>\n\n", "</s>"),
-        ("gemma", "<start_of_turn>user\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n", "<end_of_turn>\n"),
+        (
+            "zephyr",
+            "<|system|>\nS</s>\n<|user|>\n\nA</s>\n<|assistant|>\n\nB</s>\n<|user|>\n\nC</s>\n<|assistant|>\n\n",
+            "</s>",
+        ),
+        (
+            "gemma",
+            "<start_of_turn>user\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n",
+            "<end_of_turn>\n",
+        ),
         ("alpaca", "S\n\n### Instruction: A\n\n### Response: B</s>### Instruction: C\n\n", None),
-        ("llama-3", "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nB<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nC<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+        (
+            "llama-3",
+            "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nB<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nC<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            "<|eot_id|>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_prompts_of_named_formats(name: str, prompt: str, stop: Any) -> None:
     formatter = getattr(formats, "format_" + name.replace("-", "_").replace("llama_", "llama"))
     response = formatter(messages=CONVERSATION)
     assert (response.prompt, response.stop) == (prompt, stop)
+
+
+def test_images_are_refused(smol: Llama) -> None:
+    with pytest.raises(NotImplementedError, match="Llava15ChatHandler"):
+        formats.Llava15ChatHandler(clip_model_path="clip.gguf")
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(ValueError, match="image_url"):
+        chat(smol, messages=[{"role": "user", "content": [image]}])
 
 
 def test_openai_classes(smol: Llama) -> None:

@@ -46,7 +46,7 @@ def test_schemas(engine: Engine) -> None:
     answer = engine.generate("A person in JSON: ", schema=schema, max_tokens=60, temperature=0)
     assert isinstance(answer.parsed["age"], int)
     pydantic = pytest.importorskip("pydantic")
-    person = pydantic.create_model("Person", age=(int, ...), __config__={"extra": "forbid"})
+    person = pydantic.create_model("Person", age=(int, pydantic.Field(ge=0, le=99)), __config__={"extra": "forbid"})
     assert isinstance(engine.generate("A person in JSON: ", schema=person, max_tokens=60).parsed, person)
     assert engine.generate("Well? ", regex="(yes|no)").text in ("yes", "no")
     with pytest.raises(ValueError, match="exclude each other"):
@@ -147,9 +147,7 @@ def test_representations(engine: Engine, tiny_path: str) -> None:
 def test_the_server_answers_and_stops(tiny_path: str) -> None:
     with Server({"tiny": tiny_path}, port=0, n_ctx=128) as server:
         body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 3}).encode()
-        request = urllib.request.Request(
-            f"{server.url}/v1/completions", body, {"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(f"{server.url}/v1/completions", body, {"Content-Type": "application/json"})
         for _ in range(200):
             try:
                 answer = json.load(urllib.request.urlopen(request, timeout=60))

@@ -72,9 +72,7 @@ def test_log_probabilities(smol: Llama) -> None:
     assert logprobs["tokens"][0] == " Paris"
     assert logprobs["text_offset"][0] == len(PROMPT)
     assert logprobs["text_offset"][1] == len(PROMPT) + len(" Paris")
-    for token, logprob, top in zip(
-        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]
-    ):
+    for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]):
         assert logprob <= 0 and top[token] == logprob and len(top) == 2
     # The definition: the logits of the same position, as a distribution.
     rows = Llama(smol.model_path, n_ctx=64, logits_all=True)
@@ -101,9 +99,7 @@ def test_logit_bias_applies_with_and_without_a_processor(smol: Llama) -> None:
         return scores
 
     for processors in (None, LogitsProcessorList([look])):
-        completion = smol(
-            PROMPT, max_tokens=3, temperature=0, logit_bias={banned: -100.0}, logits_processor=processors
-        )
+        completion = smol(PROMPT, max_tokens=3, temperature=0, logit_bias={banned: -100.0}, logits_processor=processors)
         assert "Paris" not in text_of(completion)
     assert seen == [len(smol.tokenize(PROMPT.encode())) + index for index in range(3)]
 
@@ -385,9 +381,7 @@ def test_memory_of_closed_models_comes_back(tiny_path: str) -> None:
     assert cycle(100) - first < 40 * 1024
 
 
-def test_from_pretrained_finds_the_local_cache(
-    tiny_path: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_pretrained_finds_the_local_cache(tiny_path: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     for name in ("model.Q4_K_M.gguf", "model.Q8_0.gguf"):

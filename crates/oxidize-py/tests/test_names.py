@@ -71,9 +71,9 @@ assert llm.embed("Hi") and llm.tokenize(b"Hi")
 def test_other_functions_say_that_they_are_missing() -> None:
     for module in (shim, shim.llama_cpp):
         with pytest.raises(AttributeError, match="llama_sampler_chain_init"):
-            module.llama_sampler_chain_init  # noqa: B018
+            module.llama_sampler_chain_init
     with pytest.raises(AttributeError):
-        shim.nonsense  # noqa: B018
+        shim.nonsense
 
 
 def test_vocabulary(smol: Llama) -> None:
@@ -97,9 +97,15 @@ def test_llama_tokenize_is_a_c_function(smol: Llama) -> None:
     address = ctypes.cast(shim._lib.llama_tokenize, ctypes.c_void_p).value
     assert address
     signature = ctypes.CFUNCTYPE(
-        ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32),
-        ctypes.c_int32, ctypes.c_bool, ctypes.c_bool,
-    )  # fmt: skip
+        ctypes.c_int32,
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_int32,
+        ctypes.POINTER(ctypes.c_int32),
+        ctypes.c_int32,
+        ctypes.c_bool,
+        ctypes.c_bool,
+    )
     call = signature(address)
     vocab = shim.llama_model_get_vocab(smol.model)
     text = "Hello <|im_end|> 世界".encode()

@@ -321,9 +321,7 @@ def test_hf_tokenizer_config_str_to_chat_formatter() -> None:
         "chat_template": llama_chat_format.MIXTRAL_INSTRUCT_CHAT_TEMPLATE,
     }
     formatter = hf_tokenizer_config_to_chat_formatter(config)
-    response = formatter(
-        messages=[llama_types.ChatCompletionRequestUserMessage(role="user", content="Hello, world!")]
-    )
+    response = formatter(messages=[llama_types.ChatCompletionRequestUserMessage(role="user", content="Hello, world!")])
     assert response.prompt == "<s>[INST] Hello, world! [/INST]</s>"
 
 

@@ -1,7 +1,7 @@
 """The Rust part of the package."""
 
 from os import PathLike
-from typing import Any, TypedDict
+from typing import Any, TypedDict, final, type_check_only
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ __version__: str
 
 _TokenTuple = tuple[int, str, "float | None", list[tuple[int, float]]]
 
+@type_check_only
 class SamplingSettings(TypedDict, total=False):
     temperature: float | None
     top_k: int | None
@@ -32,6 +33,7 @@ class SamplingSettings(TypedDict, total=False):
     stop_tokens: list[int] | None
     min_tokens: int | None
 
+@type_check_only
 class EngineSettings(TypedDict, total=False):
     n_ctx: int | None
     n_batch: int | None
@@ -45,6 +47,7 @@ class EngineSettings(TypedDict, total=False):
     draft_ngram: bool | None
     draft_tokens: int | None
 
+@type_check_only
 class RequestSettings(TypedDict, total=False):
     max_tokens: int | None
     grammar: tuple[str, str] | None
@@ -55,6 +58,7 @@ class RequestSettings(TypedDict, total=False):
     priority: int | None
     prediction: str | None
 
+@type_check_only
 class Completion(TypedDict):
     finish_reason: str
     prompt_tokens: int
@@ -66,13 +70,14 @@ class Completion(TypedDict):
     prompt_time: float
     generation_time: float
 
+@final
 class Model:
     def __new__(
         cls,
         path: str | PathLike[str],
         *,
         mmap: bool = True,
-        adapters: list[tuple[str, float]] = [],
+        adapters: list[tuple[str, float]] = ...,
         rope_freq_base: float | None = None,
         rope_freq_scale: float | None = None,
     ) -> Model: ...
@@ -112,10 +117,12 @@ class Model:
         self, tools: str | None, prompt: str, template: str | None = None, reasoning: bool = True
     ) -> MessageParser: ...
 
+@final
 class MessageParser:
     def push(self, text: str) -> str: ...
     def finish(self) -> str: ...
 
+@final
 class Tokenizer:
     @staticmethod
     def open(path: str | PathLike[str]) -> Tokenizer: ...
@@ -147,6 +154,7 @@ class Tokenizer:
     def kind(self, token: int) -> int: ...
     def infill(self, before: str, after: str) -> list[int] | None: ...
 
+@final
 class Engine:
     def __new__(cls, model: Model, settings: EngineSettings) -> Engine: ...
     @property
@@ -157,6 +165,7 @@ class Engine:
     def check(self) -> None: ...
     def close(self) -> None: ...
 
+@final
 class Stream:
     def next(self) -> _TokenTuple | None: ...
     def collect(self) -> list[_TokenTuple]: ...
@@ -165,10 +174,12 @@ class Stream:
     def prompt_logprobs(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]: ...
     def cancel(self) -> None: ...
 
+@final
 class ReadyQueue:
     def __new__(cls) -> ReadyQueue: ...
     def wait(self, timeout: float) -> list[int]: ...
 
+@final
 class Session:
     def __new__(cls, model: Model, n_ctx: int, n_threads: int | None = None, hidden: bool = False) -> Session: ...
     def decode(self, tokens: list[int], start: int, n_outputs: int) -> npt.NDArray[np.float32]: ...
@@ -176,11 +187,13 @@ class Session:
     def load(self, bytes: bytes, n_tokens: int) -> bool: ...
     def close(self) -> None: ...
 
+@final
 class Sampler:
     def __new__(cls, model: Model, settings: SamplingSettings) -> Sampler: ...
     def accept(self, tokens: list[int]) -> None: ...
     def sample(self, logits: npt.NDArray[np.float32], constraint: Constraint | None = None) -> int: ...
 
+@final
 class Constraint:
     def __new__(cls, model: Model, kind: str, text: str) -> Constraint: ...
     @property
@@ -188,6 +201,7 @@ class Constraint:
     def accept(self, token: int) -> None: ...
     def allows(self, token: int) -> bool: ...
 
+@final
 class Embedder:
     def __new__(
         cls,
@@ -201,6 +215,7 @@ class Embedder:
     def embed(self, texts: list[list[int]]) -> list[list[list[float]]]: ...
     def close(self) -> None: ...
 
+@final
 class Server:
     def __new__(
         cls,
@@ -208,7 +223,7 @@ class Server:
         host: str,
         port: int,
         *,
-        api_keys: list[str] = [],
+        api_keys: list[str] = ...,
         n_ctx: int | None = None,
         n_parallel: int | None = None,
         n_threads: int | None = None,

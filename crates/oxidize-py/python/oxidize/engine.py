@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import os
 import subprocess
@@ -15,19 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _log, _oxidize
+from ._request import RequestOptions
+from ._waiter import TokenWaiter
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
-
-Prompt = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
-
-_SAMPLING = frozenset(_oxidize_key for _oxidize_key in (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "tfs_z", "repeat_penalty", "repeat_last_n",
-    "frequency_penalty", "presence_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta", "logit_bias", "seed",
-    "samplers", "stop_tokens", "min_tokens",
-))
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,7 @@ class Engine:
             self._engine = _oxidize.Engine(self._model, self._settings)
         self._embedders: dict[tuple[int, bool], _oxidize.Embedder] = {}
         self._lock = threading.Lock()
-        self._waiter: _Waiter | None = None
+        self._waiter: TokenWaiter | None = None
         _log.drain()
 
     # Facts.
@@ -187,7 +179,7 @@ class Engine:
         settings (``temperature=0.7, seed=1``) replace the model's own.
         """
         single = _is_prompt(prompts)
-        options = _Options(max_tokens, schema, grammar, regex, stop, logprobs, tools, sampling)
+        options = RequestOptions(max_tokens, schema, grammar, regex, stop, logprobs, tools, sampling)
         work = [prompts] if single else list(prompts)
         start = time.perf_counter()
         running = [self._submit(prompt, options) for prompt in work]
@@ -223,7 +215,7 @@ class Engine:
         **sampling: Any,
     ) -> TokenStream:
         """Answers a prompt token by token: ``for token in stream``, or ``async for token in stream``."""
-        options = _Options(max_tokens, schema, grammar, regex, stop, logprobs, tools, sampling)
+        options = RequestOptions(max_tokens, schema, grammar, regex, stop, logprobs, tools, sampling)
         return TokenStream(self, self._submit(prompt, options), options)
 
     async def agenerate(self, prompt: Any, **options: Any) -> Answer:
@@ -233,14 +225,14 @@ class Engine:
             pass
         return stream.answer()
 
-    def _submit(self, prompt: Any, options: _Options) -> _oxidize.Stream:
+    def _submit(self, prompt: Any, options: RequestOptions) -> _oxidize.Stream:
         if self._engine is None:
             self._open_model()
             raise ValueError("this model computes embeddings, not text")
         settings = options.settings(self._open_model())
         return self._engine.submit(self._prompt_tokens(prompt, options), settings)
 
-    def _prompt_tokens(self, prompt: Any, options: _Options) -> list[int]:
+    def _prompt_tokens(self, prompt: Any, options: RequestOptions) -> list[int]:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt.encode("utf-8"), True, False)
         prompt = list(prompt)
@@ -251,7 +243,9 @@ class Engine:
 
     # Numbers.
 
-    def embed(self, texts: str | Sequence[str], *, normalize: bool = True, pooling: str | None = None) -> npt.NDArray[np.float32]:
+    def embed(
+        self, texts: str | Sequence[str], *, normalize: bool = True, pooling: str | None = None
+    ) -> npt.NDArray[np.float32]:
         """Embeddings: a vector for a text, a matrix with a row for each of several."""
         import numpy as np
 
@@ -283,7 +277,7 @@ class Engine:
         return self._rows(prompt, hidden=True)
 
     def _rows(self, prompt: Any, *, hidden: bool) -> npt.NDArray[np.float32]:
-        tokens = self._prompt_tokens(prompt, _Options())
+        tokens = self._prompt_tokens(prompt, RequestOptions())
         session = _oxidize.Session(self._open_model(), len(tokens), self._n_threads, hidden)
         try:
             return session.decode(tokens, 0, len(tokens))
@@ -296,7 +290,7 @@ class Engine:
         """Speeds in tokens per second: of prompts, and of generation by all parallel answers together."""
         length = max(min(prompt_tokens, self.n_ctx - answer_tokens - 1), 1)
         prompt = [(index * 7919) % self.n_vocab for index in range(length)]
-        options = _Options(answer_tokens, sampling={"temperature": 0.0}, ignore_eos=True)
+        options = RequestOptions(answer_tokens, sampling={"temperature": 0.0}, ignore_eos=True)
         if self._engine is None:
             raise ValueError("this model computes embeddings, not text")
         settings = options.settings(self._open_model())
@@ -316,7 +310,9 @@ class Engine:
             "seconds": wall,
         }
 
-    def perplexity(self, file: str | os.PathLike[str], *, chunks: int | None = None, n_ctx: int | None = None) -> dict[str, Any]:
+    def perplexity(
+        self, file: str | os.PathLike[str], *, chunks: int | None = None, n_ctx: int | None = None
+    ) -> dict[str, Any]:
         """The perplexity of the model on a text file, as ``oxidize perplexity`` computes it."""
         arguments = ["perplexity", "-m", self.path, "-f", os.fspath(file), "--json"]
         arguments += [] if chunks is None else ["--chunks", str(chunks)]
@@ -341,10 +337,10 @@ class Engine:
             raise RuntimeError("this model is closed")
         return self._model
 
-    def _ready(self) -> _Waiter:
+    def _ready(self) -> TokenWaiter:
         with self._lock:
             if self._waiter is None:
-                self._waiter = _Waiter()
+                self._waiter = TokenWaiter()
             return self._waiter
 
     def close(self) -> None:
@@ -371,7 +367,7 @@ class Engine:
 class TokenStream:
     """The tokens of an answer, for ``for`` and ``async for``. Leaving the loop ends the request."""
 
-    def __init__(self, engine: Engine, stream: _oxidize.Stream, options: _Options) -> None:
+    def __init__(self, engine: Engine, stream: _oxidize.Stream, options: RequestOptions) -> None:
         self._engine = engine
         self._stream = stream
         self._options = options
@@ -416,58 +412,6 @@ class TokenStream:
         self._stream.cancel()
 
 
-class _Options:
-    """What a request asks for."""
-
-    def __init__(
-        self,
-        max_tokens: int | None = None,
-        schema: Any = None,
-        grammar: str | None = None,
-        regex: str | None = None,
-        stop: str | Sequence[str] = (),
-        logprobs: int | None = None,
-        tools: Sequence[Any] | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        ignore_eos: bool = False,
-    ) -> None:
-        unknown = set(sampling or ()) - _SAMPLING
-        if unknown:
-            raise TypeError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(_SAMPLING))}")
-        if sum(given is not None for given in (schema, grammar, regex)) > 1:
-            raise ValueError("schema, grammar and regex exclude each other: an answer has one form")
-        self.max_tokens = max_tokens
-        self.parser = getattr(schema, "model_validate_json", None) or (json.loads if schema is not None else None)
-        self.tools = tools
-        self._grammar: tuple[str, str] | None = None
-        if schema is not None:
-            as_schema = getattr(schema, "model_json_schema", None)
-            self._grammar = ("json_schema", json.dumps(as_schema() if as_schema is not None else schema))
-        elif grammar is not None:
-            self._grammar = ("gbnf", grammar)
-        elif regex is not None:
-            self._grammar = ("regex", regex)
-        self._stop = [stop] if isinstance(stop, str) else list(stop)
-        self._logprobs = logprobs
-        self._sampling = dict(sampling or {})
-        self._ignore_eos = ignore_eos
-
-    def settings(self, model: _oxidize.Model) -> _oxidize.RequestSettings:
-        """The request for a model, whose authors' settings are the defaults."""
-        sampling: Any = {"temperature": None, **json.loads(model.sampling_defaults()), **self._sampling}
-        bias = sampling.get("logit_bias")
-        if isinstance(bias, Mapping):
-            sampling["logit_bias"] = [(int(token), float(value)) for token, value in bias.items()]
-        sampling["stop"] = self._stop
-        sampling["n_probs"] = self._logprobs
-        return {
-            "max_tokens": self.max_tokens,
-            "grammar": self._grammar,
-            "sampling": sampling,
-            "ignore_eos": self._ignore_eos,
-        }
-
-
 def _is_prompt(prompts: Any) -> bool:
     """True for one prompt, false for a list of them."""
     if isinstance(prompts, str):
@@ -476,7 +420,7 @@ def _is_prompt(prompts: Any) -> bool:
     return isinstance(first, Mapping) or (hasattr(first, "__index__") and not isinstance(first, str))
 
 
-def _answer(stream: _oxidize.Stream, tokens: list[Token], options: _Options, seconds: float) -> Answer:
+def _answer(stream: _oxidize.Stream, tokens: list[Token], options: RequestOptions, seconds: float) -> Answer:
     end = stream.completion()
     if end is None:
         raise RuntimeError("the answer is not complete")
@@ -491,56 +435,6 @@ def _answer(stream: _oxidize.Stream, tokens: list[Token], options: _Options, sec
         seconds=seconds,
         parsed=options.parser(text) if complete and options.parser is not None else None,
     )
-
-
-class _Waiter:
-    """One thread that wakes the tasks whose streams have a token, of any event loop."""
-
-    def __init__(self) -> None:
-        self._queue = _oxidize.ReadyQueue()
-        self._keys = itertools.count()
-        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
-        self._open = True
-        self._thread = threading.Thread(target=self._run, name="oxidize-async", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while self._open:
-            for key in self._queue.wait(0.5):
-                entry = self._waiting.get(key)
-                if entry is not None:
-                    loop, event = entry
-                    try:
-                        loop.call_soon_threadsafe(event.set)
-                    except RuntimeError:
-                        # The loop is closed, and its tasks with it.
-                        self._waiting.pop(key, None)
-
-    async def items(self, stream: _oxidize.Stream) -> AsyncIterator[Any]:
-        """The tokens of a stream."""
-        key, event = next(self._keys), asyncio.Event()
-        self._waiting[key] = (asyncio.get_running_loop(), event)
-        try:
-            while True:
-                event.clear()
-                item = stream.poll(self._queue, key)
-                if item is None:
-                    return
-                if item is False:
-                    await event.wait()
-                else:
-                    yield item
-        finally:
-            self._waiting.pop(key, None)
-
-    def close(self) -> None:
-        """Ends the thread, and wakes all tasks, which find their streams closed."""
-        self._open = False
-        for loop, event in list(self._waiting.values()):
-            try:
-                loop.call_soon_threadsafe(event.set)
-            except RuntimeError:
-                continue
 
 
 class _ProgressBar:
@@ -578,9 +472,7 @@ class _ProgressBar:
 
 def _command(arguments: list[str]) -> str:
     """Output of the oxidize command, in a process of its own; its error as an exception."""
-    done = subprocess.run(
-        [sys.executable, "-m", "oxidize", *arguments], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "oxidize", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         raise RuntimeError(lines[-1] if lines else f"oxidize {arguments[0]} ended with status {done.returncode}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys as _sys
 
+from . import llama_cpp, llama_types
 from .llama import (
     Llama,
     LlamaState,
@@ -17,13 +18,35 @@ from .llama import (
     StoppingCriteriaList,
 )
 from .llama_cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
-from .llama_cpp import *  # noqa: F403
+from .llama_cpp import *
 from .llama_cpp import __getattr__ as __getattr__
 from .llama_cpp import _lib as _lib
 from .llama_grammar import LlamaGrammar
 from .llama_speculative import LlamaDraftModel
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaHFTokenizer, LlamaTokenizer
-from .llama_types import *  # noqa: F403
+from .llama_types import *
+
+__all__ = [
+    "BaseLlamaCache",
+    "BaseLlamaTokenizer",
+    "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
+    "LlamaDraftModel",
+    "LlamaGrammar",
+    "LlamaHFTokenizer",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LlamaTokenizer",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+    "install_as_llama_cpp",
+]
+__all__ += llama_cpp.__all__
+__all__ += llama_types.__all__
 
 # The version of llama-cpp-python whose interface this is: packages compare it.
 __version__ = "0.3.36"

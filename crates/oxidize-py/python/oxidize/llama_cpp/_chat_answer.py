@@ -15,8 +15,18 @@ if TYPE_CHECKING:
 Prompt = Callable[[Any], "tuple[list[int], str, list[str], StoppingCriteriaList | None]"]
 
 _SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repeat_penalty",
-    "tfs_z", "mirostat_mode", "mirostat_tau", "mirostat_eta",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+    "tfs_z",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
 )
 
 
@@ -66,8 +76,8 @@ def answer_chat(
     tokens, text, more_stops, stopping_criteria = prompt(offered)
     stops = [stop] if isinstance(stop, str) else list(stop or [])
     recognizes = offered is not None and forced is None and grammar is None and template is not None
-    settings = {name: arguments[name] for name in _SAMPLING if name in arguments}
-    options = dict(
+    settings: dict[str, Any] = {name: arguments[name] for name in _SAMPLING if name in arguments}
+    options: dict[str, Any] = dict(
         max_tokens=max_tokens,
         logprobs=top_logprobs if logprobs else None,
         stop=stops + more_stops,

@@ -109,9 +109,7 @@ def _saiga(system: str, turns: Any) -> str:
     return ("".join(parts) + "<s>bot").strip()
 
 
-def _style(
-    function: str, user: str, assistant: str, join: Callable[[str, Any], str], **rest: Any
-) -> Style:
+def _style(function: str, user: str, assistant: str, join: Callable[[str, Any], str], **rest: Any) -> Style:
     return Style(function, user, assistant, _with_answer(join, assistant), **rest)
 
 
@@ -124,13 +122,22 @@ _BUDDY = (
 STYLES: dict[str, Style] = {
     "llama-2": Style("llama2", "<s>[INST]", "[/INST]", _llama2, "[INST] <<SYS>>\n{}\n<</SYS>>", optional_system=True),
     "llama-3": _style(
-        "llama3", *_LLAMA3, _plain("<|eot_id|>"), stop="<|eot_id|>",
-        system="<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>", optional_system=True,
+        "llama3",
+        *_LLAMA3,
+        _plain("<|eot_id|>"),
+        stop="<|eot_id|>",
+        system="<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>",
+        optional_system=True,
     ),
     "alpaca": Style("alpaca", "### Instruction", "### Response", _colon("\n\n", "\n\n", "</s>")),
     "qwen": _style(
-        "qwen", "<|im_start|>user", "<|im_start|>assistant", _lines("<|im_end|>"),
-        system="<|im_start|>system\n{}", default="You are a helpful assistant.", stop="<|endoftext|>",
+        "qwen",
+        "<|im_start|>user",
+        "<|im_start|>assistant",
+        _lines("<|im_end|>"),
+        system="<|im_start|>system\n{}",
+        default="You are a helpful assistant.",
+        stop="<|endoftext|>",
     ),
     "vicuna": _style("vicuna", "USER", "ASSISTANT", _colon(" ", " ", "</s>"), system=_BUDDY),
     "oasst_llama": _style(
@@ -139,35 +146,53 @@ STYLES: dict[str, Style] = {
     "baichuan-2": _style("baichuan2", "<reserved_106>", "<reserved_107>", _plain("")),
     "baichuan": _style("baichuan", "<reserved_102>", "<reserved_103>", _plain("")),
     "redpajama-incite": _style("redpajama_incite", "<human>", "<bot>", _colon("\n", "\n"), stop="<human>"),
-    "snoozy": _style("snoozy", "### Prompt", "### Response", _colon("\n", "\n"), stop="###", default=(
-        "The prompt below is a question to answer, a task to complete, or a conversation to respond to; decide which "
-        "and write an appropriate response."
-    )),
+    "snoozy": _style(
+        "snoozy",
+        "### Prompt",
+        "### Response",
+        _colon("\n", "\n"),
+        stop="###",
+        default=(
+            "The prompt below is a question to answer, a task to complete, or a conversation to respond to; decide which "
+            "and write an appropriate response."
+        ),
+    ),
     "phind": _style(
-        "phind", "### User Message", "### Assistant", _colon("\n\n", "\n\n"),
+        "phind",
+        "### User Message",
+        "### Assistant",
+        _colon("\n\n", "\n\n"),
         system="### System Prompt\nYou are an intelligent programming assistant.",
     ),
     "intel": _style("intel", "### User:", "### Assistant:", _colon("\n", "\n"), system="### System:\n{}"),
-    "mistrallite": _style(
-        "mistrallite", "<|prompter|>", "</s>\n<|assistant|>", _plain(" "), system="<|system|>{}</s>"
-    ),
-    "zephyr": _style(
-        "zephyr", "<|user|>\n", "<|assistant|>\n", _lines("</s>"), system="<|system|>\n{}", stop="</s>"
-    ),
+    "mistrallite": _style("mistrallite", "<|prompter|>", "</s>\n<|assistant|>", _plain(" "), system="<|system|>{}</s>"),
+    "zephyr": _style("zephyr", "<|user|>\n", "<|assistant|>\n", _lines("</s>"), system="<|system|>\n{}", stop="</s>"),
     "pygmalion": _style("pygmalion", "<|user|>", "<|model|>", _lines("\n"), system="<|system|>{}", stop="\n"),
     "chatml": _style(
-        "chatml", "<|im_start|>user", "<|im_start|>assistant", _lines("<|im_end|>"), system="<|im_start|>system\n{}",
+        "chatml",
+        "<|im_start|>user",
+        "<|im_start|>assistant",
+        _lines("<|im_end|>"),
+        system="<|im_start|>system\n{}",
         stop="<|im_end|>",
     ),
     "mistral-instruct": Style("mistral_instruct", "user", "assistant", _mistral, stop="</s>"),
     "chatglm3": _style("chatglm3", "<|user|>", "<|assistant|>", _glm, system="<|system|>\n{}", stop="</s>"),
     "openchat": _style(
-        "openchat", "GPT4 Correct User: ", "<|end_of_turn|>GPT4 Correct Assistant: ", _lines("<|end_of_turn|>"),
-        system="{}<|end_of_turn|>", stop="<|end_of_turn|>",
+        "openchat",
+        "GPT4 Correct User: ",
+        "<|end_of_turn|>GPT4 Correct Assistant: ",
+        _lines("<|end_of_turn|>"),
+        system="{}<|end_of_turn|>",
+        stop="<|end_of_turn|>",
     ),
     "saiga": Style("saiga", "user", "bot", _saiga),
     "gemma": _style(
-        "gemma", "<start_of_turn>user\n", "<start_of_turn>model\n", _plain("<end_of_turn>\n"), system="",
+        "gemma",
+        "<start_of_turn>user\n",
+        "<start_of_turn>model\n",
+        _plain("<end_of_turn>\n"),
+        system="",
         stop="<end_of_turn>\n",
     ),
 }

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .llama_types import CompletionLogprobs, CreateCompletionResponse
 
-    Logits = npt.NDArray[np.single]
-
 
 class Piece(NamedTuple):
     """A token of an answer and the text that became final with it."""
@@ -82,7 +80,7 @@ class TokenRun(Run):
 
     def __init__(
         self,
-        tokens: Iterator[tuple[int, Logits | None]],
+        tokens: Iterator[tuple[int, npt.NDArray[np.single] | None]],
         *,
         is_end: Callable[[int], bool],
         detokenize: Callable[[list[int]], bytes],
@@ -110,7 +108,8 @@ class TokenRun(Run):
                 full = self.n_tokens >= self._max_tokens and not self._text.stopped
                 if full:
                     text += self._text.finish()
-                logprob, top = None, []
+                logprob: float | None = None
+                top: list[tuple[int, float]] = []
                 if self._n_probs is not None and logits is not None:
                     logprob, top = log_probabilities(logits, token, self._n_probs)
                 yield Piece(token, text, logprob, top)

@@ -8,14 +8,16 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _log
-from ._internals import LlamaModel, Sequence as EvaluatedSequence
+from ._internals import LlamaModel
+from ._internals import Sequence as EvaluatedSequence
 from ._sampling import Processor, TokenSampler, sampling_settings
+from ._state import LlamaState
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from .llama import LlamaState, StoppingCriteriaList
+    from ._state import StoppingCriteriaList
     from .llama_grammar import LlamaGrammar
     from .llama_speculative import LlamaDraftModel
 
@@ -72,10 +74,12 @@ class Evaluation:
             import numpy as np
 
             n_rows = self._n_ctx if self._logits_all else self.n_batch
-            self._scores_array = np.zeros((n_rows, self._model.n_vocab()), dtype=np.single)
-            if self._logits is not None and 0 < self.n_tokens <= n_rows:
-                first = max(self.n_tokens - len(self._logits), 0)
-                self._scores_array[first : self.n_tokens] = self._logits[-(self.n_tokens - first) :]
+            scores: npt.NDArray[np.single] = np.zeros((n_rows, self._model.n_vocab()), dtype=np.single)
+            logits = self._logits
+            if logits is not None and 0 < self.n_tokens <= n_rows:
+                n_kept = min(len(logits), self.n_tokens)
+                scores[self.n_tokens - n_kept : self.n_tokens] = logits[-n_kept:]
+            self._scores_array = scores
         return self._scores_array
 
     @scores.setter
@@ -139,9 +143,7 @@ class Evaluation:
         if not tokens:
             return
         if self.n_tokens + len(tokens) > self._n_ctx:
-            raise ValueError(
-                f"Requested tokens ({self.n_tokens + len(tokens)}) exceed context window of {self._n_ctx}"
-            )
+            raise ValueError(f"Requested tokens ({self.n_tokens + len(tokens)}) exceed context window of {self._n_ctx}")
         start = self.n_tokens
         before = self._input_ids.tolist()
         n_outputs = len(tokens) if self._logits_all else min(self._n_outputs, len(tokens))
@@ -159,7 +161,8 @@ class Evaluation:
         """Logits after the token at ``index``, the last one if None."""
         back = 1 if index is None else self.n_tokens - index
         if self._logits is not None and 0 < back <= len(self._logits):
-            return self._logits[-back]
+            row: npt.NDArray[np.single] = self._logits[-back]
+            return row
         raise ValueError(f"there are no logits at {index}: only {self.n_tokens} tokens were evaluated")
 
     def _token_sampler(
@@ -171,9 +174,7 @@ class Evaluation:
         **settings: Any,
     ) -> TokenSampler:
         settings.pop("penalize_nl", None)
-        chosen = sampling_settings(
-            temperature=temp, last_n=self.last_n_tokens_size, seed=self._seed, **settings
-        )
+        chosen = sampling_settings(temperature=temp, last_n=self.last_n_tokens_size, seed=self._seed, **settings)
         return TokenSampler(self._model.require(), chosen, grammar, logits_processor)
 
     def sample(
@@ -340,8 +341,6 @@ class Evaluation:
 
     def save_state(self) -> LlamaState:
         """The tokens, logits and cache."""
-        from .llama import LlamaState
-
         tokens = self._input_ids.tolist()
         sequence = self._own_sequence()
         if tokens and sequence.tokens != tokens:
@@ -377,9 +376,7 @@ class Evaluation:
         self._seed = state.seed
 
     @staticmethod
-    def logits_to_logprobs(
-        logits: npt.NDArray[np.single] | list[Any], axis: int = -1
-    ) -> npt.NDArray[np.single]:
+    def logits_to_logprobs(logits: npt.NDArray[np.single] | list[Any], axis: int = -1) -> npt.NDArray[np.single]:
         """The logarithms of the probabilities."""
         import numpy as np
 

@@ -49,9 +49,7 @@ def _only_match(repo_id: str, pattern: str, files: list[str]) -> str:
     return found[0]
 
 
-def _find_local(
-    repo_id: str, patterns: list[str], local_dir: Any, cache_dir: Any
-) -> str:
+def _find_local(repo_id: str, patterns: list[str], local_dir: Any, cache_dir: Any) -> str:
     """The file in a directory, or in the newest snapshot of the hub's cache."""
     if local_dir is not None:
         snapshots = [Path(local_dir)]

@@ -120,9 +120,7 @@ class TokenSampler:
         return token
 
 
-def log_probabilities(
-    logits: npt.NDArray[np.single], token: int, n_top: int
-) -> tuple[float, list[tuple[int, float]]]:
+def log_probabilities(logits: npt.NDArray[np.single], token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
     """The log probability of a token, and the most likely tokens with theirs."""
     import numpy as np
 

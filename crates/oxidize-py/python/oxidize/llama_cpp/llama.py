@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, List, Union
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .. import _log, _oxidize
 from . import _parameters as parameters
-from ._completion import CompletionWriter, EngineRun, Run, TokenRun
-from ._evaluation import Evaluation
+from ._completions import Completions
 from ._internals import LlamaBatch, LlamaContext, LlamaModel
 from ._parameters import ContextParams, ModelParams
-from ._sampling import TokenSampler, sampling_settings
+from ._state import (
+    LlamaState,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from .llama_speculative import LlamaPromptLookupDecoding
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from typing_extensions import Self
 
     from .llama_cache import BaseLlamaCache
@@ -36,70 +39,18 @@ if TYPE_CHECKING:
         CreateEmbeddingResponse,
     )
 
-LogitsProcessor = Callable[["npt.NDArray[np.intc]", "npt.NDArray[np.single]"], "npt.NDArray[np.single]"]
-StoppingCriteria = Callable[["npt.NDArray[np.intc]", "npt.NDArray[np.single]"], bool]
-
-# Methods that programs replace on a Llama; completions then go through them.
-_STEPS = ("generate", "eval", "sample", "reset")
-
-
-class LogitsProcessorList(List[LogitsProcessor]):
-    """Functions that change logits, one after the other."""
-
-    def __call__(
-        self, input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        for processor in self:
-            scores = processor(input_ids, scores)
-        return scores
+__all__ = [
+    "Llama",
+    "LlamaState",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+]
 
 
-class StoppingCriteriaList(List[StoppingCriteria]):
-    """Functions that end an answer, if one returns true."""
-
-    def __call__(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
-        return any([criterion(input_ids, logits) for criterion in self])
-
-
-class MinTokensLogitsProcessor:
-    """Forbids the end of an answer before it has a minimum of tokens."""
-
-    def __init__(self, min_tokens: int, token_eos: int) -> None:
-        self.min_tokens = min_tokens
-        self.token_eos = token_eos
-        self.prompt_tokens: int | None = None
-
-    def __call__(
-        self, input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        if self.prompt_tokens is None:
-            self.prompt_tokens = len(input_ids)
-        if len(input_ids) - self.prompt_tokens < self.min_tokens:
-            scores[self.token_eos] = float("-inf")
-        return scores
-
-
-class LlamaState:
-    """Tokens, logits and cache of a ``Llama``."""
-
-    def __init__(
-        self,
-        input_ids: npt.NDArray[np.intc],
-        scores: npt.NDArray[np.single],
-        n_tokens: int,
-        llama_state: bytes,
-        llama_state_size: int,
-        seed: int,
-    ) -> None:
-        self.input_ids = input_ids
-        self.scores = scores
-        self.n_tokens = n_tokens
-        self.llama_state = llama_state
-        self.llama_state_size = llama_state_size
-        self.seed = seed
-
-
-class Llama(Evaluation):
+class Llama(Completions):
     """A model. Threads may share one: their requests run in one batch."""
 
     def __init__(
@@ -330,10 +281,6 @@ class Llama(Evaluation):
                 self._engine = _oxidize.Engine(self._model.require(), self._engine_settings)
             return self._engine
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this model is closed")
-
     def close(self) -> None:
         """Gives the memory back at once. Answers that are still read end with a RuntimeError."""
         if self._closed:
@@ -419,21 +366,6 @@ class Llama(Evaluation):
         """Keeps the states of completions in a cache, besides the engine's own."""
         self.cache = cache
 
-    # Tokens.
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """The tokens of a text in UTF-8."""
-        return self.tokenizer_.tokenize(text, add_bos, special)
-
-    def detokenize(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
-        """The bytes of tokens that follow ``prev_tokens``."""
-        return self.tokenizer_.detokenize(tokens, prev_tokens=prev_tokens, special=special)
-
-    def _token_text(self, token: int) -> str:
-        return self.detokenize([token]).decode("utf-8", errors="ignore")
-
     # Embeddings.
 
     def create_embedding(self, input: str | list[str], model: str | None = None) -> CreateEmbeddingResponse:
@@ -472,7 +404,7 @@ class Llama(Evaluation):
             self._check_open()
             if self._embedder is None:
                 self._embedder = _oxidize.Embedder(
-                    self._model.require(), limit, max(self.n_batch, 512), self._engine_settings["n_threads"], pooling
+                    self._model.require(), limit, max(self.n_batch, 512), self._sequence_threads, pooling
                 )
             embedder = self._embedder
         vectors: list[Any] = embedder.embed(tokens) if tokens else []
@@ -486,142 +418,6 @@ class Llama(Evaluation):
 
     # Completions.
 
-    def _next_seed(self, seed: int | None) -> int:
-        """The seed of a request; where none is given, the next one that the last one yields."""
-        with self._seed_lock:
-            if seed is None:
-                seed = random.Random(self._seed).randint(0, 2**32)
-            self._seed = seed
-            return seed
-
-    def _prompt_tokens(self, prompt: str | list[int], suffix: str | None) -> list[int]:
-        model = self._model
-        if suffix is not None:
-            text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
-            tokens = model.native_tokenizer.infill(text, suffix)
-            if tokens is None:
-                raise ValueError("this model has no tokens for a suffix: it cannot fill in the middle")
-            return tokens
-        if not isinstance(prompt, str):
-            tokens = [int(token) for token in prompt]
-            outside = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
-            if outside is not None:
-                raise ValueError(f"prompt token {outside} is out of range; the vocabulary has {self._n_vocab} tokens")
-            return tokens
-        first = model.token_cls() if model.token_cls() != -1 else model.token_bos()
-        last = model.token_sep() if model.token_sep() != -1 else model.token_eos()
-        tokens = self.tokenize(prompt.encode("utf-8"), add_bos=False, special=True) if prompt else []
-        if model.add_bos_token() and first != -1:
-            tokens = [first, *tokens]
-        if (model.add_eos_token() or model.token_sep() != -1) and last != -1:
-            tokens = [*tokens, last]
-        if tokens[:2] == [model.token_bos()] * 2:
-            warnings.warn(
-                f'Detected duplicate leading "{model.token_get_text(model.token_bos())}" in prompt, this will likely '
-                "reduce response quality, consider removing it...",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        # The answer to nothing begins like any text.
-        return tokens or [token for token in (model.token_bos(), model.token_eos()) if token != -1][:1]
-
-    def _goes_by_steps(self) -> bool:
-        """True if completions go through ``generate``, because a program has replaced a step or needs the state."""
-        replaced = any(
-            name in self.__dict__ or getattr(type(self), name) is not getattr(Llama, name) for name in _STEPS
-        )
-        custom_draft = self.draft_model is not None and not isinstance(self.draft_model, LlamaPromptLookupDecoding)
-        return replaced or custom_draft or bool(self.cache)
-
-    def _run(
-        self,
-        tokens: list[int],
-        settings: dict[str, Any],
-        *,
-        max_tokens: int,
-        stop: list[str],
-        seed: int,
-        n_probs: int | None,
-        echo: bool,
-        logit_bias: dict[Any, float] | None,
-        logits_processor: Sequence[LogitsProcessor] | None,
-        stopping_criteria: StoppingCriteriaList | None,
-        grammar: LlamaGrammar | None,
-        render_special: bool = False,
-    ) -> Run:
-        """Starts an answer."""
-        own_text = not isinstance(self.tokenizer_, LlamaTokenizer)
-        common = {
-            "is_end": self._model.native_tokenizer.is_end,
-            "detokenize": lambda ids: self.detokenize(ids, prev_tokens=tokens),
-            "stop": stop,
-            "max_tokens": max_tokens,
-            "n_probs": n_probs,
-        }
-        if self._goes_by_steps():
-            return TokenRun(self._by_steps(tokens, settings, logit_bias, logits_processor, stopping_criteria, grammar), **common)
-        sampling = sampling_settings(last_n=self.last_n_tokens_size, seed=seed, logit_bias=logit_bias, **settings)
-        if logits_processor or stopping_criteria or own_text:
-            sampler = TokenSampler(self._model.require(), sampling, grammar, logits_processor)
-            return TokenRun(self._answer_alone(tokens, sampler, stopping_criteria), **common)
-        sampling["stop"] = stop
-        sampling["n_probs"] = n_probs
-        stream = self._running_engine().submit(
-            tokens,
-            {
-                "max_tokens": max_tokens,
-                "sampling": sampling,
-                "grammar": None if grammar is None else (grammar._kind, grammar._grammar),
-                "prompt_logprobs": n_probs if echo else None,
-                "render_special": render_special,
-            },
-        )
-        return EngineRun(stream)
-
-    def _by_steps(
-        self,
-        tokens: list[int],
-        settings: dict[str, Any],
-        logit_bias: dict[Any, float] | None,
-        logits_processor: Sequence[LogitsProcessor] | None,
-        stopping_criteria: StoppingCriteriaList | None,
-        grammar: LlamaGrammar | None,
-    ) -> Iterator[tuple[int, npt.NDArray[np.single] | None]]:
-        """Tokens of ``generate``, which a program may have replaced, and the logits before them."""
-        if self.cache:
-            self._load_cached(tokens)
-        processors = LogitsProcessorList(logits_processor or ())
-        if logit_bias:
-            processors.append(_bias(logit_bias))
-        settings = dict(settings, temp=settings["temperature"])
-        del settings["temperature"]
-        answer: list[int] = []
-        generated = self.generate(
-            tokens,
-            logits_processor=processors or None,
-            stopping_criteria=stopping_criteria,
-            grammar=grammar,
-            **settings,
-        )
-        try:
-            for token in generated:
-                answer.append(token)
-                yield token, None if self._logits is None else self._logits[-1]
-        finally:
-            generated.close()
-            if self.cache and not self._closed:
-                self.cache[tokens + answer] = self.save_state()
-
-    def _load_cached(self, tokens: list[int]) -> None:
-        assert self.cache is not None
-        try:
-            state = self.cache[tokens]
-        except KeyError:
-            return
-        cached = self.longest_token_prefix(state.input_ids[: state.n_tokens].tolist(), tokens)
-        if cached > self.longest_token_prefix(self._input_ids.tolist(), tokens):
-            self.load_state(state)
-
     def create_completion(
         self,
         prompt: str | list[int],
@@ -633,7 +429,7 @@ class Llama(Evaluation):
         typical_p: float = 1.0,
         logprobs: int | None = None,
         echo: bool = False,
-        stop: str | list[str] | None = [],  # noqa: B006
+        stop: str | list[str] | None = [],
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         repeat_penalty: float = 1.0,
@@ -686,57 +482,6 @@ class Llama(Evaluation):
         )
         return writer.chunks() if stream else writer.whole()
 
-    def _begin(
-        self,
-        prompt: str | list[int],
-        settings: dict[str, Any],
-        *,
-        suffix: str | None = None,
-        max_tokens: int | None,
-        logprobs: int | None,
-        echo: bool = False,
-        stop: str | list[str] | None,
-        seed: int | None,
-        model: str | None,
-        stopping_criteria: StoppingCriteriaList | None,
-        logits_processor: Sequence[LogitsProcessor] | None,
-        grammar: LlamaGrammar | None,
-        logit_bias: dict[Any, float] | None,
-        render_special: bool = False,
-    ) -> CompletionWriter:
-        """Starts a completion."""
-        self._check_open()
-        tokens = self._prompt_tokens(prompt, suffix)
-        room = self._n_ctx - len(tokens)
-        if room <= 0:
-            raise ValueError(f"Requested tokens ({len(tokens)}) exceed context window of {self._n_ctx}")
-        max_tokens = room if max_tokens is None or max_tokens <= 0 else min(max_tokens, room)
-        stops = [stop] if isinstance(stop, str) else stop or []
-        run = self._run(
-            tokens,
-            settings,
-            max_tokens=max_tokens,
-            stop=[text for text in stops if text],
-            seed=self._next_seed(seed),
-            n_probs=logprobs,
-            echo=echo,
-            logit_bias=logit_bias,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            grammar=grammar,
-            render_special=render_special,
-        )
-        return CompletionWriter(
-            run,
-            prompt=prompt,
-            prompt_tokens=tokens,
-            model=model if model is not None else self.model_path,
-            logprobs=logprobs,
-            echo=echo,
-            token_text=self._token_text,
-            bos=self.token_bos(),
-        )
-
     def __call__(
         self,
         prompt: str,
@@ -748,7 +493,7 @@ class Llama(Evaluation):
         typical_p: float = 1.0,
         logprobs: int | None = None,
         echo: bool = False,
-        stop: str | list[str] | None = [],  # noqa: B006
+        stop: str | list[str] | None = [],
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         repeat_penalty: float = 1.0,
@@ -807,7 +552,7 @@ class Llama(Evaluation):
         min_p: float = 0.05,
         typical_p: float = 1.0,
         stream: bool = False,
-        stop: str | list[str] | None = [],  # noqa: B006
+        stop: str | list[str] | None = [],
         seed: int | None = None,
         response_format: Any = None,
         max_tokens: int | None = None,
@@ -903,13 +648,3 @@ class Llama(Evaluation):
 def _normalized(vector: list[float]) -> list[float]:
     length = sum(x * x for x in vector) ** 0.5
     return [x / length for x in vector] if length > 0 else vector
-
-
-def _bias(logit_bias: dict[Any, float]) -> LogitsProcessor:
-    def add(input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
-        scores = scores.copy()
-        for token, bias in logit_bias.items():
-            scores[int(token)] += float(bias)
-        return scores
-
-    return add

@@ -191,7 +191,7 @@ def hf_tokenizer_config_to_chat_formatter(
 
     def text(token: str) -> str:
         value = tokenizer_config[token]
-        return value["content"] if isinstance(value, dict) else value
+        return str(value["content"] if isinstance(value, dict) else value)
 
     bos, eos = text("bos_token"), text("eos_token")
     formatter = Jinja2ChatFormatter(
@@ -231,9 +231,7 @@ def hf_autotokenizer_to_chat_formatter(pretrained_model_name_or_path: Any) -> Ch
 
 def hf_autotokenizer_to_chat_completion_handler(pretrained_model_name_or_path: Any) -> LlamaChatCompletionHandler:
     """The handler of a tokenizer of transformers."""
-    return chat_formatter_to_chat_completion_handler(
-        hf_autotokenizer_to_chat_formatter(pretrained_model_name_or_path)
-    )
+    return chat_formatter_to_chat_completion_handler(hf_autotokenizer_to_chat_formatter(pretrained_model_name_or_path))
 
 
 def guess_chat_format_from_gguf_metadata(metadata: dict[str, str]) -> str | None:
@@ -249,9 +247,7 @@ def guess_chat_format_from_gguf_metadata(metadata: dict[str, str]) -> str | None
 
 def _style_formatter(style: Style) -> ChatFormatter:
     def format_messages(*, messages: list[Any], **kwargs: Any) -> ChatFormatterResponse:
-        return ChatFormatterResponse(
-            prompt=style.format(messages), stop=style.stop, added_special=style.added_special
-        )
+        return ChatFormatterResponse(prompt=style.format(messages), stop=style.stop, added_special=style.added_special)
 
     return format_messages
 
@@ -263,6 +259,41 @@ for _name, _style in STYLES.items():
 LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(
     "chatml-function-calling", template_handler(CHATML_CHAT_TEMPLATE)
 )
+
+
+class _ImageHandler:
+    """A handler of images, which packages import by name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__}: oxidize does not read images from Python; use text")
+
+
+class Llava15ChatHandler(_ImageHandler):
+    """LLaVA 1.5: not supported."""
+
+
+class Llava16ChatHandler(_ImageHandler):
+    """LLaVA 1.6: not supported."""
+
+
+class MoondreamChatHandler(_ImageHandler):
+    """Moondream: not supported."""
+
+
+class NanoLlavaChatHandler(_ImageHandler):
+    """nanoLLaVA: not supported."""
+
+
+class Llama3VisionAlphaChatHandler(_ImageHandler):
+    """Llama 3 Vision Alpha: not supported."""
+
+
+class MiniCPMv26ChatHandler(_ImageHandler):
+    """MiniCPM-V 2.6: not supported."""
+
+
+class Qwen25VLChatHandler(_ImageHandler):
+    """Qwen2.5-VL: not supported."""
 
 
 def _grammar_for_json(verbose: bool = False) -> LlamaGrammar:

@@ -17,9 +17,7 @@ class BaseLlamaTokenizer(abc.ABC):
         """The tokens of a text in UTF-8."""
 
     @abc.abstractmethod
-    def detokenize(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """The bytes of tokens that follow ``prev_tokens``."""
 
 
@@ -32,9 +30,7 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
         return self._model.tokenize(text, add_bos=add_bos, special=special)
 
-    def detokenize(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         return self._model.detokenize(tokens, special=special)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
@@ -60,14 +56,10 @@ class LlamaHFTokenizer(BaseLlamaTokenizer):
         self.hf_tokenizer = hf_tokenizer
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
-        tokens: list[int] = self.hf_tokenizer.encode(
-            text.decode("utf-8", errors="ignore"), add_special_tokens=special
-        )
+        tokens: list[int] = self.hf_tokenizer.encode(text.decode("utf-8", errors="ignore"), add_special_tokens=special)
         return tokens
 
-    def detokenize(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         def decode(tokens: list[int]) -> bytes:
             text: str = self.hf_tokenizer.decode(tokens, skip_special_tokens=not special)
             return text.encode("utf-8", errors="ignore")

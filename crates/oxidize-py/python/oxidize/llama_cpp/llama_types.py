@@ -3,8 +3,6 @@
 All are plain dictionaries. Pydantic, which evaluates these annotations on Python 3.9 too, needs the older notation.
 """
 
-# ruff: noqa: UP006, UP007, UP035
-
 from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, Union
 
 if TYPE_CHECKING:
@@ -259,9 +257,7 @@ class ChatCompletionRequestFunctionCallOption(TypedDict):
     name: str
 
 
-ChatCompletionRequestFunctionCall = Union[
-    Literal["none", "auto"], ChatCompletionRequestFunctionCallOption
-]
+ChatCompletionRequestFunctionCall = Union[Literal["none", "auto"], ChatCompletionRequestFunctionCallOption]
 
 ChatCompletionFunctionParameters = Dict[str, JsonType]
 
@@ -286,9 +282,7 @@ class ChatCompletionNamedToolChoice(TypedDict):
     function: ChatCompletionNamedToolChoiceFunction
 
 
-ChatCompletionToolChoiceOption = Union[
-    Literal["none", "auto", "required"], ChatCompletionNamedToolChoice
-]
+ChatCompletionToolChoiceOption = Union[Literal["none", "auto", "required"], ChatCompletionNamedToolChoice]
 
 # Older names.
 EmbeddingData = Embedding
@@ -305,3 +299,68 @@ ChatCompletionChunk = CreateChatCompletionStreamResponse
 ChatCompletionStreamResponse = CreateChatCompletionStreamResponse
 ChatCompletionResponseFunction = ChatCompletionFunction
 ChatCompletionFunctionCall = ChatCompletionResponseFunctionCall
+
+__all__ = [
+    "ChatCompletion",
+    "ChatCompletionChoice",
+    "ChatCompletionChunk",
+    "ChatCompletionChunkChoice",
+    "ChatCompletionChunkDelta",
+    "ChatCompletionChunkDeltaEmpty",
+    "ChatCompletionFunction",
+    "ChatCompletionFunctionCall",
+    "ChatCompletionFunctionCallOption",
+    "ChatCompletionFunctionParameters",
+    "ChatCompletionFunctions",
+    "ChatCompletionLogprobToken",
+    "ChatCompletionLogprobs",
+    "ChatCompletionMessage",
+    "ChatCompletionMessageToolCall",
+    "ChatCompletionMessageToolCallChunk",
+    "ChatCompletionMessageToolCallChunkFunction",
+    "ChatCompletionMessageToolCallFunction",
+    "ChatCompletionMessageToolCalls",
+    "ChatCompletionNamedToolChoice",
+    "ChatCompletionNamedToolChoiceFunction",
+    "ChatCompletionRequestAssistantMessage",
+    "ChatCompletionRequestAssistantMessageFunctionCall",
+    "ChatCompletionRequestFunctionCall",
+    "ChatCompletionRequestFunctionCallOption",
+    "ChatCompletionRequestFunctionMessage",
+    "ChatCompletionRequestMessage",
+    "ChatCompletionRequestMessageContentPart",
+    "ChatCompletionRequestMessageContentPartImage",
+    "ChatCompletionRequestMessageContentPartImageImageUrl",
+    "ChatCompletionRequestMessageContentPartText",
+    "ChatCompletionRequestResponseFormat",
+    "ChatCompletionRequestSystemMessage",
+    "ChatCompletionRequestToolMessage",
+    "ChatCompletionRequestUserMessage",
+    "ChatCompletionResponseChoice",
+    "ChatCompletionResponseFunction",
+    "ChatCompletionResponseFunctionCall",
+    "ChatCompletionResponseMessage",
+    "ChatCompletionStreamResponse",
+    "ChatCompletionStreamResponseChoice",
+    "ChatCompletionStreamResponseDelta",
+    "ChatCompletionStreamResponseDeltaEmpty",
+    "ChatCompletionStreamResponseDeltaFunctionCall",
+    "ChatCompletionTool",
+    "ChatCompletionToolChoiceOption",
+    "ChatCompletionToolFunction",
+    "ChatCompletionTopLogprobToken",
+    "Completion",
+    "CompletionChoice",
+    "CompletionChunk",
+    "CompletionLogprobs",
+    "CompletionUsage",
+    "CreateChatCompletionResponse",
+    "CreateChatCompletionStreamResponse",
+    "CreateCompletionResponse",
+    "CreateCompletionStreamResponse",
+    "CreateEmbeddingResponse",
+    "Embedding",
+    "EmbeddingData",
+    "EmbeddingUsage",
+    "JsonType",
+]
