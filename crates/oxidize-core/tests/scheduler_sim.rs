@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use oxidize_core::graph::Window;
 use oxidize_core::kv::{BlockCopy, BlockId, WindowGroup};
 use oxidize_core::scheduler::{
-    Event, FinishReason, LogitsAt, PrefixReuse, Sampled, Scheduler, SchedulerConfig, SeqId,
-    SequenceRequest, Step, StepSequence, SubmitError,
+    Event, LogitsAt, PrefixReuse, Sampled, Scheduler, SchedulerConfig, SeqId, SequenceRequest,
+    Step, StepSequence, SubmitError,
 };
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
@@ -557,7 +557,7 @@ impl Sim {
                     assert!(tokens > 0 && tokens < self.truth[&id].n_prompt.max(tokens + 1));
                     assert_ne!(self.config.reuse, PrefixReuse::None);
                 }
-                _ => {}
+                Event::Finished { .. } => {}
             }
         }
         let in_step: BTreeSet<SeqId> = parts.iter().map(|part| part.id).collect();
@@ -611,38 +611,24 @@ impl Sim {
         let recomputes = is_recurrent(&self.config) && new.len() <= part.n_draft;
         truth.decoding = !new.is_empty() && !recomputes;
         new.iter().for_each(|&token| truth.push(token));
-        let reported = events.iter().filter_map(|event| match *event {
-            Event::Token { id, token } if id == part.id => Some(token),
-            _ => None,
-        });
-        assert!(reported.eq(new.iter().copied()));
-
         let at_end = truth.computed + usize::from(!new.is_empty()) == truth.tokens.len();
-        let expected = match sampled {
-            Some(sampled) if sampled.finished => Some(FinishReason::Stop),
-            _ if at_end && truth.tokens.len() == truth.max_tokens => Some(FinishReason::Length),
-            _ => None,
-        };
-        let finished = events.iter().find_map(|event| match *event {
-            Event::Finished { id, reason } if id == part.id => Some(reason),
-            _ => None,
-        });
-        assert_eq!(finished, expected, "{:?}", part.id);
+        let stops = sampled.is_some_and(|sampled| sampled.finished);
+        let at_limit = at_end && truth.tokens.len() == truth.max_tokens;
+        let finished = events.contains(&Event::Finished { id: part.id });
+        assert_eq!(finished, stops || at_limit, "{:?}", part.id);
         assert!(truth.tokens.len() <= truth.max_tokens);
-        match finished {
-            Some(FinishReason::Stop) => self.counts.stops += 1,
-            Some(FinishReason::Length) => self.counts.lengths += 1,
-            None => {
-                assert_eq!(self.scheduler.tokens(part.id), Some(&*truth.tokens));
-                // Logits that were not sampled are recomputed.
-                if truth.computed == truth.tokens.len() {
-                    let rewinds = !is_recurrent(&self.config);
-                    truth.computed = if rewinds { truth.computed - 1 } else { 0 };
-                }
-                return;
-            }
+        if finished {
+            self.counts.stops += usize::from(stops);
+            self.counts.lengths += usize::from(!stops);
+            self.truth.remove(&part.id);
+            return;
         }
-        self.truth.remove(&part.id);
+        assert_eq!(self.scheduler.tokens(part.id), Some(&*truth.tokens));
+        // Logits that were not sampled are recomputed.
+        if truth.computed == truth.tokens.len() {
+            let rewinds = !is_recurrent(&self.config);
+            truth.computed = if rewinds { truth.computed - 1 } else { 0 };
+        }
     }
 
     /// True if the step's result for this part counts: the sequence exists and was not changed.

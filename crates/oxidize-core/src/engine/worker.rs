@@ -399,7 +399,7 @@ impl Worker {
                     active.cached_tokens = tokens;
                 }
             }
-            scheduler::Event::Finished { id, .. } => {
+            scheduler::Event::Finished { id } => {
                 if let Some(active) = self.remove(id) {
                     if let Some(disk) = &mut self.disk {
                         let tokens = [&*active.tokens, &*active.answer].concat();
@@ -409,7 +409,9 @@ impl Worker {
                     active.finish();
                 }
             }
-            _ => {}
+            scheduler::Event::Preempted { id } => {
+                tracing::debug!(id = id.0, "the request is back in the queue");
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Committing a step that was run: appends tokens, publishes full blocks and ends sequences.
 
 use super::request::Sequence;
-use super::step::{FinishReason, Sampled, SeqId, Step};
+use super::step::{Sampled, SeqId, Step};
 use super::{Event, PrefixReuse, Scheduler};
 use crate::kv::BlockKey;
 
@@ -74,7 +74,7 @@ impl Scheduler {
         seq.computed += planned - draft.len();
         seq.reached = seq.reached.max(seq.computed);
 
-        let (mut finished, mut n_accepted) = (None, 0);
+        let (mut finished, mut n_accepted) = (false, 0);
         if seq.n_pending() == 0 {
             seq.recompute = false;
             if !std::mem::replace(&mut seq.prompt_done, true) && seq.cached > 0 {
@@ -92,14 +92,11 @@ impl Scheduler {
                 self.stats.accepted_drafts += accepted.len() as u64;
                 for &token in accepted.chain([&sampled.token]) {
                     seq.tokens.push(token);
-                    self.events.push(Event::Token { id, token });
                     self.stats.generated_tokens += 1;
                 }
-                finished = sampled.finished.then_some(FinishReason::Stop);
+                finished = sampled.finished;
             }
-            if seq.tokens.len() >= seq.max_tokens {
-                finished = finished.or(Some(FinishReason::Length));
-            }
+            finished |= seq.tokens.len() >= seq.max_tokens;
         }
 
         // Recurrent state that includes a rejected draft is rolled back to before the draft. The accepted
@@ -115,7 +112,7 @@ impl Scheduler {
         }
 
         // Drop positions of rejected drafts, and a position whose logits were not sampled.
-        let known = if finished.is_some() {
+        let known = if finished {
             seq.tokens.len()
         } else {
             seq.tokens.len() - 1
@@ -130,10 +127,10 @@ impl Scheduler {
         if let Some(seq) = self.sequences.get_mut(&id) {
             seq.release_behind(&mut self.kv);
         }
-        if let Some(reason) = finished {
+        if finished {
             self.remove(id);
             self.stats.finished += 1;
-            self.events.push(Event::Finished { id, reason });
+            self.events.push(Event::Finished { id });
         }
     }
 

@@ -24,7 +24,7 @@ pub use request::{
     ConfigError, LogitsAt, PrefixReuse, SchedulerConfig, SequenceRequest, SubmitError,
 };
 pub use restore::BlockSource;
-pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
+pub use step::{Event, Sampled, SeqId, Stats, Step, StepSequence};
 
 /// Continuous batching over a paged KV cache.
 ///
@@ -52,8 +52,8 @@ pub use step::{Event, FinishReason, Sampled, SeqId, Stats, Step, StepSequence};
 ///     // Here a session copies `step.copies` and runs `step.tokens`, and a sampler reads logits.
 ///     let sampling = step.sequences.iter().filter(|part| part.samples);
 ///     let sampled: Vec<_> = sampling.map(|part| Sampled::token(part.id, 42)).collect();
-///     let events = scheduler.commit(step, &sampled);
-///     n_tokens += events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+///     n_tokens += sampled.len();
+///     scheduler.commit(step, &sampled);
 /// }
 /// assert_eq!(n_tokens, 10);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -148,7 +148,6 @@ impl Scheduler {
         child.windows = shared.collect();
         child.computed = original.computed;
         child.slot = Some(slot);
-        child.started = true;
         child.rank = self.next_rank(child.priority);
         child.blocks.iter().for_each(|&block| self.kv.retain(block));
         self.free_slots.remove(&slot);
@@ -157,7 +156,6 @@ impl Scheduler {
         }
         self.sequences.insert(id, child);
         self.insert_running(id);
-        self.events.push(Event::Started { id });
         Ok(())
     }
 

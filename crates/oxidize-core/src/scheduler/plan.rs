@@ -4,7 +4,7 @@
 use super::policy::{Turn, prefill_turns};
 use super::request::Sequence;
 use super::step::{SeqId, Step, StepSequence};
-use super::{Event, LogitsAt, PrefixReuse, Scheduler};
+use super::{LogitsAt, PrefixReuse, Scheduler};
 use crate::kv::{BlockCopy, BlockId, BlockKey, WindowBlocks, WindowTable};
 
 impl Scheduler {
@@ -115,9 +115,6 @@ impl Scheduler {
             self.kv.hold_windows(&mut seq.windows, &found, n_cached);
             seq.advance_cached(n_cached);
             seq.blocks = found;
-            if !std::mem::replace(&mut seq.started, true) {
-                self.events.push(Event::Started { id });
-            }
             self.insert_running(id);
         }
     }

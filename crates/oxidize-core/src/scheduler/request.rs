@@ -270,7 +270,7 @@ pub(super) struct Sequence {
     pub(super) reached: usize,
     /// Number of prompt tokens that were reused from other sequences.
     pub(super) cached: usize,
-    pub(super) started: bool,
+    /// True once the whole prompt was computed.
     pub(super) prompt_done: bool,
 }
 
@@ -300,7 +300,6 @@ impl Sequence {
             branch: 0,
             reached: 0,
             cached: 0,
-            started: false,
             prompt_done: false,
         }
     }
@@ -321,7 +320,6 @@ impl Sequence {
             recompute: false,
             branch: 0,
             cached: 0,
-            started: false,
             ..self.clone()
         }
     }

@@ -73,29 +73,15 @@ pub struct Sampled {
     pub finished: bool,
 }
 
-/// Event in the life of a sequence. The engine uses [`CacheHit`](Self::CacheHit) and
-/// [`Finished`](Self::Finished); the others make the scheduler's decisions observable.
+/// Event in the life of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Event {
-    /// The sequence left the queue for the first time.
-    Started {
-        /// Sequence.
-        id: SeqId,
-    },
-    /// Part of the prompt was reused from the prefix cache. Comes before the first token, if any was reused.
+    /// Part of the prompt was reused from the prefix cache. Comes with the first token, if any was reused.
     CacheHit {
         /// Sequence.
         id: SeqId,
         /// Number of prompt tokens reused.
         tokens: usize,
-    },
-    /// A token was appended to the sequence.
-    Token {
-        /// Sequence.
-        id: SeqId,
-        /// Token.
-        token: u32,
     },
     /// The sequence was moved back to the queue, because blocks ran out or for a request of higher priority.
     /// It continues later with the same result.
@@ -103,22 +89,11 @@ pub enum Event {
         /// Sequence.
         id: SeqId,
     },
-    /// The sequence ended and its id is free.
+    /// The sequence ended, by [`Sampled::finished`] or at its maximum number of tokens, and its id is free.
     Finished {
         /// Sequence.
         id: SeqId,
-        /// Reason.
-        reason: FinishReason,
     },
-}
-
-/// Reason for the end of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The caller ended it with [`Sampled::finished`].
-    Stop,
-    /// It reached its maximum number of tokens.
-    Length,
 }
 
 /// Current state of a scheduler, and totals since it was created.
