@@ -22,6 +22,10 @@ pub(crate) const GEMV_TOKENS: usize = 3;
 /// `dot` needs the instructions that the implementation names, a row of `acts.k` elements of its format, and
 /// tokens `first` to `first + M − 1` in `acts`, which holds 8-bit integers.
 pub(crate) unsafe trait RowDot {
+    /// Tokens that share the unpacking of a row if there are many: as many as have registers for their sums, at
+    /// least [`GEMV_TOKENS`].
+    const MANY: usize;
+
     /// Dot products of one weight row with tokens `first` to `first + M − 1`.
     ///
     /// # Safety
@@ -48,22 +52,30 @@ pub(crate) unsafe fn gemv<P: RowDot>(
     let at_once = if m > GEMV_TOKENS { ROWS } else { weight.rows() };
     for first in (0..weight.rows()).step_by(at_once.max(1)) {
         let rows = first..weight.rows().min(first + at_once);
-        for token in (0..m).step_by(GEMV_TOKENS) {
+        let mut token = 0;
+        while token < m {
+            let left = m - token;
             // SAFETY: the rows are the weight's, of as many elements as those of `acts`; each arm takes no
-            // more tokens than the `m - token` that are left.
-            unsafe {
+            // more tokens than are left.
+            token += unsafe {
                 let (rows, out) = (rows.clone(), &mut out);
-                match m - token {
+                match left {
+                    MANY.. if P::MANY == MANY => {
+                        for_each_row::<P, MANY>(weight, rows, &acts, token, &epilogue, out)
+                    }
                     1 => for_each_row::<P, 1>(weight, rows, &acts, token, &epilogue, out),
                     2 => for_each_row::<P, 2>(weight, rows, &acts, token, &epilogue, out),
                     _ => for_each_row::<P, GEMV_TOKENS>(weight, rows, &acts, token, &epilogue, out),
                 }
-            }
+            };
         }
     }
 }
 
-/// Products of some rows with tokens `first` to `first + M − 1`.
+/// [`RowDot::MANY`] of 32 registers.
+pub(crate) const MANY: usize = 6;
+
+/// Products of some rows with tokens `first` to `first + M − 1`. Returns `M`.
 ///
 /// # Safety
 /// As [`gemv`]; the weight has the rows, and `acts` the tokens.
@@ -75,7 +87,7 @@ unsafe fn for_each_row<P: RowDot, const M: usize>(
     first: usize,
     epilogue: &Epilogue<'_>,
     out: &mut TileMut<'_>,
-) {
+) -> usize {
     for r in rows {
         let row = weight.row(r).as_ptr();
         // SAFETY: the caller has the instructions of `P`; `row` is a whole row of `acts.k` elements in the
@@ -85,6 +97,7 @@ unsafe fn for_each_row<P: RowDot, const M: usize>(
             epilogue.write(&mut out.row(first + t)[r], r, dot);
         }
     }
+    M
 }
 
 /// Dot products in registers of 256 bits.
@@ -92,6 +105,8 @@ pub(crate) struct Dot256<F, P>(PhantomData<(F, P)>);
 
 // SAFETY: `dot` needs AVX2, FMA and F16C, and the instructions of `P`.
 unsafe impl<F: Format, P: Int8Dot> RowDot for Dot256<F, P> {
+    const MANY: usize = GEMV_TOKENS;
+
     #[inline(always)]
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M] {
         // SAFETY: the trait's row begins with group 0, and its instructions are those that the function
