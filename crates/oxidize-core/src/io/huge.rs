@@ -15,7 +15,7 @@ use std::ops::Range;
 const PIECE: usize = 32 << 20;
 
 /// Requests huge pages for `memory`, if the system has them.
-pub(crate) fn advise<T>(memory: &mut [T]) {
+pub(super) fn advise<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     linux::advise(memory);
     #[cfg(not(target_os = "linux"))]

@@ -10,8 +10,6 @@ mod mmap;
 mod save;
 mod source;
 
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) use huge::advise as advise_huge_pages;
 pub use memory::available_memory;
 pub use save::{PendingFile, SavedFile, remove_abandoned, save_atomically};
 pub(crate) use source::{Origin, not_a_file};

@@ -40,8 +40,6 @@ struct GroupTables {
     table: Vec<u32>,
     /// Block and position in it of each token.
     places: Vec<(usize, usize)>,
-    /// Tokens that are stored in each block, by block.
-    stored: Vec<(usize, Range<usize>)>,
 }
 
 /// Some of the keys that the token of a run attends to.
@@ -169,20 +167,6 @@ impl GroupTables {
                 (block, position % block_size)
             }));
         }
-        self.stored.clear();
-        let mut start = 0;
-        let by_block = self.places.chunk_by(|a, b| a.0 == b.0);
-        self.stored.extend(by_block.map(|places| {
-            let tokens = start..start + places.len();
-            start = tokens.end;
-            (places[0].0, tokens)
-        }));
-        self.stored.sort_unstable_by_key(|(block, _)| *block);
-    }
-
-    /// True if threads may store tokens block by block: no block is listed twice.
-    fn stores_apart(&self) -> bool {
-        self.stored.windows(2).all(|pair| pair[0].0 < pair[1].0)
     }
 }
 
@@ -191,35 +175,28 @@ const MIN_STORED: usize = 8;
 
 impl CpuSession {
     pub(super) fn store_kv(&mut self, layer: usize, k: ValueId, v: Option<ValueId>) {
-        let (kernels, buffers, cache) = (self.kernels, &self.buffers, &self.caches[layer]);
-        let tables = &self.attention.groups[cache.group];
-        let memory = &mut self.blocks[cache.group];
-        let body = |tokens: &Range<usize>, block: &mut [u8]| {
-            for (plane, value) in cache.planes().zip(std::iter::once(k).chain(v)) {
-                let rows = buffers.get(value).chunks_exact(plane.n_heads * plane.dim);
-                for token in tokens.clone() {
-                    let row = rows.clone().nth(token).unwrap_or_default();
-                    for (head, x) in row.chunks_exact(plane.dim).enumerate() {
-                        let place = plane.row(head, tables.places[token].1);
-                        kernels.store_kv(plane.ty, x, &mut block[place]);
-                    }
+        let (kernels, cache) = (self.kernels, &mut self.caches[layer]);
+        let places = &self.attention.groups[cache.group].places;
+        for (plane, value) in cache.planes_mut().zip(std::iter::once(k).chain(v)) {
+            let (x, n_heads) = (self.buffers.get(value), plane.n_heads);
+            let mut data = std::mem::take(&mut plane.data);
+            let (ty, dim) = (plane.ty, plane.dim);
+            let body = |head: usize, data: &mut [u8]| {
+                for (row, &place) in x.chunks_exact(n_heads * dim).zip(places) {
+                    let x = &row[head * dim..][..dim];
+                    kernels.store_kv(ty, x, &mut data[plane.row(place)]);
                 }
+            };
+            if places.len() < MIN_STORED {
+                let head_bytes = data.len() / n_heads;
+                let heads = data.chunks_exact_mut(head_bytes);
+                heads.enumerate().for_each(|(head, data)| body(head, data));
+            } else {
+                let body = |head: usize, data: &mut [u8], _: &mut [()], _: &mut _| body(head, data);
+                self.pool
+                    .parts(n_heads, &mut data, &mut [], &mut self.workers, body);
             }
-        };
-        if tables.places.len() < MIN_STORED || !tables.stores_apart() {
-            for (block, tokens) in &tables.stored {
-                body(tokens, memory.block_mut(*block));
-            }
-        } else {
-            let block_bytes = memory.block_bytes;
-            let body = |tokens: &Range<usize>, block: &mut [u8], _: &mut _| body(tokens, block);
-            self.pool.chosen_parts(
-                &mut memory.data,
-                block_bytes,
-                &tables.stored,
-                &mut self.workers,
-                body,
-            );
+            plane.data = data;
         }
     }
 
@@ -237,7 +214,7 @@ impl CpuSession {
         let q = self.buffers.get(q);
         let (kernels, block_size) = (self.kernels, self.config.block_size);
         let (work, cache) = (&self.attention, &self.caches[spec.layer]);
-        let (tables, memory) = (&work.groups[cache.group], &self.blocks[cache.group]);
+        let tables = &work.groups[cache.group];
         let sinks = spec.sinks.map(|id| self.weights.get(id).as_f32());
         let relative = spec.relative.map(|id| self.weights.get(id).as_f32());
         let group = spec.n_heads / spec.n_kv_heads;
@@ -250,7 +227,7 @@ impl CpuSession {
                 q: &q[tokens.start * q_stride + head * group * spec.key_dim..],
                 q_stride,
                 heads: group,
-                kv: cache.head(head, memory, &tables.table[table.clone()], block_size),
+                kv: cache.head(head, &tables.table[table.clone()], block_size),
                 visible: &work.visible[tokens.clone()],
                 scale: spec.scale,
                 softcap: spec.softcap,

@@ -5,62 +5,50 @@ use crate::graph::{CacheInfo, Plan};
 use oxidize_kernels::PagedKv;
 use std::ops::Range;
 
-/// Blocks of the layers of a group. A block contains the keys and values of its positions in all layers,
-/// `[layer][keys, values][head][position][element]`, so that a sequence touches only the memory of its own blocks.
-pub(super) struct BlockMemory {
-    pub(super) data: Vec<u8>,
-    pub(super) block_bytes: usize,
-}
-
-/// Place of the keys and values of one layer in the blocks of its group.
+/// Keys and values of one layer.
 pub(super) struct KvCache {
     /// Group of layers whose blocks and block tables apply.
     pub(super) group: usize,
-    pub(super) k: Plane,
+    k: Plane,
     /// `None` if values are the first elements of the keys (MLA).
-    pub(super) v: Option<Plane>,
+    v: Option<Plane>,
     value_dim: usize,
 }
 
-/// Place of the keys or the values of a layer in a block.
+/// The keys or the values of a layer, `[head][block][position][element]`. Where the blocks of a sequence are
+/// neighbors, attention reads a head as one stream, which is what memory is fastest at.
 pub(super) struct Plane {
     pub(super) ty: KvType,
     pub(super) dim: usize,
     pub(super) n_heads: usize,
-    /// Offset of the first head in the block.
-    start: usize,
     row_bytes: usize,
-    head_bytes: usize,
+    /// Bytes of a block of one head.
+    block_bytes: usize,
+    /// The bytes of all heads.
+    pub(super) data: Vec<u8>,
 }
 
-/// Places the caches of `plan` in blocks, and allocates the blocks of each group of layers.
-pub(super) fn caches(
-    plan: &Plan,
-    config: &SessionConfig,
-) -> Result<(Vec<KvCache>, Vec<BlockMemory>), BackendError> {
-    let mut block_bytes = vec![0; config.windows.len() + 1];
+/// Allocates the caches of `plan`.
+pub(super) fn caches(plan: &Plan, config: &SessionConfig) -> Result<Vec<KvCache>, BackendError> {
+    let n_blocks: Vec<usize> = config.group_blocks().collect();
     let caches = plan.caches.iter().zip(config.groups(plan));
-    let caches = caches
-        .map(|(info, group)| KvCache::new(info, group, &mut block_bytes[group], config))
-        .collect::<Result<_, _>>()?;
-    let memory = block_bytes.into_iter().zip(config.group_blocks());
-    let memory = memory.map(|(bytes, n_blocks)| BlockMemory::new(bytes, n_blocks));
-    Ok((caches, memory.collect::<Result<_, _>>()?))
+    caches
+        .map(|(info, group)| KvCache::new(info, group, n_blocks[group], config))
+        .collect()
 }
 
 impl KvCache {
-    /// Places a cache after the first `block_bytes` of a block, which grow by it.
     fn new(
         info: &CacheInfo,
         group: usize,
-        block_bytes: &mut usize,
+        n_blocks: usize,
         config: &SessionConfig,
     ) -> Result<KvCache, BackendError> {
         if info.values_in_keys {
             // Values must be whole blocks of the type of the keys.
             row_bytes_of(config.key_type, info.value_dim)?;
         }
-        let mut plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, block_bytes, config);
+        let plane = |dim, ty| Plane::new(info.n_kv_heads, dim, ty, n_blocks, config.block_size);
         Ok(KvCache {
             group,
             k: plane(info.key_dim, config.key_type)?,
@@ -76,11 +64,15 @@ impl KvCache {
         std::iter::once(&self.k).chain(&self.v)
     }
 
+    /// Keys, then values if they are stored separately.
+    pub(super) fn planes_mut(&mut self) -> impl Iterator<Item = &mut Plane> {
+        std::iter::once(&mut self.k).chain(&mut self.v)
+    }
+
     /// One head, as attention reads it.
     pub(super) fn head<'a>(
-        &self,
+        &'a self,
         head: usize,
-        memory: &'a BlockMemory,
         table: &'a [u32],
         block_size: usize,
     ) -> PagedKv<'a> {
@@ -88,12 +80,12 @@ impl KvCache {
         PagedKv {
             k_ty: k.ty,
             v_ty: v.ty,
-            k: &memory.data[k.start + head * k.head_bytes..],
-            v: &memory.data[v.start + head * v.head_bytes..],
+            k: k.head(head),
+            v: v.head(head),
             table,
             block_size,
-            k_block_stride: memory.block_bytes,
-            v_block_stride: memory.block_bytes,
+            k_block_stride: k.block_bytes,
+            v_block_stride: v.block_bytes,
             k_row_stride: k.row_bytes,
             v_row_stride: v.row_bytes,
             k_dim: k.dim,
@@ -107,76 +99,73 @@ impl Plane {
         n_heads: usize,
         dim: usize,
         ty: KvType,
-        block_bytes: &mut usize,
-        config: &SessionConfig,
+        n_blocks: usize,
+        block_size: usize,
     ) -> Result<Plane, BackendError> {
         let row_bytes = row_bytes_of(ty, dim)?;
-        let start = *block_bytes;
-        let head_bytes = row_bytes.checked_mul(config.block_size);
-        let end = head_bytes
-            .and_then(|bytes| bytes.checked_mul(n_heads))
-            .and_then(|bytes| bytes.checked_add(start));
-        *block_bytes = end.ok_or_else(|| out_of_memory(usize::MAX))?;
-        Ok(Plane {
-            ty,
-            dim,
-            n_heads,
-            start,
-            row_bytes,
-            head_bytes: head_bytes.unwrap_or(usize::MAX),
-        })
-    }
-
-    /// Byte range of a head and position within a block.
-    pub(super) fn row(&self, head: usize, position: usize) -> Range<usize> {
-        let start = self.start + head * self.head_bytes + position * self.row_bytes;
-        start..start + self.row_bytes
-    }
-}
-
-impl BlockMemory {
-    fn new(block_bytes: usize, n_blocks: usize) -> Result<BlockMemory, BackendError> {
+        let block_bytes = row_bytes.checked_mul(block_size);
         let size = block_bytes
-            .checked_mul(n_blocks)
+            .and_then(|bytes| bytes.checked_mul(n_blocks))
+            .and_then(|bytes| bytes.checked_mul(n_heads))
             .filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = size.unwrap_or(usize::MAX);
         let mut probe = Vec::<u8>::new();
         if size.is_none() || probe.try_reserve_exact(bytes).is_err() {
-            return Err(out_of_memory(bytes));
+            return Err(BackendError::OutOfMemory {
+                bytes,
+                what: "the KV cache",
+            });
         }
         drop(probe);
-        // The system zeroes a page when it is first used.
-        #[cfg_attr(target_arch = "wasm32", expect(unused_mut))]
-        let mut data = vec![0; bytes];
-        #[cfg(not(target_arch = "wasm32"))]
-        crate::io::advise_huge_pages(&mut data);
-        Ok(BlockMemory { data, block_bytes })
+        Ok(Plane {
+            ty,
+            dim,
+            n_heads,
+            row_bytes,
+            block_bytes: block_bytes.unwrap_or(usize::MAX),
+            // The system zeroes a page when it is first used. Pages are small, so that a short sequence touches
+            // little of the cache of a long context.
+            data: vec![0; bytes],
+        })
     }
 
-    /// Byte range of a block.
-    fn range(&self, block: usize) -> Range<usize> {
-        block * self.block_bytes..(block + 1) * self.block_bytes
+    /// Byte range of a position of a block within a head.
+    pub(super) fn row(&self, (block, position): (usize, usize)) -> Range<usize> {
+        let start = block * self.block_bytes + position * self.row_bytes;
+        start..start + self.row_bytes
     }
 
-    pub(super) fn block(&self, block: usize) -> &[u8] {
-        &self.data[self.range(block)]
+    fn head(&self, head: usize) -> &[u8] {
+        let bytes = self.data.len() / self.n_heads;
+        &self.data[head * bytes..(head + 1) * bytes]
     }
 
-    pub(super) fn block_mut(&mut self, block: usize) -> &mut [u8] {
-        let range = self.range(block);
-        &mut self.data[range]
+    /// Bytes of a block of all heads.
+    pub(super) fn block_len(&self) -> usize {
+        self.n_heads * self.block_bytes
+    }
+
+    /// A block, head by head.
+    pub(super) fn block(&self, block: usize) -> impl Iterator<Item = &[u8]> {
+        let range = block * self.block_bytes..(block + 1) * self.block_bytes;
+        (0..self.n_heads).map(move |head| &self.head(head)[range.clone()])
+    }
+
+    /// Replaces a block by [`Plane::block_len`] bytes in the order of [`Plane::block`].
+    pub(super) fn write_block(&mut self, block: usize, from: &[u8]) {
+        let head_bytes = self.data.len() / self.n_heads;
+        let heads = self.data.chunks_exact_mut(head_bytes);
+        for (head, from) in heads.zip(from.chunks_exact(self.block_bytes)) {
+            head[block * self.block_bytes..][..self.block_bytes].copy_from_slice(from);
+        }
     }
 
     pub(super) fn copy_block(&mut self, from: usize, to: usize) {
-        let (from, to) = (self.range(from), self.range(to).start);
-        self.data.copy_within(from, to);
-    }
-}
-
-fn out_of_memory(bytes: usize) -> BackendError {
-    BackendError::OutOfMemory {
-        bytes,
-        what: "the KV cache",
+        let head_bytes = self.data.len() / self.n_heads;
+        let from = from * self.block_bytes..(from + 1) * self.block_bytes;
+        for head in self.data.chunks_exact_mut(head_bytes) {
+            head.copy_within(from.clone(), to * self.block_bytes);
+        }
     }
 }
 

@@ -286,35 +286,6 @@ impl Pool {
             body(piece, a, b, scratch);
         });
     }
-
-    /// Splits `data` into parts of `len` elements, and calls `body` with each of the `chosen` parts. A choice is
-    /// the index of a part and a value for `body`.
-    ///
-    /// # Panics
-    /// If the indexes are not strictly ascending, or one is beyond the last part.
-    pub fn chosen_parts<T: Send, C: Sync, S: Send>(
-        &self,
-        data: &mut [T],
-        len: usize,
-        chosen: &[(usize, C)],
-        scratch: &mut [S],
-        body: impl Fn(&C, &mut [T], &mut S) + Sync,
-    ) {
-        assert!(chosen.windows(2).all(|pair| pair[0].0 < pair[1].0));
-        let n_parts = data.len().checked_div(len).unwrap_or(0);
-        assert!(chosen.last().is_none_or(|&(last, _)| last < n_parts));
-        let data = DisjointPtr(data.as_mut_ptr());
-        self.each(chosen.len(), scratch, |nth, scratch| {
-            let data = &data;
-            let (index, value) = &chosen[nth];
-            // SAFETY: `index` is at most that of the last choice, which is below `n_parts` by the assertion above,
-            // and `n_parts * len` is at most the length of `data`, which is borrowed mutably for the whole call.
-            // The indexes differ by the other assertion, and `each` passes every choice once, so no two slices
-            // overlap.
-            let part = unsafe { std::slice::from_raw_parts_mut(data.0.add(index * len), len) };
-            body(value, part, scratch);
-        });
-    }
 }
 
 impl Drop for Pool {

@@ -4,7 +4,7 @@
 //! [`super::attention`] and [`super::recurrent`] the ops with a state.
 
 use super::attention::AttentionWork;
-use super::cache::{self, BlockMemory, KvCache};
+use super::cache::{self, KvCache, Plane};
 use super::experts::ExpertWork;
 use super::lower::{Lowered, Step, lower};
 use super::memory::Buffers;
@@ -29,8 +29,6 @@ pub(super) struct CpuSession {
     pub(super) weights: Arc<Weights>,
     pub(super) buffers: Buffers,
     pub(super) caches: Vec<KvCache>,
-    /// Blocks of each group of layers.
-    pub(super) blocks: Vec<BlockMemory>,
     pub(super) states: States,
     pub(super) workers: Vec<Worker>,
     pub(super) attention: AttentionWork,
@@ -72,7 +70,7 @@ impl CpuSession {
             });
         }
         // Caches first: if they do not fit, no weight has been repacked in vain.
-        let (caches, blocks) = cache::caches(plan, config)?;
+        let caches = cache::caches(plan, config)?;
         let states = States::new(plan, config)?;
         let weights = repack(plan, weights, config.repack, kernels, n_threads)?;
         weights.use_huge_pages();
@@ -88,7 +86,6 @@ impl CpuSession {
             weights: Arc::new(weights),
             buffers: Buffers::new(plan, &steps, config),
             caches,
-            blocks,
             states,
             workers: (0..pool.n_threads()).map(|_| Worker::default()).collect(),
             pool,
@@ -263,6 +260,21 @@ impl CpuSession {
         Ok(())
     }
 
+    /// The keys and values of the layers of a group.
+    fn planes(&self, group: usize) -> impl Iterator<Item = &Plane> {
+        let caches = self.caches.iter();
+        caches
+            .filter(move |cache| cache.group == group)
+            .flat_map(KvCache::planes)
+    }
+
+    fn planes_mut(&mut self, group: usize) -> impl Iterator<Item = &mut Plane> {
+        let caches = self.caches.iter_mut();
+        caches
+            .filter(move |cache| cache.group == group)
+            .flat_map(KvCache::planes_mut)
+    }
+
     /// The results of all outputs, row by row; none before the first batch.
     fn results(&self) -> Option<impl Iterator<Item = &[f32]>> {
         let result = self.result?;
@@ -312,15 +324,15 @@ impl Session for CpuSession {
             for block in [from, to] {
                 self.config.check_block(group, block)?;
             }
-            self.blocks[group].copy_block(from.index(), to.index());
+            for plane in self.planes_mut(group) {
+                plane.copy_block(from.index(), to.index());
+            }
         }
         Ok(())
     }
 
     fn block_bytes(&self, group: usize) -> usize {
-        self.blocks
-            .get(group)
-            .map_or(0, |blocks| blocks.block_bytes)
+        self.planes(group).map(Plane::block_len).sum()
     }
 
     fn read_block(
@@ -331,7 +343,11 @@ impl Session for CpuSession {
     ) -> Result<(), BackendError> {
         self.config.check_block(group, block)?;
         out.clear();
-        out.extend_from_slice(self.blocks[group].block(block.index()));
+        for plane in self.planes(group) {
+            for bytes in plane.block(block.index()) {
+                out.extend_from_slice(bytes);
+            }
+        }
         Ok(())
     }
 
@@ -347,9 +363,12 @@ impl Session for CpuSession {
             let what = format!("{} bytes for a block of {block_bytes}", bytes.len());
             return Err(BackendError::Malformed(what));
         }
-        self.blocks[group]
-            .block_mut(block.index())
-            .copy_from_slice(bytes);
+        let mut rest = bytes;
+        for plane in self.planes_mut(group) {
+            let (bytes, after) = rest.split_at(plane.block_len());
+            plane.write_block(block.index(), bytes);
+            rest = after;
+        }
         Ok(())
     }
 }
