@@ -6,6 +6,7 @@
 For each number of concurrent streams, measures the total tokens per second, the time to the first token (p50, p99) and
 memory. The servers take turns, and the best round of each counts. Also measures the time to the first token of a long
 prompt with and without a cached prefix. Without --model, `oxidize synth` makes a file of the 1B shape.
+Each --variant adds an oxidize, such as an older build or one with other flags.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -83,6 +85,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prefix", type=int, default=600, help="words of the long prompt, about three tokens each; 0 skips it")
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME=BINARY FLAGS", help="another oxidize, or the same with other flags")
     parser.add_argument("--port", type=int, default=18100)
     parser.add_argument("--directory", type=Path, default=Path("target/bench-serve"))
     options = parser.parse_args()
@@ -99,15 +102,18 @@ def main() -> int:
     port, threads = str(options.port), str(options.threads)
     # Enough for all streams at 256 tokens each, and for the long prompt.
     cache = str(max(slots * 256, context))
-    engines = {
-        "oxidize": [str(options.oxidize), "serve", str(model), "--port", port, "-t", threads, "-c", str(context), "--parallel", str(slots),
-                    "--cache-tokens", cache, "--queue", "256", "--log", "warn"],
-    }
+    serve = ["serve", str(model), "--port", port, "-t", threads, "-c", str(context), "--parallel", str(slots), "--cache-tokens", cache,
+             "--queue", "256", "--log", "warn"]
+    engines = {"oxidize": [str(options.oxidize), *serve]}
+    for variant in options.variant:
+        name, _, command = variant.partition("=")
+        binary, *flags = shlex.split(command)
+        engines[name] = [binary, *serve, *flags]
     if options.llama_server:
         # Its context is shared by all slots, and one slot may use all of it.
         engines["llama-server"] = [options.llama_server, "-m", str(model), "--host", "127.0.0.1", "--port", port, "-t", threads, "-tb", threads,
                                    "-c", cache, "-np", str(slots), "--kv-unified", "--no-webui"]
-    else:
+    elif not options.variant:
         print("llama-server not found; set --llama-server or LLAMA_SERVER", file=sys.stderr)
 
     best: dict[tuple[str, int], Result] = {}
@@ -134,11 +140,11 @@ def main() -> int:
                 server.stop(signal.SIGTERM)
 
     print(f"\n{model.name}, prompts of {options.words} words, answers of {options.tokens} tokens, {options.threads} threads, best of {options.rounds}\n")
-    print("| streams | " + " | ".join(f"{name} tok/s" for name in engines) + " | ratio | " + " | ".join(f"{name} first token p50/p99" for name in engines) + " |")
+    print("| streams | " + " | ".join(f"{name} tok/s" for name in engines) + " | first ÷ last | " + " | ".join(f"{name} first token p50/p99" for name in engines) + " |")
     print("|--:|" + "--:|" * (2 * len(engines) + 1))
     for n in sizes:
         row = [best[name, n] for name in engines]
-        ratio = f"{row[0].rate / row[1].rate:.2f}×" if len(row) > 1 else "–"
+        ratio = f"{row[0].rate / row[-1].rate:.2f}×" if len(row) > 1 else "–"
         print(f"| {n} | " + " | ".join(f"{r.rate:.1f}" for r in row) + f" | {ratio} | " + " | ".join(f"{r.p50:.2f} / {r.p99:.2f} s" for r in row) + " |")
     print()
     for name in engines:

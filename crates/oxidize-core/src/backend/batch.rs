@@ -51,8 +51,9 @@ impl Batch<'_> {
     /// True if the results of each token must not depend on the other tokens: see
     /// [`SessionConfig::batch_invariant_tokens`].
     pub fn is_batch_invariant(&self, config: &SessionConfig) -> bool {
-        // Several outputs of one sequence are drafts that are verified.
-        let verifies = || self.sequences.iter().any(|sequence| sequence.n_tokens > 1);
+        // Several outputs of one sequence are drafts that are verified. With other sequences in the batch, steps
+        // without drafts are not batch-invariant either.
+        let verifies = || matches!(self.sequences, [sequence] if sequence.n_tokens > 1);
         config.batch_invariant_tokens == usize::MAX
             || self.outputs.len() == self.tokens.len()
                 && self.tokens.len() <= config.batch_invariant_tokens

@@ -25,8 +25,8 @@ pub struct SessionConfig {
     pub state_slots: usize,
     /// Maximum number of tokens in a sequence. Some RoPE scalings depend on it.
     pub max_context: usize,
-    /// Batches of at most this many tokens are batch-invariant if each token is an output and a sequence has
-    /// several: the results of a token are bit for bit those that it has in a batch of its own. Verification
+    /// Batches of one sequence with at most this many tokens, two at least, are batch-invariant if each token is
+    /// an output: the results of a token are bit for bit those that it has in a batch of its own. Verification
     /// of draft tokens needs this. Any other order of summation is faster, so the default is 0. `usize::MAX`
     /// means every batch.
     pub batch_invariant_tokens: usize,

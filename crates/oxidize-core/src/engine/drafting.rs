@@ -14,12 +14,17 @@ use std::time::{Duration, Instant};
 
 /// Maximum draft tokens per step, over all sequences.
 pub(super) const STEP_DRAFTS: usize = 64;
+/// Ranges of batch sizes whose times are compared apart. The last one has no end.
+const BATCH_SIZES: usize = 7;
 
 /// Drafting for the running sequences of an engine.
 pub(super) struct Drafting {
     settings: Speculation,
     model: Option<DraftModel>,
-    controller: DraftController,
+    /// For 1, 2 to 3, 4 to 7, … decoding sequences: their steps take different times.
+    controllers: [DraftController; BATCH_SIZES],
+    /// Index of the controller of the current step.
+    batch_size: usize,
     sequences: BTreeMap<SeqId, SequenceState>,
     /// Time for drafting and computing the current step; `None` if it is not representative.
     elapsed: Option<Duration>,
@@ -70,7 +75,8 @@ impl Drafting {
         Ok(Drafting {
             settings: settings.clone(),
             model,
-            controller: DraftController::default(),
+            controllers: Default::default(),
+            batch_size: 0,
             sequences: BTreeMap::new(),
             elapsed: None,
         })
@@ -83,9 +89,11 @@ impl Drafting {
         decoding: &[Decoding<'_>],
     ) -> Result<()> {
         self.elapsed = Some(Duration::ZERO);
+        let n_bits = usize::BITS - decoding.len().leading_zeros();
+        self.batch_size = (n_bits as usize).clamp(1, BATCH_SIZES) - 1;
         let wanted = || decoding.iter().filter(|d| d.params.max_tokens != Some(0));
         let n_wanted = wanted().count();
-        if n_wanted == 0 || !(self.settings.always || self.controller.should_draft()) {
+        if n_wanted == 0 || !(self.settings.always || self.controller().should_draft()) {
             return Ok(());
         }
         let start = Instant::now();
@@ -169,10 +177,14 @@ impl Drafting {
         let seconds = elapsed.as_secs_f64();
         let drafted = |part: &StepSequence| part.recompute || part.n_draft > 0;
         if step.sequences.iter().any(drafted) {
-            self.controller.draft_step(seconds, tokens);
+            self.controller().draft_step(seconds, tokens);
         } else {
-            self.controller.plain_step(seconds, tokens);
+            self.controller().plain_step(seconds, tokens);
         }
+    }
+
+    fn controller(&mut self) -> &mut DraftController {
+        &mut self.controllers[self.batch_size]
     }
 
     /// Removes the state of a finished sequence.

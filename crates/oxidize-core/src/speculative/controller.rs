@@ -12,6 +12,10 @@ const MAX_PAUSE: u32 = 1024;
 /// Weight of a new measurement in the moving average.
 const SMOOTHING: f64 = 0.25;
 
+/// A trial ends early after this many steps if they take [`HOPELESS`] times as long per token as plain ones.
+const SHORT_TRIAL: u32 = 3;
+const HOPELESS: f64 = 1.5;
+
 /// Decides from measured times when to draft.
 #[derive(Debug)]
 pub(crate) struct DraftController {
@@ -68,12 +72,18 @@ impl DraftController {
         if self.since_plain >= PLAIN_EVERY {
             self.plain_left = 1;
         }
-        if self.trial.steps < TRIAL {
+        let seconds_per_token = self.trial.seconds / self.trial.tokens.max(1) as f64;
+        let slower_by = |factor| {
+            self.plain
+                .is_some_and(|plain| seconds_per_token >= factor * plain)
+        };
+        let is_hopeless = self.trial.steps >= SHORT_TRIAL && slower_by(HOPELESS);
+        if self.trial.steps < TRIAL && !is_hopeless {
             return;
         }
-        let trial = std::mem::take(&mut self.trial);
-        let seconds_per_token = trial.seconds / trial.tokens.max(1) as f64;
-        if self.plain.is_some_and(|plain| seconds_per_token >= plain) {
+        let is_slower = slower_by(1.0);
+        self.trial = Trial::default();
+        if is_slower {
             self.plain_left = self.next_pause;
             self.next_pause = (2 * self.next_pause).min(MAX_PAUSE);
         } else {
@@ -107,6 +117,14 @@ mod tests {
         assert!(draft_fraction(2.0, 3) > 0.95);
         assert!(draft_fraction(1.1, 1) < 0.02);
         assert!(draft_fraction(3.0, 2) < 0.02);
+    }
+
+    #[test]
+    fn gives_up_early_if_drafts_are_slow() {
+        let mut controller = DraftController::default();
+        (0..FIRST_PLAIN).for_each(|_| controller.plain_step(1.0, 1));
+        (0..SHORT_TRIAL).for_each(|_| controller.draft_step(3.0, 1));
+        assert!(!controller.should_draft());
     }
 
     #[test]
