@@ -9,12 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from .. import _log, _oxidize
-from ._sampling import log_probabilities
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from .llama_types import CompletionLogprobs, CreateCompletionResponse
 
 
@@ -76,30 +72,30 @@ class EngineRun(Run):
 
 
 class TokenRun(Run):
-    """An answer whose tokens come from Python, with the logits that they were chosen from."""
+    """An answer whose text is made in Python: of tokens, and of log probabilities where they were asked for."""
 
     def __init__(
         self,
-        tokens: Iterator[tuple[int, npt.NDArray[np.single] | None]],
+        tokens: Iterator[tuple[int, float | None, list[tuple[int, float]]]],
         *,
         is_end: Callable[[int], bool],
         detokenize: Callable[[list[int]], bytes],
         stop: list[str],
         max_tokens: int,
-        n_probs: int | None,
+        stream: _oxidize.Stream | None = None,
     ) -> None:
         self._tokens = tokens
         self._is_end = is_end
         self._text = TextAssembler(detokenize, stop)
         self._max_tokens = max_tokens
-        self._n_probs = n_probs
+        self._stream = stream
         self.token_ids: list[int] = []
 
     def __iter__(self) -> Iterator[Piece]:
         # Stopping criteria end the iterator.
         self.finish_reason = "stop"
         try:
-            for token, logits in self._tokens:
+            for token, logprob, top in self._tokens:
                 if self._is_end(token):
                     break
                 self.token_ids.append(token)
@@ -108,10 +104,6 @@ class TokenRun(Run):
                 full = self.n_tokens >= self._max_tokens and not self._text.stopped
                 if full:
                     text += self._text.finish()
-                logprob: float | None = None
-                top: list[tuple[int, float]] = []
-                if self._n_probs is not None and logits is not None:
-                    logprob, top = log_probabilities(logits, token, self._n_probs)
                 yield Piece(token, text, logprob, top)
                 if full:
                     self.finish_reason = "length"
@@ -123,6 +115,9 @@ class TokenRun(Run):
                 yield Piece(self.token_ids[-1] if self.token_ids else 0, rest, None, [])
         finally:
             self.close()
+
+    def prompt_logprobs(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
+        return [] if self._stream is None else self._stream.prompt_logprobs()
 
     def close(self) -> None:
         close = getattr(self._tokens, "close", None)
