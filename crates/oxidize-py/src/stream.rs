@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oxidize_core::Token;
 use oxidize_core::engine::{Completion, FinishReason, TokenStream};
@@ -87,6 +87,34 @@ impl Answer {
         }
     }
 
+    /// The rest of the answer. This thread sleeps until it is complete, but for slices in which signals and the engine's end
+    /// get through.
+    fn rest(&self, py: Python<'_>) -> PyResult<Vec<Token>> {
+        self.check_process()?;
+        processor::check_not_running(self.engine)?;
+        loop {
+            let slice = py.detach(|| {
+                let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+                if self.is_closed.load(Ordering::Acquire) {
+                    *stream = None;
+                }
+                let stream = stream.as_mut()?;
+                let ended = stream.wait_end(SLICE);
+                Some(ended.then(|| stream.collect::<oxidize_core::Result<Vec<Token>>>()))
+            });
+            match slice {
+                None => return Err(self.closed()),
+                Some(Some(tokens)) => return tokens.map_err(|error| self.exception(error)),
+                Some(None) => {
+                    if let Err(interrupt) = py.check_signals() {
+                        self.cancel("this answer was interrupted");
+                        return Err(interrupt);
+                    }
+                }
+            }
+        }
+    }
+
     /// The exception of the request's processor, or that of an error of the engine.
     fn exception(&self, error: oxidize_core::Error) -> PyErr {
         let raised = self.failure.as_ref().and_then(Failure::take);
@@ -134,19 +162,7 @@ impl Stream {
 
     /// Waits for the rest of the answer: all tokens.
     fn collect(&self, py: Python<'_>) -> PyResult<Vec<TokenTuple>> {
-        let (mut tokens, mut checked) = (Vec::new(), Instant::now());
-        while let Some(token) = self.0.next(py)? {
-            tokens.push(tuple(token));
-            // Where tokens come faster than that, no wait ever checks.
-            if checked.elapsed() >= SLICE {
-                checked = Instant::now();
-                if let Err(interrupt) = py.check_signals() {
-                    self.0.cancel("this answer was interrupted");
-                    return Err(interrupt);
-                }
-            }
-        }
-        Ok(tokens)
+        Ok(self.0.rest(py)?.into_iter().map(tuple).collect())
     }
 
     /// The next token if there is one; False if there is none yet, and then `key` comes to `queue` when there is.

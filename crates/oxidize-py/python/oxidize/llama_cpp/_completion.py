@@ -32,6 +32,10 @@ class Run:
     def __iter__(self) -> Iterator[Piece]:
         raise NotImplementedError
 
+    def rest(self) -> list[Piece]:
+        """The whole answer."""
+        return list(self)
+
     def prompt_logprobs(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
         """Log probabilities of the prompt's tokens, if they were asked for."""
         return []
@@ -50,19 +54,31 @@ class EngineRun(Run):
         try:
             while (token := self._stream.next()) is not None:
                 yield Piece(*token)
-            end = self._stream.completion()
-            if end is not None:
-                self.finish_reason, self.n_tokens = end["finish_reason"], end["completion_tokens"]
-                _log.logger.debug(
-                    "%d prompt tokens (%d cached) in %.3f s, %d tokens in %.3f s",
-                    end["prompt_tokens"],
-                    end["cached_tokens"],
-                    end["prompt_time"],
-                    end["completion_tokens"],
-                    end["generation_time"],
-                )
+            self._end()
         finally:
             _log.drain()
+
+    def rest(self) -> list[Piece]:
+        try:
+            # Does not wake this thread for each token, unlike the iterator.
+            pieces = [Piece(*token) for token in self._stream.collect()]
+            self._end()
+            return pieces
+        finally:
+            _log.drain()
+
+    def _end(self) -> None:
+        end = self._stream.completion()
+        if end is not None:
+            self.finish_reason, self.n_tokens = end["finish_reason"], end["completion_tokens"]
+            _log.logger.debug(
+                "%d prompt tokens (%d cached) in %.3f s, %d tokens in %.3f s",
+                end["prompt_tokens"],
+                end["cached_tokens"],
+                end["prompt_time"],
+                end["completion_tokens"],
+                end["generation_time"],
+            )
 
     def prompt_logprobs(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
         return self._stream.prompt_logprobs()
@@ -192,7 +208,7 @@ class CompletionWriter:
 
     def whole(self) -> CreateCompletionResponse:
         """The whole completion."""
-        pieces = list(self._run)
+        pieces = self._run.rest()
         text = "".join(piece.text for piece in pieces)
         if self._echo:
             text = self._prompt_text() + text
