@@ -22,7 +22,7 @@ SEMVER_VERSION := 0.49.0
 BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models golden test-python test-python-clients wheel soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
+.PHONY: help setup demo test test-models golden test-python test-python-clients wheel bench-python soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
 	docs book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
 	check-imatrix publish-check package clean
 
@@ -62,12 +62,16 @@ $(CACHE)/golden-venv/requirements.txt: scripts/golden/requirements.txt
 test-python: setup ## build the Python package, test it, and check its types
 	@scripts/test_python
 
-test-python-clients: setup ## run LangChain, LlamaIndex, guidance and others on the Python package (1 GB of packages)
+test-python-clients: setup ## run LangChain, DSPy, txtai and others on the Python package (6 GB of packages)
 	@scripts/test_python --clients
 
 # WHEEL_FLAGS goes to maturin: `--zig` for an older C library.
 wheel: ## build the Python wheel, target/wheels
 	@scripts/test_python --wheel $(WHEEL_FLAGS)
+
+# PEER is an interpreter with llama-cpp-python, for a comparison.
+bench-python: ## measure the Python wheel in target/wheels
+	@scripts/test_python --bench $(if $(PEER),--peer $(PEER)) $(BENCH_FLAGS)
 
 # The short form, a minute: make soak REQUESTS=1000 CONNECTIONS=200 KILLS=10
 REQUESTS ?= 20000

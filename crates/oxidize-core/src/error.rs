@@ -97,6 +97,16 @@ pub enum Error {
         /// Reason.
         problem: String,
     },
+    /// A value of the metadata cannot be replaced as [`OpenOptions::overrides`](crate::OpenOptions::overrides) asks.
+    #[error("{}: override of key {key:?}: {problem}", path.display())]
+    Override {
+        /// Path of the model.
+        path: PathBuf,
+        /// Metadata key.
+        key: String,
+        /// Problem.
+        problem: String,
+    },
     /// The file is valid, but its model cannot be run.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -177,10 +177,11 @@ pub use chat::{
 };
 pub use embedding::{Embedder, EmbedderConfig, Pooling};
 pub use engine::{
-    Completion, DiskCache, Engine, EngineConfig, FinishReason, Prompt, PromptProgress, PromptToken,
-    Request, StreamEvent, Timings, Token, TokenStream,
+    Completion, DiskCache, Engine, EngineConfig, FinishReason, LogitsProcessor, Prompt,
+    PromptProgress, PromptToken, Request, StreamEvent, Timings, Token, TokenStream,
 };
 pub use error::{Error, Result};
+pub use file::gguf::MetadataValue;
 pub use file::{OpenOptions, Progress};
 pub use grammar::Grammar;
 pub use limits::Limits;

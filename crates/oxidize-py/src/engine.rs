@@ -1,5 +1,6 @@
 //! The Python class `Engine`: requests of all threads share its steps.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,16 +14,22 @@ use pyo3::prelude::*;
 use crate::error::exception;
 use crate::model::{Model, parse_grammar};
 use crate::owned::Owned;
+use crate::processor::{self, Failure, PythonProcessor};
 use crate::sampling::SamplingArgs;
 use crate::stream::{Answer, Stream};
 
 /// Longest wait for the engine's thread to give its memory back.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Number of engines so far.
+static N_ENGINES: AtomicU64 = AtomicU64::new(0);
+
 /// A running engine.
 #[pyclass(frozen, module = "oxidize._oxidize")]
 pub(crate) struct Engine {
     engine: Owned<oxidize_core::Engine>,
+    /// Number of the engine, which its processors have.
+    number: u64,
     n_ctx: usize,
     cache_tokens: usize,
     /// Answers that may still be read.
@@ -79,6 +86,9 @@ pub(crate) struct RequestArgs {
     priority: Option<i32>,
     #[pyo3(default)]
     prediction: Option<String>,
+    /// A function that changes the logits before each token, or ends the answer.
+    #[pyo3(default)]
+    processor: Option<Py<PyAny>>,
 }
 
 /// Tokens of prompts per step whose log probabilities can be computed.
@@ -94,6 +104,7 @@ impl Engine {
         let engine = py.detach(|| oxidize_core::Engine::with_config(model, &config));
         let engine = engine.map_err(exception)?;
         Ok(Engine {
+            number: N_ENGINES.fetch_add(1, Ordering::Relaxed),
             n_ctx: engine.n_ctx(),
             cache_tokens,
             engine: Owned::new("model", engine),
@@ -116,9 +127,9 @@ impl Engine {
     /// Queues a request.
     fn submit(&self, py: Python<'_>, prompt: Vec<u32>, settings: RequestArgs) -> PyResult<Stream> {
         let engine = self.engine.with(|engine| Ok(engine.clone()))?;
-        let request = settings.request(prompt, &engine)?;
+        let (request, failure) = settings.request(prompt, &engine, self.number)?;
         let stream = py.detach(|| engine.submit(request)).map_err(exception)?;
-        let answer = Arc::new(Answer::new(stream));
+        let answer = Arc::new(Answer::new(stream, self.number, failure));
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.retain(|answer| answer.strong_count() > 0);
         answers.push(Arc::downgrade(&answer));
@@ -142,6 +153,10 @@ impl Engine {
         }
         let monitor = engine.monitor();
         drop(engine);
+        if processor::is_running(self.number) {
+            // This is the engine's own thread, which ends after this call.
+            return;
+        }
         py.detach(|| {
             let start = Instant::now();
             while !monitor.has_ended() && start.elapsed() < CLOSE_TIMEOUT {
@@ -200,7 +215,13 @@ impl EngineArgs {
 }
 
 impl RequestArgs {
-    fn request(self, prompt: Vec<u32>, engine: &oxidize_core::Engine) -> PyResult<Request> {
+    /// The request, and the place for an exception of its processor.
+    fn request(
+        self,
+        prompt: Vec<u32>,
+        engine: &oxidize_core::Engine,
+        number: u64,
+    ) -> PyResult<(Request, Option<Failure>)> {
         let grammar = match self.grammar {
             Some((kind, text)) => Some(parse_grammar(&kind, &text)?),
             None => None,
@@ -217,6 +238,11 @@ impl RequestArgs {
         request.ignore_eos = self.ignore_eos.unwrap_or_default();
         request.priority = self.priority.unwrap_or_default();
         request.drafts.prediction = self.prediction;
-        Ok(request)
+        let Some(function) = self.processor else {
+            return Ok((request, None));
+        };
+        let processor = PythonProcessor::new(function, number);
+        let failure = processor.failure();
+        Ok((request.logits_processor(processor), Some(failure)))
     }
 }

@@ -14,6 +14,7 @@ mod error;
 mod log;
 mod model;
 mod owned;
+mod processor;
 mod sampling;
 mod server;
 mod session;

@@ -11,7 +11,9 @@ use oxidize_core::file::gguf::Value;
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::grammar::{Grammar, GrammarError, Grammars};
 use oxidize_core::graph::OutputKind;
-use oxidize_core::{Adapter, ChatTemplate};
+use oxidize_core::graph::rope::RopeScaling;
+use oxidize_core::model::{RopeOverride, ScalingKind};
+use oxidize_core::{Adapter, ChatTemplate, MetadataValue};
 use oxidize_server::tools::{ToolChoice, Tools};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -19,6 +21,82 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::error::exception;
 use crate::tokenizer::Tokenizer;
+
+/// A value that replaces one of the metadata.
+#[derive(FromPyObject)]
+pub(crate) enum OverrideArg {
+    #[pyo3(transparent)]
+    Bool(bool),
+    #[pyo3(transparent)]
+    Int(i64),
+    #[pyo3(transparent)]
+    Float(f64),
+    #[pyo3(transparent)]
+    Str(String),
+}
+
+impl From<OverrideArg> for MetadataValue {
+    fn from(value: OverrideArg) -> MetadataValue {
+        match value {
+            OverrideArg::Bool(flag) => MetadataValue::Bool(flag),
+            OverrideArg::Int(n) => MetadataValue::Int(n),
+            OverrideArg::Float(x) => MetadataValue::Float(x),
+            OverrideArg::Str(text) => MetadataValue::Str(text),
+        }
+    }
+}
+
+/// Parameters of RoPE: a dictionary with `freq_base`. Other keys may be missing; None is the file's own value.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct RopeArgs {
+    freq_base: Option<f32>,
+    #[pyo3(default)]
+    freq_scale: Option<f32>,
+    /// Number of the kind of scaling in llama.cpp.
+    #[pyo3(default)]
+    scaling_type: Option<i64>,
+    #[pyo3(default)]
+    yarn_orig_ctx: Option<f32>,
+    #[pyo3(default)]
+    yarn_ext_factor: Option<f32>,
+    #[pyo3(default)]
+    yarn_attn_factor: Option<f32>,
+    #[pyo3(default)]
+    yarn_beta_fast: Option<f32>,
+    #[pyo3(default)]
+    yarn_beta_slow: Option<f32>,
+    #[pyo3(default)]
+    n_ctx: Option<usize>,
+}
+
+impl RopeArgs {
+    fn parameters(self) -> PyResult<RopeOverride> {
+        let kind = match self.scaling_type {
+            None => None,
+            Some(0) => Some(ScalingKind::None),
+            Some(1) => Some(ScalingKind::Linear),
+            Some(2) => Some(ScalingKind::Yarn),
+            Some(number) => {
+                let text = format!(
+                    "rope_scaling_type {number}; -1 (the model's), 0 (none), 1 (linear) and 2 (YaRN) are supported"
+                );
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        Ok(RopeOverride {
+            base: self.freq_base,
+            scale: self.freq_scale,
+            kind,
+            original_context: self.yarn_orig_ctx,
+            extrapolation: self.yarn_ext_factor,
+            beta_fast: self.yarn_beta_fast,
+            beta_slow: self.yarn_beta_slow,
+            magnitude: self.yarn_attn_factor,
+            context: self.n_ctx,
+        })
+    }
+}
 
 /// A loaded model. Its weights stay in the file until they are used.
 #[pyclass(frozen, module = "oxidize._oxidize")]
@@ -29,29 +107,37 @@ pub(crate) struct Model {
 
 #[pymethods]
 impl Model {
-    /// Loads a model; `adapters` are LoRA files and their scales. RoPE parameters replace those of the file.
+    /// Loads a model; `adapters` are LoRA files and their scales. `overrides` replace metadata of the file, and `rope`
+    /// its parameters of RoPE.
     #[new]
-    #[pyo3(signature = (path, *, mmap=true, adapters=Vec::new(), rope_freq_base=None, rope_freq_scale=None))]
+    #[pyo3(signature = (path, *, mmap=true, adapters=Vec::new(), overrides=Vec::new(), rope=None))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         mmap: bool,
         adapters: Vec<(PathBuf, f32)>,
-        rope_freq_base: Option<f32>,
-        rope_freq_scale: Option<f32>,
+        overrides: Vec<(String, OverrideArg)>,
+        rope: Option<RopeArgs>,
     ) -> PyResult<Model> {
+        let rope = match rope {
+            Some(rope) => rope.parameters()?,
+            None => RopeOverride::default(),
+        };
+        let overrides = overrides.into_iter();
+        let overrides = overrides.map(|(key, value)| (key, value.into())).collect();
         let load = || {
+            let options = OpenOptions {
+                mmap,
+                overrides,
+                ..OpenOptions::default()
+            };
+            let file = ModelFile::open(&path, &options)?;
+            let model = oxidize_core::Model::from_file_with_rope(file, rope)?;
+            let adapters = adapters.into_iter();
             let options = OpenOptions {
                 mmap,
                 ..OpenOptions::default()
             };
-            let file = ModelFile::open(&path, &options)?;
-            let rope = oxidize_core::model::RopeOverride {
-                base: rope_freq_base,
-                scale: rope_freq_scale,
-            };
-            let model = oxidize_core::Model::from_file_with_rope(file, rope)?;
-            let adapters = adapters.into_iter();
             let adapters =
                 adapters.map(|(path, scale)| Ok((Adapter::open(path, &options)?, scale)));
             match adapters.collect::<oxidize_core::Result<Vec<_>>>()? {
@@ -111,6 +197,17 @@ impl Model {
     #[getter]
     fn rope_freq_base(&self) -> Option<f32> {
         self.inner.hparams().ropes.first().map(|rope| rope.base)
+    }
+
+    /// Factor of RoPE's frequencies by linear scaling or YaRN.
+    #[getter]
+    fn rope_freq_scale(&self) -> Option<f32> {
+        let rope = self.inner.hparams().ropes.first()?;
+        Some(match &rope.scaling {
+            RopeScaling::Linear(factor) => 1.0 / factor,
+            RopeScaling::Yarn(yarn) => 1.0 / yarn.factor,
+            _ => 1.0,
+        })
     }
 
     /// True if the model generates text.

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::{exception, runtime_error};
+use crate::processor::{self, Failure};
 
 /// Time between checks for signals: Ctrl-C arrives within it.
 const SLICE: Duration = Duration::from_millis(50);
@@ -29,15 +30,21 @@ pub(crate) struct Answer {
     is_closed: AtomicBool,
     /// Reason of the end, for the next reader.
     reason: Mutex<Option<&'static str>>,
+    /// Number of the engine.
+    engine: u64,
+    /// The exception of the request's processor.
+    failure: Option<Failure>,
     process: u32,
 }
 
 impl Answer {
-    pub(crate) fn new(stream: TokenStream) -> Answer {
+    pub(crate) fn new(stream: TokenStream, engine: u64, failure: Option<Failure>) -> Answer {
         Answer {
             stream: Mutex::new(Some(stream)),
             is_closed: AtomicBool::new(false),
             reason: Mutex::default(),
+            engine,
+            failure,
             process: std::process::id(),
         }
     }
@@ -55,6 +62,7 @@ impl Answer {
     /// The next token; None at the end. Waits in slices, so that signals and the engine's end get through.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Token>> {
         self.check_process()?;
+        processor::check_not_running(self.engine)?;
         loop {
             let slice = py.detach(|| {
                 let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +73,9 @@ impl Answer {
             });
             match slice {
                 None => return Err(self.closed()),
-                Some(Poll::Ready(Some(token))) => return token.map(Some).map_err(exception),
+                Some(Poll::Ready(Some(token))) => {
+                    return token.map(Some).map_err(|error| self.exception(error));
+                }
                 Some(Poll::Ready(None)) => return Ok(None),
                 Some(Poll::Pending) => {
                     if let Err(interrupt) = py.check_signals() {
@@ -75,6 +85,40 @@ impl Answer {
                 }
             }
         }
+    }
+
+    /// The rest of the answer. This thread sleeps until it is complete, but for slices in which signals and the engine's end
+    /// get through.
+    fn rest(&self, py: Python<'_>) -> PyResult<Vec<Token>> {
+        self.check_process()?;
+        processor::check_not_running(self.engine)?;
+        loop {
+            let slice = py.detach(|| {
+                let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+                if self.is_closed.load(Ordering::Acquire) {
+                    *stream = None;
+                }
+                let stream = stream.as_mut()?;
+                let ended = stream.wait_end(SLICE);
+                Some(ended.then(|| stream.collect::<oxidize_core::Result<Vec<Token>>>()))
+            });
+            match slice {
+                None => return Err(self.closed()),
+                Some(Some(tokens)) => return tokens.map_err(|error| self.exception(error)),
+                Some(None) => {
+                    if let Err(interrupt) = py.check_signals() {
+                        self.cancel("this answer was interrupted");
+                        return Err(interrupt);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The exception of the request's processor, or that of an error of the engine.
+    fn exception(&self, error: oxidize_core::Error) -> PyErr {
+        let raised = self.failure.as_ref().and_then(Failure::take);
+        raised.unwrap_or_else(|| exception(error))
     }
 
     fn closed(&self) -> PyErr {
@@ -118,11 +162,7 @@ impl Stream {
 
     /// Waits for the rest of the answer: all tokens.
     fn collect(&self, py: Python<'_>) -> PyResult<Vec<TokenTuple>> {
-        let mut tokens = Vec::new();
-        while let Some(token) = self.0.next(py)? {
-            tokens.push(tuple(token));
-        }
-        Ok(tokens)
+        Ok(self.0.rest(py)?.into_iter().map(tuple).collect())
     }
 
     /// The next token if there is one; False if there is none yet, and then `key` comes to `queue` when there is.
@@ -158,7 +198,7 @@ impl Stream {
         match polled {
             Poll::Pending => Ok(false.into_pyobject(py)?.to_owned().into_any()),
             Poll::Ready(None) => Ok(py.None().into_bound(py)),
-            Poll::Ready(Some(token)) => Ok(tuple(token.map_err(exception)?)
+            Poll::Ready(Some(token)) => Ok(tuple(token.map_err(|error| self.0.exception(error))?)
                 .into_pyobject(py)?
                 .into_any()),
         }

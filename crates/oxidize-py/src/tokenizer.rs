@@ -137,8 +137,22 @@ impl Tokenizer {
         }
     }
 
-    /// The prompt for the gap between two texts; None if the vocabulary has no tokens for it.
-    fn infill(&self, before: &str, after: &str) -> Option<Vec<u32>> {
-        self.0.infill_prompt(before, after)
+    /// The prompt for the gap between two texts, which begins with the second text if `suffix_first`; None if the
+    /// vocabulary has no tokens for it.
+    #[pyo3(signature = (before, after, suffix_first=false))]
+    fn infill(&self, before: &str, after: &str, suffix_first: bool) -> Option<Vec<u32>> {
+        if !suffix_first {
+            return self.0.infill_prompt(before, after);
+        }
+        let ids = self.0.special_ids();
+        let (prefix, suffix, middle) = (ids.fim_prefix?, ids.fim_suffix?, ids.fim_middle?);
+        let bos = self.0.bos().filter(|_| self.0.adds_bos());
+        let mut tokens: Vec<u32> = bos.into_iter().collect();
+        tokens.push(suffix);
+        tokens.extend(self.0.encode(after, EncodeOptions::PLAIN));
+        tokens.push(prefix);
+        tokens.extend(self.0.encode(before, EncodeOptions::PLAIN));
+        tokens.push(middle);
+        Some(tokens)
     }
 }

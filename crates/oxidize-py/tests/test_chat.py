@@ -173,6 +173,12 @@ CONVERSATION = [
             "<start_of_turn>user\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n",
             "<end_of_turn>\n",
         ),
+        ("openbuddy", "S\nUser: A\nAssistant: B\nUser: C\nAssistant:", None),
+        (
+            "open-orca",
+            "S<|end_of_turn|>\nUser: A<|end_of_turn|>\nAssistant: B<|end_of_turn|>\nUser: C<|end_of_turn|>\nAssistant: ",
+            "User",
+        ),
         ("alpaca", "S\n\n### Instruction: A\n\n### Response: B</s>### Instruction: C\n\n", None),
         (
             "llama-3",

@@ -78,7 +78,10 @@ def test_streams_with_async_for(engine: Engine) -> None:
         return stories
 
     stories = asyncio.run(run())
-    assert stories[3] == engine.generate("Story 3:", max_tokens=6, temperature=0).text
+    # Each as it would be alone.
+    assert stories[:8] == [
+        engine.generate(f"Story {index}:", max_tokens=6, temperature=0).text for index in range(8)
+    ]
     # A second loop works as well.
     assert asyncio.run(run()) == stories
 
@@ -137,6 +140,9 @@ def test_measurements_and_files(engine: Engine, tiny_path: str, tmp_path: Any) -
 
 def test_representations(engine: Engine, tiny_path: str) -> None:
     assert "llama" in repr(engine) and "<table>" in engine._repr_html_()
+    with Llama(tiny_path, n_ctx=64, verbose=False) as llm:
+        assert "<td>64 tokens</td>" in llm._repr_html_()
+    assert "closed" in llm._repr_html_()
     closed = Engine(tiny_path, n_ctx=64)
     closed.close()
     assert "closed" in repr(closed) and "closed" in closed._repr_html_()
@@ -157,6 +163,7 @@ def test_the_server_answers_and_stops(tiny_path: str) -> None:
                 assert error.code == 503
         assert answer["usage"]["completion_tokens"] == 3
         assert not server.wait(timeout=0.01)
+        assert server._repr_html_() == f'<a href="{server.url}">{server.url}</a>'
         with pytest.raises(OSError):
             Server(tiny_path, port=int(server.url.rsplit(":", 1)[1]))
     with pytest.raises(OSError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,30 @@ def test_a_full_disk_leaves_no_half_a_state(tmp_path: Any, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space left"):
         cache[[1]] = None  # type: ignore[assignment]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of processes")
+def test_a_disk_without_room_leaves_the_cache_as_it_was(tiny_path: str, tmp_path: Any) -> None:
+    # A limit on the size of files fails in the middle of a write, as a full disk does.
+    program = f"""
+import resource
+from oxidize import Llama, LlamaDiskCache
+cache = LlamaDiskCache({str(tmp_path)!r})
+with Llama({tiny_path!r}, n_ctx=64) as llm:
+    llm.eval([5])
+    cache[[5]] = llm.save_state()
+    llm.eval(list(range(6, 46)))
+    state = llm.save_state()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        cache[[5, *range(6, 46)]] = state
+    except OSError as error:
+        print("OSError", cache.cache_size > 0, cache[[5]].n_tokens)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["OSError", "True", "1"]
+    (file,) = tmp_path.iterdir()
+    assert file.suffix == ".state"
 
 
 def test_replaced_steps_are_used(tiny: Llama) -> None:

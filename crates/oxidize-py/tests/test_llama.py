@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -213,9 +214,12 @@ def test_parameters_without_meaning_are_accepted_and_mentioned_once(
 ) -> None:
     with caplog.at_level(logging.INFO, "oxidize"):
         for _ in range(2):
-            Llama(tiny_path, n_ctx=64, yarn_orig_ctx=7, n_gqa=8, f16_kv=True, wishful=1).close()
+            Llama(tiny_path, n_ctx=64, use_mlock=True, n_gqa=8, f16_kv=True, wishful=1, n_gpu_layers=-1).close()
+            Llama(tiny_path, n_ctx=64, n_gpu_layers=0).close()
     mentioned = [record.getMessage() for record in caplog.records]
-    assert sum("yarn_orig_ctx" in text for text in mentioned) == 1
+    assert sum("use_mlock" in text for text in mentioned) == 1
+    (layers,) = [text for text in mentioned if "n_gpu_layers" in text]
+    assert layers == "n_gpu_layers=-1 has no effect: this build has only the CPU backend"
     assert sum("wishful" in text for text in mentioned) == 1
     assert not any("n_gqa" in text for text in mentioned)
 
@@ -230,6 +234,56 @@ def test_a_rope_base_replaces_the_models_own_with_a_warning(smol_path: str) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Llama(smol_path, n_ctx=64, rope_freq_base=100000).close()
+
+
+def test_metadata_can_be_replaced(tiny_path: str) -> None:
+    overrides: Any = {"llama.context_length": 48, "llama.rope.freq_base": 5000, "general.name": "other"}
+    with Llama(tiny_path, n_ctx=0, kv_overrides=overrides, verbose=False) as llm:
+        assert llm.n_ctx() == 48
+        assert llm.metadata["llama.context_length"] == "48" and llm.metadata["general.name"] == "other"
+        assert llm._model.require().rope_freq_base == 5000.0
+    for wrong in ({"llama.context_length": "long"}, {"llama.context_length": [1]}, {"llama.context_length": 2**70}):
+        with pytest.raises(ValueError, match="llama.context_length"):
+            Llama(tiny_path, kv_overrides=wrong)  # type: ignore[arg-type]
+
+
+def test_rope_parameters_change_the_logits_and_the_context(tiny_path: str) -> None:
+    def logits(**parameters: Any) -> Any:
+        with Llama(tiny_path, n_ctx=64, logits_all=True, verbose=False, **parameters) as llm:
+            llm.eval(list(range(5, 45)))
+            return llm.scores[39].copy()
+
+    own = logits()
+    yarn: Any = {"rope_scaling_type": 2, "rope_freq_scale": 0.25, "yarn_orig_ctx": 32}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert np.array_equal(logits(rope_scaling_type=0), own)
+        linear = logits(rope_scaling_type=1, rope_freq_scale=0.25)
+        assert not np.allclose(linear, own)
+        found = [logits(**yarn), logits(**yarn, yarn_attn_factor=0.5), logits(**yarn, yarn_beta_slow=0.05)]
+        assert all(not np.allclose(some, linear) and not np.allclose(some, own) for some in found)
+        assert not np.allclose(found[0], found[1]) and not np.allclose(found[0], found[2])
+        # Without extrapolation, all frequencies are interpolated.
+        assert np.allclose(logits(**yarn, yarn_ext_factor=0.0), linear, atol=1e-3)
+        trained = Llama(tiny_path, n_ctx=0).n_ctx()
+        with Llama(tiny_path, n_ctx=4 * trained, rope_scaling_type=2, rope_freq_scale=0.25) as long:
+            assert long.n_ctx() == 4 * trained
+    with pytest.raises(ValueError, match="rope_scaling_type 9"):
+        Llama(tiny_path, rope_scaling_type=9)
+    for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_beta_slow", "yarn_attn_factor"):
+        with pytest.raises(ValueError, match=name):
+            Llama(tiny_path, **{name: float("nan")})  # type: ignore[arg-type]
+
+
+def test_infill_begins_with_the_suffix_if_asked(vocabularies: Any) -> None:
+    path = str(vocabularies / "ggml-vocab-starcoder.gguf")
+    orders = {}
+    for suffix_first in (False, True):
+        llm = Llama(path, vocab_only=True, spm_infill=suffix_first, verbose=False)
+        text = llm.detokenize(llm._prompt_tokens("before", "after"), special=True).decode()
+        orders[suffix_first] = text
+    assert orders[False] == "<fim_prefix>before<fim_suffix>after<fim_middle>"
+    assert orders[True] == "<fim_suffix>after<fim_prefix>before<fim_middle>"
 
 
 def test_nothing_is_written_to_stdout(tiny_path: str) -> None:
@@ -255,20 +309,111 @@ def test_threads_answer_as_they_would_alone(smol_path: str) -> None:
         assert together[:4] == alone and None not in together
 
 
-def test_threads_with_processors_do_not_disturb_each_other(tiny: Llama) -> None:
-    look = LogitsProcessorList([lambda input_ids, scores: scores])
-    expected = [text_of(tiny(f"{index} is", max_tokens=8, temperature=0, logits_processor=look)) for index in range(4)]
-    found: list[str | None] = [None] * 4
+def test_requests_with_processors_run_in_one_batch(smol_path: str) -> None:
+    n_threads = 8
+    calls: list[tuple[int, int]] = []
+    all_queued = threading.Barrier(n_threads + 1)
 
-    def work(index: int) -> None:
-        found[index] = text_of(tiny(f"{index} is", max_tokens=8, temperature=0, logits_processor=look))
+    def processors(index: int) -> LogitsProcessorList:
+        def look(input_ids: Any, scores: Any) -> Any:
+            calls.append((index, threading.get_ident()))
+            return scores
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == expected
+        return LogitsProcessorList([look])
+
+    with Llama(smol_path, n_ctx=64, deterministic=True, verbose=False) as llm:
+        ban = {token: -1000.0 for token in range(llm.n_vocab()) if llm._model.native_tokenizer.is_end(token)}
+
+        def ask(index: int) -> str:
+            options: Any = {"max_tokens": 12, "temperature": 0, "logit_bias": ban}
+            return text_of(llm(f"Number {index} is", logits_processor=processors(index), **options))
+
+        alone = [ask(index) for index in range(n_threads)]
+        calls.clear()
+        together: list[str | None] = [None] * n_threads
+
+        def hold(input_ids: Any, scores: Any) -> Any:
+            if len(input_ids) < 4:
+                # The engine waits here, so that all requests are there when it goes on.
+                all_queued.wait(60)
+                time.sleep(0.5)
+            return scores
+
+        def work(index: int) -> None:
+            all_queued.wait(60)
+            together[index] = ask(index)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(n_threads)]
+        for thread in threads:
+            thread.start()
+        llm("Hi", max_tokens=1, logits_processor=LogitsProcessorList([hold]))
+        for thread in threads:
+            thread.join()
+    assert together == alone
+    # One thread, the engine's, called them all, and in turn: each step has a token of each request.
+    assert len({thread for _, thread in calls}) == 1
+    assert len(calls) == 12 * n_threads
+    middle = calls[4 * n_threads : 8 * n_threads]
+    assert sorted(index for index, _ in middle) == sorted([*range(n_threads)] * 4)
+
+
+def test_exceptions_of_processors_and_criteria_reach_the_caller(tiny: Llama) -> None:
+    class Mistake(Exception):
+        pass
+
+    def fail(input_ids: Any, scores: Any) -> Any:
+        if len(input_ids) >= 5:
+            raise Mistake("of the caller")
+        return scores
+
+    for arguments in ({"logits_processor": [fail]}, {"stopping_criteria": StoppingCriteriaList([fail])}):
+        with pytest.raises(Mistake, match="of the caller") as caught:
+            tiny([1, 2, 3, 4, 5], max_tokens=9, **arguments)  # type: ignore[arg-type]
+        assert caught.traceback[-1].name == "fail"
+        with pytest.raises(Mistake):
+            list(tiny([1, 2, 3, 4, 5], max_tokens=9, stream=True, **arguments))  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError)):
+        tiny("Hello", max_tokens=2, logits_processor=[lambda ids, scores: None])  # type: ignore[list-item,return-value]
+    assert tiny("Hello", max_tokens=1)
+
+
+def test_a_processor_cannot_wait_for_its_own_model(tiny: Llama, tiny_path: str) -> None:
+    def nested(input_ids: Any, scores: Any) -> Any:
+        tiny("Hello", max_tokens=1)
+        return scores
+
+    with pytest.raises(RuntimeError, match="own model"):
+        tiny("Hello", max_tokens=2, logits_processor=LogitsProcessorList([nested]))
+    with Llama(tiny_path, n_ctx=64, verbose=False) as other:
+
+        def ask_another(input_ids: Any, scores: Any) -> Any:
+            assert other("Hello", max_tokens=1)
+            assert tiny.tokenize(b"Hello") and tiny.detokenize([5]) is not None
+            return scores
+
+        assert tiny("Hello", max_tokens=2, logits_processor=LogitsProcessorList([ask_another]))
+
+
+def test_a_processor_may_close_the_model(tiny_path: str) -> None:
+    llm = Llama(tiny_path, n_ctx=64, verbose=False)
+
+    def close(input_ids: Any, scores: Any) -> Any:
+        llm.close()
+        return scores
+
+    with pytest.raises(RuntimeError, match="closed"):
+        llm("Hello", max_tokens=8, logits_processor=LogitsProcessorList([close]))
+
+
+def test_log_probabilities_are_those_after_the_processors(tiny: Llama) -> None:
+    def only(input_ids: Any, scores: Any) -> Any:
+        scores[:] = -np.inf
+        scores[[7, 9]] = 0.0
+        return scores
+
+    answer: Any = tiny([1, 2, 3], max_tokens=2, logprobs=2, logits_processor=LogitsProcessorList([only]))
+    for logprob in answer["choices"][0]["logprobs"]["token_logprobs"]:
+        assert logprob == pytest.approx(np.log(0.5))
 
 
 def test_a_closed_model_raises(tiny_path: str) -> None:
@@ -358,9 +503,17 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 print(llm("Hello", max_tokens=1)["usage"]["completion_tokens"])
+from oxidize import Engine
+engine = Engine({tiny_path!r})
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    while True:
+        engine.generate(["Hello"] * 4, logit_bias=ban)
+except KeyboardInterrupt:
+    print("interrupted")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["interrupted", "interrupted", "1"]
+    assert done.stdout.split() == ["interrupted", "interrupted", "1", "interrupted"]
 
 
 def test_pickling_loads_the_file_again(tiny: Llama) -> None:
@@ -369,16 +522,21 @@ def test_pickling_loads_the_file_again(tiny: Llama) -> None:
         assert text_of(copy("Hi", max_tokens=4, temperature=0)) == text_of(tiny("Hi", max_tokens=4, temperature=0))
 
 
-def test_memory_of_closed_models_comes_back(tiny_path: str) -> None:
-    resource = pytest.importorskip("resource")
-
-    def cycle(times: int) -> int:
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux")
+def test_memory_of_a_thousand_models_comes_back(tiny_path: str) -> None:
+    def cycle(times: int) -> None:
         for _ in range(times):
-            Llama(tiny_path, n_ctx=64).close()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with Llama(tiny_path, n_ctx=64) as llm:
+                llm("Hello", max_tokens=1)
 
-    first = cycle(20)
-    assert cycle(100) - first < 40 * 1024
+    def resident() -> int:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+    cycle(100)
+    first = resident()
+    cycle(900)
+    assert resident() - first < 8 * 1024
 
 
 def test_from_pretrained_finds_the_local_cache(tiny_path: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,3 +159,50 @@ def test_batches_have_the_layout_of_llama_cpp() -> None:
     offsets = {name: getattr(shim.llama_batch, name).offset for name, _ in shim.llama_batch._fields_}
     assert offsets == {"n_tokens": 0, "token": 8, "embd": 16, "pos": 24, "n_seq_id": 32, "seq_id": 40, "logits": 48}
     assert ctypes.sizeof(shim.llama_batch) == 56
+
+
+ATTRIBUTES = """
+create_completion create_chat_completion create_chat_completion_openai_v1 embed create_embedding tokenize detokenize eval
+sample generate reset save_state load_state set_cache set_seed n_ctx n_vocab n_embd token_bos token_eos token_nl tokenizer
+pooling_type from_pretrained close logits_to_logprobs longest_token_prefix
+model_path n_batch n_threads context_params model_params verbose metadata n_tokens input_ids scores eval_tokens eval_logits
+_input_ids _scores cache chat_format chat_handler _chat_handlers tokenizer_ draft_model lora_path ctx model _model _ctx
+_batch _stack
+"""
+MODULE = """
+Llama LlamaGrammar LogitsProcessor LogitsProcessorList StoppingCriteria StoppingCriteriaList LlamaRAMCache LlamaDiskCache
+LlamaCache LlamaState LlamaTokenizer LlamaHFTokenizer LlamaDraftModel
+llama_model_get_vocab llama_token_to_piece llama_vocab_n_tokens llama_vocab_eos llama_token_get_attr
+LLAMA_TOKEN_ATTR_CONTROL LLAMA_TOKEN_ATTR_USER_DEFINED llama_vocab_p llama_batch_init llama_batch_free llama_decode
+llama_get_logits llama_get_memory llama_memory_seq_rm llama_backend_init llama_supports_gpu_offload llama_supports_mmap
+llama_max_devices llama_print_system_info llama_n_ctx llama_vocab_is_eog llama_log_set llama_tokenize llama_batch
+"""
+FORMATS = """
+llama-2 llama-3 alpaca qwen vicuna oasst_llama baichuan-2 baichuan openbuddy redpajama-incite snoozy phind intel open-orca
+mistrallite zephyr pygmalion chatml mistral-instruct chatglm3 openchat saiga gemma functionary functionary-v1 functionary-v2
+chatml-function-calling
+"""
+
+
+def test_every_name_that_packages_use_is_there(tiny: Llama) -> None:
+    assert [name for name in ATTRIBUTES.split() if not hasattr(tiny, name)] == []
+    assert [name for name in MODULE.split() if not hasattr(shim, name)] == []
+    from oxidize.llama_cpp.llama_chat_format import get_chat_completion_handler
+
+    for name in FORMATS.split():
+        assert callable(get_chat_completion_handler(name))
+
+
+def test_defaults_are_those_of_llama_cpp_python() -> None:
+    import inspect
+
+    def defaults(method: Any) -> dict[str, Any]:
+        return {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
+
+    completion, chat = defaults(Llama.create_completion), defaults(Llama.create_chat_completion)
+    assert (completion["max_tokens"], completion["temperature"]) == (16, 0.8)
+    assert (chat["max_tokens"], chat["temperature"]) == (None, 0.2)
+    assert defaults(Llama.__call__) == completion
+    model = defaults(Llama.__init__)
+    assert (model["n_ctx"], model["n_batch"], model["n_gpu_layers"], model["last_n_tokens_size"]) == (512, 512, 0, 64)
+    assert (model["yarn_ext_factor"], model["yarn_beta_fast"], model["rope_scaling_type"]) == (-1.0, 32.0, -1)

@@ -144,9 +144,14 @@ pub mod embedding {
 /// Settings of an [`Engine`], prompts, and the end of an answer.
 pub mod engine {
     pub use oxidize_core::{
-        Completion, DiskCache, FinishReason, KvType, Prompt, PromptProgress, PromptToken,
-        RepackLimit, StreamEvent, Timings,
+        Completion, DiskCache, FinishReason, KvType, LogitsProcessor, Prompt, PromptProgress,
+        PromptToken, RepackLimit, StreamEvent, Timings,
     };
+}
+
+/// Values for [`OpenOptions::override_metadata`].
+pub mod file {
+    pub use oxidize_core::MetadataValue;
 }
 
 /// Parameters of single samplers, and their order.

@@ -206,7 +206,7 @@ pub(super) const FF: Key = key(
 /// Bounds on values from a file, far above those of any real model.
 pub(super) const MAX_WIDTH: usize = 1 << 20;
 pub(super) const MAX_HEADS: usize = 1 << 14;
-pub(super) const MAX_CONTEXT: usize = 1 << 30;
+pub(crate) const MAX_CONTEXT: usize = 1 << 30;
 const MAX_EXPERTS: usize = 4096;
 pub(super) const MAX_FF: usize = 1 << 24;
 

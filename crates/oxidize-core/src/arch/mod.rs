@@ -34,6 +34,7 @@ use serde_json::Value;
 
 pub use describe::{ArchSummary, Property};
 pub use error::ModelError;
+pub(crate) use hparams::MAX_CONTEXT;
 pub use hparams::{Hparams, LayerParams};
 pub use names::TensorRole;
 

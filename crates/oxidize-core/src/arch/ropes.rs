@@ -5,7 +5,7 @@ use super::hparams::{CONTEXT, MAX_CONTEXT};
 use super::source::{Key, Source, key};
 use super::{Arch, Mixer};
 use crate::graph::Rope;
-use crate::graph::rope::{RopeFactors, RopeScaling, Yarn};
+use crate::graph::rope::{RopeFactors, RopeScaling, Yarn, yarn_magnitude};
 use serde_json::Value;
 
 const ROPE: Key = key("rope", &["rope_parameters"]);
@@ -17,15 +17,6 @@ const ORIGINAL: Key = key(
         "original_max_position_embeddings",
     ],
 );
-
-/// Attention temperature of YaRN (Peng et al. 2023) for a context that is `factor` times longer.
-fn yarn_magnitude(factor: f32, weight: f32) -> f32 {
-    if factor <= 1.0 {
-        1.0
-    } else {
-        0.1 * weight * factor.ln() + 1.0
-    }
-}
 
 impl Source<'_> {
     /// Context length before RoPE scaling.
@@ -96,6 +87,7 @@ impl Source<'_> {
                     beta_fast: self.positive(&FAST)?.unwrap_or(32.0),
                     beta_slow: self.positive(&SLOW)?.unwrap_or(1.0),
                     truncate: true,
+                    extrapolation: 1.0,
                 })
             }
             Some("linear") | None if factor != 1.0 => RopeScaling::Linear(factor),
@@ -249,6 +241,7 @@ impl Source<'_> {
                     beta_fast: number("beta_fast")?.unwrap_or(32.0),
                     beta_slow: number("beta_slow")?.unwrap_or(1.0),
                     truncate: find("truncate").and_then(Value::as_bool).unwrap_or(true),
+                    extrapolation: 1.0,
                 })
             }
             Some("llama3") => RopeScaling::Llama3 {

@@ -145,6 +145,10 @@ impl<'a> Search<'a> {
         if !(1..=MAX_BEAMS).contains(&params.beams) || !params.length_penalty.is_finite() {
             return Err(EngineError::Beams(params.beams).into());
         }
+        if request.logits_processor.is_some() {
+            let problem = "beam search takes none".to_owned();
+            return Err(EngineError::Processor(problem).into());
+        }
         let Resolved {
             tokens: prompt,
             sampling,

@@ -10,6 +10,7 @@ mod disk;
 mod drafting;
 mod guide;
 mod handle;
+mod processor;
 mod reasoning;
 mod request;
 mod stream;
@@ -19,6 +20,7 @@ pub use beam::{BeamParams, BeamSequence, MAX_BEAMS, beam_search};
 pub use context::{DEFAULT_CONTEXT, MAX_DEFAULT_CONTEXT};
 pub use disk::DiskCache;
 pub use handle::{Engine, EngineMonitor};
+pub use processor::LogitsProcessor;
 pub use request::{
     Completion, EngineError, FinishReason, Prompt, PromptProgress, PromptToken, Request,
     StreamEvent, Timings, Token,

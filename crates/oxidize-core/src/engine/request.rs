@@ -1,5 +1,6 @@
 //! Requests to an engine and its events and errors.
 
+use super::processor::LogitsProcessor;
 use crate::chat::{Conversation, Reasoning};
 use crate::error::Result;
 use crate::grammar::{Grammar, GrammarError};
@@ -8,6 +9,7 @@ use crate::sampling::{SamplingError, SamplingParams, TokenScore};
 use crate::scheduler::{ConfigError, SubmitError};
 use crate::speculative::{DraftCounts, DraftParams, SpeculationError};
 use crate::tokenizer::EncodeOptions;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A request: a prompt, sampling settings and limits.
@@ -32,6 +34,9 @@ pub struct Request {
     pub sampling: Option<SamplingParams>,
     /// Grammar that constrains the answer, which ends when the grammar is complete.
     pub grammar: Option<Grammar>,
+    /// Code that changes the logits before everything else does, or ends the answer. Log probabilities are those of the
+    /// changed logits.
+    pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
     /// Maximum number of tokens to generate; as many as the context holds where `None`.
     pub max_tokens: Option<usize>,
     /// Continue past end-of-generation tokens.
@@ -170,6 +175,13 @@ impl Request {
     #[must_use]
     pub fn grammar(mut self, grammar: Grammar) -> Request {
         self.grammar = Some(grammar);
+        self
+    }
+
+    /// Changes the logits before each token by code, which may also end the answer.
+    #[must_use]
+    pub fn logits_processor(mut self, processor: impl LogitsProcessor + 'static) -> Request {
+        self.logits_processor = Some(Arc::new(processor));
         self
     }
 
@@ -418,6 +430,8 @@ pub enum FinishReason {
     StopString(usize),
     /// A token of [`SamplingParams::stop_tokens`] was sampled.
     StopToken(u32),
+    /// The [`LogitsProcessor`] of the request ended the answer.
+    Processor,
     /// `max_tokens` was reached.
     Length,
     /// The context is full.
@@ -470,6 +484,9 @@ pub enum EngineError {
     /// A sampling parameter is out of range, or the logits are not finite.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// The logits processor of the request failed.
+    #[error("logits processor: {0}")]
+    Processor(String),
     /// The number of adapter scales does not match the model, or a scale is not finite.
     #[error(
         "adapter scales {given:?}: the model has {loaded} adapters, and scales are finite numbers"

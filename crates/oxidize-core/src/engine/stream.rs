@@ -43,6 +43,8 @@ pub(super) struct Channel {
 struct State {
     events: VecDeque<Result<Event>>,
     closed: bool,
+    /// True while the reader waits for the end, and not for single events.
+    waits_for_end: bool,
     waker: Option<Waker>,
 }
 
@@ -87,6 +89,31 @@ impl Channel {
         }
     }
 
+    /// Waits until no more events will come, at most `timeout` if there is one; true if so. The reader sleeps until then:
+    /// waking it for each token would take time from the threads that compute the next one.
+    fn wait_closed(&self, timeout: Option<Duration>) -> bool {
+        let start = Instant::now();
+        let mut state = self.lock();
+        state.waits_for_end = true;
+        while !state.closed {
+            state = match timeout {
+                None => self
+                    .ready
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(timeout) => {
+                    let Some(left) = timeout.checked_sub(start.elapsed()) else {
+                        break;
+                    };
+                    let waited = self.ready.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        state.waits_for_end = false;
+        state.closed
+    }
+
     fn push(&self, event: Result<Event>, closed: bool) {
         let mut state = self.lock();
         if state.closed {
@@ -95,8 +122,11 @@ impl Channel {
         state.events.push_back(event);
         state.closed = closed;
         let waker = state.waker.take();
+        let wakes = closed || !state.waits_for_end;
         drop(state);
-        self.ready.notify_one();
+        if wakes {
+            self.ready.notify_one();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -159,6 +189,7 @@ impl TokenStream {
 
     /// Waits for the whole answer and returns its text and its [`Completion`].
     pub fn collect_text(mut self) -> Result<(String, Completion)> {
+        self.channel.wait_closed(None);
         let mut text = String::new();
         for token in &mut self {
             text.push_str(&token?.text);
@@ -167,6 +198,13 @@ impl TokenStream {
             Some(completion) => Ok((text, completion)),
             None => Err(super::EngineError::Stopped.into()),
         }
+    }
+
+    /// Waits for the end of the answer, at most `timeout`; true if all of its tokens can be read without waiting.
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    #[cfg_attr(not(feature = "unstable"), allow(dead_code))]
+    pub(crate) fn wait_end(&self, timeout: Duration) -> bool {
+        self.channel.wait_closed(Some(timeout))
     }
 
     /// The next token, from async code; `None` at the end. Any executor will do.

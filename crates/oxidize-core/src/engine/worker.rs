@@ -20,6 +20,7 @@ use crate::speculative::DraftCounts;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,8 +58,10 @@ struct Active {
     cached_at_start: Option<usize>,
     generated_tokens: usize,
     drafts: DraftCounts,
-    /// Generated tokens, for the disk cache.
+    /// Generated tokens, for the logits processor and the disk cache.
     answer: Vec<u32>,
+    /// Logits that the processor has changed.
+    processed: Vec<f32>,
     /// Namespace in the prefix cache.
     salt: u64,
     /// A sampled token that is sent once the step is committed.
@@ -183,6 +186,7 @@ impl Worker {
             generated_tokens: 0,
             drafts: DraftCounts::default(),
             answer: Vec::new(),
+            processed: Vec::new(),
             salt,
             pending: Vec::new(),
             end_token: None,
@@ -472,10 +476,20 @@ impl Drop for Worker {
 impl Active {
     /// Samples the next token. It is sent after the step is committed.
     fn choose(&mut self, logits: &[f32], tokenizer: &Tokenizer) -> Result<u32> {
+        let processed = match self.process(logits)? {
+            ControlFlow::Continue(processed) => processed,
+            ControlFlow::Break(()) => {
+                self.ended = Some(FinishReason::Processor);
+                // The scheduler counts a token, which is neither computed nor sent.
+                return Ok(0);
+            }
+        };
+        let logits = processed.as_deref().unwrap_or(logits);
         let mut choice = self.sample(logits)?;
         if tokenizer.is_end_of_generation(choice.token) && self.guide.close_reasoning() {
             choice = self.sample(logits)?;
         }
+        self.processed = processed.unwrap_or_default();
         // Stop strings end no answer that is shorter than its minimum.
         let may_stop = self.sampler.has_min_tokens();
         self.sampler.accept(choice.token);
@@ -518,6 +532,21 @@ impl Active {
             top: choice.top,
         });
         Ok(choice.token)
+    }
+
+    /// The logits as the processor of the request has changed them; `None` without one. `Break` if it ends the answer.
+    fn process(&mut self, logits: &[f32]) -> Result<ControlFlow<(), Option<Vec<f32>>>> {
+        let Some(processor) = &self.request.logits_processor else {
+            return Ok(ControlFlow::Continue(None));
+        };
+        let mut processed = std::mem::take(&mut self.processed);
+        processed.clear();
+        processed.extend_from_slice(logits);
+        let flow = processor.process(&self.answer, &mut processed);
+        Ok(match flow.map_err(EngineError::Processor)? {
+            ControlFlow::Continue(()) => ControlFlow::Continue(Some(processed)),
+            ControlFlow::Break(()) => ControlFlow::Break(()),
+        })
     }
 
     /// Samples from the tokens that the guide allows.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::gguf::MetadataValue;
 use crate::limits::Limits;
 
 /// Callback with the number of tensor bytes read so far, and of all.
@@ -33,6 +34,8 @@ pub struct OpenOptions {
     /// Unpacks packed weights of a directory to F32 without rounding, instead of to the type of the
     /// computation.
     pub unpack_exactly: bool,
+    /// Values that replace those of a GGUF file's metadata, or add to them, by key.
+    pub overrides: Vec<(String, MetadataValue)>,
     /// Limits on what a file may request.
     pub limits: Limits,
     /// Called when tensors are loaded.
@@ -45,6 +48,7 @@ impl Default for OpenOptions {
             mmap: true,
             huge_pages: true,
             unpack_exactly: false,
+            overrides: Vec::new(),
             limits: Limits::default(),
             progress: None,
         }
@@ -70,6 +74,24 @@ impl OpenOptions {
         }
     }
 
+    /// Replaces a value of a GGUF file's metadata, or adds one.
+    ///
+    /// ```
+    /// use oxidize::OpenOptions;
+    ///
+    /// let options = OpenOptions::default()
+    ///     .override_metadata("tokenizer.ggml.add_bos_token", false)
+    ///     .override_metadata("llama.rope.freq_base", 500_000.0);
+    /// ```
+    pub fn override_metadata(
+        mut self,
+        key: impl Into<String>,
+        value: impl Into<MetadataValue>,
+    ) -> OpenOptions {
+        self.overrides.push((key.into(), value.into()));
+        self
+    }
+
     /// Sets the limits on what a file may request.
     pub fn limits(self, limits: Limits) -> OpenOptions {
         OpenOptions { limits, ..self }
@@ -90,6 +112,7 @@ impl std::fmt::Debug for OpenOptions {
             .field("mmap", &self.mmap)
             .field("huge_pages", &self.huge_pages)
             .field("unpack_exactly", &self.unpack_exactly)
+            .field("overrides", &self.overrides)
             .field("limits", &self.limits)
             .field("progress", &self.progress.is_some())
             .finish()

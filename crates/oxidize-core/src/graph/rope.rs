@@ -83,6 +83,8 @@ pub struct Yarn {
     pub beta_slow: f32,
     /// True if the ramp begins and ends at whole pairs.
     pub truncate: bool,
+    /// Share of high frequencies that is kept, llama.cpp's `ext_factor`: 1 keeps them, 0 interpolates all.
+    pub extrapolation: f32,
 }
 
 impl Rope {
@@ -140,7 +142,8 @@ impl Rope {
             RopeScaling::Yarn(yarn) => {
                 let (low, high) = yarn.ramp(self.dims, self.base);
                 let ramp = ((pair as f32 - low) / (high - low)).clamp(0.0, 1.0);
-                f / yarn.factor * ramp + f * (1.0 - ramp)
+                let kept = (1.0 - ramp) * yarn.extrapolation;
+                f / yarn.factor * (1.0 - kept) + f * kept
             }
             &RopeScaling::Llama3 {
                 factor,
@@ -159,6 +162,15 @@ impl Rope {
                 }
             }
         }
+    }
+}
+
+/// Attention temperature of YaRN (Peng et al. 2023) for a context that is `factor` times longer.
+pub(crate) fn yarn_magnitude(factor: f32, weight: f32) -> f32 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * weight * factor.ln() + 1.0
     }
 }
 

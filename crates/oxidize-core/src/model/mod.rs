@@ -13,7 +13,7 @@ pub use export::{
     ExportedData, ExportedTensor, HuggingFaceModel, Origin, gguf_origins, gguf_tensors,
     huggingface_model, left_out,
 };
-pub use rope_override::RopeOverride;
+pub use rope_override::{RopeOverride, ScalingKind};
 pub use text::chat_template_of;
 pub(crate) use text::sidecar_json;
 

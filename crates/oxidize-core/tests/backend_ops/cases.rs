@@ -646,6 +646,7 @@ pub(crate) fn rope_table(net: &mut Net, pairs: usize) -> ValueId {
             beta_fast: 32.0,
             beta_slow: 1.0,
             truncate: net.random.chance(0.5),
+            extrapolation: 1.0,
         }),
         RopeScaling::Llama3 {
             factor: 8.0,

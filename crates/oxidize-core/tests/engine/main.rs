@@ -6,6 +6,7 @@ mod answers;
 mod families;
 #[path = "../faulty_backend/mod.rs"]
 mod faulty_backend;
+mod processor;
 mod reasoning;
 #[path = "../tiny/mod.rs"]
 mod tiny;

@@ -1,5 +1,6 @@
 """The Rust part of the package."""
 
+from collections.abc import Callable
 from os import PathLike
 from typing import Any, TypedDict, final, type_check_only
 
@@ -57,6 +58,19 @@ class RequestSettings(TypedDict, total=False):
     ignore_eos: bool | None
     priority: int | None
     prediction: str | None
+    processor: Callable[[list[int], npt.NDArray[np.float32]], npt.NDArray[np.float32] | None] | None
+
+@type_check_only
+class RopeSettings(TypedDict, total=False):
+    freq_base: float | None
+    freq_scale: float | None
+    scaling_type: int | None
+    yarn_orig_ctx: float | None
+    yarn_ext_factor: float | None
+    yarn_attn_factor: float | None
+    yarn_beta_fast: float | None
+    yarn_beta_slow: float | None
+    n_ctx: int | None
 
 @type_check_only
 class Completion(TypedDict):
@@ -78,8 +92,8 @@ class Model:
         *,
         mmap: bool = True,
         adapters: list[tuple[str, float]] = ...,
-        rope_freq_base: float | None = None,
-        rope_freq_scale: float | None = None,
+        overrides: list[tuple[str, bool | int | float | str]] = ...,
+        rope: RopeSettings | None = None,
     ) -> Model: ...
     @property
     def architecture(self) -> str: ...
@@ -99,6 +113,8 @@ class Model:
     def n_bytes(self) -> int: ...
     @property
     def rope_freq_base(self) -> float | None: ...
+    @property
+    def rope_freq_scale(self) -> float | None: ...
     @property
     def generates_text(self) -> bool: ...
     @property
@@ -152,7 +168,7 @@ class Tokenizer:
     def is_special(self, token: int) -> bool: ...
     def is_end(self, token: int) -> bool: ...
     def kind(self, token: int) -> int: ...
-    def infill(self, before: str, after: str) -> list[int] | None: ...
+    def infill(self, before: str, after: str, suffix_first: bool = False) -> list[int] | None: ...
 
 @final
 class Engine:

@@ -132,20 +132,11 @@ class Engine:
         return f"Engine({self.path!r}, {self._model.architecture}, n_ctx={self.n_ctx})"
 
     def _repr_html_(self) -> str:
-        import html
+        from ._notebook import model_table, table
 
         if self._model is None:
-            return f"<code>{html.escape(repr(self))}</code>"
-        model = self._model
-        rows = {
-            "model": self.path,
-            "architecture": model.architecture,
-            "parameters": f"{model.n_params / 1e6:,.0f} M",
-            "file": f"{model.n_bytes / 1e6:,.0f} MB",
-            "context": f"{self.n_ctx:,} tokens",
-        }
-        cells = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in rows.items())
-        return f"<table>{cells}</table>"
+            return table({"model": self.path, "state": "closed"})
+        return model_table(self.path, self._model, self.n_ctx)
 
     # Text and tokens.
 

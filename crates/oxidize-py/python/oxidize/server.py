@@ -76,3 +76,6 @@ class Server:
 
     def __repr__(self) -> str:
         return f"Server({self.url})"
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{self.url}">{self.url}</a>'

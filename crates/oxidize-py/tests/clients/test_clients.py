@@ -1,21 +1,13 @@
-"""Real flows of other packages against SmolLM2."""
+"""Real flows of LangChain, LlamaIndex, instructor, outlines and guidance, most of them against SmolLM2."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import llama_cpp
-import numpy as np
 import oxidize
 import pytest
 from oxidize import Llama
-
-
-@pytest.fixture(scope="module")
-def llm(smol_path: str) -> Any:
-    with Llama(smol_path, n_ctx=1024, verbose=False) as llm:
-        yield llm
 
 
 def test_langchain(smol_path: str) -> None:
@@ -101,41 +93,3 @@ def test_guidance(smol_path: str) -> None:
     assert "Paris" in answer["city"]
     choice = model + "Is the sky blue? " + guidance.select(["yes", "no"], name="choice")
     assert choice["choice"] in ("yes", "no")
-
-
-def test_lm_format_enforcer(llm: Llama) -> None:
-    enforcer = pytest.importorskip("lmformatenforcer")
-    from lmformatenforcer.integrations.llamacpp import (
-        build_llamacpp_logits_processor,
-        build_token_enforcer_tokenizer_data,
-    )
-
-    data = build_token_enforcer_tokenizer_data(llm)
-    processor = build_llamacpp_logits_processor(data, enforcer.RegexParser(r" in (19|20)[0-9]{2}"))
-    answer: Any = llm(
-        "It happened", max_tokens=12, logits_processor=llama_cpp.LogitsProcessorList([processor]), temperature=0
-    )
-    import re
-
-    assert re.fullmatch(r" in (19|20)[0-9]{2}", answer["choices"][0]["text"])
-
-
-def test_haystack(smol_path: str) -> None:
-    generators = pytest.importorskip("haystack_integrations.components.generators.llama_cpp")
-    from haystack.dataclasses import ChatMessage
-
-    generator = generators.LlamaCppChatGenerator(
-        model=smol_path, n_ctx=256, n_batch=128, model_kwargs={"verbose": False}
-    )
-    generator.warm_up()
-    reply = generator.run([ChatMessage.from_user("Say hi.")], generation_kwargs={"max_tokens": 8, "temperature": 0})
-    assert reply["replies"][0].text.startswith("H")
-
-
-def test_logits_reach_torch_without_a_copy(smol_path: str) -> None:
-    torch = pytest.importorskip("torch")
-    with oxidize.Engine(smol_path, n_ctx=128) as engine:
-        logits = engine.logits("Hello")
-        tensor = torch.from_dlpack(logits)
-        logits[0, 0] = 7.0
-        assert float(tensor[0, 0]) == 7.0 and isinstance(logits, np.ndarray)

@@ -207,6 +207,12 @@ fn join(parts: Vec<SplitFile>, options: &OpenOptions) -> Result<ModelFile> {
                 version: part.header.version,
             };
             contents.metadata = part.header.metadata;
+            let replaced = contents.metadata.override_with(&options.overrides);
+            replaced.map_err(|(key, problem)| Error::Override {
+                path: part.path.clone(),
+                key,
+                problem,
+            })?;
         }
         contents.add_file(part.path, part.source, part.header.tensors);
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::overrides::MetadataValue;
 use super::value::{Array, Layout, Value, ValueType};
 use crate::io::SharedBytes;
 
@@ -13,6 +14,8 @@ pub struct Metadata {
     entries: Vec<Entry>,
     /// Indices of `entries`, sorted by key.
     by_key: Vec<u32>,
+    /// Values that replace those of the file, or add to them.
+    overrides: Vec<(String, MetadataValue)>,
 }
 
 /// Ranges of a key and its value in the header.
@@ -36,12 +39,36 @@ impl Metadata {
             layout,
             entries,
             by_key,
+            overrides: Vec::new(),
         }
+    }
+
+    /// Replaces values, or adds them; of several for one key, the last counts. The error has the key and the problem.
+    pub(super) fn override_with(
+        &mut self,
+        overrides: &[(String, MetadataValue)],
+    ) -> Result<(), (String, String)> {
+        for (key, value) in overrides {
+            self.overrides.retain(|(other, _)| other != key);
+            let value = value.replacing(self.get(key));
+            let value = value.map_err(|problem| (key.clone(), problem))?;
+            self.overrides.push((key.clone(), value));
+        }
+        Ok(())
+    }
+
+    fn overridden(&self, key: &str) -> Option<Value<'_>> {
+        let mut overrides = self.overrides.iter();
+        let (_, value) = overrides.find(|(other, _)| other == key)?;
+        Some(value.as_value())
     }
 
     /// Value of `key`.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
-        self.value(self.entry(key)?)
+        match self.overridden(key) {
+            Some(value) => Some(value),
+            None => self.value(self.entry(key)?),
+        }
     }
 
     /// Offset of the value of `key` in the file.
@@ -49,22 +76,27 @@ impl Metadata {
         Some(self.entry(key)?.value.start as u64)
     }
 
-    /// Keys and values, in the order of the file.
+    /// Keys and values, in the order of the file; added ones follow.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
-        self.entries.iter().filter_map(|entry| {
+        let stored = self.entries.iter().filter_map(|entry| {
             let key = str::from_utf8(self.key_bytes(entry)).ok()?;
-            Some((key, self.value(entry)?))
-        })
+            Some((key, self.overridden(key).or_else(|| self.value(entry))?))
+        });
+        let added = self.overrides.iter();
+        let added = added.filter(|(key, _)| self.entry(key).is_none());
+        stored.chain(added.map(|(key, value)| (key.as_str(), value.as_value())))
     }
 
     /// Number of keys.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        let overrides = self.overrides.iter();
+        let added = overrides.filter(|(key, _)| self.entry(key).is_none());
+        self.entries.len() + added.count()
     }
 
     /// True if there are no keys.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.overrides.is_empty()
     }
 
     /// String value of `key`; `None` if it is missing or has another type.

@@ -11,6 +11,7 @@
 mod error;
 mod load;
 mod metadata;
+mod overrides;
 mod read;
 pub mod split;
 mod value;
@@ -20,6 +21,7 @@ pub use error::{GgufError, Problem, Subject};
 pub use load::GgufLoader;
 pub(crate) use load::open_parts;
 pub use metadata::Metadata;
+pub use overrides::MetadataValue;
 pub use read::{Header, parse};
 pub use value::{Array, Value, ValueType, Values};
 pub use write::{ArrayBuf, Planned, ValueBuf, WriteError, Writer};

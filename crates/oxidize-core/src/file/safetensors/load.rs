@@ -78,6 +78,14 @@ impl ModelLoader for SafetensorsLoader {
 }
 
 fn finish(mut contents: Contents, options: &OpenOptions) -> Result<ModelFile> {
+    if let Some((key, _)) = options.overrides.first() {
+        let file = contents.files.first();
+        return Err(Error::Override {
+            path: file.map(|(path, _)| path.clone()).unwrap_or_default(),
+            key: key.clone(),
+            problem: "only metadata of GGUF files can be replaced".to_owned(),
+        });
+    }
     contents.format = Format::Safetensors;
     if let Err(error) = packed::present(&mut contents, options.unpack_exactly) {
         let mut tensors = contents.tensors.iter();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, List, Optional, Protocol
 
 from .. import _oxidize
 from .llama_grammar import LlamaGrammar
@@ -12,29 +12,48 @@ from .llama_grammar import LlamaGrammar
 if TYPE_CHECKING:
     from .llama import Llama, StoppingCriteriaList
 
-Prompt = Callable[[Any], "tuple[list[int], str, list[str], StoppingCriteriaList | None]"]
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
-    "tfs_z",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
-)
+class Parser(Protocol):
+    """Separates an answer into content and calls: JSON lists of pairs of a kind and a value."""
+
+    def push(self, text: str) -> str:
+        """The parts that ``text`` completes."""
+
+    def finish(self) -> str:
+        """The parts that were held back."""
+
+
+# Tokens, text, stop strings and criteria of a prompt, for the tools that are offered, the one that is forced, and whether
+# the answer may be a call or text.
+Prompt = Callable[
+    [Optional[List[Any]], Optional[str], bool], "tuple[list[int], str, list[str], StoppingCriteriaList | None]"
+]
+# The parser of an answer, for tools and the text of the prompt.
+Recognizer = Callable[[List[Any], str], Parser]
+
+# Settings of samplers and their defaults in chats.
+_SAMPLING: dict[str, Any] = {
+    "temperature": 0.2,
+    "top_p": 0.95,
+    "top_k": 40,
+    "min_p": 0.05,
+    "typical_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repeat_penalty": 1.0,
+    "tfs_z": 1.0,
+    "mirostat_mode": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+}
 
 
 def answer_chat(
     llama: Llama,
     prompt: Prompt,
-    template: str | None,
+    recognizer: Recognizer | None,
     *,
+    render_special: bool = False,
     functions: list[Any] | None = None,
     function_call: Any = None,
     tools: list[Any] | None = None,
@@ -54,7 +73,7 @@ def answer_chat(
 ) -> Any:
     """Answers the conversation that ``prompt`` renders.
 
-    ``template`` is the model's own, if the prompt comes from it: then calls are recognized as the model writes them.
+    ``recognizer`` knows how the model writes calls; without it, those that are not forced stay text.
     """
     if functions is not None:
         tools = [{"type": "function", "function": function} for function in functions]
@@ -73,10 +92,11 @@ def answer_chat(
         schema = _oxidize.forced_call_schema(json.dumps(tools), json.dumps(tool_choice), False)
         grammar = LlamaGrammar.from_json_schema(schema or "{}")
     offered = tools if tools and tool_choice != "none" else None
-    tokens, text, more_stops, stopping_criteria = prompt(offered)
+    recognizes = offered is not None and forced is None and grammar is None and recognizer is not None
+    forced_name = None if forced is None else forced["function"]["name"]
+    tokens, text, more_stops, stopping_criteria = prompt(offered, forced_name, recognizes)
     stops = [stop] if isinstance(stop, str) else list(stop or [])
-    recognizes = offered is not None and forced is None and grammar is None and template is not None
-    settings: dict[str, Any] = {name: arguments[name] for name in _SAMPLING if name in arguments}
+    settings = {name: arguments.get(name, default) for name, default in _SAMPLING.items()}
     options: dict[str, Any] = dict(
         max_tokens=max_tokens,
         logprobs=top_logprobs if logprobs else None,
@@ -90,7 +110,7 @@ def answer_chat(
     )
     if logprobs and top_logprobs is None:
         options["logprobs"] = 0
-    if recognizes:
+    if recognizes or render_special:
         # Some families mark calls by control tokens, which plain text would lack.
         writer = llama._begin(tokens, settings, render_special=True, **options)
         completion: Any = writer.chunks() if stream else writer.whole()
@@ -101,8 +121,8 @@ def answer_chat(
         return _forced_chunks(name, completion) if stream else _forced_message(name, completion)
     if schema is not None:
         return _required_chunks(completion) if stream else _required_message(completion)
-    if recognizes:
-        parser = llama._model.require().message_parser(json.dumps(offered), text, template, False)
+    if offered is not None and recognizes and recognizer is not None:
+        parser = recognizer(offered, text)
         legacy = functions is not None
         return _parsed_chunks(parser, completion) if stream else _parsed_message(parser, completion, legacy)
     return text_chunks(completion) if stream else text_message(completion)
@@ -279,7 +299,7 @@ def _required_chunks(chunks: Iterator[Any]) -> Iterator[Any]:
             yield _chunk(chunk, _delta(), "tool_calls")
 
 
-def _parsed_message(parser: _oxidize.MessageParser, completion: Any, legacy: bool) -> Any:
+def _parsed_message(parser: Parser, completion: Any, legacy: bool) -> Any:
     choice = completion["choices"][0]
     parts = json.loads(parser.push(choice["text"])) + json.loads(parser.finish())
     content = "".join(value for kind, value in parts if kind == "content")
@@ -290,7 +310,7 @@ def _parsed_message(parser: _oxidize.MessageParser, completion: Any, legacy: boo
     return _whole(completion, _calls_message(calls, content or None, legacy), "tool_calls")
 
 
-def _parsed_chunks(parser: _oxidize.MessageParser, chunks: Iterator[Any]) -> Iterator[Any]:
+def _parsed_chunks(parser: Parser, chunks: Iterator[Any]) -> Iterator[Any]:
     n_calls = 0
     for index, chunk in enumerate(chunks):
         choice = chunk["choices"][0]

@@ -145,6 +145,27 @@ STYLES: dict[str, Style] = {
     ),
     "baichuan-2": _style("baichuan2", "<reserved_106>", "<reserved_107>", _plain("")),
     "baichuan": _style("baichuan", "<reserved_102>", "<reserved_103>", _plain("")),
+    "openbuddy": _style(
+        "openbuddy",
+        "User",
+        "Assistant",
+        _colon("\n", "\n"),
+        default=(
+            "You are Buddy, a helpful and honest assistant, and talk with a human. You explain why if a question makes no "
+            "sense, and say so if you do not know the answer.\n"
+        ),
+    ),
+    "open-orca": _style(
+        "open_orca",
+        "User",
+        "Assistant",
+        _colon("<|end_of_turn|>\n", "<|end_of_turn|>\n", last=": "),
+        stop="User",
+        default=(
+            "You are a helpful assistant. Answer truthfully, think step by step, and say so if you notice a mistake or do "
+            "not know something."
+        ),
+    ),
     "redpajama-incite": _style("redpajama_incite", "<human>", "<bot>", _colon("\n", "\n"), stop="<human>"),
     "snoozy": _style(
         "snoozy",

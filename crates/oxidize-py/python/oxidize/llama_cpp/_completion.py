@@ -9,12 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from .. import _log, _oxidize
-from ._sampling import log_probabilities
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from .llama_types import CompletionLogprobs, CreateCompletionResponse
 
 
@@ -36,6 +32,10 @@ class Run:
     def __iter__(self) -> Iterator[Piece]:
         raise NotImplementedError
 
+    def rest(self) -> list[Piece]:
+        """The whole answer."""
+        return list(self)
+
     def prompt_logprobs(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
         """Log probabilities of the prompt's tokens, if they were asked for."""
         return []
@@ -54,19 +54,31 @@ class EngineRun(Run):
         try:
             while (token := self._stream.next()) is not None:
                 yield Piece(*token)
-            end = self._stream.completion()
-            if end is not None:
-                self.finish_reason, self.n_tokens = end["finish_reason"], end["completion_tokens"]
-                _log.logger.debug(
-                    "%d prompt tokens (%d cached) in %.3f s, %d tokens in %.3f s",
-                    end["prompt_tokens"],
-                    end["cached_tokens"],
-                    end["prompt_time"],
-                    end["completion_tokens"],
-                    end["generation_time"],
-                )
+            self._end()
         finally:
             _log.drain()
+
+    def rest(self) -> list[Piece]:
+        try:
+            # Does not wake this thread for each token, unlike the iterator.
+            pieces = [Piece(*token) for token in self._stream.collect()]
+            self._end()
+            return pieces
+        finally:
+            _log.drain()
+
+    def _end(self) -> None:
+        end = self._stream.completion()
+        if end is not None:
+            self.finish_reason, self.n_tokens = end["finish_reason"], end["completion_tokens"]
+            _log.logger.debug(
+                "%d prompt tokens (%d cached) in %.3f s, %d tokens in %.3f s",
+                end["prompt_tokens"],
+                end["cached_tokens"],
+                end["prompt_time"],
+                end["completion_tokens"],
+                end["generation_time"],
+            )
 
     def prompt_logprobs(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
         return self._stream.prompt_logprobs()
@@ -76,30 +88,30 @@ class EngineRun(Run):
 
 
 class TokenRun(Run):
-    """An answer whose tokens come from Python, with the logits that they were chosen from."""
+    """An answer whose text is made in Python: of tokens, and of log probabilities where they were asked for."""
 
     def __init__(
         self,
-        tokens: Iterator[tuple[int, npt.NDArray[np.single] | None]],
+        tokens: Iterator[tuple[int, float | None, list[tuple[int, float]]]],
         *,
         is_end: Callable[[int], bool],
         detokenize: Callable[[list[int]], bytes],
         stop: list[str],
         max_tokens: int,
-        n_probs: int | None,
+        stream: _oxidize.Stream | None = None,
     ) -> None:
         self._tokens = tokens
         self._is_end = is_end
         self._text = TextAssembler(detokenize, stop)
         self._max_tokens = max_tokens
-        self._n_probs = n_probs
+        self._stream = stream
         self.token_ids: list[int] = []
 
     def __iter__(self) -> Iterator[Piece]:
         # Stopping criteria end the iterator.
         self.finish_reason = "stop"
         try:
-            for token, logits in self._tokens:
+            for token, logprob, top in self._tokens:
                 if self._is_end(token):
                     break
                 self.token_ids.append(token)
@@ -108,10 +120,6 @@ class TokenRun(Run):
                 full = self.n_tokens >= self._max_tokens and not self._text.stopped
                 if full:
                     text += self._text.finish()
-                logprob: float | None = None
-                top: list[tuple[int, float]] = []
-                if self._n_probs is not None and logits is not None:
-                    logprob, top = log_probabilities(logits, token, self._n_probs)
                 yield Piece(token, text, logprob, top)
                 if full:
                     self.finish_reason = "length"
@@ -123,6 +131,9 @@ class TokenRun(Run):
                 yield Piece(self.token_ids[-1] if self.token_ids else 0, rest, None, [])
         finally:
             self.close()
+
+    def prompt_logprobs(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
+        return [] if self._stream is None else self._stream.prompt_logprobs()
 
     def close(self) -> None:
         close = getattr(self._tokens, "close", None)
@@ -197,7 +208,7 @@ class CompletionWriter:
 
     def whole(self) -> CreateCompletionResponse:
         """The whole completion."""
-        pieces = list(self._run)
+        pieces = self._run.rest()
         text = "".join(piece.text for piece in pieces)
         if self._echo:
             text = self._prompt_text() + text

@@ -6,12 +6,12 @@ import random
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 from .. import _oxidize
 from ._completion import CompletionWriter, EngineRun, Run, TokenRun
 from ._evaluation import Evaluation
-from ._sampling import TokenSampler, sampling_settings
+from ._sampling import LogitsHook, log_probabilities, sampling_settings
 from ._state import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from .llama_speculative import LlamaPromptLookupDecoding
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .llama_cache import BaseLlamaCache
     from .llama_grammar import LlamaGrammar
 
+# A token, its log probability and the most likely ones.
+_Scored = Tuple[int, Optional[float], List[Tuple[int, float]]]
+
 # Methods that programs replace on a Llama; completions then go through them.
 _STEPS = ("generate", "eval", "sample", "reset")
 
@@ -31,6 +34,7 @@ class Completions(Evaluation):
     """Starts answers, in the engine or step by step."""
 
     model_path: str
+    spm_infill: bool
     cache: BaseLlamaCache | None
     tokenizer_: BaseLlamaTokenizer
     _n_vocab: int
@@ -66,7 +70,7 @@ class Completions(Evaluation):
         model = self._model
         if suffix is not None:
             text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
-            tokens = model.native_tokenizer.infill(text, suffix)
+            tokens = model.native_tokenizer.infill(text, suffix, self.spm_infill)
             if tokens is None:
                 raise ValueError("this model has no tokens for a suffix: it cannot fill in the middle")
             return tokens
@@ -120,23 +124,26 @@ class Completions(Evaluation):
         """Starts an answer."""
         own_text = not isinstance(self.tokenizer_, LlamaTokenizer)
 
-        def run(answer: Iterator[tuple[int, npt.NDArray[np.single] | None]]) -> Run:
+        def run(answer: Iterator[_Scored], stream: _oxidize.Stream | None = None) -> Run:
             return TokenRun(
                 answer,
                 is_end=self._model.native_tokenizer.is_end,
                 detokenize=lambda ids: self.detokenize(ids, prev_tokens=tokens),
                 stop=stop,
                 max_tokens=max_tokens,
-                n_probs=n_probs,
+                stream=stream,
             )
 
         if self._goes_by_steps():
-            return run(self._by_steps(tokens, settings, logit_bias, logits_processor, stopping_criteria, grammar))
+            return run(
+                self._by_steps(tokens, settings, n_probs, logit_bias, logits_processor, stopping_criteria, grammar)
+            )
         sampling = sampling_settings(last_n=self.last_n_tokens_size, seed=seed, logit_bias=logit_bias, **settings)
-        if logits_processor or stopping_criteria or own_text:
-            sampler = TokenSampler(self._model.require(), sampling, grammar, logits_processor)
-            return run(self._answer_alone(tokens, sampler, stopping_criteria))
-        sampling["stop"] = stop
+        hook = None
+        if logits_processor or stopping_criteria:
+            hook = LogitsHook(tokens, max_tokens, logits_processor, stopping_criteria or None)
+        # The engine does not know the text of another tokenizer.
+        sampling["stop"] = [] if own_text else stop
         sampling["n_probs"] = n_probs
         stream = self._running_engine().submit(
             tokens,
@@ -146,20 +153,22 @@ class Completions(Evaluation):
                 "grammar": None if grammar is None else (grammar._kind, grammar._grammar),
                 "prompt_logprobs": n_probs if echo else None,
                 "render_special": render_special,
+                "processor": hook,
             },
         )
-        return EngineRun(stream)
+        return run(_tokens_of(stream), stream) if own_text else EngineRun(stream)
 
     def _by_steps(
         self,
         tokens: list[int],
         settings: dict[str, Any],
+        n_probs: int | None,
         logit_bias: dict[Any, float] | None,
         logits_processor: Sequence[LogitsProcessor] | None,
         stopping_criteria: StoppingCriteriaList | None,
         grammar: LlamaGrammar | None,
-    ) -> Iterator[tuple[int, npt.NDArray[np.single] | None]]:
-        """Tokens of ``generate``, which a program may have replaced, and the logits before them."""
+    ) -> Iterator[_Scored]:
+        """Tokens of ``generate``, which a program may have replaced, and their log probabilities."""
         if self.cache:
             self._load_cached(tokens)
         processors = LogitsProcessorList(logits_processor or ())
@@ -178,7 +187,10 @@ class Completions(Evaluation):
         try:
             for token in generated:
                 answer.append(token)
-                yield token, None if self._logits is None else self._logits[-1]
+                if n_probs is None or self._logits is None:
+                    yield token, None, []
+                else:
+                    yield token, *log_probabilities(self._logits[-1], token, n_probs)
         finally:
             generated.close()
             if self.cache and not self._closed:
@@ -244,6 +256,15 @@ class Completions(Evaluation):
             token_text=self._token_text,
             bos=self._model.token_bos(),
         )
+
+
+def _tokens_of(stream: _oxidize.Stream) -> Iterator[_Scored]:
+    """Tokens of the engine and their log probabilities."""
+    try:
+        while (item := stream.next()) is not None:
+            yield item[0], item[2], item[3]
+    finally:
+        stream.cancel()
 
 
 def _bias(logit_bias: dict[Any, float]) -> LogitsProcessor:

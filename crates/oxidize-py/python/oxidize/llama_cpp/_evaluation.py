@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _log
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from ._state import StoppingCriteriaList
     from .llama_grammar import LlamaGrammar
     from .llama_speculative import LlamaDraftModel
-
-# Sequences kept for the next answer that needs one.
-_MAX_IDLE = 2
-
 
 class Evaluation:
     """Tokens, logits and state of one sequence, and the methods that work on them."""
@@ -43,8 +38,6 @@ class Evaluation:
         # Restored or truncated state must be evaluated before sampling.
         self._requires_eval = True
         self._sequence: EvaluatedSequence | None = None
-        self._idle: list[EvaluatedSequence] = []
-        self._sequence_lock = threading.Lock()
         self._sampler: TokenSampler | None = None
         # Logits that `eval` keeps: more than one where drafts are verified.
         self._n_outputs = 1
@@ -106,24 +99,16 @@ class Evaluation:
 
     # Sequences.
 
-    def _new_sequence(self) -> EvaluatedSequence:
-        return EvaluatedSequence(self._model.require(), self._n_ctx, self._sequence_threads)
-
     def _own_sequence(self) -> EvaluatedSequence:
         """The sequence of ``eval``."""
         if self._sequence is None:
-            self._sequence = self._new_sequence()
+            self._sequence = EvaluatedSequence(self._model.require(), self._n_ctx, self._sequence_threads)
         return self._sequence
 
     def _close_evaluation(self) -> None:
-        with self._sequence_lock:
-            sequences = self._idle
-            self._idle = []
         if self._sequence is not None:
-            sequences.append(self._sequence)
+            self._sequence.close()
             self._sequence = None
-        for sequence in sequences:
-            sequence.close()
         self._logits = None
 
     # The public methods.
@@ -304,40 +289,6 @@ class Evaluation:
         self.n_tokens = keep
         self._requires_eval = True
         return tokens[keep:]
-
-    def _answer_alone(
-        self,
-        tokens: list[int],
-        sampler: TokenSampler,
-        stopping_criteria: StoppingCriteriaList | None,
-    ) -> Iterator[tuple[int, npt.NDArray[np.single] | None]]:
-        """Tokens and the logits before them, of a sequence that no other answer uses."""
-        import numpy as np
-
-        with self._sequence_lock:
-            sequence = self._idle.pop() if self._idle else None
-        sequence = sequence or self._new_sequence()
-        try:
-            input_ids = np.zeros((self._n_ctx + 1,), dtype=np.intc)
-            input_ids[: len(tokens)] = tokens
-            tokens = list(tokens)
-            sampler.accept(tokens)
-            while not sampler.is_complete and len(tokens) <= self._n_ctx:
-                logits = sequence.evaluate(tokens, 1)[0]
-                token = sampler.sample(input_ids[: len(tokens)], logits)
-                if stopping_criteria is not None and stopping_criteria(input_ids[: len(tokens)], logits):
-                    return
-                yield token, logits
-                input_ids[len(tokens)] = token
-                tokens.append(token)
-        finally:
-            with self._sequence_lock:
-                keep = len(self._idle) < _MAX_IDLE and not self._closed
-                if keep:
-                    self._idle.append(sequence)
-            if not keep:
-                sequence.close()
-            _log.drain()
 
     def save_state(self) -> LlamaState:
         """The tokens, logits and cache."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .. import _oxidize
 
 logger = logging.getLogger("oxidize")
 
@@ -20,19 +23,11 @@ _WITHOUT_MEANING: dict[str, Any] = {
     "main_gpu": 0,
     "tensor_split": None,
     "use_mlock": False,
-    "rope_scaling_type": -1,
     "attention_type": -1,
-    "yarn_ext_factor": -1.0,
-    "yarn_attn_factor": 1.0,
-    "yarn_beta_fast": 32.0,
-    "yarn_beta_slow": 1.0,
-    "yarn_orig_ctx": 0,
     "op_offload": None,
     "swa_full": None,
     "lora_base": None,
     "numa": False,
-    "spm_infill": False,
-    "kv_overrides": None,
 }
 # Names of earlier versions, which other packages still send.
 _OLD_NAMES = frozenset("n_parts f16_kv n_gqa rms_norm_eps mul_mat_q low_vram device".split())
@@ -40,31 +35,68 @@ _OLD_NAMES = frozenset("n_parts f16_kv n_gqa rms_norm_eps mul_mat_q low_vram dev
 _mentioned: set[str] = set()
 
 
-def mention_once(key: str, text: str) -> None:
+def mention_once(key: str, text: str, level: int) -> None:
     """Logs a message the first time."""
     if key not in _mentioned:
         _mentioned.add(key)
-        logger.info("%s", text)
+        logger.log(level, "%s", text)
 
 
 def mention_unused(given: dict[str, Any], unknown: dict[str, Any]) -> None:
-    """Says once of each parameter without a meaning here that it has none."""
+    """Says once of each parameter without a meaning here that it has none: as a warning if ``verbose``."""
+    level = logging.WARNING if given.get("verbose") else logging.INFO
     for name, value in given.items():
         if name in _WITHOUT_MEANING and value != _WITHOUT_MEANING[name]:
-            mention_once(name, f"{name} has no effect in oxidize")
+            mention_once(name, f"{name} has no effect in oxidize", level)
     for name in unknown:
         if name not in _OLD_NAMES:
-            mention_once(name, f"{name} is not a parameter of Llama and has no effect")
-    if given.get("n_gpu_layers"):
-        mention_once("n_gpu_layers", "n_gpu_layers has no effect: the model runs on the CPU")
+            mention_once(name, f"{name} is not a parameter of Llama and has no effect", level)
+    layers = given.get("n_gpu_layers")
+    if layers:
+        text = f"n_gpu_layers={layers} has no effect: this build has only the CPU backend"
+        mention_once("n_gpu_layers", text, level)
 
 
-def warn_of_rope(base: float, own: float | None) -> None:
-    """Warns once that a RoPE base replaces another one of the model."""
-    if own is not None and base not in (0.0, own) and f"rope {base}" not in _mentioned:
-        _mentioned.add(f"rope {base}")
+def rope_settings(given: dict[str, Any]) -> _oxidize.RopeSettings | None:
+    """RoPE parameters that differ from the defaults, which stand for the model's own; None without any."""
+    absent: dict[str, Any] = {
+        "freq_base": 0.0,
+        "freq_scale": 0.0,
+        "scaling_type": -1,
+        "yarn_orig_ctx": 0,
+        "yarn_attn_factor": 1.0,
+        "yarn_beta_fast": 32.0,
+        "yarn_beta_slow": 1.0,
+    }
+    settings: Any = {}
+    for name, default in absent.items():
+        value = given[name if name.startswith("yarn") else f"rope_{name}"]
+        settings[name] = None if value is None or value == default else value
+    share = given["yarn_ext_factor"]
+    settings["yarn_ext_factor"] = None if share < 0 else share
+    if all(value is None for value in settings.values()):
+        return None
+    settings["n_ctx"] = given["n_ctx"] or None
+    chosen: _oxidize.RopeSettings = settings
+    return chosen
+
+
+def metadata_overrides(given: dict[str, Any] | None) -> list[tuple[str, bool | int | float | str]]:
+    """Values that replace metadata of the file."""
+    for key, value in (given or {}).items():
+        if not isinstance(value, (bool, int, float, str)):
+            raise ValueError(f"Unknown value type for {key}: {value!r}; bool, int, float and str are supported")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"kv_overrides[{key!r}] is {value}, which does not fit into 64 bits")
+    return list((given or {}).items())
+
+
+def warn_of_rope(name: str, value: float, own: float | None) -> None:
+    """Warns once that a parameter of RoPE replaces that of the model."""
+    if own is not None and value not in (0.0, own) and f"{name} {value}" not in _mentioned:
+        _mentioned.add(f"{name} {value}")
         warnings.warn(
-            f"rope_freq_base={base:g} replaces the model's own {own:g}, which spoils its answers unless it was "
+            f"{name}={value:g} replaces the model's own {own:g}, which spoils its answers unless it was "
             "trained so; pass the model's own value, or 0",
             RuntimeWarning,
             stacklevel=4,

@@ -76,6 +76,55 @@ def _at_most_one(value: float) -> float:
     return 1.0 if value > 1.0 else value
 
 
+class LogitsHook:
+    """Processors and stopping criteria, as the engine calls them before each token of a request."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        processors: Sequence[Processor] | None,
+        criteria: Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], bool] | None,
+    ) -> None:
+        import numpy as np
+
+        self._input_ids: npt.NDArray[np.intc] = np.zeros((len(prompt) + max_tokens,), dtype=np.intc)
+        self._input_ids[: len(prompt)] = prompt
+        self._n_tokens = len(prompt)
+        self._processors = list(processors or ())
+        self._criteria = criteria
+
+    def __call__(self, fresh: Sequence[int], logits: npt.NDArray[np.single]) -> npt.NDArray[np.single] | None:
+        """The logits that the processors make of ``logits``; None to end the answer.
+
+        ``fresh`` are the tokens since the last call.
+        """
+        end = self._n_tokens + len(fresh)
+        self._input_ids[self._n_tokens : end] = fresh
+        self._n_tokens = end
+        input_ids = self._input_ids[:end]
+        logits = processed(self._processors, input_ids, logits)
+        ends = self._criteria is not None and self._criteria(input_ids, logits)
+        return None if ends else logits
+
+
+def processed(
+    processors: Sequence[Processor], input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+) -> npt.NDArray[np.single]:
+    """The logits after all processors, which may write to ``logits``."""
+    if not processors:
+        return logits
+    import numpy as np
+
+    shape = logits.shape
+    for processor in processors:
+        logits = processor(input_ids, logits)
+    logits = np.ascontiguousarray(logits, dtype=np.single)
+    if logits.shape != shape:
+        raise ValueError(f"a logits processor returned shape {logits.shape}; {shape} is expected")
+    return logits
+
+
 class TokenSampler:
     """Chooses one token after the other from logits, after Python's processors."""
 
@@ -104,15 +153,7 @@ class TokenSampler:
     def sample(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> int:
         """The next token. ``logits`` stay as they are."""
         if self._processors:
-            import numpy as np
-
-            shape = logits.shape
-            scores = logits.copy()
-            for processor in self._processors:
-                scores = processor(input_ids, scores)
-            logits = np.ascontiguousarray(scores, dtype=np.single)
-            if logits.shape != shape:
-                raise ValueError(f"a logits processor returned shape {logits.shape}; {shape} is expected")
+            logits = processed(self._processors, input_ids, logits.copy())
         token = self._sampler.sample(logits, self._constraint)
         self._sampler.accept([token])
         if self._constraint is not None and self._constraint.allows(token):

@@ -136,7 +136,7 @@ class Llama(Completions):
             raise ValueError(f"Model path does not exist: {self.model_path}")
         _log.listen()
         _oxidize.check_processor()
-        self._model = self._load(vocab_only, use_mmap, rope_freq_base, rope_freq_scale)
+        self._model = self._load(given)
         self.tokenizer_ = tokenizer or LlamaTokenizer(self)
         self.metadata = self._model.metadata()
 
@@ -216,19 +216,23 @@ class Llama(Completions):
                 raise
         _log.drain()
 
-    def _load(self, vocab_only: bool, use_mmap: bool, rope_base: float, rope_scale: float) -> LlamaModel:
+    def _load(self, given: dict[str, Any]) -> LlamaModel:
+        overrides = parameters.metadata_overrides(self.kv_overrides)
+        rope = parameters.rope_settings(given)
         try:
-            if vocab_only:
+            if given["vocab_only"]:
                 return LlamaModel(None, _oxidize.Tokenizer.open(self.model_path))
             native = _oxidize.Model(
                 self.model_path,
-                mmap=use_mmap,
+                mmap=given["use_mmap"],
                 adapters=[] if self.lora_path is None else [(self.lora_path, self.lora_scale)],
-                rope_freq_base=rope_base or None,
-                rope_freq_scale=rope_scale or None,
+                overrides=overrides,
+                rope=rope,
             )
-            if rope_base:
-                parameters.warn_of_rope(rope_base, _oxidize.Model(self.model_path).rope_freq_base)
+            if rope is not None and rope["scaling_type"] is None:
+                own = _oxidize.Model(self.model_path, overrides=overrides)
+                parameters.warn_of_rope("rope_freq_base", given["rope_freq_base"], own.rope_freq_base)
+                parameters.warn_of_rope("rope_freq_scale", given["rope_freq_scale"], own.rope_freq_scale)
             return LlamaModel(native, native.tokenizer())
         except MemoryError:
             raise
@@ -314,6 +318,14 @@ class Llama(Completions):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"n_ctx={self._n_ctx}"
         return f"Llama({self.model_path!r}, {state})"
+
+    def _repr_html_(self) -> str:
+        from .._notebook import model_table, table
+
+        native = None if self._closed else self._model.native
+        if native is None:
+            return table({"model": self.model_path, "state": "closed" if self._closed else "vocabulary only"})
+        return model_table(self.model_path, native, self._n_ctx)
 
     # Facts.
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import _oxidize
-from ._chat_answer import answer_chat
+from ._chat_answer import Parser, answer_chat
 from ._chat_styles import STYLES, Style
+from ._functionary import Dialect, DialectV1, DialectV2, functionary
 from .llama_grammar import LlamaGrammar
 
 if TYPE_CHECKING:
@@ -157,7 +158,9 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
     """
 
     def handler(*, llama: Llama, messages: list[Any], **arguments: Any) -> Any:
-        def prompt(tools: list[Any] | None) -> tuple[list[int], str, list[str], StoppingCriteriaList | None]:
+        def prompt(
+            tools: list[Any] | None, forced: str | None, free: bool
+        ) -> tuple[list[int], str, list[str], StoppingCriteriaList | None]:
             known = {"functions": arguments.get("functions"), "tool_choice": arguments.get("tool_choice")}
             result = chat_formatter(messages=messages, tools=tools, **known)
             tokens = llama.tokenize(result.prompt.encode("utf-8"), add_bos=not result.added_special, special=True)
@@ -175,11 +178,16 @@ def template_handler(template: str) -> LlamaChatCompletionHandler:
     def handler(*, llama: Llama, messages: list[Any], **arguments: Any) -> Any:
         model = llama._model.require()
 
-        def prompt(tools: list[Any] | None) -> tuple[list[int], str, list[str], StoppingCriteriaList | None]:
+        def prompt(
+            tools: list[Any] | None, forced: str | None, free: bool
+        ) -> tuple[list[int], str, list[str], StoppingCriteriaList | None]:
             text, tokens = model.render(json.dumps({"messages": messages, "tools": tools}), template)
             return tokens, text, [], None
 
-        return answer_chat(llama, prompt, template, **arguments)
+        def recognizer(tools: list[Any], text: str) -> Parser:
+            return model.message_parser(json.dumps(tools), text, template, False)
+
+        return answer_chat(llama, prompt, recognizer, **arguments)
 
     return handler
 
@@ -261,6 +269,20 @@ LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(
 )
 
 
+@register_chat_completion_handler("functionary")
+def functionary_chat_handler(*, llama: Llama, messages: list[Any], **arguments: Any) -> Any:
+    """Answers in the first format of Functionary."""
+    return functionary(Dialect(), llama, messages, **arguments)
+
+
+@register_chat_completion_handler("functionary-v1")
+@register_chat_completion_handler("functionary-v2")
+def functionary_v1_v2_chat_handler(*, llama: Llama, messages: list[Any], **arguments: Any) -> Any:
+    """Answers in version 1 or 2 of Functionary's format, as the vocabulary tells."""
+    is_v1 = llama._model.native_tokenizer.token_id("<|START_OF_FUNCTION_CALL|>") is not None
+    return functionary(DialectV1() if is_v1 else DialectV2(), llama, messages, **arguments)
+
+
 class _ImageHandler:
     """A handler of images, which packages import by name."""
 
@@ -286,6 +308,21 @@ class NanoLlavaChatHandler(_ImageHandler):
 
 class Llama3VisionAlphaChatHandler(_ImageHandler):
     """Llama 3 Vision Alpha: not supported."""
+
+
+Llama3VisionAlpha = Llama3VisionAlphaChatHandler
+
+
+class ObsidianChatHandler(_ImageHandler):
+    """Obsidian: not supported."""
+
+
+class MTMDChatHandler(_ImageHandler):
+    """Any model with a projector of images: not supported."""
+
+
+class Gemma4ChatHandler(_ImageHandler):
+    """Gemma 4: not supported."""
 
 
 class MiniCPMv26ChatHandler(_ImageHandler):

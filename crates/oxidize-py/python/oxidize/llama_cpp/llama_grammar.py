@@ -6,37 +6,31 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ._grammars import (
+    ARITHMETIC_GBNF,
+    C_GBNF,
+    CHESS_GBNF,
+    ENGLISH_GBNF,
+    JAPANESE_GBNF,
+    JSON_ARR_GBNF,
+    JSON_GBNF,
+    LIST_GBNF,
+)
+
+__all__ = [
+    "ARITHMETIC_GBNF",
+    "CHESS_GBNF",
+    "C_GBNF",
+    "ENGLISH_GBNF",
+    "JAPANESE_GBNF",
+    "JSON_ARR_GBNF",
+    "JSON_GBNF",
+    "LIST_GBNF",
+    "LLAMA_GRAMMAR_DEFAULT_ROOT",
+    "LlamaGrammar",
+]
+
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
-
-JSON_GBNF = r"""
-root   ::= object
-value  ::= object | array | string | number | ("true" | "false" | "null") ws
-
-object ::=
-  "{" ws (
-            string ":" ws value
-    ("," ws string ":" ws value)*
-  )? "}" ws
-
-array  ::=
-  "[" ws (
-            value
-    ("," ws value)*
-  )? "]" ws
-
-string ::=
-  "\"" (
-    [^"\\\x7F\x00-\x1F] |
-    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})
-  )* "\"" ws
-
-number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
-
-ws ::= | " " | "\n" [ \t]{0,20}
-"""
-
-JSON_ARR_GBNF = JSON_GBNF.replace("root   ::= object", "root   ::= array")
-
 
 def declared_only(schema: Any) -> Any:
     """A schema whose objects have no other properties than those they declare, unless it says so.
