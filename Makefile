@@ -110,11 +110,13 @@ check-imatrix: ## collect importance matrices and compare with a built llama.cpp
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/check-imatrix-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
 
-lint: ## check formatting, clippy without warnings, and that the modules of core have no cycle
+lint: ## check formatting, clippy without warnings, the modules of core, and that no test skips in silence
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(PYTHON) scripts/check_modules.py --self-test
 	$(PYTHON) scripts/check_modules.py
+	$(PYTHON) scripts/check_tests.py --self-test
+	$(PYTHON) scripts/check_tests.py
 
 check-docs: ## check the pages, their links, and the history of the dashboard
 	$(PYTHON) scripts/check_docs.py --self-test

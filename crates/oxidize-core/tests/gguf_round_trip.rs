@@ -10,13 +10,31 @@ use oxidize_core::file::{Format, ModelFile, OpenOptions, TensorType};
 use oxidize_core::gguf::{ArrayBuf, Value, ValueType, WriteError, Writer, parse};
 use oxidize_core::io::SharedBytes;
 use oxidize_core::{Error, Limits};
+use oxidize_golden::Fixture;
+use oxidize_testing::cached_files;
 use raw_gguf::{RawGguf, small};
+
+oxidize_testing::main!(
+    every_value_type_is_read,
+    tensors_have_their_data,
+    data_is_aligned_for_its_type,
+    prefix_of_header_asks_for_more_bytes,
+    rewritten_file_is_identical,
+    rewritten_fixtures_are_identical,
+    rewritten_real_files_are_identical,
+    writer_rejects_what_the_reader_would,
+    built_arrays_are_read_back,
+    split_model_opens_from_any_part,
+    all_missing_parts_are_named,
+    parts_of_different_models_are_rejected,
+    header_longer_than_first_read_opens_without_mmap,
+    progress_reaches_the_end,
+);
 
 fn from_bytes(bytes: Vec<u8>) -> ModelFile {
     ModelFile::from_bytes(bytes, &OpenOptions::default()).unwrap()
 }
 
-#[test]
 fn every_value_type_is_read() {
     for version in [1, 2, 3] {
         let model = from_bytes(small(version).bytes);
@@ -75,7 +93,6 @@ fn every_value_type_is_read() {
     }
 }
 
-#[test]
 fn tensors_have_their_data() {
     let file = small(3);
     let model = from_bytes(file.bytes.clone());
@@ -95,7 +112,6 @@ fn tensors_have_their_data() {
     assert!(model.tensor("absent").is_none());
 }
 
-#[test]
 fn data_is_aligned_for_its_type() {
     let mut file = RawGguf::new(3, 2, 1);
     file.key("general.alignment", 4).u32(1);
@@ -108,7 +124,6 @@ fn data_is_aligned_for_its_type() {
     assert_eq!(*data, file.bytes[file.bytes.len() - 16..]);
 }
 
-#[test]
 fn prefix_of_header_asks_for_more_bytes() {
     let file = small(3);
     let len = file.bytes.len() as u64;
@@ -144,7 +159,6 @@ fn rewrite(model: &ModelFile, out: impl Write) -> Result<(), Error> {
     })
 }
 
-#[test]
 fn rewritten_file_is_identical() {
     let mut file = small(3);
     // The small file lacks the padding that a writer adds.
@@ -180,46 +194,41 @@ impl Write for Comparing {
     }
 }
 
-/// Directory of downloaded models and vocabularies.
-fn cache() -> PathBuf {
-    std::env::var_os("OXIDIZE_TEST_CACHE").map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/oxidize"),
-        PathBuf::from,
-    )
+fn rewritten_fixtures_are_identical() {
+    // By the gguf package.
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf");
+    rewrite_and_compare(&tiny);
+    for fixture in Fixture::all() {
+        rewrite_and_compare(&fixture.build().gguf());
+    }
 }
 
-#[test]
 fn rewritten_real_files_are_identical() {
-    let mut files = 0;
-    for directory in ["vocab", "models"] {
-        let Ok(entries) = std::fs::read_dir(cache().join(directory)) else {
-            continue;
-        };
-        for path in entries.map(|entry| entry.unwrap().path()) {
-            let small_enough = path.metadata().unwrap().len() < 200 << 20;
-            if path.extension().is_none_or(|extension| extension != "gguf") || !small_enough {
-                continue;
-            }
-            let model = ModelFile::open(&path, &OpenOptions::default()).unwrap();
-            if model.format() != (Format::Gguf { version: 3 }) {
-                continue;
-            }
-            let file = io::BufReader::new(std::fs::File::open(&path).unwrap());
-            let mut out = Comparing { file, at: 0 };
-            rewrite(&model, &mut out).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            assert_eq!(out.at, path.metadata().unwrap().len(), "{}", path.display());
-            files += 1;
+    let mut files = cached_files("vocab", "gguf");
+    files.extend(cached_files("models", "gguf"));
+    let mut compared = 0;
+    for path in files {
+        let small_enough = path.metadata().unwrap().len() < 200 << 20;
+        if small_enough && rewrite_and_compare(&path) {
+            compared += 1;
         }
     }
-    if files == 0 {
-        eprintln!(
-            "SKIPPED: no GGUF files of version 3 under {}",
-            cache().display()
-        );
-    }
+    assert!(compared > 10, "only {compared} files compared");
 }
 
-#[test]
+/// Writes a file again and compares; false if it is of another version than the writer's.
+fn rewrite_and_compare(path: &Path) -> bool {
+    let model = ModelFile::open(path, &OpenOptions::default()).unwrap();
+    if model.format() != (Format::Gguf { version: 3 }) {
+        return false;
+    }
+    let file = io::BufReader::new(std::fs::File::open(path).unwrap());
+    let mut out = Comparing { file, at: 0 };
+    rewrite(&model, &mut out).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert_eq!(out.at, path.metadata().unwrap().len(), "{}", path.display());
+    true
+}
+
 fn writer_rejects_what_the_reader_would() {
     let mut writer = Writer::new();
     writer.key("k", &Value::U8(1)).unwrap();
@@ -264,7 +273,6 @@ fn writer_rejects_what_the_reader_would() {
     ));
 }
 
-#[test]
 fn built_arrays_are_read_back() {
     let inner = ArrayBuf::strings(["a", "bc"]);
     let nested = ArrayBuf::values(ValueType::Array, [Value::Array(inner.as_array()); 2]).unwrap();
@@ -313,7 +321,6 @@ fn write_split(directory: &Path, count: u16) -> Vec<PathBuf> {
     (1..=count).map(path).collect()
 }
 
-#[test]
 fn split_model_opens_from_any_part() {
     let directory = tempfile::tempdir().unwrap();
     let parts = write_split(directory.path(), 3);
@@ -335,7 +342,6 @@ fn split_model_opens_from_any_part() {
     }
 }
 
-#[test]
 fn all_missing_parts_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let parts = write_split(directory.path(), 4);
@@ -348,7 +354,6 @@ fn all_missing_parts_are_named() {
     assert_eq!(missing, [parts[0].clone(), parts[2].clone()]);
 }
 
-#[test]
 fn parts_of_different_models_are_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let parts = write_split(directory.path(), 2);
@@ -361,7 +366,6 @@ fn parts_of_different_models_are_rejected() {
     assert!(error.to_string().contains("split.no"), "{error}");
 }
 
-#[test]
 fn header_longer_than_first_read_opens_without_mmap() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("vocabulary.gguf");
@@ -390,7 +394,6 @@ fn header_longer_than_first_read_opens_without_mmap() {
     ));
 }
 
-#[test]
 fn progress_reaches_the_end() {
     let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let log = seen.clone();

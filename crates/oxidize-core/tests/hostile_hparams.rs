@@ -3,8 +3,6 @@
 //! `config.json`. The result must be an error or, if the changed value is valid too, a model that runs.
 //! Nothing may panic or allocate memory for tensors that do not exist.
 
-mod shared;
-
 use oxidize_core::Result;
 use oxidize_core::arch::ARCHS;
 use oxidize_core::backend::cpu::Cpu;
@@ -15,9 +13,14 @@ use oxidize_core::kv::BlockId;
 use oxidize_core::model::Model;
 use oxidize_golden::Fixture;
 use serde_json::{Value, json};
-use shared::shared;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+
+oxidize_testing::main!(
+    changed_config_json_is_rejected_or_runs,
+    changed_gguf_metadata_is_rejected_or_runs,
+    changed_metadata_of_stored_files_is_rejected_or_runs,
+);
 
 /// Counts of the outcomes of a test.
 #[derive(Default)]
@@ -163,7 +166,6 @@ fn changes(value: &Value) -> Vec<Value> {
     }
 }
 
-#[test]
 fn changed_config_json_is_rejected_or_runs() {
     let mut tally = Tally::default();
     for fixture in Fixture::all() {
@@ -230,7 +232,6 @@ fn paths(config: &Value) -> Vec<Vec<String>> {
     paths
 }
 
-#[test]
 fn changed_gguf_metadata_is_rejected_or_runs() {
     let mut tally = Tally::default();
     for fixture in Fixture::all() {
@@ -241,13 +242,9 @@ fn changed_gguf_metadata_is_rejected_or_runs() {
 }
 
 /// The same for files by llama.cpp's converter, which writes other keys for some families.
-#[test]
 fn changed_metadata_of_stored_files_is_rejected_or_runs() {
-    let Some(golden) = shared("golden") else {
-        return;
-    };
     let mut tally = Tally::default();
-    for dir in directories(&golden) {
+    for dir in directories(&oxidize_testing::beside("golden")) {
         let path = dir.join("model.gguf");
         if path.exists() {
             change_metadata(&mut tally, &dir.display().to_string(), &open_gguf(&path));

@@ -1,13 +1,14 @@
 //! Opens every golden model in both formats, mapped and read, and compares the two.
 
-mod shared;
-
 use oxidize_core::file::{Format, ModelFile, OpenOptions};
 use oxidize_golden::Fixture;
-use shared::shared;
 use std::path::Path;
 
-#[test]
+oxidize_testing::main!(
+    mapped_and_read_files_are_equal,
+    mapped_and_read_stored_files_are_equal,
+);
+
 fn mapped_and_read_files_are_equal() {
     for fixture in Fixture::all() {
         let golden = fixture.build();
@@ -16,12 +17,8 @@ fn mapped_and_read_files_are_equal() {
     }
 }
 
-#[test]
 fn mapped_and_read_stored_files_are_equal() {
-    let Some(golden) = shared("golden") else {
-        return;
-    };
-    let directories = std::fs::read_dir(golden).unwrap();
+    let directories = std::fs::read_dir(oxidize_testing::beside("golden")).unwrap();
     let compared: usize = directories
         .map(|entry| compare_files(&entry.unwrap().path()))
         .sum();

@@ -191,7 +191,6 @@ fn headers_are_limited_in_size_and_depth() {
         assert!(matches!(error, Error::Limit { .. }), "{error}");
     }
     let deep = format!(r#"{{"t":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
-    let start = std::time::Instant::now();
     assert_rejected!(deep, 0, Problem::Json(_));
     let ignored = format!(
         r#"{{"t":{{"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":{}{}}}}}"#,
@@ -199,7 +198,6 @@ fn headers_are_limited_in_size_and_depth() {
         "]".repeat(100_000)
     );
     drop(open(file(&ignored, 0)));
-    assert!(start.elapsed() < std::time::Duration::from_millis(50));
 
     let keys: Vec<_> = (0..5000).map(|i| format!(r#""{i}":"""#)).collect();
     let many = format!(r#"{{"__metadata__":{{{}}}}}"#, keys.join(","));

@@ -11,12 +11,30 @@ use oxidize_core::engine::{Engine, EngineConfig, EngineError, Request, Token, To
 use oxidize_core::file::{ModelFile, OpenOptions};
 use oxidize_core::grammar::Grammar;
 use oxidize_core::model::Model;
+use oxidize_core::recipe::QuantRecipe;
 use oxidize_core::sampling::SamplingParams;
 use oxidize_core::speculative::{DraftParams, DraftSource, Speculation, SpeculationError};
+use oxidize_core::synth::{Shape, Synthesis};
 use oxidize_core::tokenizer::EncodeOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+oxidize_testing::main!(
+    drafts_do_not_change_answers,
+    accepted_drafts_save_steps,
+    predicted_answers_are_drafted,
+    concurrent_drafts_do_not_change_answers,
+    grammars_and_stop_strings_apply_with_drafts,
+    drafting_stops_when_it_does_not_save_time,
+    invalid_speculation_is_rejected,
+    recurrent_models_answer_the_same_with_drafts,
+    smollm2_answers_the_same_with_drafts,
+    stories15m_answers_the_same_with_drafts; large
+    tinyllama_answers_the_same_with_drafts,
+    gemma3_answers_the_same_with_drafts,
+    qwen2_answers_the_same_with_drafts,
+);
 
 fn config(speculation: Option<Speculation>) -> EngineConfig {
     EngineConfig {
@@ -112,7 +130,6 @@ fn assert_same(with: &Answer, without: &Answer, what: &str) {
     );
 }
 
-#[test]
 fn drafts_do_not_change_answers() {
     let model = tiny::model();
     let plain = start(&model, None);
@@ -140,7 +157,6 @@ fn drafts_do_not_change_answers() {
 }
 
 /// The model's own drafts of greedy tokens are all accepted, so few steps are needed.
-#[test]
 fn accepted_drafts_save_steps() {
     let model = tiny::model();
     let engine = start(&model, always(DraftSource::Model(model.clone()), 8));
@@ -170,7 +186,6 @@ fn accepted_drafts_save_steps() {
 }
 
 /// A predicted answer saves steps as far as it is right, and does not change the answer where it is wrong.
-#[test]
 fn predicted_answers_are_drafted() {
     let model = tiny::model();
     let plain = start(&model, None);
@@ -197,7 +212,6 @@ fn predicted_answers_are_drafted() {
     }
 }
 
-#[test]
 fn concurrent_drafts_do_not_change_answers() {
     let model = tiny::model();
     let plain = start(&model, None);
@@ -220,7 +234,6 @@ fn concurrent_drafts_do_not_change_answers() {
     }
 }
 
-#[test]
 fn grammars_and_stop_strings_apply_with_drafts() {
     let model = tiny::model();
     let plain = start(&model, None);
@@ -253,7 +266,6 @@ fn grammars_and_stop_strings_apply_with_drafts() {
 }
 
 /// Drafting that takes longer than it saves is turned off, without changing answers.
-#[test]
 fn drafting_stops_when_it_does_not_save_time() {
     let model = tiny::model();
     // Drafting runs the draft model as often as decoding runs the model.
@@ -282,7 +294,6 @@ fn drafting_stops_when_it_does_not_save_time() {
     );
 }
 
-#[test]
 fn invalid_speculation_is_rejected() {
     let model = tiny::model();
     let rejected = |speculation: Speculation| match Engine::start(
@@ -330,9 +341,16 @@ fn invalid_speculation_is_rejected() {
             other => panic!("{other}"),
         }
     }
-    let Some(other) = cached("SmolLM2-135M-Instruct.Q4_1") else {
-        return;
+    // Of 1024 tokens; the tiny model has 320.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("other.gguf");
+    let synthesis = Synthesis {
+        shape: Shape::named("tiny").unwrap(),
+        recipe: QuantRecipe::named("F32").unwrap(),
+        seed: 1,
     };
+    synthesis.save(&path, |_, _| {}).unwrap();
+    let other = Model::load_with(path, &OpenOptions::default()).unwrap();
     let error = rejected(Speculation::new(DraftSource::Model(other)));
     assert!(
         matches!(error, SpeculationError::VocabularySize { .. }),
@@ -341,7 +359,6 @@ fn invalid_speculation_is_rejected() {
 }
 
 /// Recurrent state is rolled back after a rejected draft, and the accepted tokens are recomputed.
-#[test]
 fn recurrent_models_answer_the_same_with_drafts() {
     let mut drafts = (0, 0);
     for name in [
@@ -375,20 +392,14 @@ fn recurrent_models_answer_the_same_with_drafts() {
     assert!(drafts.1 > 0 && drafts.1 < drafts.0, "{drafts:?}");
 }
 
-fn cached(name: &str) -> Option<Model> {
-    let set = |name| std::env::var_os(name).map(PathBuf::from);
-    let cache = set("OXIDIZE_TEST_CACHE").or_else(|| Some(set("HOME")?.join(".cache/oxidize")))?;
-    let path = cache.join(format!("models/{name}.gguf"));
-    if !path.exists() {
-        eprintln!("SKIPPED: no {}", path.display());
-        return None;
-    }
-    Some(Model::load_with(path, &OpenOptions::default()).unwrap())
+/// A downloaded model. The running test is skipped if it is missing.
+fn downloaded(name: &str) -> Model {
+    let path = oxidize_testing::cached(format!("models/{name}.gguf"));
+    Model::load_with(path, &OpenOptions::default()).unwrap()
 }
 
 /// Compares answers of real models with and without drafts, on repetitive and other text, greedy and sampled.
-fn compare(model: Option<Model>, draft: Option<Model>) {
-    let Some(model) = model else { return };
+fn compare(model: Model, draft: Option<Model>) {
     let tokenizer = model.tokenizer().unwrap();
     let plain = start(&model, None);
     let sources = draft.map(DraftSource::Model).into_iter();
@@ -419,34 +430,26 @@ fn compare(model: Option<Model>, draft: Option<Model>) {
     }
 }
 
-#[test]
 fn smollm2_answers_the_same_with_drafts() {
-    let model = cached("SmolLM2-135M-Instruct.Q4_1");
-    compare(model.clone(), model);
+    let model = downloaded("SmolLM2-135M-Instruct.Q4_1");
+    compare(model.clone(), Some(model));
 }
 
-#[test]
 fn stories15m_answers_the_same_with_drafts() {
-    compare(cached("stories15M-f32"), None);
+    compare(downloaded("stories15M-f32"), None);
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn tinyllama_answers_the_same_with_drafts() {
     compare(
-        cached("tinyllama-1.1b-chat.IQ2_XXS"),
-        cached("stories15M-f32"),
+        downloaded("tinyllama-1.1b-chat.IQ2_XXS"),
+        Some(downloaded("stories15M-f32")),
     );
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn gemma3_answers_the_same_with_drafts() {
-    compare(cached("gemma-3-270m-q4_k_m"), None);
+    compare(downloaded("gemma-3-270m-q4_k_m"), None);
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn qwen2_answers_the_same_with_drafts() {
-    compare(cached("qwen2.5-coder-1.5b-instruct-q4_k_m"), None);
+    compare(downloaded("qwen2.5-coder-1.5b-instruct-q4_k_m"), None);
 }

@@ -105,7 +105,11 @@ impl Bucket {
 
     /// Takes `n` tokens, or fails with the time until they are available.
     pub fn take(&self, n: u64) -> Result<(), Duration> {
-        self.with_level(|level| {
+        self.take_at(Instant::now(), n)
+    }
+
+    fn take_at(&self, now: Instant, n: u64) -> Result<(), Duration> {
+        self.with_level(now, |level| {
             let missing = n as f64 - *level;
             if missing > 0.0 {
                 return Err(missing);
@@ -117,7 +121,7 @@ impl Bucket {
 
     /// Fails with the time until the level is positive, if it is not.
     pub fn check(&self) -> Result<(), Duration> {
-        self.with_level(|level| {
+        self.with_level(Instant::now(), |level| {
             if *level > 0.0 {
                 Ok(())
             } else {
@@ -128,16 +132,19 @@ impl Bucket {
 
     /// Takes `n` tokens, even if the level becomes negative.
     pub fn spend(&self, n: u64) {
-        let _ = self.with_level(|level| {
+        let _ = self.with_level(Instant::now(), |level| {
             *level -= n as f64;
             Ok(())
         });
     }
 
-    fn with_level(&self, f: impl FnOnce(&mut f64) -> Result<(), f64>) -> Result<(), Duration> {
+    fn with_level(
+        &self,
+        now: Instant,
+        f: impl FnOnce(&mut f64) -> Result<(), f64>,
+    ) -> Result<(), Duration> {
         let mut state = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         let (level, since) = &mut *state;
-        let now = Instant::now();
         let gained = now.duration_since(*since).as_secs_f64() * self.per_second;
         *level = (*level + gained).min(self.capacity);
         *since = now;
@@ -171,13 +178,23 @@ mod tests {
 
     #[test]
     fn a_bucket_refills() {
-        let bucket = Bucket::new(2, Duration::from_millis(40));
-        bucket.take(2).unwrap();
-        assert!(bucket.take(1).unwrap_err() <= Duration::from_millis(20));
-        std::thread::sleep(Duration::from_millis(30));
-        bucket.take(1).unwrap();
+        let bucket = Bucket::new(2, Duration::from_secs(4000));
+        let start = bucket.level.lock().unwrap().1;
+        let after = |seconds| start + Duration::from_secs(seconds);
+        bucket.take_at(start, 2).unwrap();
+        assert_eq!(bucket.take_at(start, 1), Err(Duration::from_secs(2000)));
+        assert_eq!(
+            bucket.take_at(after(500), 1),
+            Err(Duration::from_secs(1500))
+        );
+        bucket.take_at(after(2000), 1).unwrap();
+        // It holds no more than its capacity.
+        assert!(bucket.take_at(after(100_000), 3).is_err());
+        bucket.take_at(after(100_000), 2).unwrap();
+        // The longest wait that is named is an hour.
+        assert_eq!(bucket.check(), Err(Duration::from_secs(2000)));
         bucket.spend(100);
-        assert!(bucket.check().unwrap_err() > Duration::from_secs(1));
+        assert_eq!(bucket.check(), Err(Duration::from_secs(3600)));
         assert!(Bucket::new(0, Duration::from_secs(60)).take(1).is_err());
     }
 }

@@ -83,6 +83,15 @@ pub fn shared() -> PathBuf {
     std::env::var_os("OXIDIZE_SHARED").map_or_else(beside, PathBuf::from)
 }
 
+/// A file or directory of [`shared`]. The running test is skipped if it is missing.
+pub fn beside(path: impl AsRef<Path>) -> PathBuf {
+    let path = shared().join(path);
+    if !path.exists() {
+        skip(format!("{} is not part of the project", path.display()));
+    }
+    path
+}
+
 /// A file or directory of the cache. The running test is skipped if it is [missing].
 pub fn cached(path: impl AsRef<Path>) -> PathBuf {
     let path = cache().join(path);

@@ -4,27 +4,26 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+oxidize_testing::main!(
+    basic,
+    chat,
+    streaming,
+    batch,
+    sampling,
+    embeddings,
+    structured_output,
+    tools,
+    lora,
+);
+
 /// The checked-in model: 82 thousand parameters and 256 tokens of context.
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/model.gguf")
 }
 
-/// SmolLM2-135M-Instruct, which `make setup` fetches.
+/// SmolLM2-135M-Instruct. The running test is skipped if it was not downloaded.
 fn smollm2() -> PathBuf {
-    let cache = std::env::var_os("OXIDIZE_TEST_CACHE").map(PathBuf::from);
-    let home = || {
-        let home = std::env::var_os("HOME").or_else(|| std::env::var_os("USERPROFILE"));
-        PathBuf::from(home.expect("a home directory")).join(".cache/oxidize")
-    };
-    let path = cache
-        .unwrap_or_else(home)
-        .join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    assert!(
-        path.exists(),
-        "{} is missing: run `make setup`",
-        path.display()
-    );
-    path
+    oxidize_testing::cached("models/SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
 /// Runs an example and returns its standard output.
@@ -52,33 +51,28 @@ fn run(example: &str, arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-#[test]
 fn basic() {
     let text = run("basic", &[tiny().to_str().unwrap(), "Hello"], "");
     assert!(text.starts_with("Hello"), "{text}");
 }
 
-#[test]
 fn chat() {
     let turns = "Who wrote Faust?\nWhen?\n";
     let text = run("chat", &[smollm2().to_str().unwrap()], turns);
     assert!(text.lines().count() >= 2, "{text}");
 }
 
-#[test]
 fn streaming() {
     let text = run("streaming", &[smollm2().to_str().unwrap()], "");
     let answers: Vec<&str> = text.trim().split("\n\n").collect();
     assert!(answers.len() >= 2, "{text}");
 }
 
-#[test]
 fn batch() {
     let text = run("batch", &[tiny().to_str().unwrap()], "");
     assert!(text.contains("16 apples cost"), "{text}");
 }
 
-#[test]
 fn sampling() {
     let text = run("sampling", &[tiny().to_str().unwrap(), "Rain"], "");
     for name in ["greedy", "recommended", "min-p", "mirostat 2", "dry"] {
@@ -86,7 +80,6 @@ fn sampling() {
     }
 }
 
-#[test]
 fn embeddings() {
     let arguments =
         [tiny().to_str().unwrap(), "a cat", "a cat", "something else"].map(String::from);
@@ -99,20 +92,17 @@ fn embeddings() {
     assert!(scores[2] < 0.999, "{text}");
 }
 
-#[test]
 fn structured_output() {
     let text = run("structured_output", &[smollm2().to_str().unwrap()], "");
     let confidence = ["(\"low\")", "(\"medium\")", "(\"high\")"];
     assert!(confidence.iter().any(|word| text.contains(word)), "{text}");
 }
 
-#[test]
 fn tools() {
     let text = run("tools", &[smollm2().to_str().unwrap()], "");
     assert!(!text.trim().is_empty());
 }
 
-#[test]
 fn lora() {
     let directory =
         std::env::temp_dir().join(format!("oxidize-example-lora-{}", std::process::id()));

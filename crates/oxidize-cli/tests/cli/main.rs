@@ -6,7 +6,6 @@ mod chat;
 mod completions;
 mod embed;
 mod measure;
-mod perplexity_bars;
 #[cfg(unix)]
 mod quantize;
 mod reasoning;
@@ -134,13 +133,17 @@ fn text_file(text: &str) -> (tempfile::TempDir, String) {
     (dir, path)
 }
 
-/// True if the parent process ignores the signal, as `nohup` does; detected on Linux only.
+/// Gives programs started from now on the default action for a signal that this process ignores because its parent
+/// does, as with `nohup`: a signal with a handler has the default action after `exec`. Detected on Linux only.
 #[cfg(unix)]
-fn is_ignored(signal: i32) -> bool {
+fn do_not_ignore(signal: i32) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+    if mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1) {
+        let noted = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        signal_hook::flag::register(signal, noted).unwrap();
+    }
 }
 
 #[test]

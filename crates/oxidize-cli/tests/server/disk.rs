@@ -127,10 +127,9 @@ fn a_killed_server_leaves_no_damaged_block() {
             .collect();
         // Kills the server between the first and the last write, at another time in each round.
         let before = blocks(directory.path()).len();
-        let start = Instant::now();
-        while blocks(directory.path()).len() == before && start.elapsed() < Duration::from_secs(5) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("a block is written", || {
+            blocks(directory.path()).len() > before
+        });
         wait = wait
             .wrapping_mul(6364136223846793005)
             .wrapping_add(1442695040888963407);

@@ -12,13 +12,17 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 /// A server on a thread of the test, stopped when it is dropped.
-struct LocalServer {
-    address: SocketAddr,
+pub(crate) struct LocalServer {
+    pub(crate) address: SocketAddr,
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
 fn serve(backend: Arc<dyn Backend>) -> LocalServer {
-    let mut config = ServerConfig::default();
+    serve_with(ServerConfig::default(), backend)
+}
+
+/// Starts a server with these settings on a free port.
+pub(crate) fn serve_with(mut config: ServerConfig, backend: Arc<dyn Backend>) -> LocalServer {
     config.network.port = 0;
     config.engine.ctx_size = Some(512);
     let spec = ModelSpec {

@@ -2,9 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
 
 use serde_json::Value;
+
+use crate::running::PATIENCE;
 
 /// A response.
 #[derive(Debug)]
@@ -50,6 +51,13 @@ impl Reply {
     }
 }
 
+/// Connects to a server; reading fails after [`PATIENCE`].
+pub(crate) fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
 /// Sends a request and returns the connection, from which the caller reads the response.
 pub(crate) fn open(
     address: SocketAddr,
@@ -58,10 +66,7 @@ pub(crate) fn open(
     headers: &[(&str, &str)],
     body: &str,
 ) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
+    let mut stream = connect(address);
     let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
     if !headers.iter().any(|(name, _)| *name == "Host") {
         head += &format!("Host: {address}\r\n");

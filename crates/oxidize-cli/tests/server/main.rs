@@ -27,10 +27,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::Reply;
-use running::{Running, command, fixture, start, start_command, start_with, tiny, wait_until};
+use running::{
+    ENDLESS, Running, command, endless, fixture, start, start_command, start_endless, start_with,
+    tiny, wait_until,
+};
 use serde_json::{Value, json};
 
 /// A chat request of one user message, sampled greedily.

@@ -8,33 +8,42 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// A request with a long answer.
 fn long(stream: bool) -> String {
-    let mut asked = question("Tell me everything", 1900);
+    asked(1900, stream)
+}
+
+/// A request with an answer that is not over before the test is.
+fn longest(stream: bool) -> String {
+    asked(ENDLESS - 1000, stream)
+}
+
+fn asked(max_tokens: usize, stream: bool) -> String {
+    let mut asked = question("Tell me everything", max_tokens);
     asked["stream"] = stream.into();
     asked.to_string()
 }
 
+/// Waits for the first byte of a streamed answer: then the request runs.
+fn wait_until_it_streams(client: &TcpStream) {
+    assert_eq!(client.peek(&mut [0]).unwrap(), 1);
+}
+
 #[test]
 fn a_full_queue_refuses_with_a_retry_time() {
-    let server = start(&["-np", "1", "--queue", "1"]);
-    let running = http::open(server.address, "POST", CHAT, &[], &long(true));
-    let waiting = http::open(server.address, "POST", CHAT, &[], &long(true));
-    wait_until("both were admitted", || {
+    let server = start_endless(&["-np", "1", "--queue", "1"]);
+    let running = http::open(server.address, "POST", CHAT, &[], &longest(true));
+    let waiting = http::open(server.address, "POST", CHAT, &[], &longest(true));
+    let n_admitted = || {
         let slots = server.get("/slots").ok();
-        slots
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|slot| slot["is_processing"] == true)
-            .count()
-            == 2
-    });
+        let busy = |slot: &&Value| slot["is_processing"] == true;
+        slots.as_array().unwrap().iter().filter(busy).count()
+    };
+    wait_until("both were admitted", || n_admitted() == 2);
     for _ in 0..20 {
-        let start = Instant::now();
         let reply = server.post(CHAT, &question("Hello", 4));
-        let took = start.elapsed();
         assert!(reply.error(429).contains("queue is full"));
         assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
-        assert!(took < Duration::from_millis(500), "{took:?}");
+        // It was refused at once, not when a place became free.
+        assert_eq!(n_admitted(), 2);
         assert_eq!(server.get("/health").status, 200);
     }
     drop((running, waiting));
@@ -45,10 +54,10 @@ fn a_full_queue_refuses_with_a_retry_time() {
 
 #[test]
 fn requests_of_disconnected_clients_are_cancelled() {
-    let server = start(&["-np", "4"]);
+    let server = start_endless(&["-np", "4"]);
     for stream in [true, false] {
         let clients: Vec<TcpStream> = (0..4)
-            .map(|_| http::open(server.address, "POST", CHAT, &[], &long(stream)))
+            .map(|_| http::open(server.address, "POST", CHAT, &[], &longest(stream)))
             .collect();
         wait_until("all run", || {
             server.metric("oxidize_requests_running") == 4.0
@@ -108,7 +117,7 @@ fn headers_and_bodies_are_limited() {
     let big = question(&"x".repeat(200_000), 1);
     assert!(server.post(CHAT, &big).error(413).contains("100000"));
     // Headers that exceed the limit.
-    let mut client = TcpStream::connect(server.address).unwrap();
+    let mut client = http::connect(server.address);
     let _ =
         client.write_all(format!("GET /health HTTP/1.1\r\nX: {}", "y".repeat(100_000)).as_bytes());
     assert_eq!(http::read(client).status, 431);
@@ -119,13 +128,10 @@ fn headers_and_bodies_are_limited() {
         431
     );
     // Headers and a body that do not arrive.
-    let mut client = TcpStream::connect(server.address).unwrap();
+    let mut client = http::connect(server.address);
     client.write_all(b"GET /health HT").unwrap();
-    let start = Instant::now();
-    let mut rest = Vec::new();
-    client.read_to_end(&mut rest).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(10));
-    let mut client = TcpStream::connect(server.address).unwrap();
+    client.read_to_end(&mut Vec::new()).unwrap();
+    let mut client = http::connect(server.address);
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 50\r\n\r\n{{"
     );
@@ -159,10 +165,8 @@ fn malformed_requests_are_harmless() {
             "/v1/embeddings",
             "/tokenize",
         ] {
-            let start = Instant::now();
             let reply = http::request(server.address, "POST", path, &[], body);
             assert_eq!(reply.status, 400, "{path}: {}", reply.body);
-            assert!(start.elapsed() < Duration::from_secs(2));
         }
     }
     for junk in [
@@ -171,7 +175,7 @@ fn malformed_requests_are_harmless() {
         b"POST / HTTP/9.9\r\n\r\n",
         &[0xff; 4096],
     ] {
-        let mut client = TcpStream::connect(server.address).unwrap();
+        let mut client = http::connect(server.address);
         let _ = client.write_all(junk);
         let _ = client.shutdown(std::net::Shutdown::Write);
         let _ = client.read_to_end(&mut Vec::new());
@@ -189,9 +193,7 @@ fn malformed_requests_are_harmless() {
 fn running_requests_finish_after_sigterm() {
     let mut server = start(&[]);
     let client = http::open(server.address, "POST", CHAT, &[], &long(true));
-    wait_until("it runs", || {
-        server.metric("oxidize_requests_running") == 1.0
-    });
+    wait_until_it_streams(&client);
     server.terminate();
     let reply = http::read(client);
     assert!(reply.body.ends_with("data: [DONE]\n\n"));
@@ -204,17 +206,16 @@ fn running_requests_finish_after_sigterm() {
 
 #[test]
 fn shutdown_after_sigterm_has_a_time_limit() {
-    let mut server = start(&["--drain", "1", "-b", "8"]);
-    let mut asked = question("Tell me everything", 1900);
-    asked["n"] = 16.into();
-    let _client = http::open(server.address, "POST", CHAT, &[], &asked.to_string());
-    wait_until("it runs", || {
-        server.metric("oxidize_requests_running") >= 1.0
-    });
-    let start = Instant::now();
+    let mut server = start_endless(&["--drain", "1"]);
+    let mut client = http::open(server.address, "POST", CHAT, &[], &longest(true));
+    wait_until_it_streams(&client);
     server.terminate();
     assert!(server.wait().success());
-    assert!(start.elapsed() < Duration::from_secs(15));
+    // The answer is cut off.
+    let mut answer = Vec::new();
+    let _ = client.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(!answer.contains("\"finish_reason\":\"length\""));
 }
 
 #[test]
@@ -264,20 +265,18 @@ fn idle_models_are_unloaded_and_loaded_again() {
             .unwrap()
             .is_empty()
     };
-    assert!(loaded());
     wait_until("it is unloaded", || !loaded());
     assert_eq!(server.get("/health").status, 200);
     server.post(CHAT, &question("Hello", 2)).ok();
-    assert!(loaded());
 }
 
 #[test]
 fn idle_models_are_unloaded_to_make_room() {
     let (first, second) = (
-        format!("a={}", tiny().display()),
-        format!("b={}", tiny().display()),
+        format!("a={}", endless().display()),
+        format!("b={}", endless().display()),
     );
-    let args = ["--port", "0", "-c", "2048", "-np", "1", &first, &second];
+    let args = ["--port", "0", "-c", "0", "-np", "1", &first, &second];
     let ask = |server: &Running, model: &str| {
         let mut asked = question("Hello", 2);
         asked["model"] = model.into();
@@ -306,10 +305,8 @@ fn idle_models_are_unloaded_to_make_room() {
     ask(&server, "a").ok();
     assert_eq!(loaded(&server), ["a"]);
     // A busy model is not unloaded.
-    let running = http::open(server.address, "POST", CHAT, &[], &long(true));
-    wait_until("it runs", || {
-        server.metric("oxidize_requests_running") == 1.0
-    });
+    let running = http::open(server.address, "POST", CHAT, &[], &longest(true));
+    wait_until_it_streams(&running);
     let refused = ask(&server, "b");
     assert!(refused.error(503).contains("memory"), "{}", refused.body);
     assert!(refused.header("retry-after").is_some());

@@ -12,7 +12,13 @@ use serde_json::Value;
 
 use crate::http::{self, Reply};
 
-/// A server process that is killed when it is dropped.
+/// Time after which a test fails instead of waiting any longer. No test is faster or slower because of it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Time that a server has to end after its test. A killed process writes no coverage.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// A server process that is ended when it is dropped.
 pub(crate) struct Running {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
@@ -38,6 +44,12 @@ pub(crate) fn command(args: &[&str]) -> Command {
 /// Starts a server of the tiny model on a free port and waits until it is ready.
 pub(crate) fn start(args: &[&str]) -> Running {
     start_with(&[&["--port", "0", tiny().to_str().unwrap()], args].concat())
+}
+
+/// Starts a server of [`endless`] with its whole context.
+pub(crate) fn start_endless(args: &[&str]) -> Running {
+    let model = endless().to_str().unwrap();
+    start_with(&[&["--port", "0", "-c", "0", model], args].concat())
 }
 
 pub(crate) fn start_with(args: &[&str]) -> Running {
@@ -112,13 +124,8 @@ impl Running {
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let id = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &id])
-                .status()
-                .unwrap()
-                .success()
-        );
+        let sent = Command::new("kill").args(["-TERM", &id]).status();
+        assert!(sent.unwrap().success());
     }
 
     pub(crate) fn wait(&mut self) -> ExitStatus {
@@ -127,10 +134,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(
-                start.elapsed() < Duration::from_secs(30),
-                "the server does not exit"
-            );
+            assert!(start.elapsed() < PATIENCE, "the server does not exit");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -138,6 +142,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.terminate();
+        }
+        let start = Instant::now();
+        while start.elapsed() < DRAIN && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -146,16 +157,30 @@ impl Drop for Running {
 /// A model of random weights with a context of 2048 tokens, created once.
 pub(crate) fn tiny() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tiny.gguf");
-        let synthesis = Synthesis {
-            shape: Shape::named("tiny").unwrap(),
-            recipe: QuantRecipe::named("Q8_0").unwrap(),
-            seed: 1,
-        };
-        synthesis.save(&path, |_, _| {}).unwrap();
-        path
-    })
+    PATH.get_or_init(|| synthesize("tiny.gguf", 2048))
+}
+
+/// The same model with a context of [`ENDLESS`] tokens.
+pub(crate) fn endless() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| synthesize("endless.gguf", ENDLESS))
+}
+
+/// Tokens of an answer that is not over before a test ends it, however busy the machine is.
+pub(crate) const ENDLESS: usize = 1 << 17;
+
+fn synthesize(name: &str, n_ctx: usize) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let synthesis = Synthesis {
+        shape: Shape {
+            n_ctx,
+            ..Shape::named("tiny").unwrap()
+        },
+        recipe: QuantRecipe::named("Q8_0").unwrap(),
+        seed: 1,
+    };
+    synthesis.save(&path, |_, _| {}).unwrap();
+    path
 }
 
 /// The checked-in model, which has a chat template.
@@ -171,8 +196,8 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "{what}: not within a minute"
+            start.elapsed() < PATIENCE,
+            "{what}: not within {PATIENCE:?}"
         );
         std::thread::sleep(Duration::from_millis(10));
     }

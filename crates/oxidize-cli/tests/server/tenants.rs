@@ -1,6 +1,9 @@
 //! API keys: access, rate limits, priorities, and separate prefix caches.
 
+use super::faults::serve_with;
+use super::faulty_backend::FaultyBackend;
 use super::*;
+use oxidize_server::ServerConfig;
 
 fn ask(server: &Running, key: &str, body: &Value) -> Reply {
     let header = format!("Bearer {key}");
@@ -91,43 +94,51 @@ fn rate_limits_are_enforced() {
     );
 }
 
+/// A request that arrives last runs before one that waits, if its key has a higher priority.
 #[test]
 fn higher_priority_runs_first() {
-    let server = start(&[
-        "-np",
-        "1",
-        "--api-key",
-        "low",
-        "--api-key",
-        "high priority=50",
-    ]);
-    let address = server.address;
-    let body = |tokens| {
-        let mut asked = question("Hello", tokens);
-        asked["stream"] = true.into();
-        asked.to_string()
-    };
+    let backend = FaultyBackend::gated();
+    let mut config = ServerConfig::default();
+    config.engine.parallel = 1;
+    config.network.api_key = ["low", "high priority=50"].map(String::from).to_vec();
+    let server = serve_with(config, backend.clone());
     let key = |key: &str| format!("Bearer {key}");
     let open = |who: &str, tokens| {
-        http::open(
-            address,
-            "POST",
-            "/v1/chat/completions",
-            &[("Authorization", &key(who))],
-            &body(tokens),
-        )
+        let mut asked = question("Hello", tokens);
+        asked["stream"] = true.into();
+        let headers = [("Authorization", &*key(who))];
+        let (path, body) = ("/v1/chat/completions", asked.to_string());
+        http::open(server.address, "POST", path, &headers, &body)
     };
-    // One request runs and one waits; then one with a higher priority arrives.
-    let _running = open("low", 1500);
-    let waiting = open("low", 200);
-    std::thread::sleep(Duration::from_millis(50));
-    let urgent = open("high", 5);
-    let start = Instant::now();
-    let done = http::read(urgent);
-    let urgent_took = start.elapsed();
-    assert!(done.body.ends_with("data: [DONE]\n\n"));
-    let waited = std::thread::spawn(move || http::read(waiting));
-    assert!(!waited.is_finished());
-    assert!(waited.join().unwrap().body.ends_with("data: [DONE]\n\n"));
-    assert!(urgent_took < start.elapsed());
+    let has = |line: &str| {
+        let headers = [("Authorization", &*key("low"))];
+        let metrics = http::request(server.address, "GET", "/metrics", &headers, "");
+        metrics.body.lines().any(|known| known == line)
+    };
+    let step_until = |what: &str, condition: &dyn Fn() -> bool| {
+        wait_until(what, || {
+            backend.allow(1);
+            condition()
+        });
+    };
+    // From here on, the backend waits for each step to be allowed.
+    backend.allow(0);
+    let running = open("low", 1900);
+    let one_runs = || has("oxidize_requests_running{model=\"tiny\"} 1");
+    step_until("one runs", &one_runs);
+    let waiting = open("low", 1000);
+    let n_waiting = |n: usize| has(&format!("oxidize_requests_waiting{{model=\"tiny\"}} {n}"));
+    step_until("one waits", &|| n_waiting(1));
+    let urgent = open("high", 1000);
+    step_until("two wait", &|| n_waiting(2));
+    drop(running);
+    urgent.set_nonblocking(true).unwrap();
+    step_until("the urgent one runs", &|| urgent.peek(&mut [0]).is_ok());
+    urgent.set_nonblocking(false).unwrap();
+    // The first of them has had no step.
+    assert!(n_waiting(1));
+    backend.allow_all();
+    for client in [urgent, waiting] {
+        assert!(http::read(client).body.ends_with("data: [DONE]\n\n"));
+    }
 }

@@ -4,8 +4,6 @@
 mod batch_schedule;
 mod models;
 mod quantized;
-#[path = "../shared/mod.rs"]
-mod shared;
 
 use batch_schedule::{config, feed, feed_after_prefix, feed_beside, feed_encoded, feed_whole};
 use models::{Golden, Kind};
@@ -20,6 +18,15 @@ use oxidize_core::tokenizer::TokenPair;
 use oxidize_golden::{Case, Form};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+
+oxidize_testing::main!(
+    outputs_match_pytorch,
+    outputs_of_stored_models_match_pytorch,
+    models::every_architecture_has_golden_models,
+    models::gguf_files_have_the_stored_form,
+    quantized::eight_bit_outputs_match_pytorch,
+    quantized::eight_bit_outputs_of_stored_models_match_pytorch,
+);
 
 /// Returns ‖ours − reference‖ ÷ ‖reference − mean(reference)‖.
 fn distance(ours: &[f32], reference: &[f32]) -> f64 {
@@ -230,13 +237,11 @@ fn encode_and_decode(model: &Model, backend: &dyn Backend, cases: &[Case], i: us
     Ok(runs.into_iter().map(run).collect())
 }
 
-#[test]
 fn outputs_match_pytorch() {
     for_each_form(&models::own(), check);
 }
 
 /// The same for larger sets beside the checkout, whose outputs are of all positions.
-#[test]
 fn outputs_of_stored_models_match_pytorch() {
     for_each_form(&models::beside(), check);
 }

@@ -16,13 +16,11 @@ const MAX_KL: f64 = 0.05;
 /// Maximum error of the hidden states of encoders, relative to their spread.
 const MAX_DISTANCE: f64 = 0.05;
 
-#[test]
-fn eight_bit_outputs_match_pytorch() {
+pub(crate) fn eight_bit_outputs_match_pytorch() {
     for_each_form(&own(), check);
 }
 
-#[test]
-fn eight_bit_outputs_of_stored_models_match_pytorch() {
+pub(crate) fn eight_bit_outputs_of_stored_models_match_pytorch() {
     for_each_form(&beside(), check);
 }
 

@@ -1,5 +1,7 @@
 //! Constrained output: texts and tokens that grammars accept, and grammars that are rejected.
 //! `hostile_text` tests how fast hostile grammars are rejected.
+//!
+//! All grammars are tested with the tiny model's vocabulary, and again with a real one if it was downloaded.
 
 mod language;
 mod schemas;
@@ -11,9 +13,27 @@ mod tiny;
 use oxidize_core::grammar::{Constraint, Grammar, GrammarError, Grammars};
 use oxidize_core::sampling::Rng;
 use oxidize_core::tokenizer::{EncodeOptions, Tokenizer};
-use std::path::PathBuf;
+use oxidize_testing::cached;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+
+oxidize_testing::main!(
+    gbnf_syntax_is_supported,
+    lexemes_do_not_consume_what_follows_them,
+    gbnf_errors_report_the_line,
+    large_grammars_do_not_overflow_the_stack,
+    regex_and_lark_constrain,
+    corrupted_grammars_compile_or_are_errors,
+    gbnf_can_reference_tokens,
+    special_tokens_do_not_match_text,
+    language::grammar_accepts_exactly_its_words,
+    schemas::texts_sampled_under_a_schema_match_it,
+    schemas::validator_detects_mismatches,
+    schemas::schemas_accept_matching_values_only,
+    schemas::date_formats_accept_valid_dates_only,
+    suite::texts_sampled_under_a_thousand_schemas_validate,
+    llama_cpp_example_grammars_work,
+    real_vocabulary_has_the_same_results,
+);
 
 /// Vocabulary with its grammar compiler.
 pub(crate) struct Vocabulary {
@@ -58,6 +78,21 @@ impl Vocabulary {
         let tokens = text.bytes().map(|byte| self.bytes[usize::from(byte)]);
         self.accepts_tokens(grammar, &tokens.collect::<Option<Vec<u32>>>().unwrap())
     }
+
+    /// Checks which texts are accepted, as the tokenizer divides them and byte by byte.
+    pub(crate) fn check(&self, grammar: &Grammar, good: &[&str], bad: &[&str]) {
+        let good = good.iter().map(|text| (text, true));
+        for (text, expected) in good.chain(bad.iter().map(|text| (text, false))) {
+            let tokens = self.tokenizer.encode(text, EncodeOptions::PLAIN);
+            let found = self.accepts_tokens(grammar, &tokens);
+            assert_eq!(found, expected, "{grammar:?}: the tokens of {text:?}");
+            let bytes = text.bytes().map(|byte| self.bytes[usize::from(byte)]);
+            if let Some(bytes) = bytes.collect::<Option<Vec<u32>>>() {
+                let found = self.accepts_tokens(grammar, &bytes);
+                assert_eq!(found, expected, "{grammar:?}: the bytes of {text:?}");
+            }
+        }
+    }
 }
 
 /// Advances by a token if it is allowed.
@@ -75,118 +110,90 @@ pub(crate) static TINY: LazyLock<Vocabulary> = LazyLock::new(|| {
     Vocabulary::new(model.tokenizer().unwrap().clone(), model.n_vocab())
 });
 
-/// Directory where `make setup` puts test data.
-fn cache() -> Option<PathBuf> {
-    let cache = std::env::var_os("OXIDIZE_TEST_CACHE").map(PathBuf::from);
-    cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/oxidize")))
-}
-
-/// Vocabulary of a real model, if it was downloaded.
-static REAL: LazyLock<Option<Vocabulary>> = LazyLock::new(|| {
-    let path = cache()?.join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !path.exists() {
-        eprintln!("SKIPPED: {} is missing", path.display());
-        return None;
-    }
-    let tokenizer = Tokenizer::open(path).unwrap();
+/// Vocabulary of a real model. The running test is skipped if it was not downloaded.
+fn real() -> Vocabulary {
+    let tokenizer = Tokenizer::open(cached("models/SmolLM2-135M-Instruct.Q4_1.gguf")).unwrap();
     let n_vocab = tokenizer.vocab_size();
-    Some(Vocabulary::new(tokenizer, n_vocab))
-});
-
-fn check(grammar: &Grammar, good: &[&str], bad: &[&str]) {
-    for text in good {
-        assert!(TINY.accepts(grammar, text), "{grammar:?} refuses {text:?}");
-        if let Some(real) = &*REAL {
-            let tokens = real.tokenizer.encode(text, EncodeOptions::PLAIN);
-            assert!(
-                real.accepts_tokens(grammar, &tokens),
-                "{grammar:?} refuses the tokens of {text:?}"
-            );
-        }
-    }
-    for text in bad {
-        assert!(!TINY.accepts(grammar, text), "{grammar:?} accepts {text:?}");
-        if let Some(real) = &*REAL {
-            let tokens = real.tokenizer.encode(text, EncodeOptions::PLAIN);
-            assert!(
-                !real.accepts_tokens(grammar, &tokens),
-                "{grammar:?} accepts the tokens of {text:?}"
-            );
-        }
-    }
+    Vocabulary::new(tokenizer, n_vocab)
 }
 
 fn gbnf(source: &str) -> Grammar {
     Grammar::Gbnf(source.into())
 }
 
-#[test]
 fn gbnf_syntax_is_supported() {
-    check(
+    gbnf_syntax(&TINY);
+}
+
+fn gbnf_syntax(vocabulary: &Vocabulary) {
+    vocabulary.check(
         &gbnf("root ::= \"a\" | \"b\""),
         &["a", "b"],
         &["", "c", "ab"],
     );
-    check(
+    vocabulary.check(
         &gbnf("root ::= [a-c]+ [^a-c]"),
         &["ad", "abcé"],
         &["a", "d", "aa"],
     );
-    check(&gbnf("root ::= . .?"), &["x", "é\n", "😀"], &["", "abc"]);
-    check(
+    vocabulary.check(&gbnf("root ::= . .?"), &["x", "é\n", "😀"], &["", "abc"]);
+    vocabulary.check(
         &gbnf("root ::= \"a\"{2} \"b\"{1,2} \"c\"{2,}"),
         &["aabcc", "aabbcccc"],
         &["aabc", "abcc", "aabbbcc"],
     );
-    check(
+    vocabulary.check(
         &gbnf("root ::= \"ab\"*"),
         &["", "ab", "abab"],
         &["a", "aba"],
     );
-    check(
+    vocabulary.check(
         &gbnf(r#"root ::= "\"\\\n\t\x41\u00e9\U0001F600" [\]\\\-]"#),
         &["\"\\\n\tAé😀]", "\"\\\n\tAé😀-"],
         &["\"\\"],
     );
-    check(
+    vocabulary.check(
         &gbnf(
             "# first\nroot ::= ( # inside\n  my-rule-1 |\n  \"y\"\n) \"z\" # last\n\nmy-rule-1 ::= \"x\" |\n  \"w\"\n",
         ),
         &["xz", "yz", "wz"],
         &["z", "x"],
     );
-    check(
+    vocabulary.check(
         &gbnf("root ::= ws \"x\" ws\nws ::= ([ \\t] ws)?"),
         &["x", "  x \t"],
         &["", " "],
     );
-    check(
+    vocabulary.check(
         &gbnf("root ::= \"(\" root \")\" | \"\""),
         &["", "()", "((()))"],
         &["(", "())"],
     );
     // Left recursion, which llama.cpp does not support.
-    check(
+    vocabulary.check(
         &gbnf("root ::= root \",\" [0-9] | [0-9]"),
         &["1", "1,2,3"],
         &["", "1,", ",1"],
     );
 }
 
-#[test]
 fn lexemes_do_not_consume_what_follows_them() {
+    lexemes(&TINY);
+}
+
+fn lexemes(vocabulary: &Vocabulary) {
     // Inside recursion, the longest match of `[a-z]+` would consume the `x`.
-    check(
+    vocabulary.check(
         &gbnf("root ::= \"(\" root \")\" | [a-z]+ tail\ntail ::= \"x\" | \"x\" root \"!\""),
         &["ax", "(axx)", "xxx", "abxabx!"],
         &["x", "ab", "(ab)"],
     );
-    check(
+    vocabulary.check(
         &gbnf("root ::= item root \";\" | item\nitem ::= \"a\" | \"ab\" | \"bc\""),
         &["a", "abc;", "ab", "aab;", "aabc;;"],
         &["abc", "b"],
     );
-    check(
+    vocabulary.check(
         &gbnf(
             "root ::= ws value ws\nvalue ::= \"[\" ws (value (ws \",\" ws value)*)? ws \"]\" | [0-9]+\nws ::= [ \\n]*",
         ),
@@ -194,14 +201,13 @@ fn lexemes_do_not_consume_what_follows_them() {
         &["[1 2]", "[,]"],
     );
     // The same words in unrelated places.
-    check(
+    vocabulary.check(
         &gbnf("root ::= \"{\" root \"}\" | \"if\" [ ] name | name \"=\" root\nname ::= [a-z]+"),
         &["if if", "{a=if b}", "if=b=if x"],
         &["=", "{if b"],
     );
 }
 
-#[test]
 fn gbnf_errors_report_the_line() {
     for (source, expected) in [
         ("", "grammar, line 1: there is no rule `root`"),
@@ -277,28 +283,16 @@ fn gbnf_errors_report_the_line() {
     }
 }
 
-/// Runs `work` until it takes less than `limit`, at most ten times: other processes use the
-/// machine, too.
-fn fast<T>(limit: Duration, mut work: impl FnMut() -> T) -> T {
-    let mut best = Duration::MAX;
-    for _ in 0..10 {
-        let start = Instant::now();
-        let result = work();
-        best = best.min(start.elapsed());
-        if best < limit {
-            return result;
-        }
-    }
-    panic!("took {best:?}, at most {limit:?} is allowed");
+fn large_grammars_do_not_overflow_the_stack() {
+    large_grammars(&TINY);
 }
 
-#[test]
-fn large_grammars_do_not_overflow_the_stack() {
+fn large_grammars(vocabulary: &Vocabulary) {
     let chain = |n: usize| -> String {
         let links = (0..n).map(|i| format!("r{i} ::= \"a\" r{} | \"b\"\n", i + 1));
         format!("root ::= r0\n{}r{n} ::= \"c\"", links.collect::<String>())
     };
-    check(&gbnf(&chain(100)), &["b", "aab"], &["a"]);
+    vocabulary.check(&gbnf(&chain(100)), &["b", "aab"], &["a"]);
     // Each rule is twice as long as the next.
     let doubled = |n: usize| {
         let rules: String = (0..n)
@@ -306,16 +300,15 @@ fn large_grammars_do_not_overflow_the_stack() {
             .collect();
         format!("root ::= r0\n{rules}r{n} ::= \"a\"")
     };
-    check(&gbnf(&doubled(4)), &["a", "aaa"], &["", "b"]);
-    // Grammars that are too large for the engine are rejected quickly.
+    vocabulary.check(&gbnf(&doubled(4)), &["a", "aaa"], &["", "b"]);
+    // These may be too large for the engine. The words of the second have up to 2^40 letters.
     for source in [chain(2000), doubled(40)] {
-        let soon = Duration::from_secs(1);
-        fast(soon, || TINY.grammars.compile(&gbnf(&source)).err());
+        drop(vocabulary.grammars.compile(&gbnf(&source)));
     }
     let ring: String = (0..300)
         .map(|i| format!("r{i} ::= \"a\" r{} \"b\" | \"c\"\n", (i + 1) % 300))
         .collect();
-    check(
+    vocabulary.check(
         &gbnf(&format!("root ::= r0\n{ring}")),
         &["c", "aacbb"],
         &["acbb"],
@@ -323,31 +316,33 @@ fn large_grammars_do_not_overflow_the_stack() {
     let lark: String = (0..3000)
         .map(|i| format!("r{i}: \"a\" r{}\n", i + 1))
         .collect();
-    let _ = TINY
+    let _ = vocabulary
         .grammars
         .compile(&Grammar::Lark(format!("start: r0\n{lark}r3000: \"b\"")));
 }
 
-#[test]
 fn regex_and_lark_constrain() {
-    check(
+    regex_and_lark(&TINY);
+}
+
+fn regex_and_lark(vocabulary: &Vocabulary) {
+    vocabulary.check(
         &Grammar::Regex("[0-9]{3}-[a-f]+/".into()),
         &["123-abc/"],
         &["12-a/", "123-"],
     );
-    check(
+    vocabulary.check(
         &Grammar::Lark("start: expr\nexpr: term (\"+\" term)*\nterm: NUMBER | \"(\" expr \")\"\nNUMBER: /[0-9]+/\n%ignore /[ ]/".into()),
         &["1+2", "(1 + 23)+4"],
         &["1+", "(1"],
     );
-    check(
+    vocabulary.check(
         &Grammar::JsonObject,
         &["{}", "{\"a\": [1, null]}", "{\n  \"a\": 1\n}"],
         &["[]", "1", "{\"a\"}", "{  }"],
     );
 }
 
-#[test]
 fn corrupted_grammars_compile_or_are_errors() {
     let gbnf = "root ::= \"a\" ([b-d\\x41] | x){1,3} . # c\nx ::= \"(\" root* \")\" | [^\\n\\u00e9-]+ \"\\\"\"?\n";
     let lark = "start: x+ | \"(\" start \")\"\nx: A B{1,3} /[a-z]+/i\nA: \"a\"..\"z\"\nB: (A | \"1\")*\n%ignore / /\n";
@@ -395,15 +390,12 @@ fn corrupted_grammars_compile_or_are_errors() {
 }
 
 /// llama.cpp's example grammars compile, classify texts correctly, and accept what they generate.
-#[test]
 fn llama_cpp_example_grammars_work() {
-    let Some(directory) = cache().map(|cache| cache.join("grammars")) else {
-        return;
-    };
-    if !directory.is_dir() {
-        eprintln!("SKIPPED: {} is missing", directory.display());
-        return;
-    }
+    example_grammars(&TINY, 20);
+}
+
+fn example_grammars(vocabulary: &Vocabulary, n_samples: usize) {
+    let directory = cached("grammars");
     let cases: [(&str, &[&str], &[&str]); 8] = [
         (
             "arithmetic",
@@ -447,18 +439,13 @@ fn llama_cpp_example_grammars_work() {
         let path = directory.join(format!("{name}.gbnf"));
         let source = std::fs::read_to_string(&path)
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let start = Instant::now();
         let grammar = gbnf(&source);
-        TINY.compile(&grammar);
-        eprintln!("{name}: compiled in {:?}", start.elapsed());
-        check(&grammar, good, bad);
+        vocabulary.check(&grammar, good, bad);
         let mut rng = Rng::new(3);
-        let mut answers: Vec<String> = (0..20)
-            .filter_map(|_| schemas::sample(&TINY, &grammar, &mut rng))
+        let answers: Vec<String> = (0..n_samples)
+            .filter_map(|_| schemas::sample(vocabulary, &grammar, &mut rng))
             .collect();
         assert!(!answers.is_empty(), "{name}: no answer came to an end");
-        let real = REAL.iter();
-        answers.extend(real.filter_map(|real| schemas::sample(real, &grammar, &mut rng)));
         for answer in answers {
             assert!(TINY.accepts(&grammar, &answer), "{name}: {answer:?}");
         }
@@ -466,7 +453,6 @@ fn llama_cpp_example_grammars_work() {
 }
 
 /// Tokens by name or id, between text and on their own.
-#[test]
 fn gbnf_can_reference_tokens() {
     let tokenizer = &TINY.tokenizer;
     let (start, end) = (
@@ -511,24 +497,44 @@ fn gbnf_can_reference_tokens() {
     );
 }
 
-#[test]
 fn special_tokens_do_not_match_text() {
-    let Some(real) = &*REAL else { return };
-    let mut constraint = real.compile(&Grammar::Regex("(?s:.*)".into()));
+    special_tokens(&TINY);
+}
+
+fn special_tokens(vocabulary: &Vocabulary) {
+    let mut constraint = vocabulary.compile(&Grammar::Regex("(?s:.*)".into()));
     let mask = constraint.mask().unwrap();
-    for token in 0..real.tokenizer.vocab_size() as u32 {
-        if real.tokenizer.is_special(token) {
+    for token in 0..vocabulary.tokenizer.vocab_size() as u32 {
+        if vocabulary.tokenizer.is_special(token) {
             assert_eq!(
                 mask.allows(token),
-                real.tokenizer.is_end_of_generation(token),
+                vocabulary.tokenizer.is_end_of_generation(token),
                 "{token}"
             );
         }
     }
     // The name of a special token is ordinary text.
-    let name = real
+    let name = vocabulary
         .tokenizer
-        .token_text(real.tokenizer.eos().unwrap())
+        .token_text(vocabulary.tokenizer.eos().unwrap())
         .unwrap();
-    assert!(real.accepts(&Grammar::Regex("<.*>".into()), name));
+    assert!(vocabulary.accepts(&Grammar::Regex("<.*>".into()), name));
+}
+
+/// Tokens of several bytes and many words: grammars accept the same texts as with the tiny vocabulary.
+fn real_vocabulary_has_the_same_results() {
+    let real = real();
+    for test in [
+        gbnf_syntax,
+        lexemes,
+        large_grammars,
+        regex_and_lark,
+        special_tokens,
+    ] {
+        test(&real);
+    }
+    schemas::sampled_texts(&real, 2);
+    schemas::matching_values(&real);
+    schemas::date_formats(&real);
+    example_grammars(&real, 3);
 }

@@ -6,6 +6,7 @@ use crate::TINY;
 use crate::schemas::sample;
 use oxidize_core::grammar::{Grammar, GrammarError};
 use oxidize_core::sampling::Rng;
+use oxidize_testing::{cached, cached_files, missing};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -15,11 +16,6 @@ use std::process::{Command, Stdio};
 /// Texts sampled per schema.
 const TEXTS: usize = 3;
 
-fn cache() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).map(PathBuf::from);
-    set("OXIDIZE_TEST_CACHE").or_else(|| Some(set("HOME")?.join(".cache/oxidize")))
-}
-
 /// Schema of the suite with its invalid values, or a generated schema.
 struct Case {
     schema: Value,
@@ -27,8 +23,7 @@ struct Case {
 }
 
 /// Schemas of the suite, each with its draft.
-fn suite() -> Option<Vec<Case>> {
-    let directory = cache()?.join("schemas");
+fn suite() -> Vec<Case> {
     let drafts = [
         ("draft4", "http://json-schema.org/draft-04/schema#"),
         ("draft6", "http://json-schema.org/draft-06/schema#"),
@@ -44,12 +39,7 @@ fn suite() -> Option<Vec<Case>> {
     ];
     let mut cases = Vec::new();
     for (draft, uri) in drafts {
-        let mut files: Vec<PathBuf> = std::fs::read_dir(directory.join(draft))
-            .ok()?
-            .map(|entry| entry.unwrap().path())
-            .collect();
-        files.sort();
-        for file in files {
+        for file in cached_files(&format!("schemas/{draft}"), "json") {
             let groups: Vec<Value> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
             for mut group in groups {
                 let mut schema = group["schema"].take();
@@ -65,7 +55,7 @@ fn suite() -> Option<Vec<Case>> {
             }
         }
     }
-    Some(cases)
+    cases
 }
 
 /// Generates a random schema of supported keywords.
@@ -124,8 +114,8 @@ fn random_schema(rng: &mut Rng, depth: usize) -> Value {
 }
 
 /// Runs the validator on schemas and texts. Returns its complaints and the number of valid texts.
-fn validate(lines: &[String]) -> Option<(Vec<String>, usize)> {
-    let python = cache()?.join("venv/bin/python");
+fn validate(lines: &[String]) -> (Vec<String>, usize) {
+    let python = cached("venv/bin/python");
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../scripts/validate_json.py");
     let mut child = Command::new(&python)
         .arg(script)
@@ -133,28 +123,24 @@ fn validate(lines: &[String]) -> Option<(Vec<String>, usize)> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .ok()?;
-    let mut input = child.stdin.take()?;
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
     let text = lines.join("\n");
     let writer = std::thread::spawn(move || input.write_all(text.as_bytes()));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
     let log = String::from_utf8(output.stderr).unwrap();
     if log.contains("No module named") {
-        return None;
+        missing("the Python package jsonschema");
     }
     assert!(output.status.success(), "{log}");
     let stdout = String::from_utf8(output.stdout).unwrap();
     let complaints = stdout.lines().map(str::to_owned).collect();
-    Some((complaints, log.trim().parse().unwrap()))
+    (complaints, log.trim().parse().unwrap())
 }
 
-#[test]
-fn texts_sampled_under_a_thousand_schemas_validate() {
-    let Some(mut cases) = suite() else {
-        eprintln!("SKIPPED: no JSON-Schema test suite in the cache");
-        return;
-    };
+pub(crate) fn texts_sampled_under_a_thousand_schemas_validate() {
+    let mut cases = suite();
     let n_suite = cases.len();
     let mut rng = Rng::new(77);
     cases.extend((0..700).map(|i| Case {
@@ -205,10 +191,7 @@ fn texts_sampled_under_a_thousand_schemas_validate() {
         unfinished * 20 < n_compiled * TEXTS,
         "{unfinished} texts did not end"
     );
-    let Some((complaints, valid)) = validate(&lines) else {
-        eprintln!("SKIPPED: no Python with the package jsonschema in the cache");
-        return;
-    };
+    let (complaints, valid) = validate(&lines);
     let shown = complaints
         .iter()
         .take(20)

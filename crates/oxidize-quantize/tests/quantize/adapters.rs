@@ -65,8 +65,7 @@ fn floats(path: &Path, name: &str) -> Vec<f32> {
     floats
 }
 
-#[test]
-fn merge_adds_the_adapter_to_the_weights() {
+pub(crate) fn merge_adds_the_adapter_to_the_weights() {
     let dir = tempfile::tempdir().unwrap();
     let [base, lora, merged] =
         ["base.gguf", "lora.gguf", "merged.gguf"].map(|n| dir.path().join(n));
@@ -100,8 +99,7 @@ fn merge_adds_the_adapter_to_the_weights() {
     assert!(same.is_err());
 }
 
-#[test]
-fn adapter_is_converted_to_gguf() {
+pub(crate) fn adapter_is_converted_to_gguf() {
     let dir = tempfile::tempdir().unwrap();
     let [lora, copy] = ["lora.gguf", "copy.gguf"].map(|name| dir.path().join(name));
     adapter(&lora);

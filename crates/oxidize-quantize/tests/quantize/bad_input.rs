@@ -8,6 +8,7 @@ use oxidize_kernels::quant::TensorType;
 use oxidize_quantize::Error;
 use oxidize_quantize::importance::{Entry, Importance};
 use oxidize_quantize::quantize::Options;
+use oxidize_testing::skip;
 
 use super::{importance, params, quantized, synthetic, tiny};
 
@@ -42,8 +43,7 @@ fn one_matrix(path: &Path, columns: u64, floats: &[f32]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-#[test]
-fn input_is_not_overwritten() {
+pub(crate) fn input_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::copy(tiny(), &path).unwrap();
@@ -57,8 +57,7 @@ fn input_is_not_overwritten() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
 
-#[test]
-fn weights_outside_the_range_of_a_type_are_rejected() {
+pub(crate) fn weights_outside_the_range_of_a_type_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     let mut floats: Vec<f32> = (0..512).map(|i| (i as f32).sin()).collect();
@@ -90,8 +89,7 @@ fn weights_outside_the_range_of_a_type_are_rejected() {
 }
 
 /// INT8 is stored as Q8_0 with a key for the whole file.
-#[test]
-fn int8_and_q8_0_in_one_file_are_rejected() {
+pub(crate) fn int8_and_q8_0_in_one_file_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F32", 4);
@@ -126,16 +124,14 @@ fn int8_and_q8_0_in_one_file_are_rejected() {
     );
 }
 
-#[test]
-fn types_of_activations_are_rejected() {
+pub(crate) fn types_of_activations_are_rejected() {
     for ty in ["Q8_1", "Q8_K", "I32", "Q9_9"] {
         let error = params("Q8_0").pattern(&format!("ffn={ty}")).unwrap_err();
         assert!(error.to_string().contains(ty), "{error}");
     }
 }
 
-#[test]
-fn requantization_requires_the_option() {
+pub(crate) fn requantization_requires_the_option() {
     let dir = tempfile::tempdir().unwrap();
     let (small, smaller) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"));
     quantized(&tiny(), &small, &params("Q8_0"), &Options::default()).unwrap();
@@ -149,8 +145,7 @@ fn requantization_requires_the_option() {
     quantized(&small, &smaller, &params("Q4_0"), &options).unwrap();
 }
 
-#[test]
-fn nan_and_infinity_are_named() {
+pub(crate) fn nan_and_infinity_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     for (at, value) in [
@@ -171,8 +166,7 @@ fn nan_and_infinity_are_named() {
     }
 }
 
-#[test]
-fn rows_of_partial_blocks_are_rejected_without_a_recipe() {
+pub(crate) fn rows_of_partial_blocks_are_rejected_without_a_recipe() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     one_matrix(&input, 48, &[0.25; 480]);
@@ -199,8 +193,7 @@ fn rows_of_partial_blocks_are_rejected_without_a_recipe() {
     assert_eq!(files(dir.path()), ["in.gguf"]);
 }
 
-#[test]
-fn truncated_source_is_rejected() {
+pub(crate) fn truncated_source_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     let whole = std::fs::read(tiny()).unwrap();
@@ -225,8 +218,7 @@ fn truncated_source_is_rejected() {
     assert_eq!(files(dir.path()), ["in.gguf"]);
 }
 
-#[test]
-fn importance_of_another_model_is_rejected() {
+pub(crate) fn importance_of_another_model_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F16", 1);
@@ -267,9 +259,8 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Requires permission to mount a tmpfs; skipped otherwise.
-#[test]
-fn full_disk_is_a_clear_error() {
+/// Needs permission to mount a tmpfs.
+pub(crate) fn full_disk_is_a_clear_error() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     std::fs::create_dir(&disk).unwrap();
@@ -278,8 +269,7 @@ fn full_disk_is_a_clear_error() {
         .stderr(Stdio::null())
         .status();
     if !mount.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED: a tmpfs cannot be mounted");
-        return;
+        skip("a tmpfs cannot be mounted without permission");
     }
     let made = quantized(
         &tiny(),

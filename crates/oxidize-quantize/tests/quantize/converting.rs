@@ -16,13 +16,11 @@ use super::golden::{Subject, fixtures, stored};
 use super::{open, params, tiny};
 
 /// All tensors of golden directories are converted, except for tensors of the first layer of RWKV 7.
-#[test]
-fn golden_directories_leave_no_tensor_out() {
+pub(crate) fn golden_directories_leave_no_tensor_out() {
     check_notes(fixtures());
 }
 
-#[test]
-fn stored_directories_leave_no_tensor_out() {
+pub(crate) fn stored_directories_leave_no_tensor_out() {
     check_notes(stored());
 }
 
@@ -45,8 +43,7 @@ fn check_notes(subjects: impl Iterator<Item = Subject>) {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-#[test]
-fn name_and_license_round_trip() {
+pub(crate) fn name_and_license_round_trip() {
     let dir = tempfile::tempdir().unwrap();
     let place = |name: &str| dir.path().join(name);
     let [named, model, again] = ["named.gguf", "model", "again.gguf"].map(place);

@@ -64,16 +64,14 @@ enum Loss {
     Values,
 }
 
-#[test]
-fn golden_files_round_trip_through_directories() {
+pub(crate) fn golden_files_round_trip_through_directories() {
     let checked = check_files(fixtures());
     assert!(checked >= 130, "{checked} models");
 }
 
-#[test]
-fn stored_files_round_trip_through_directories() {
+pub(crate) fn stored_files_round_trip_through_directories() {
     let checked = check_files(stored());
-    assert!(checked == 0 || checked >= 40, "{checked} models");
+    assert!(checked >= 40, "{checked} models");
 }
 
 /// Converts GGUF files to directories and back, and returns their number.
@@ -163,16 +161,14 @@ fn round_trip(Subject { golden, tokens }: &Subject) -> Result<(), String> {
     Ok(())
 }
 
-#[test]
-fn golden_directories_round_trip_through_gguf() {
+pub(crate) fn golden_directories_round_trip_through_gguf() {
     let checked = check_directories(fixtures());
     assert!(checked >= 130, "{checked} models");
 }
 
-#[test]
-fn stored_directories_round_trip_through_gguf() {
+pub(crate) fn stored_directories_round_trip_through_gguf() {
     let checked = check_directories(stored());
-    assert!(checked == 0 || checked >= 100, "{checked} models");
+    assert!(checked >= 100, "{checked} models");
 }
 
 /// Converts directories to GGUF files and back, and returns their number.
@@ -246,8 +242,7 @@ fn directory_round_trip(file: &ModelFile) -> Result<Vec<(String, Loss, String)>,
 }
 
 /// EmbeddingGemma as released, with two projections after the pooling in their own directories.
-#[test]
-fn embedding_projections_round_trip() {
+pub(crate) fn embedding_projections_round_trip() {
     let fixture = oxidize_golden::Fixture::load("embeddinggemma");
     let golden = fixture.build();
     let dir = tempfile::tempdir().unwrap();
@@ -327,8 +322,7 @@ fn multiplied(x: &[f32], matrix: &[f32], rows: usize) -> Vec<f32> {
     x.chunks(columns).flat_map(row).collect()
 }
 
-#[test]
-fn directory_has_shards_tokenizer_and_configuration() {
+pub(crate) fn directory_has_shards_tokenizer_and_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("model");
     let file = ModelFile::open(tiny(), &OpenOptions::default()).unwrap();

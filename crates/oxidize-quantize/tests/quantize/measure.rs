@@ -55,8 +55,7 @@ fn options(n_ctx: usize) -> compare::Options {
     }
 }
 
-#[test]
-fn comparison_with_itself_is_zero() {
+pub(crate) fn comparison_with_itself_is_zero() {
     let model = load(&tiny());
     let same = compare(&model, &model, &text(), &options(64), |_, _, _| Ok(())).unwrap();
     assert_eq!((same.mean_kl, same.top1_agreement), (0.0, 1.0));
@@ -65,8 +64,7 @@ fn comparison_with_itself_is_zero() {
 }
 
 /// Requests that score no token are errors that name the flag or the text.
-#[test]
-fn requests_without_scored_tokens_are_rejected() {
+pub(crate) fn requests_without_scored_tokens_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let model = load(&tiny());
@@ -110,8 +108,7 @@ fn requests_without_scored_tokens_are_rejected() {
     assert_eq!(least.tokens, 1);
 }
 
-#[test]
-fn kl_divergence_grows_with_fewer_bits() {
+pub(crate) fn kl_divergence_grows_with_fewer_bits() {
     let dir = tempfile::tempdir().unwrap();
     let model = load(&tiny());
     let mut before = 0.0;
@@ -137,8 +134,7 @@ fn kl_divergence_grows_with_fewer_bits() {
 }
 
 /// The sums are those of the matrices' inputs: in the first layer, of the normalized embeddings.
-#[test]
-fn importance_sums_squared_inputs() {
+pub(crate) fn importance_sums_squared_inputs() {
     let model = load(&tiny());
     let collect_options = imatrix::Options {
         n_ctx: 64,
@@ -215,8 +211,7 @@ fn importance_sums_squared_inputs() {
 }
 
 /// Columns with higher importance have smaller errors.
-#[test]
-fn important_columns_have_smaller_errors() {
+pub(crate) fn important_columns_have_smaller_errors() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F32", 1);
@@ -255,8 +250,7 @@ fn important_columns_have_smaller_errors() {
     }
 }
 
-#[test]
-fn report_is_stored_in_the_file() {
+pub(crate) fn report_is_stored_in_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let text = text();
@@ -294,8 +288,7 @@ fn report_is_stored_in_the_file() {
     assert!(oxidize_quantize::html::page(&report).contains("Error by tensor"));
 }
 
-#[test]
-fn int8_files_have_the_key() {
+pub(crate) fn int8_files_have_the_key() {
     use oxidize_core::file::TensorType;
     use oxidize_core::gguf::INT8_KEY;
 
@@ -335,8 +328,7 @@ fn int8_files_have_the_key() {
 }
 
 /// Measuring types, writing and comparing report their progress up to the end.
-#[test]
-fn long_steps_report_progress() {
+pub(crate) fn long_steps_report_progress() {
     let dir = tempfile::tempdir().unwrap();
     let (file, text) = (open(&tiny()), text());
     let tensors = tensors_of(&file);
@@ -380,8 +372,7 @@ fn long_steps_report_progress() {
 }
 
 /// A requantized file does not keep the report and imatrix keys of its source.
-#[test]
-fn report_is_not_copied() {
+pub(crate) fn report_is_not_copied() {
     let dir = tempfile::tempdir().unwrap();
     let (first, second) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"));
     let known = importance(&tiny(), |_| 1.0);
@@ -409,8 +400,7 @@ fn report_is_not_copied() {
 }
 
 /// Reports work with split output and with characters that JSON escapes.
-#[test]
-fn reports_support_parts_and_escaped_names() {
+pub(crate) fn reports_support_parts_and_escaped_names() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     let text = text();
@@ -454,8 +444,7 @@ fn reports_support_parts_and_escaped_names() {
 }
 
 /// Overrides apply, and with enough room every tensor keeps its type.
-#[test]
-fn target_size_respects_overrides() {
+pub(crate) fn target_size_respects_overrides() {
     let dir = tempfile::tempdir().unwrap();
     let input = dir.path().join("in.gguf");
     synthetic(&input, "F32", 4);
@@ -473,8 +462,7 @@ fn target_size_respects_overrides() {
     assert!(types.iter().all(|ty| ty.name() == "F32"), "{types:?}");
 }
 
-#[test]
-fn target_size_is_used_up() {
+pub(crate) fn target_size_is_used_up() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F32", 4);
@@ -503,8 +491,7 @@ fn target_size_is_used_up() {
     }
 }
 
-#[test]
-fn split_and_merge_round_trip() {
+pub(crate) fn split_and_merge_round_trip() {
     let dir = tempfile::tempdir().unwrap();
     let (input, joined) = (dir.path().join("in.gguf"), dir.path().join("joined.gguf"));
     synthetic(&input, "Q4_K_M", 3);
@@ -540,8 +527,7 @@ fn split_and_merge_round_trip() {
 }
 
 /// Quantization at load gives the same logits as the quantized file.
-#[test]
-fn quantization_in_memory_matches_the_file() {
+pub(crate) fn quantization_in_memory_matches_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     let recipe = oxidize_core::recipe::QuantRecipe::named("Q8_0").unwrap();
@@ -576,8 +562,7 @@ fn quantization_in_memory_matches_the_file() {
 }
 
 /// Releasing weights after use does not change the sums, and an excerpt is one chunk.
-#[test]
-fn released_weights_give_the_same_importance() {
+pub(crate) fn released_weights_give_the_same_importance() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.gguf");
     synthetic(&model, "F16", 2);

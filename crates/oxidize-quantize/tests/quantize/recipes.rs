@@ -17,8 +17,7 @@ const LLAMA_CPP: [(&str, u64); 5] = [
     ("Q8_0", 0x78aa_ac20_9d24_c0a8),
 ];
 
-#[test]
-fn legacy_types_are_bit_identical_to_llama_cpp() {
+pub(crate) fn legacy_types_are_bit_identical_to_llama_cpp() {
     let dir = tempfile::tempdir().unwrap();
     for (ty, expected) in LLAMA_CPP {
         let path = dir.path().join("out.gguf");
@@ -29,8 +28,7 @@ fn legacy_types_are_bit_identical_to_llama_cpp() {
 
 /// `fixtures/quantize/types.tsv` has the types of `llama-quantize --dry-run` for a Llama model of 32 layers,
 /// without and with an importance matrix: recipe, kind, role, types in order of layers.
-#[test]
-fn every_recipe_chooses_the_types_of_llama_cpp() {
+pub(crate) fn every_recipe_chooses_the_types_of_llama_cpp() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let shape = oxidize_core::synth::Shape {
@@ -86,8 +84,7 @@ fn every_recipe_chooses_the_types_of_llama_cpp() {
     assert!(checked > 500, "{checked}");
 }
 
-#[test]
-fn overrides_take_precedence_over_the_recipe() {
+pub(crate) fn overrides_take_precedence_over_the_recipe() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     synthetic(&path, "F16", 8);
@@ -123,8 +120,7 @@ fn overrides_take_precedence_over_the_recipe() {
 }
 
 /// Every recipe writes a file that loads, with the planned size.
-#[test]
-fn every_recipe_writes_a_model() {
+pub(crate) fn every_recipe_writes_a_model() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.gguf"), dir.path().join("out.gguf"));
     synthetic(&input, "F16", 1);

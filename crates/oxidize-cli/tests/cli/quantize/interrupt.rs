@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::super::is_ignored;
+use super::super::do_not_ignore;
 use super::{files, path, synthetic};
 
 /// Command lines that take long enough to be stopped.
@@ -33,10 +33,7 @@ fn stopped_run_leaves_no_files() {
     synthetic(&dir.path().join("in.gguf"), "F16", 24);
     for args in COMMANDS {
         for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
-            if is_ignored(number) {
-                eprintln!("SKIPPED: {signal} is ignored by the parent process");
-                continue;
-            }
+            do_not_ignore(number);
             let status = stopped(args, dir.path(), signal);
             assert_eq!(status.code(), Some(128 + number), "{args:?} {signal}");
             assert_eq!(files(dir.path()), ["in.gguf"], "{args:?} {signal}");
@@ -80,15 +77,12 @@ fn next_run_removes_temporary_files() {
     assert_eq!(left, [".in.gguf.7.0.partial", "in.gguf", "out.gguf"]);
 }
 
-/// A signal ignored by the parent process, as with `nohup`, stays ignored.
+/// A signal ignored by the parent process, as with `nohup`, stays ignored. The program detects it on Linux only.
 #[test]
+#[cfg(target_os = "linux")]
 fn ignored_signal_stays_ignored() {
     let dir = tempfile::tempdir().unwrap();
     synthetic(&dir.path().join("in.gguf"), "F16", 4);
-    if !cfg!(target_os = "linux") {
-        eprintln!("SKIPPED: ignored signals are detected on Linux only");
-        return;
-    }
     let program = env!("CARGO_BIN_EXE_oxidize");
     let line = format!("trap '' HUP; exec {program} quantize in.gguf out.gguf IQ3_S --pure -t 1");
     let mut child = Command::new("sh")
@@ -127,7 +121,7 @@ fn wait_until_it_writes(child: &mut Child, dir: &Path) {
     let start = Instant::now();
     while !writes(child, dir) {
         assert_eq!(child.try_wait().unwrap(), None, "ended before it wrote");
-        assert!(start.elapsed() < Duration::from_secs(60), "never wrote");
+        assert!(start.elapsed() < Duration::from_secs(300), "never wrote");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

@@ -1,28 +1,28 @@
 //! Perplexity of real models on WikiText-2, compared with llama.cpp.
 
-use super::command;
-use std::path::PathBuf;
+use oxidize_testing::{beside, cached};
+use serde_json::Value;
+use std::process::Command;
 
-#[test]
-#[ignore = "large: make test-models"]
+oxidize_testing::main!(; large
+    smollm2_perplexity_matches_llama_cpp,
+    gemma3_perplexity_matches_llama_cpp,
+    tinyllama_perplexity_matches_llama_cpp,
+    qwen2_perplexity_matches_llama_cpp,
+);
+
 fn smollm2_perplexity_matches_llama_cpp() {
     check("SmolLM2-135M-Instruct.Q4_1", 21.3722, (24, 26.438));
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn gemma3_perplexity_matches_llama_cpp() {
     check("gemma-3-270m-q4_k_m", 15.5647, (24, 17.114));
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn tinyllama_perplexity_matches_llama_cpp() {
     check("tinyllama-1.1b-chat.IQ2_XXS", 13.4707, (132, 16.4867));
 }
 
-#[test]
-#[ignore = "large: make test-models"]
 fn qwen2_perplexity_matches_llama_cpp() {
     check("qwen2.5-coder-1.5b-instruct-q4_k_m", 12.9461, (8, 15.158));
 }
@@ -32,20 +32,8 @@ fn qwen2_perplexity_matches_llama_cpp() {
 /// is llama.cpp's perplexity with default settings over more chunks, compared with the default of
 /// `perplexity`.
 fn check(name: &str, exactly: f64, (chunks, rounded): (usize, f64)) {
-    let set = |name| std::env::var_os(name).map(PathBuf::from);
-    let cache = set("OXIDIZE_TEST_CACHE").or_else(|| Some(set("HOME")?.join(".cache/oxidize")));
-    let shared = set("OXIDIZE_SHARED")
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
-    let model = cache
-        .unwrap_or_default()
-        .join(format!("models/{name}.gguf"));
-    let text = shared.join("eval/wiki.test.raw");
-    for path in [&model, &text] {
-        if !path.exists() {
-            eprintln!("SKIPPED: no {}", path.display());
-            return;
-        }
-    }
+    let model = cached(format!("models/{name}.gguf"));
+    let text = beside("eval/wiki.test.raw");
     let (model, text) = (model.to_string_lossy(), text.to_string_lossy());
     let args = [
         "perplexity",
@@ -65,7 +53,12 @@ fn check(name: &str, exactly: f64, (chunks, rounded): (usize, f64)) {
     ] {
         let chunks = chunks.to_string();
         let run = [&args[..], &["--chunks", &chunks], more].concat();
-        let report = super::outcome(command(&run).output().unwrap()).json();
+        let output = Command::new(env!("CARGO_BIN_EXE_oxidize"))
+            .args(run)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let ours = report["perplexity"].as_f64().unwrap();
         println!("{name}, {chunks} chunks: {ours:.4}, llama.cpp {theirs}");
         assert!(
