@@ -6,7 +6,9 @@ mod answers;
 mod families;
 #[path = "../faulty_backend/mod.rs"]
 mod faulty_backend;
+mod pending_backend;
 mod reasoning;
+mod stepped;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 mod windows;
