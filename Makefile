@@ -12,6 +12,8 @@ CACHE := $(if $(OXIDIZE_TEST_CACHE),$(OXIDIZE_TEST_CACHE),$(HOME)/.cache/oxidize
 DEMO_MODEL := $(CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 # The crates that must also compile for machines without files or threads.
 PORTABLE := -p oxidize-kernels -p oxidize-core
+# In WebAssembly the host supplies random numbers: https://docs.rs/getrandom/0.3
+HOSTED := CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS='--cfg getrandom_backend="custom"'
 # A tool, installed the first time it is needed; $(2) may give its version.
 ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) $(if $(2),--version $(2)) --locked
 MDBOOK_VERSION := 0.5.4
@@ -171,12 +173,12 @@ miri: ## run the scalar operations' tests under Miri
 
 check-targets: ## compile kernels and core for aarch64 and for WebAssembly
 	$(CARGO) check $(PORTABLE) --target aarch64-unknown-linux-gnu
-	$(CARGO) check $(PORTABLE) --target wasm32-unknown-unknown
+	$(HOSTED) $(CARGO) check $(PORTABLE) -p oxidize-wasm-test --target wasm32-unknown-unknown
 
 check-neon: ## run the kernels' tests and every op for aarch64, emulated by qemu
 	scripts/check-isa neon
 
-check-wasm: ## run the kernels' tests for WebAssembly's SIMD, in Node
+check-wasm: ## run the kernels' tests and an engine in WebAssembly, in Node
 	scripts/check-isa wasm
 
 publish-check: ## pack every crate as for the registry, without uploading

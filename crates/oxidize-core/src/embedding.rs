@@ -7,13 +7,16 @@
 use std::ops::Range;
 
 use crate::backend::cpu::Cpu;
-use crate::backend::{Backend, Batch, KvType, RepackLimit, SeqSlice, Session, SessionConfig};
+use crate::backend::{
+    Backend, Batch, KvType, Readback, RepackLimit, SeqSlice, Session, SessionConfig,
+};
 use crate::engine::{DEFAULT_CONTEXT, EngineError};
 use crate::error::Result;
 use crate::file::ModelFile;
 use crate::graph::OutputKind;
 use crate::kv::BlockId;
 use crate::model::{Model, sidecar_json};
+use crate::threads::Spawner;
 use crate::tokenizer::{EncodeOptions, TokenPair};
 use serde_json::Value;
 
@@ -151,6 +154,8 @@ pub struct EmbedderConfig {
     pub repack: RepackLimit,
     /// Number of threads; all cores where `None`.
     pub n_threads: Option<usize>,
+    /// Starts these threads.
+    pub spawner: Spawner,
 }
 
 impl Default for EmbedderConfig {
@@ -162,6 +167,7 @@ impl Default for EmbedderConfig {
             normalize: false,
             repack: RepackLimit::default(),
             n_threads: None,
+            spawner: Spawner::default(),
         }
     }
 }
@@ -207,6 +213,11 @@ impl EmbedderConfig {
             n_threads: Some(n_threads),
             ..self
         }
+    }
+
+    /// Sets what starts the threads.
+    pub fn spawner(self, spawner: Spawner) -> EmbedderConfig {
+        EmbedderConfig { spawner, ..self }
     }
 }
 
@@ -259,6 +270,7 @@ impl Embedder {
             state_slots,
             repack: config.repack,
             n_threads: config.n_threads,
+            spawner: config.spawner.clone(),
             // Keys and values of a bidirectional model are used once, in the same step.
             key_type: if whole { KvType::F32 } else { room.key_type },
             value_type: if whole { KvType::F32 } else { room.value_type },
@@ -430,6 +442,7 @@ impl Embedder {
             sequences: &sequences,
             outputs: &outputs,
         })?;
+        self.session.finish_blocking(Readback::Outputs)?;
         for (output, owner) in owners.into_iter().enumerate() {
             if let Some(pool) = pools.get_mut(owner) {
                 pool.add(self.session.output(output)?);

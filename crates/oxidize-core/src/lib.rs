@@ -101,6 +101,10 @@ pub mod chat;
 #[cfg(not(feature = "unstable"))]
 mod chat;
 #[cfg(feature = "unstable")]
+pub mod clock;
+#[cfg(not(feature = "unstable"))]
+mod clock;
+#[cfg(feature = "unstable")]
 pub mod embedding;
 #[cfg(not(feature = "unstable"))]
 mod embedding;
@@ -157,6 +161,10 @@ pub mod synth;
 #[cfg(not(feature = "unstable"))]
 mod synth;
 #[cfg(feature = "unstable")]
+pub mod threads;
+#[cfg(not(feature = "unstable"))]
+mod threads;
+#[cfg(feature = "unstable")]
 pub mod tokenizer;
 #[cfg(not(feature = "unstable"))]
 mod tokenizer;
@@ -177,8 +185,8 @@ pub use chat::{
 };
 pub use embedding::{Embedder, EmbedderConfig, Pooling};
 pub use engine::{
-    Completion, DiskCache, Engine, EngineConfig, FinishReason, LogitsProcessor, Prompt,
-    PromptProgress, PromptToken, Request, StreamEvent, Timings, Token, TokenStream,
+    Completion, DiskCache, Engine, EngineConfig, EngineState, FinishReason, LogitsProcessor, Prompt,
+    PromptProgress, PromptToken, Request, Stepper, StreamEvent, Timings, Token, TokenStream,
 };
 pub use error::{Error, Result};
 pub use file::gguf::MetadataValue;
@@ -192,4 +200,5 @@ pub use sampling::{
     DryParams, MirostatMode, MirostatParams, SamplerKind, SamplingParams, TokenScore,
 };
 pub use speculative::{DraftCounts, DraftParams, DraftSource, Speculation};
+pub use threads::Spawner;
 pub use tokenizer::{DecodeOptions, EncodeOptions, StreamDecoder, TokenPair, Tokenizer};

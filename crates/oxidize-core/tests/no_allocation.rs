@@ -12,7 +12,7 @@ mod net;
 
 use net::{Net, VOCAB};
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
+use oxidize_core::backend::{Backend, Batch, Readback, SeqSlice, Session, SessionConfig};
 use oxidize_core::file::{OpenOptions, TensorType};
 use oxidize_core::graph::{AttentionMask, AttentionOp, CacheInfo, Op, Rows};
 use oxidize_core::kv::BlockId;
@@ -86,6 +86,7 @@ fn allocations(session: &mut dyn Session, n_vocab: usize) -> usize {
         };
         session.run(&batch).unwrap();
         session.sample_greedy().unwrap();
+        session.finish_blocking(Readback::Outputs).unwrap();
     }
     ALLOCATIONS.load(Ordering::Relaxed) - before
 }

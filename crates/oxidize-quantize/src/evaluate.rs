@@ -4,8 +4,8 @@
 use oxidize_core::Error;
 use oxidize_core::backend::MemoryPlan;
 use oxidize_core::backend::{
-    ActivationQuant, Backend, BackendError, Batch, KvType, Observer, RepackLimit, SeqSlice,
-    Session, SessionConfig,
+    ActivationQuant, Backend, BackendError, Batch, KvType, Observer, Readback, RepackLimit,
+    SeqSlice, Session, SessionConfig,
 };
 use oxidize_core::graph::OutputKind;
 use oxidize_core::kv::{BlockCopy, BlockId};
@@ -250,7 +250,8 @@ impl Evaluator {
             sequences: &sequences,
             outputs,
         };
-        Ok(step(self.session.as_mut(), &batch).map_err(Error::from)?)
+        step(self.session.as_mut(), &batch).map_err(Error::from)?;
+        self.finish()
     }
 
     /// Computes one token of each sequence, all at the same position, with a result for each.
@@ -272,7 +273,13 @@ impl Evaluator {
             sequences: &sequences,
             outputs: &outputs,
         };
-        Ok(self.session.run(&batch).map_err(Error::from)?)
+        self.session.run(&batch).map_err(Error::from)?;
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let finished = self.session.finish_blocking(Readback::Outputs);
+        Ok(finished.map_err(Error::from)?)
     }
 
     /// Result of the `nth` output of the last run.

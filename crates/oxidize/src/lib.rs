@@ -144,8 +144,8 @@ pub mod embedding {
 /// Settings of an [`Engine`], prompts, and the end of an answer.
 pub mod engine {
     pub use oxidize_core::{
-        Completion, DiskCache, FinishReason, KvType, LogitsProcessor, Prompt, PromptProgress,
-        PromptToken, RepackLimit, StreamEvent, Timings,
+        Completion, DiskCache, EngineState, FinishReason, KvType, LogitsProcessor, Prompt,
+        PromptProgress, PromptToken, RepackLimit, Spawner, Stepper, StreamEvent, Timings,
     };
 }
 

@@ -84,6 +84,7 @@ impl Embed {
             normalize: self.normalize,
             repack: self.args.repack,
             n_threads: self.args.threads,
+            ..EmbedderConfig::default()
         };
         let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &config)?;
         let (embedded, lengths): (_, Vec<usize>) = match &self.query {

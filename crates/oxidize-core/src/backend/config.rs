@@ -3,6 +3,7 @@
 use super::{Backend, BackendError, Observer};
 use crate::graph::{Plan, Window};
 use crate::kv::{BlockId, WindowGroup};
+use crate::threads::Spawner;
 use oxidize_kernels::{ActivationQuant, KvType};
 
 /// Sizes and settings of a [`Session`](super::Session).
@@ -41,6 +42,8 @@ pub struct SessionConfig {
     pub repack: RepackLimit,
     /// Number of threads, for backends that use threads; `None` means all cores.
     pub n_threads: Option<usize>,
+    /// Starts these threads.
+    pub spawner: Spawner,
     /// Receives the inputs of matrices, from backends that support it.
     pub observer: Option<Observer>,
 }
@@ -64,6 +67,7 @@ impl SessionConfig {
             activations: ActivationQuant::default(),
             repack: RepackLimit::default(),
             n_threads: None,
+            spawner: Spawner::default(),
             observer: None,
         }
     }

@@ -69,6 +69,11 @@ pub enum BackendError {
         /// Maximum number.
         limit: usize,
     },
+    /// Results were read before they were complete, on a device that cannot be waited for.
+    #[error(
+        "the results are not complete, and this platform cannot wait for a device: call `finish` first"
+    )]
+    WouldBlock,
     /// An allocation failed.
     #[error("cannot allocate {bytes} bytes for {what}")]
     OutOfMemory {

@@ -8,6 +8,7 @@ mod cache_size;
 mod config;
 pub mod cpu;
 mod error;
+mod finish;
 mod memory_plan;
 mod model_session;
 mod observe;
@@ -20,20 +21,23 @@ mod validate;
 
 use crate::graph::{Op, Plan};
 use crate::kv::{BlockCopy, BlockId};
+use crate::threads::{MaybeSend, MaybeSync};
 use crate::weights::Weights;
 pub use batch::{Batch, SeqSlice};
 pub use cache_size::CacheSize;
 pub use config::{RepackLimit, SessionConfig};
 pub use error::BackendError;
+pub use finish::Readback;
 pub use memory_plan::MemoryPlan;
 pub use observe::{Observation, Observer};
 pub use oxidize_kernels::{ActivationQuant, KvType};
 pub use sample::{Candidate, TopK, sampled_output, sampled_token};
 pub use slots::StateRun;
+use std::task::{Context, Poll};
 pub use validate::BatchValidator;
 
 /// An implementation of plans for a kind of device.
-pub trait Backend: Send + Sync {
+pub trait Backend: MaybeSend + MaybeSync {
     /// Name of the backend, such as `cpu`.
     fn name(&self) -> &'static str;
 
@@ -85,9 +89,12 @@ pub struct Device {
 ///
 /// Calls take effect in the order in which they are made. A device may queue the work of [`run`](Session::run),
 /// [`encode`](Session::encode), [`sample_greedy`](Session::sample_greedy) and the copies, and return before it is
-/// done. Methods that return data wait for it, and report an error of the device if queued work has failed.
-pub trait Session: Send {
-    /// Runs one batch. Its results replace those of the batch before.
+/// done. Before the host reads results it calls [`finish`](trait.Session.html#method.finish), a future that completes
+/// queued work and reports errors of the device. So a device can be driven from a thread that must not wait, as in a
+/// browser. Where a device can wait, methods that return data do so if the work is not complete yet; elsewhere they
+/// return [`BackendError::WouldBlock`].
+pub trait Session: MaybeSend {
+    /// Submits one batch. Its results replace those of the batch before.
     ///
     /// The whole batch is checked before anything is computed ([`BatchValidator`] has all checks), and a batch that
     /// is refused changes neither caches nor states nor results. After any other error the contents of the
@@ -97,6 +104,18 @@ pub trait Session: Send {
     /// Runs the encoder of an encoder-decoder model over whole sequences, from position 0 on. The decoder then
     /// continues in the same slots and blocks. Refuses batches as [`Session::run`] does.
     fn encode(&mut self, batch: &Batch<'_>) -> Result<(), BackendError>;
+
+    /// Completes submitted work, as far as the results that `readback` names depend on it: afterwards, the methods that
+    /// return them do not wait. A session that computes in [`run`](Session::run) is always ready.
+    ///
+    /// While the result is `Pending`, the session wakes the waker of the last call when there is progress. A call for
+    /// results that were read back before is ready at once. An error of the device is reported once; the contents of the
+    /// sequences in the batches are then undefined. Hosts call [`finish`](trait.Session.html#method.finish) instead.
+    fn poll_finish(
+        &mut self,
+        readback: Readback,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BackendError>>;
 
     /// The results of one of the batch's outputs, by index into [`Batch::outputs`]: for a language model, the
     /// logits of the whole vocabulary. A device copies them to the host.

@@ -9,7 +9,9 @@ mod recurrent;
 
 use super::row_math::{magnitude_ratio, sparsity_threshold};
 use super::sample::Samples;
-use super::{Backend, BackendError, Batch, BatchValidator, Device, Session, SessionConfig};
+use super::{
+    Backend, BackendError, Batch, BatchValidator, Device, Readback, Session, SessionConfig,
+};
 use crate::graph::{Op, Plan, Rows, ValueId, WeightId};
 use crate::kv::{BlockCopy, BlockId};
 use crate::weights::Weights;
@@ -17,6 +19,7 @@ use attention::KvCache;
 use math::{activate, add_to, norm, rope, rope_table};
 use oxidize_kernels::quant;
 use std::ops::Range;
+use std::task::{Context, Poll};
 
 /// The reference backend.
 pub struct Reference;
@@ -95,6 +98,14 @@ impl Session for ReferenceSession {
 
     fn sampled(&mut self, index: usize) -> Result<u32, BackendError> {
         self.samples.get(index)
+    }
+
+    fn poll_finish(
+        &mut self,
+        _readback: Readback,
+        _context: &mut Context<'_>,
+    ) -> Poll<Result<(), BackendError>> {
+        Poll::Ready(Ok(()))
     }
 
     fn output(&mut self, index: usize) -> Result<&[f32], BackendError> {

@@ -5,7 +5,7 @@ use super::guide::{Guide, Guides};
 use super::request::{Completion, EngineError, FinishReason, Request, Resolved, Timings, Token};
 use super::{BLOCK_SIZE, EngineConfig};
 use crate::backend::MemoryPlan;
-use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
+use crate::backend::{Backend, Batch, Readback, SeqSlice, Session, SessionConfig};
 use crate::error::Result;
 use crate::kv::{BlockCopy, BlockId, KvBlocks};
 use crate::model::Model;
@@ -252,7 +252,7 @@ impl<'a> Search<'a> {
                 outputs: &[tokens.len() as u32 - 1],
             })?;
         }
-        Ok(())
+        Ok(self.session.finish_blocking(Readback::Outputs)?)
     }
 
     /// Extends the best beams by a token and computes the next logits.
@@ -420,12 +420,13 @@ impl<'a> Search<'a> {
         });
         let sequences: Vec<SeqSlice<'_>> = slices.collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-        Ok(self.session.run(&Batch {
+        self.session.run(&Batch {
             tokens: &tokens,
             positions: &positions,
             sequences: &sequences,
             outputs: &outputs,
-        })?)
+        })?;
+        Ok(self.session.finish_blocking(Readback::Outputs)?)
     }
 
     /// Returns the finished answers, or the unfinished ones if none has ended.

@@ -3,6 +3,7 @@
 use super::{DiskCache, EngineConfig};
 use crate::backend::{KvType, RepackLimit};
 use crate::speculative::Speculation;
+use crate::threads::Spawner;
 
 impl EngineConfig {
     /// Sets the maximum tokens of a request, prompt and answer together.
@@ -62,6 +63,11 @@ impl EngineConfig {
             n_threads: Some(n_threads),
             ..self
         }
+    }
+
+    /// Sets what starts the threads.
+    pub fn spawner(self, spawner: Spawner) -> EngineConfig {
+        EngineConfig { spawner, ..self }
     }
 
     /// Sets the index of the device that runs the model.

@@ -4,7 +4,6 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
 
 use sha2::{Digest, Sha256};
 
@@ -14,6 +13,7 @@ use crate::error::Result;
 use crate::kv::{BlockId, BlockName, BlockStore, BlockWriter};
 use crate::model::Model;
 use crate::scheduler::{BlockSource, Scheduler};
+use crate::threads::Thread;
 
 /// Maximum blocks waiting to be written. Further blocks are not stored, to bound the memory.
 const MAX_QUEUED: usize = 64;
@@ -56,7 +56,7 @@ pub(super) struct Disk {
     pending: HashSet<BlockName>,
     /// Groups of layers with window blocks.
     n_windows: usize,
-    writer: Option<JoinHandle<()>>,
+    writer: Option<Thread>,
 }
 
 impl Disk {
@@ -72,9 +72,9 @@ impl Disk {
         let (queue, jobs) = sync_channel(MAX_QUEUED);
         let (done, written) = channel();
         let writer = store.writer();
-        let thread = std::thread::Builder::new()
-            .name("oxidize-disk".into())
-            .spawn(move || write(&writer, &jobs, &done))
+        let thread = config
+            .spawner
+            .spawn("oxidize-disk", move || write(&writer, &jobs, &done))
             .map_err(super::EngineError::Thread)?;
         Ok(Disk {
             store,
@@ -203,8 +203,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.queue = None;
         if let Some(writer) = self.writer.take() {
-            // If the writer panicked, there is nothing more to wait for.
-            let _ = writer.join();
+            writer.join();
         }
     }
 }

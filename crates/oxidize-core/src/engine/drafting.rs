@@ -3,6 +3,7 @@
 use super::EngineConfig;
 use crate::backend::Backend;
 use crate::backend::MemoryPlan;
+use crate::clock::Instant;
 use crate::error::Result;
 use crate::model::Model;
 use crate::scheduler::{Sampled, Scheduler, SeqId, Step, StepSequence};
@@ -10,7 +11,7 @@ use crate::speculative::{
     DraftController, DraftModel, DraftParams, DraftRequest, DraftSource, NgramIndex, Speculation,
 };
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Maximum draft tokens per step, over all sequences.
 pub(super) const STEP_DRAFTS: usize = 64;
@@ -83,7 +84,7 @@ impl Drafting {
     }
 
     /// Proposes drafts for the sequences in `decoding`, each limited by its request and by [`STEP_DRAFTS`].
-    pub(super) fn propose(
+    pub(super) async fn propose(
         &mut self,
         scheduler: &mut Scheduler,
         decoding: &[Decoding<'_>],
@@ -133,7 +134,7 @@ impl Drafting {
             let lags = |request: &DraftRequest<'_>| model.lag(request) > 2 * STEP_DRAFTS;
             drafts_prompt = requests.iter().any(lags);
             let ids: Vec<SeqId> = requests.iter().map(|request| request.id).collect();
-            drafts.extend(ids.into_iter().zip(model.draft(&requests)?));
+            drafts.extend(ids.into_iter().zip(model.draft(&requests).await?));
         }
         for (id, draft) in drafts {
             let min_tokens = wanted()

@@ -4,16 +4,11 @@ use super::reasoning::ReasoningTracker;
 use super::request::EngineError;
 use crate::chat::Reasoning;
 use crate::error::Result;
-use crate::grammar::{Grammar, GrammarError};
+use crate::grammar::{Constraint, Grammar, GrammarError, Grammars};
 use crate::model::Model;
 use crate::sampling::TokenMask;
 use crate::tokenizer::Tokenizer;
 use std::sync::{Arc, OnceLock};
-
-#[cfg(not(target_arch = "wasm32"))]
-use crate::grammar::{Constraint, Grammars};
-#[cfg(target_arch = "wasm32")]
-use unavailable::{Constraint, Grammars};
 
 /// Constraints on the output of one request. A grammar applies to the answer, after the reasoning.
 #[derive(Clone)]
@@ -136,44 +131,6 @@ impl Guide {
         match &mut self.constraint {
             Some(constraint) => Ok(constraint.mask()?.allows(token)),
             None => Ok(true),
-        }
-    }
-}
-
-/// Stand-ins for llguidance, which does not build for browsers: every grammar is an error there.
-#[cfg(target_arch = "wasm32")]
-mod unavailable {
-    use crate::grammar::{Grammar, GrammarError};
-    use crate::sampling::TokenMask;
-    use crate::tokenizer::Tokenizer;
-
-    pub(super) struct Grammars;
-
-    #[derive(Clone)]
-    pub(super) enum Constraint {}
-
-    impl Grammars {
-        pub(super) fn new(_: &Tokenizer, _: usize) -> Result<Grammars, GrammarError> {
-            Ok(Grammars)
-        }
-
-        pub(super) fn compile(&self, _: &Grammar) -> Result<Constraint, GrammarError> {
-            let problem = "constrained output is not available in browsers".to_owned();
-            Err(GrammarError::Engine(problem))
-        }
-    }
-
-    impl Constraint {
-        pub(super) fn mask(&mut self) -> Result<&TokenMask, GrammarError> {
-            match *self {}
-        }
-
-        pub(super) fn accept(&mut self, _: u32) -> Result<(), GrammarError> {
-            match *self {}
-        }
-
-        pub(super) fn is_complete(&self) -> bool {
-            match *self {}
         }
     }
 }

@@ -5,6 +5,7 @@ use super::request::{EngineError, Prompt, Request, Resolved};
 
 use super::stream::{Channel, TokenStream};
 use crate::chat::Conversation;
+use crate::clock::Instant;
 use crate::error::Result;
 use crate::model::Model;
 use crate::sampling::{Sampler, SamplerVocab, StopMatcher};
@@ -12,7 +13,7 @@ use crate::scheduler::{SeqId, Stats};
 use crate::tokenizer::EncodeOptions;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::task::{Context, Poll, Waker};
 
 /// A running engine: continuous batching, KV cache, prefix cache and sampling for one model.
 ///
@@ -74,7 +75,7 @@ pub(super) enum Command {
     Cancel(SeqId),
 }
 
-/// Commands for the engine thread, and the statistics it reports.
+/// Commands for the engine, and the statistics it reports.
 #[derive(Default)]
 pub(super) struct CommandQueue {
     state: Mutex<QueueState>,
@@ -86,8 +87,10 @@ struct QueueState {
     commands: Vec<Command>,
     /// True when the last sender is gone.
     closed: bool,
-    /// True when the engine thread has ended.
+    /// True when the engine has ended.
     ended: bool,
+    /// Woken by the next command, for a host that steps the engine.
+    waker: Option<Waker>,
     stats: Stats,
 }
 
@@ -103,11 +106,43 @@ impl CommandQueue {
             return command.refuse();
         }
         state.commands.push(command);
+        self.notify(state);
+    }
+
+    /// Wakes the thread or the task that waits for commands.
+    fn notify(&self, mut state: MutexGuard<'_, QueueState>) {
+        let waker = state.waker.take();
         drop(state);
         self.ready.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Takes the queued commands without waiting. `None` if there are none and there will be no more.
+    pub(super) fn take(&self) -> Option<Vec<Command>> {
+        let mut state = self.lock();
+        match state.commands.is_empty() && state.closed {
+            true => None,
+            false => Some(std::mem::take(&mut state.commands)),
+        }
+    }
+
+    /// Ready when there are commands, with true, or when there will be no more, with false.
+    pub(super) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<bool> {
+        let mut state = self.lock();
+        match (state.commands.is_empty(), state.closed) {
+            (false, _) => Poll::Ready(true),
+            (true, true) => Poll::Ready(false),
+            (true, false) => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
     }
 
     /// Takes the queued commands; waits for one if `idle`. `None` when all senders are gone.
+    #[cfg(not(target_family = "wasm"))]
     pub(super) fn receive(&self, idle: bool) -> Option<Vec<Command>> {
         let mut state = self.lock();
         while idle && state.commands.is_empty() && !state.closed {
@@ -150,8 +185,9 @@ struct Alive(Arc<CommandQueue>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
-        self.0.ready.notify_one();
+        let mut state = self.0.lock();
+        state.closed = true;
+        self.0.notify(state);
     }
 }
 

@@ -1,6 +1,6 @@
-//! The engine: one thread that owns a session and a scheduler and turns requests into tokens.
+//! The engine: a session and a scheduler that turn requests into tokens, on a thread of their own or stepped by a host.
 //!
-//! [`Engine`] is the handle to it. Clients submit [`Request`]s and read [`TokenStream`]s; requests that run at the same
+//! [`Engine`] is the handle to it, and [`Stepper`] is the engine where there is no thread for it. Clients submit [`Request`]s and read [`TokenStream`]s; requests that run at the same
 //! time share every step (continuous batching), and a fault in one request ends only that request.
 
 mod beam;
@@ -13,7 +13,9 @@ mod handle;
 mod processor;
 mod reasoning;
 mod request;
+mod stepper;
 mod stream;
+mod unwind;
 mod worker;
 
 pub use beam::{BeamParams, BeamSequence, MAX_BEAMS, beam_search};
@@ -25,6 +27,7 @@ pub use request::{
     Completion, EngineError, FinishReason, Prompt, PromptProgress, PromptToken, Request,
     StreamEvent, Timings, Token,
 };
+pub use stepper::{EngineState, Stepper};
 pub use stream::TokenStream;
 
 use crate::backend::MemoryPlan;
@@ -37,6 +40,7 @@ use crate::kv::WindowGroup;
 use crate::model::Model;
 use crate::scheduler::{PrefixReuse, Scheduler, SchedulerConfig};
 use crate::speculative::Speculation;
+use crate::threads::Spawner;
 use disk::Disk;
 use drafting::{Drafting, STEP_DRAFTS};
 use std::sync::Arc;
@@ -83,6 +87,8 @@ pub struct EngineConfig {
     pub repack: RepackLimit,
     /// Number of threads; all cores where `None`.
     pub n_threads: Option<usize>,
+    /// Starts the threads.
+    pub spawner: Spawner,
     /// Index of the backend's device that runs the model, from 0.
     pub device: usize,
     /// Refuse a model that does not fit in memory.
@@ -109,6 +115,7 @@ impl Default for EngineConfig {
             value_type: KvType::F16,
             repack: RepackLimit::default(),
             n_threads: None,
+            spawner: Spawner::default(),
             device: 0,
             check_memory: true,
             deterministic: false,
@@ -192,6 +199,7 @@ impl EngineConfig {
             activations: ActivationQuant::default(),
             repack: self.repack,
             n_threads: self.n_threads,
+            spawner: self.spawner.clone(),
             observer: None,
         }
     }
@@ -230,6 +238,19 @@ impl Engine {
         Engine::start(model, Arc::new(Cpu::default()), config)
     }
 
+    /// Prepares an engine without a thread of its own: its host calls [`Stepper::step`].
+    ///
+    /// ```no_run
+    /// use oxidize::{Engine, EngineConfig, Model};
+    ///
+    /// let model = Model::load("model.gguf")?;
+    /// let (engine, mut stepper) = Engine::stepped(model, &EngineConfig::default())?;
+    /// # Ok::<(), oxidize::Error>(())
+    /// ```
+    pub fn stepped(model: Model, config: &EngineConfig) -> Result<(Engine, Stepper)> {
+        Engine::stepped_on(model, Arc::new(Cpu::default()), config)
+    }
+
     /// Starts an engine for `model` on a given backend.
     #[cfg_attr(feature = "unstable", visibility::make(pub))]
     pub(crate) fn start(
@@ -237,6 +258,21 @@ impl Engine {
         backend: Arc<dyn Backend>,
         config: &EngineConfig,
     ) -> Result<Engine> {
+        if !config.spawner.has_threads() {
+            return Err(EngineError::NoThread.into());
+        }
+        let (engine, stepper) = Engine::stepped_on(model, backend, config)?;
+        start_thread(stepper, &config.spawner)?;
+        Ok(engine)
+    }
+
+    /// Prepares a stepped engine for `model` on a given backend.
+    #[cfg_attr(feature = "unstable", visibility::make(pub))]
+    pub(crate) fn stepped_on(
+        model: Model,
+        backend: Arc<dyn Backend>,
+        config: &EngineConfig,
+    ) -> Result<(Engine, Stepper)> {
         if model.plan().output != OutputKind::Logits {
             return Err(EngineError::NoText(model.arch().name).into());
         }
@@ -281,7 +317,11 @@ impl Engine {
         let kept = config
             .disk
             .as_ref()
-            .filter(|_| model.plan().states.is_empty());
+            .filter(|_| model.plan().states.is_empty())
+            .filter(|_| config.spawner.has_threads());
+        if config.disk.is_some() && !config.spawner.has_threads() {
+            tracing::warn!("the prefix cache on disk is off: there is no thread for it");
+        }
         let disk = kept.map(|cache| Disk::open(cache, &model, backend.as_ref(), &session_config));
         let disk = disk.transpose()?;
         let (engine, commands) = Engine::from_parts(model.clone(), config.context(&model));
@@ -296,10 +336,21 @@ impl Engine {
             disk,
             commands,
         )?;
-        std::thread::Builder::new()
-            .name("oxidize-engine".into())
-            .spawn(move || worker.run())
-            .map_err(EngineError::Thread)?;
-        Ok(engine)
+        Ok((engine, Stepper::new(worker)))
     }
+}
+
+/// Steps an engine on a thread of its own.
+#[cfg(not(target_family = "wasm"))]
+fn start_thread(stepper: Stepper, spawner: &Spawner) -> Result<()> {
+    let started = spawner.spawn("oxidize-engine", move || stepper.run());
+    // The engine ends with its last handle; nobody waits for it.
+    started.map(drop).map_err(EngineError::Thread)?;
+    Ok(())
+}
+
+/// Sessions of WebAssembly stay on the thread that made them.
+#[cfg(target_family = "wasm")]
+fn start_thread(_: Stepper, _: &Spawner) -> Result<()> {
+    Err(EngineError::NoThread.into())
 }

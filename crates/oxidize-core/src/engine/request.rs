@@ -478,6 +478,14 @@ pub enum EngineError {
     /// The operating system refused to start a thread.
     #[error("cannot start the engine thread: {0}")]
     Thread(std::io::Error),
+    /// There is no thread for the engine.
+    #[error("no thread can be started for the engine: use `Engine::stepped`")]
+    NoThread,
+    /// A stream was read by waiting on a platform where that is not possible.
+    #[error(
+        "this platform cannot wait for tokens: read the stream with `recv().await` or `try_recv`"
+    )]
+    WouldBlock,
     /// The request cannot be queued.
     #[error(transparent)]
     Submit(#[from] SubmitError),

@@ -1,12 +1,13 @@
 //! [`TokenStream`]: the answer to one request, as an iterator and as an async stream.
 
-use super::request::{Completion, Event, PromptToken, StreamEvent, Token};
+use super::request::{Completion, EngineError, Event, PromptToken, StreamEvent, Token};
+use crate::clock::Instant;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The tokens of an answer, as an [`Iterator`] and as an async [`Stream`](futures_core::Stream).
 ///
@@ -72,6 +73,16 @@ impl Channel {
             }
             if state.closed {
                 return Poll::Ready(None);
+            }
+            if cfg!(target_family = "wasm") {
+                // The engine is stepped by this thread, so waiting would never end.
+                return match timeout {
+                    Some(_) => Poll::Pending,
+                    None => {
+                        state.closed = true;
+                        Poll::Ready(Some(Err(EngineError::WouldBlock.into())))
+                    }
+                };
             }
             state = match timeout {
                 None => self
@@ -223,6 +234,23 @@ impl TokenStream {
             futures_core::Stream::poll_next(Pin::new(&mut *self), context)
         })
         .await
+    }
+
+    /// The next token if it is there: `Pending` if not, `Ready(None)` at the end. Never waits.
+    ///
+    /// ```no_run
+    /// # fn frame(stream: &mut oxidize::TokenStream) -> Result<(), oxidize::Error> {
+    /// use std::task::Poll;
+    ///
+    /// while let Poll::Ready(Some(token)) = stream.try_recv() {
+    ///     print!("{}", token?.text);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn try_recv(&mut self) -> Poll<Option<Result<Token>>> {
+        let mut context = Context::from_waker(Waker::noop());
+        futures_core::Stream::poll_next(Pin::new(self), &mut context)
     }
 
     /// Waits at most `timeout` for the next token. `Pending` after a time-out, `Ready(None)` at the end.

@@ -1,4 +1,4 @@
-//! The engine thread: plan a step, run it, sample, commit, report.
+//! One step of the engine after the other: plan it, run it, sample, commit, report.
 
 mod encoder;
 
@@ -11,7 +11,9 @@ use super::request::{
     Token,
 };
 use super::stream::Channel;
-use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
+use super::unwind::{catch_unwind_in, panic_message};
+use crate::backend::{Backend, Batch, Readback, SeqSlice, Session, SessionConfig};
+use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampling::{self, Sampler, StopMatcher, StopStep, TokenScore};
@@ -23,9 +25,10 @@ use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-/// State of the engine thread.
+/// State of the engine.
 pub(super) struct Worker {
     model: Model,
     backend: Arc<dyn Backend>,
@@ -37,6 +40,14 @@ pub(super) struct Worker {
     disk: Option<Disk>,
     queue: Arc<CommandQueue>,
     active: BTreeMap<SeqId, Active>,
+    /// A step that the session computes.
+    in_flight: Option<InFlight>,
+}
+
+/// A step whose results are not read yet.
+struct InFlight {
+    step: Step,
+    since: Instant,
 }
 
 /// A queued or running request.
@@ -98,24 +109,67 @@ impl Worker {
             disk,
             queue,
             active: BTreeMap::new(),
+            in_flight: None,
         })
     }
 
-    /// Runs until all senders are gone, or the session cannot be restarted after a fault.
-    pub(super) fn run(mut self) {
-        while let Some(commands) = self.queue.receive(self.scheduler.is_idle()) {
-            commands
-                .into_iter()
-                .for_each(|command| self.handle_command(command));
-            self.draft();
-            if let Some(step) = self.scheduler.plan()
-                && let Err(error) = self.step(step)
-            {
-                tracing::error!(%error, "the engine could not be restarted");
-                return;
-            }
-            self.queue.report(self.scheduler.stats());
+    /// Commands, waiting for one if there is nothing else to do. `None` when there will be no more.
+    #[cfg(not(target_family = "wasm"))]
+    pub(super) fn wait_for_commands(&self) -> Option<Vec<Command>> {
+        match self.in_flight {
+            Some(_) => Some(Vec::new()),
+            None => self.queue.receive(self.scheduler.is_idle()),
         }
+    }
+
+    /// Commands that are there. `None` when there is nothing to do, and there will be no more.
+    pub(super) fn take_commands(&self) -> Option<Vec<Command>> {
+        match self.is_idle() {
+            true => self.queue.take(),
+            // The scheduler must not change while a step that it has planned is computed.
+            false if self.in_flight.is_some() => Some(Vec::new()),
+            false => Some(self.queue.take().unwrap_or_default()),
+        }
+    }
+
+    /// True if there is nothing to compute.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_none() && self.scheduler.is_idle()
+    }
+
+    /// Ready when there is something to do, with true, or when there will be nothing more, with false. The borrow is
+    /// mutable so that futures of it are `Send`: a session is not `Sync`.
+    pub(super) fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<bool> {
+        match self.is_idle() {
+            true => self.queue.poll_ready(context),
+            false => Poll::Ready(true),
+        }
+    }
+
+    /// Handles commands and computes a step. An error ends the engine.
+    ///
+    /// If the future is dropped before it is ready, the next call completes the step.
+    pub(super) async fn advance(&mut self, commands: Vec<Command>) -> Result<()> {
+        for command in commands {
+            self.handle_command(command);
+        }
+        if self.in_flight.is_none() {
+            self.draft().await;
+            if let Some(step) = self.scheduler.plan() {
+                self.submit(step)?;
+            }
+        }
+        if self.in_flight.is_some() {
+            let finished = catch_unwind_in(self.session.finish(Readback::Outputs)).await;
+            if let Some(InFlight { step, since }) = self.in_flight.take() {
+                let finished = finished.map(|result| result.map_err(Error::from));
+                if let Some(step) = self.check(step, finished)? {
+                    self.complete(step, since);
+                }
+            }
+        }
+        self.queue.report(self.scheduler.stats());
+        Ok(())
     }
 
     fn handle_command(&mut self, command: Command) {
@@ -198,28 +252,43 @@ impl Worker {
         self.active.insert(id, active);
     }
 
-    /// Runs a step and samples from it. An error ends the engine.
-    fn step(&mut self, step: Step) -> Result<()> {
-        let now = Instant::now();
+    /// Submits a step to the session.
+    fn submit(&mut self, step: Step) -> Result<()> {
+        let since = Instant::now();
         for part in &step.sequences {
             if let Some(active) = self.active.get_mut(&part.id) {
-                active.started.get_or_insert(now);
+                active.started.get_or_insert(since);
             }
         }
-        let result = catch_unwind(AssertUnwindSafe(|| self.compute(&step)));
-        match result {
-            Ok(Ok(())) => {}
+        let submitted = catch_unwind(AssertUnwindSafe(|| self.compute(&step)));
+        let step = self.check(step, submitted)?;
+        self.in_flight = step.map(|step| InFlight { step, since });
+        Ok(())
+    }
+
+    /// Returns a step that was computed so far. An error ends its requests; a panic restarts the session too.
+    fn check(
+        &mut self,
+        step: Step,
+        computed: std::thread::Result<Result<()>>,
+    ) -> Result<Option<Step>> {
+        match computed {
+            Ok(Ok(())) => Ok(Some(step)),
             Ok(Err(error)) => {
                 self.fail_step(step, &error.to_string());
-                return Ok(());
+                Ok(None)
             }
             Err(panic) => {
                 self.fail_step(step, &panic_message(panic.as_ref()));
-                return self.restart();
+                self.restart().map(|()| None)
             }
         }
+    }
+
+    /// Samples from the results of a step, commits it and sends its tokens.
+    fn complete(&mut self, step: Step, since: Instant) {
         if let Some(drafting) = &mut self.drafting {
-            drafting.add_step_time(now.elapsed());
+            drafting.add_step_time(since.elapsed());
         }
         self.report_prompts(&step);
         let mut sampled = Vec::new();
@@ -244,7 +313,6 @@ impl Worker {
                 active.send_pending();
             }
         }
-        Ok(())
     }
 
     fn compute(&mut self, step: &Step) -> Result<()> {
@@ -275,8 +343,8 @@ impl Worker {
     }
 
     /// Adds draft tokens to the next step. A fault while drafting turns speculation off and nothing else.
-    fn draft(&mut self) {
-        let Some(mut drafting) = self.drafting.take() else {
+    async fn draft(&mut self) {
+        let Some(drafting) = &mut self.drafting else {
             return;
         };
         let decoding = self.active.iter().filter(|(_, a)| a.first_token.is_some());
@@ -288,15 +356,13 @@ impl Worker {
                 prediction: &active.prediction,
             })
             .collect();
-        let scheduler = &mut self.scheduler;
-        let problem = match catch_unwind(AssertUnwindSafe(|| {
-            drafting.propose(scheduler, &decoding)?;
-            Ok::<_, Error>(drafting)
-        })) {
-            Ok(Ok(drafting)) => return self.drafting = Some(drafting),
+        let proposed = catch_unwind_in(drafting.propose(&mut self.scheduler, &decoding)).await;
+        let problem = match proposed {
+            Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(panic) => panic_message(panic.as_ref()),
         };
+        self.drafting = None;
         tracing::error!(%problem, "speculative decoding is off");
     }
 
@@ -461,15 +527,22 @@ impl Worker {
     }
 }
 
-/// Fails all open requests however the thread ends, so that no client waits forever.
-impl Drop for Worker {
-    fn drop(&mut self) {
+impl Worker {
+    /// Ends the engine: fails all open requests, so that no client waits forever.
+    pub(super) fn end(&mut self) {
         // Finish pending writes to disk first.
         self.disk = None;
         self.queue.end();
         for active in std::mem::take(&mut self.active).into_values() {
             active.channel.fail(EngineError::Stopped);
         }
+    }
+}
+
+/// However the thread ends.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -624,10 +697,4 @@ fn adapter_salt(scales: Option<&[f32]>) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     scales.iter().for_each(|x| x.to_bits().hash(&mut hasher));
     hasher.finish() | 1
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without a message").to_owned()
 }

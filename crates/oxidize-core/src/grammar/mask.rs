@@ -3,6 +3,7 @@
 use super::{Grammar, GrammarError, gbnf, json_schema};
 use crate::limits::LimitExceeded;
 use crate::sampling::TokenMask;
+use crate::threads::on_deep_stack;
 use crate::tokenizer::{TokenKind, Tokenizer};
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -89,14 +90,12 @@ impl Grammars {
 
     /// Compiles `grammar` into a constraint at the beginning of an answer.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new()
-                .name("oxidize-grammar".into())
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, || self.compile_on_this_stack(grammar))
-                .map_err(|error| GrammarError::Engine(format!("no thread: {error}")))?;
-            thread.join().unwrap_or(Err(GrammarError::Fault))
-        })
+        let compile = || self.compile_on_this_stack(grammar);
+        match on_deep_stack("oxidize-grammar", STACK_BYTES, compile) {
+            Ok(Some(result)) => result,
+            Ok(None) => Err(GrammarError::Fault),
+            Err(error) => Err(GrammarError::Engine(format!("no thread: {error}"))),
+        }
     }
 
     fn compile_on_this_stack(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {

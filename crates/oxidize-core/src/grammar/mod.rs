@@ -5,15 +5,10 @@
 //! automata; the GBNF front end (`gbnf`) and the schema checks (`json_schema`) are implemented
 //! here.
 
-// llguidance does not build for browsers.
-#[cfg(not(target_arch = "wasm32"))]
 mod gbnf;
-#[cfg(not(target_arch = "wasm32"))]
 mod json_schema;
-#[cfg(not(target_arch = "wasm32"))]
 mod mask;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub use mask::{Constraint, Grammars};
 
 use crate::limits::LimitExceeded;

@@ -229,7 +229,11 @@ fn under_free_name<T>(
         .to_string_lossy();
     loop {
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let id = std::process::id();
+        // Without an operating system there are no processes, and no files either.
+        let id = match cfg!(target_family = "wasm") {
+            true => 0,
+            false => std::process::id(),
+        };
         let temporary = directory_of(path).join(format!(".{name}.{id}.{n}{PARTIAL}"));
         match make(&temporary) {
             Ok(made) => {

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
+use crate::clock::time_of_day;
 use crate::error::{Error, Result};
 use crate::io::save_atomically;
 
@@ -57,6 +58,7 @@ impl BlockStore {
         let root = BlockName(fingerprint);
         let directory = directory.join(root.hex().split_at(16).0);
         fs::create_dir_all(&directory).map_err(Error::io(&directory))?;
+        let now = time_of_day();
         let mut found: Vec<(SystemTime, BlockName, u64)> = Vec::new();
         for entry in fs::read_dir(&directory).map_err(Error::io(&directory))? {
             let entry = entry.map_err(Error::io(&directory))?;
@@ -69,7 +71,9 @@ impl BlockStore {
             if let Some(block) = BlockName::from_hex(&name) {
                 found.push((modified, block, len.saturating_sub(OVERHEAD as u64)));
             } else if name.ends_with(".partial")
-                && modified.elapsed().is_ok_and(|age| age > ABANDONED)
+                && now
+                    .duration_since(modified)
+                    .is_ok_and(|age| age > ABANDONED)
             {
                 // Left behind by a process that was killed.
                 let _ = fs::remove_file(entry.path());

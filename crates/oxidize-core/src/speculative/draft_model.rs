@@ -1,7 +1,7 @@
 //! [`DraftModel`]: a smaller model that drafts for all sequences of a step, with its own session
 //! and cache.
 
-use crate::backend::{Backend, Batch, SeqSlice, Session, SessionConfig};
+use crate::backend::{Backend, Batch, Readback, SeqSlice, Session, SessionConfig};
 use crate::error::Result;
 use crate::kv::{BlockId, KvBlocks};
 use crate::model::Model;
@@ -72,7 +72,7 @@ impl DraftModel {
     }
 
     /// Drafts for all sequences, in one batch per token.
-    pub(crate) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>> {
+    pub(crate) async fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>> {
         let mut states: Vec<DraftState> = requests
             .iter()
             .map(|request| DraftState {
@@ -84,7 +84,7 @@ impl DraftModel {
             })
             .collect();
         while states.iter().any(|state| !state.pending.is_empty()) {
-            self.round(&mut states)?;
+            self.round(&mut states).await?;
         }
         Ok(states.into_iter().map(|state| state.draft).collect())
     }
@@ -130,7 +130,7 @@ impl DraftModel {
 
     /// Computes pending tokens, as many as fit in a batch, and extends the drafts of sequences
     /// without pending tokens.
-    fn round(&mut self, states: &mut [DraftState]) -> Result<()> {
+    async fn round(&mut self, states: &mut [DraftState]) -> Result<()> {
         let (mut tokens, mut positions, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         let mut parts = Vec::new();
         for (index, state) in states.iter_mut().enumerate() {
@@ -172,6 +172,7 @@ impl DraftModel {
             sequences: &sequences,
             outputs: &outputs,
         })?;
+        self.session.finish(Readback::Outputs).await?;
         let (mut row, mut output) = (0, 0);
         for (index, n) in parts {
             let Some(state) = states.get_mut(index) else {

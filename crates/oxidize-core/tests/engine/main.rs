@@ -6,8 +6,10 @@ mod answers;
 mod families;
 #[path = "../faulty_backend/mod.rs"]
 mod faulty_backend;
+mod pending_backend;
 mod processor;
 mod reasoning;
+mod stepped;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 mod windows;

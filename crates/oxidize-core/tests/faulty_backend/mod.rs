@@ -1,12 +1,15 @@
 //! CPU backend for tests. Its gate limits how many steps run, and some tokens trigger faults.
 
 use oxidize_core::backend::cpu::Cpu;
-use oxidize_core::backend::{Backend, BackendError, Batch, Device, Session, SessionConfig};
+use oxidize_core::backend::{
+    Backend, BackendError, Batch, Device, Readback, Session, SessionConfig,
+};
 use oxidize_core::graph::{Op, Plan};
 use oxidize_core::kv::{BlockCopy, BlockId};
 use oxidize_core::weights::Weights;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll};
 
 /// A batch with this token panics.
 pub(crate) const PANIC: u32 = 300;
@@ -142,6 +145,14 @@ impl Session for FaultySession {
         let token = |&output: &u32| batch.tokens[output as usize];
         self.outputs = batch.outputs.iter().map(token).collect();
         self.inner.run(batch)
+    }
+
+    fn poll_finish(
+        &mut self,
+        readback: Readback,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BackendError>> {
+        self.inner.poll_finish(readback, context)
     }
 
     fn output(&mut self, index: usize) -> Result<&[f32], BackendError> {

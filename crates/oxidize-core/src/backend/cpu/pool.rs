@@ -8,23 +8,26 @@
 #![allow(unsafe_code)]
 
 use super::work_stealing::WorkRanges;
+use crate::clock::Instant;
+use crate::threads::{Spawner, Thread};
 use oxidize_kernels::{Kernels, QuantizedRows, SharedMatrix, TileMut};
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time that a worker spins for the next job before it sleeps: longer than the serial work between two
 /// parallel ops, and too short to count as load.
 const SPIN: Duration = Duration::from_micros(80);
+/// Limit on the rounds of spinning, which counts where the host has no clock.
+const MAX_SPINS: usize = 10_000;
 
 /// Threads that work together on one job at a time.
 pub struct Pool {
     shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Vec<Thread>,
     /// The pieces of the current job.
     ranges: WorkRanges,
     /// Held while a job runs: one job runs at a time.
@@ -57,7 +60,7 @@ unsafe impl Send for Job {}
 
 impl Pool {
     /// A pool of `n_threads` threads, including the one that calls.
-    pub fn new(n_threads: usize) -> Pool {
+    pub fn new(n_threads: usize, spawner: &Spawner) -> Pool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: Mutex::new(None),
@@ -68,12 +71,9 @@ impl Pool {
         });
         let spawn = |index: usize| {
             let shared = shared.clone();
-            let name = format!("oxidize-{index}");
-            std::thread::Builder::new()
-                .name(name)
-                .spawn(move || shared.work(index))
+            spawner.spawn(&format!("oxidize-{index}"), move || shared.work(index))
         };
-        // If the system refuses a thread, the pool has fewer.
+        // If a thread is refused, the pool has fewer.
         let workers: Vec<_> = (1..n_threads.max(1))
             .map_while(|index| spawn(index).ok())
             .collect();
@@ -294,7 +294,7 @@ impl Drop for Pool {
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
             // Panics in jobs were passed to the caller of the job.
-            let _ = worker.join();
+            worker.join();
         }
     }
 }
@@ -368,7 +368,7 @@ impl Shared {
             (state & OPEN != 0 && state >> 32 != done).then_some(state >> 32)
         };
         let start = Instant::now();
-        loop {
+        for _ in 0..MAX_SPINS {
             for _ in 0..64 {
                 if let Some(epoch) = fresh() {
                     return Some(epoch);
@@ -429,7 +429,7 @@ mod tests {
     #[test]
     fn every_piece_runs_once() {
         for n_threads in [1, 2, 5] {
-            let pool = Pool::new(n_threads);
+            let pool = Pool::new(n_threads, &Spawner::default());
             let mut counts = vec![0usize; pool.n_threads()];
             let done: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
             for round in 1..50 {
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_matrices() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3, &Spawner::default());
         let (mut a, mut b) = (vec![0.0; 7 * 10], vec![0.0; 7 * 4]);
         let mut matrices = [
             Matrix {
@@ -494,7 +494,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2, &Spawner::default());
         let explode = || pool.each(100, &mut [(); 2], |piece, ()| assert!(piece != 50));
         assert!(catch_unwind(AssertUnwindSafe(explode)).is_err());
         let count = AtomicUsize::new(0);
@@ -506,7 +506,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_are_woken() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2, &Spawner::default());
         for _ in 0..5 {
             std::thread::sleep(SPIN * 20);
             pool.each(64, &mut [(); 2], |_, ()| {});

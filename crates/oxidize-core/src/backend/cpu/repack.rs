@@ -4,6 +4,7 @@
 //! Repacked weights are shared by all sessions of a model, and replace what was there: pages of a mapped file are
 //! released as soon as they have been read, and memory that the file was read into is freed.
 
+use super::pool::Pool;
 use crate::backend::{BackendError, RepackLimit};
 use crate::file::TensorBytes;
 use crate::graph::{Op, Plan, WeightId};
@@ -13,9 +14,9 @@ use crate::weights::{PreparedWeights, Weight, Weights};
 use oxidize_kernels::Kernels;
 use oxidize_kernels::quant::{TensorType, repacked_type};
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{io, thread};
 
 /// Repacked forms of weights, by id.
 type RepackedMap = BTreeMap<WeightId, Weight>;
@@ -48,7 +49,7 @@ pub(super) fn repack(
     weights: &Weights,
     limit: RepackLimit,
     kernels: &Kernels,
-    n_threads: usize,
+    pool: &Pool,
 ) -> Result<Weights, BackendError> {
     // Locked to the end: sessions that are compiled at the same time share what the first one makes.
     let shared = Repacked::of(weights);
@@ -65,7 +66,7 @@ pub(super) fn repack(
         let originals = ids.iter().map(|id| weights.get(*id).loaded());
         let originals = originals.collect::<Result<Vec<_>, _>>();
         let originals = originals.map_err(|error| BackendError::Weights(error.to_string()))?;
-        match rewrite(&originals, kernels, n_threads) {
+        match rewrite(&originals, kernels, pool) {
             Ok(made) => repacked.extend(ids.iter().copied().zip(made)),
             Err(error) => {
                 tracing::warn!("cannot repack weights, they stay as in the file: {error}");
@@ -191,7 +192,7 @@ struct Place<'a> {
 }
 
 /// The weights in their repacked types, one after the other in new memory.
-fn rewrite(weights: &[Weight], kernels: &Kernels, n_threads: usize) -> io::Result<Vec<Weight>> {
+fn rewrite(weights: &[Weight], kernels: &Kernels, pool: &Pool) -> io::Result<Vec<Weight>> {
     let mut end = 0;
     let mut places = Vec::new();
     for (weight, repacked) in weights
@@ -218,14 +219,14 @@ fn rewrite(weights: &[Weight], kernels: &Kernels, n_threads: usize) -> io::Resul
                 job.run(kernels)?;
             }
         };
-        thread::scope(|scope| {
-            let others: Vec<_> = (1..n_threads).map(|_| scope.spawn(work)).collect();
-            let own = work();
-            let others = others.into_iter().map(|other| other.join());
-            others.fold(own, |first, other| {
-                first.and(other.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            })
-        })
+        let n_threads = pool.n_threads();
+        let mut results: Vec<io::Result<()>> = (0..n_threads).map(|_| Ok(())).collect();
+        pool.each(n_threads, &mut results, |_, result| {
+            if result.is_ok() {
+                *result = work();
+            }
+        });
+        results.into_iter().collect()
     })?;
     let mut pieces = places.iter().map(|place| all.slice(place.range.clone()));
     let repacked = weights.iter().map(|weight| {
@@ -293,6 +294,7 @@ mod tests {
     use crate::model::Model;
     use crate::recipe::QuantRecipe;
     use crate::synth::{Shape, Synthesis};
+    use crate::threads::Spawner;
     use oxidize_kernels::{Isa, quant};
     use std::io::Write;
 
@@ -343,7 +345,8 @@ mod tests {
 
     /// The weights of a session.
     fn repacked(model: &Model, limit: RepackLimit, kernels: &Kernels) -> Weights {
-        repack(model.plan(), model.weights(), limit, kernels, 2).unwrap()
+        let pool = Pool::new(2, &Spawner::default());
+        repack(model.plan(), model.weights(), limit, kernels, &pool).unwrap()
     }
 
     fn growth_with(model: &Model, limit: RepackLimit) -> u64 {

@@ -13,13 +13,16 @@ use super::recurrent::States;
 use super::repack::repack;
 use crate::backend::row_math::{magnitude_ratio, sparsity_threshold};
 use crate::backend::sample::Samples;
-use crate::backend::{BackendError, Batch, BatchValidator, KvType, Session, SessionConfig};
+use crate::backend::{
+    BackendError, Batch, BatchValidator, KvType, Readback, Session, SessionConfig,
+};
 use crate::graph::{Op, Plan, ValueId};
 use crate::kv::{BlockCopy, BlockId};
 use crate::weights::Weights;
 use oxidize_kernels::{Kernels, QuantizedRows, Scratch};
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// A plan compiled for the CPU.
 pub(super) struct CpuSession {
@@ -72,13 +75,13 @@ impl CpuSession {
         // Caches first: if they do not fit, no weight has been repacked in vain.
         let caches = cache::caches(plan, config)?;
         let states = States::new(plan, config)?;
-        let weights = repack(plan, weights, config.repack, kernels, n_threads)?;
+        let pool = Pool::new(n_threads, &config.spawner);
+        let weights = repack(plan, weights, config.repack, kernels, &pool)?;
         weights.use_huge_pages();
         let Lowered {
             steps,
             n_encoder_steps,
         } = lower(plan, config.max_context);
-        let pool = Pool::new(n_threads);
         Ok(CpuSession {
             kernels,
             config: config.clone(),
@@ -293,6 +296,14 @@ impl Session for CpuSession {
     fn encode(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         self.validator.begin_encode(batch, self.samples.len())?;
         self.steps(0..self.n_encoder_steps, batch)
+    }
+
+    fn poll_finish(
+        &mut self,
+        _readback: Readback,
+        _context: &mut Context<'_>,
+    ) -> Poll<Result<(), BackendError>> {
+        Poll::Ready(Ok(()))
     }
 
     fn output(&mut self, index: usize) -> Result<&[f32], BackendError> {

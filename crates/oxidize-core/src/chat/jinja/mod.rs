@@ -23,6 +23,8 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use super::ChatError;
+use crate::clock::time_of_day;
+use crate::threads;
 use budget::Budget;
 
 /// Instruction limit of a rendering: a base, plus an allowance per JSON value of the input. An
@@ -43,7 +45,6 @@ const LOOP_INSTRUCTIONS: u64 = 4;
 const NODES: usize = 20_000;
 /// Stack for the recursion of generated code, macros and nested values; reserved address space, not
 /// memory.
-#[cfg(not(target_arch = "wasm32"))]
 const STACK_BYTES: usize = 64 << 20;
 
 /// Validated template. It is compiled for each rendering, which takes a fraction of a millisecond.
@@ -96,7 +97,7 @@ impl Jinja {
             BYTES + size.bytes * BYTES_PER_BYTE,
             NODES + size.nodes as usize * 4,
         );
-        let mut env = environment(&budget, &raised, now.unwrap_or_else(time::now));
+        let mut env = environment(&budget, &raised, now.unwrap_or_else(time_of_day));
         let longest = scan::longest_text(&self.source).max(1) as u64;
         let raw = RAW_BYTES + size.nodes * RAW_BYTES_PER_NODE;
         let fuel = (FUEL + size.nodes * FUEL_PER_NODE).min(LOOP_INSTRUCTIONS * raw / longest);
@@ -243,7 +244,6 @@ impl InputSize {
 
 /// Runs `work` on a thread with enough stack for the recursion that the limits allow. A panic
 /// becomes an error.
-#[cfg(not(target_arch = "wasm32"))]
 fn on_deep_stack<T: Send>(
     work: impl FnOnce() -> Result<T, ChatError> + Send,
 ) -> Result<T, ChatError> {
@@ -253,23 +253,11 @@ fn on_deep_stack<T: Send>(
             message: message.to_owned(),
         })
     };
-    std::thread::scope(|scope| {
-        let builder = std::thread::Builder::new()
-            .name("chat-template".into())
-            .stack_size(STACK_BYTES);
-        match builder.spawn_scoped(scope, work) {
-            Ok(thread) => thread
-                .join()
-                .unwrap_or_else(|_| failed("the template engine failed")),
-            Err(_) => failed("no thread could be started"),
-        }
-    })
-}
-
-/// Browsers have one thread and their own guard against deep recursion.
-#[cfg(target_arch = "wasm32")]
-fn on_deep_stack<T>(work: impl FnOnce() -> Result<T, ChatError>) -> Result<T, ChatError> {
-    work()
+    match threads::on_deep_stack("chat-template", STACK_BYTES, work) {
+        Ok(Some(result)) => result,
+        Ok(None) => failed("the template engine failed"),
+        Err(_) => failed("no thread could be started"),
+    }
 }
 
 fn syntax_error(error: &Error) -> ChatError {

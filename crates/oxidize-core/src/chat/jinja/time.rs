@@ -92,15 +92,6 @@ pub fn strftime(time: SystemTime, format: &str) -> String {
     out
 }
 
-/// Current time, if the platform has a clock.
-pub(super) fn now() -> SystemTime {
-    if cfg!(target_arch = "wasm32") {
-        UNIX_EPOCH
-    } else {
-        SystemTime::now()
-    }
-}
-
 /// Date and time in the Gregorian calendar.
 struct Civil {
     year: i64,
