@@ -1,6 +1,7 @@
 //! [`OpenOptions`]: options for opening models.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::limits::Limits;
 
@@ -37,6 +38,8 @@ pub struct OpenOptions {
     pub limits: Limits,
     /// Called when tensors are loaded.
     pub progress: Option<Progress>,
+    /// Cancels loading once it is true; see [`Error::Canceled`](crate::Error::Canceled).
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 impl Default for OpenOptions {
@@ -47,6 +50,7 @@ impl Default for OpenOptions {
             unpack_exactly: false,
             limits: Limits::default(),
             progress: None,
+            cancel: None,
         }
     }
 }
@@ -82,6 +86,27 @@ impl OpenOptions {
             ..self
         }
     }
+
+    /// Cancels loading before the next tensor once `cancel` is true, from another thread or from the progress callback.
+    ///
+    /// ```no_run
+    /// use oxidize::{Error, Model, OpenOptions};
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    ///
+    /// let cancel = Arc::new(AtomicBool::new(false));
+    /// let options = OpenOptions::default().cancel(cancel.clone());
+    /// std::thread::spawn(move || cancel.store(true, Ordering::Relaxed));
+    /// if let Err(Error::Canceled { .. }) = Model::load_with("model.gguf", &options) {
+    ///     println!("canceled");
+    /// }
+    /// ```
+    pub fn cancel(self, cancel: Arc<AtomicBool>) -> OpenOptions {
+        OpenOptions {
+            cancel: Some(cancel),
+            ..self
+        }
+    }
 }
 
 impl std::fmt::Debug for OpenOptions {
@@ -92,6 +117,7 @@ impl std::fmt::Debug for OpenOptions {
             .field("unpack_exactly", &self.unpack_exactly)
             .field("limits", &self.limits)
             .field("progress", &self.progress.is_some())
+            .field("cancel", &self.cancel)
             .finish()
     }
 }
