@@ -61,7 +61,7 @@ pub(crate) fn remove<T: Kind>(handle: Handle) -> Result<Arc<T>, Failure> {
 
 /// Fails in a forked process: the engines' threads stayed in the parent, and another thread may have held the lock of
 /// the table.
-fn check_process() -> Result<(), Failure> {
+pub(crate) fn check_process() -> Result<(), Failure> {
     let process = PROCESS.load(Ordering::Relaxed);
     if process == 0 || process == std::process::id() {
         return Ok(());

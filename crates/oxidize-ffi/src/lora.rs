@@ -34,6 +34,7 @@ pub unsafe extern "C" fn oxidize_lora_load(
             pointer::write("lora", lora, 0)?;
             pointer::text("path", path, path_length)?
         };
+        handle::check_process()?;
         let adapter = Adapter::open(path, &OpenOptions::default())?;
         let handle = handle::insert(Lora(adapter))?;
         // SAFETY: the caller promises room for a handle.

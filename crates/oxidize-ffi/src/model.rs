@@ -102,6 +102,7 @@ pub unsafe extern "C" fn oxidize_model_load(
                 pointer::options(options)?,
             )
         };
+        handle::check_process()?;
         let progress = Progress::new(&options);
         let loaded = oxidize_core::Model::load_with(path, &progress.open_options(&options));
         progress.finish();

@@ -561,7 +561,9 @@ static void forks(void) {
                    oxidize_engine_free(engine) == OXIDIZE_STATUS_FORKED &&
                    oxidize_model_load(model_path, NUL, NULL, &other) == OXIDIZE_STATUS_FORKED &&
                    strstr(oxidize_last_error(), "forked") != NULL;
-        _exit(fine ? 0 : 1);
+        /* Another program ends the child: valgrind would report what the engine's missing thread has left behind. */
+        if (fine) execlp("true", "true", (char *)NULL);
+        _exit(1);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
