@@ -24,7 +24,7 @@ SEMVER_VERSION := 0.49.0
 BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models golden test-python test-python-clients wheel bench-python soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
+.PHONY: help setup demo test test-models golden test-python test-python-clients wheel ffi ffi-header test-ffi bench-python soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
 	docs book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
 	check-imatrix publish-check package clean
 
@@ -74,6 +74,17 @@ wheel: ## build the Python wheel, target/wheels
 # PEER is an interpreter with llama-cpp-python, for a comparison.
 bench-python: ## measure the Python wheel in target/wheels
 	@scripts/test_python --bench $(if $(PEER),--peer $(PEER)) $(BENCH_FLAGS)
+
+# DESTDIR is put in front of PREFIX, for packages.
+PREFIX ?= /usr/local
+ffi: ## install the C API (header, libraries, pkg-config) below PREFIX
+	CARGO="$(CARGO)" scripts/ffi --prefix "$(PREFIX)"
+
+ffi-header: ## write oxidize.h, the header of the C API
+	OXIDIZE_WRITE_HEADER=1 $(CARGO) test -p oxidize-ffi --test c_api -- header_is_current
+
+test-ffi: setup ## test the C API with C, Go, valgrind and AddressSanitizer
+	CARGO="$(CARGO)" scripts/test_ffi
 
 # The short form, a minute: make soak REQUESTS=1000 CONNECTIONS=200 KILLS=10
 REQUESTS ?= 20000

@@ -41,6 +41,8 @@ pub struct Embedder {
     n_ctx: usize,
     n_vocab: usize,
     adapters: Vec<f32>,
+    /// True if the classification head runs, for reranking.
+    computes_scores: bool,
 }
 
 /// Pooling of the hidden states of a text's tokens into its embedding.
@@ -294,7 +296,18 @@ impl Embedder {
             n_ctx,
             n_vocab: model.n_vocab(),
             adapters: model.adapter_scales().to_vec(),
+            computes_scores: pooling == Pooling::Rank,
         })
+    }
+
+    /// Number of elements of an embedding, or of the scores of a text.
+    pub fn width(&self) -> usize {
+        let plan = self.model.plan();
+        let result = match self.computes_scores {
+            true => plan.result,
+            false => plan.hidden,
+        };
+        result.map_or(0, |result| plan.value(result).width)
     }
 
     /// Computes one embedding per text. With [`Pooling::None`], which has one per token, their concatenation.
@@ -627,7 +640,9 @@ mod tests {
                 ..config(pooling, 64)
             };
             let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &config).unwrap();
-            embedder.embed_tokens(&texts()[1..2]).unwrap().remove(0)
+            let vectors = embedder.embed_tokens(&texts()[1..2]).unwrap().remove(0);
+            assert!(vectors.iter().all(|vector| vector.len() == embedder.width()));
+            vectors
         };
         let tokens = embed(Pooling::None, false);
         assert_near(&embed(Pooling::Cls, false)[0], &tokens[0]);

@@ -107,6 +107,12 @@ pub enum Error {
         /// Problem.
         problem: String,
     },
+    /// Loading was canceled; see [`OpenOptions::cancel`](crate::OpenOptions::cancel).
+    #[error("{}: loading was canceled", path.display())]
+    Canceled {
+        /// Path of the model.
+        path: PathBuf,
+    },
     /// The file is valid, but its model cannot be run.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -411,3 +411,18 @@ fn progress_reaches_the_end() {
         [(54, 216), (182, 216), (184, 216), (216, 216)]
     );
 }
+
+#[test]
+fn loading_can_be_canceled() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let cancel = std::sync::Arc::new(AtomicBool::new(false));
+    let options = OpenOptions::default().cancel(cancel.clone());
+    let options = options.progress(move |done, _| cancel.store(done >= 182, Ordering::Relaxed));
+    let model = ModelFile::from_bytes(small(3).bytes, &options).unwrap();
+    let canceled = model.tensors().iter().map(|tensor| match model.data(tensor) {
+        Ok(_) => false,
+        Err(Error::Canceled { .. }) => true,
+        Err(error) => panic!("{error}"),
+    });
+    assert_eq!(canceled.collect::<Vec<_>>(), [false, true, true, true]);
+}

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use options::{OpenOptions, Progress};
 pub use oxidize_kernels::quant::TensorType;
@@ -91,6 +91,7 @@ struct Inner {
     /// Indices of the tensors, sorted by name.
     by_name: Vec<u32>,
     progress: Option<Progress>,
+    cancel: Option<Arc<AtomicBool>>,
     /// Bytes of tensors read so far, and of all tensors.
     loaded: AtomicU64,
     total: u64,
@@ -194,11 +195,12 @@ impl ModelFile {
             .tensors
             .iter()
             .fold(0u64, |sum, t| sum.saturating_add(t.bytes));
-        let progress = options.progress.clone();
+        let (progress, cancel) = (options.progress.clone(), options.cancel.clone());
         Ok(ModelFile(Arc::new(Inner {
             contents,
             by_name,
             progress,
+            cancel,
             loaded: 0.into(),
             total,
         })))
@@ -280,7 +282,7 @@ impl ModelFile {
             Some(packed) => packed.dequantize(tensor, |part| self.stored(part))?,
             None => self.stored(tensor)?,
         };
-        self.report(tensor.bytes);
+        self.report(tensor.bytes)?;
         let index = self.index_of(&tensor.name);
         let origin = index.filter(|&index| self.tensor_at(index) == Some(tensor));
         Ok(data.with_origin(origin.map(|tensor| Origin { tensor, offset: 0 })))
@@ -381,10 +383,17 @@ impl ModelFile {
         bytes.aligned(tensor.alignment()).map_err(Error::io(path))
     }
 
-    fn report(&self, bytes: u64) {
+    /// Reports the bytes of a tensor that was loaded. Fails if loading was canceled.
+    fn report(&self, bytes: u64) -> Result<()> {
         let before = self.0.loaded.fetch_add(bytes, Ordering::Relaxed);
         if let Some(progress) = &self.0.progress {
             progress(before.saturating_add(bytes).min(self.0.total), self.0.total);
+        }
+        match &self.0.cancel {
+            Some(cancel) if cancel.load(Ordering::Relaxed) => Err(Error::Canceled {
+                path: self.path().to_path_buf(),
+            }),
+            _ => Ok(()),
         }
     }
 }

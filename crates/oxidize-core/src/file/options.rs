@@ -1,6 +1,7 @@
 //! [`OpenOptions`]: options for opening models.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::gguf::MetadataValue;
 use crate::limits::Limits;
@@ -40,6 +41,8 @@ pub struct OpenOptions {
     pub limits: Limits,
     /// Called when tensors are loaded.
     pub progress: Option<Progress>,
+    /// Cancels loading once it is true; see [`Error::Canceled`](crate::Error::Canceled).
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 impl Default for OpenOptions {
@@ -51,6 +54,7 @@ impl Default for OpenOptions {
             overrides: Vec::new(),
             limits: Limits::default(),
             progress: None,
+            cancel: None,
         }
     }
 }
@@ -104,6 +108,27 @@ impl OpenOptions {
             ..self
         }
     }
+
+    /// Cancels loading before the next tensor once `cancel` is true, from another thread or from the progress callback.
+    ///
+    /// ```no_run
+    /// use oxidize::{Error, Model, OpenOptions};
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    ///
+    /// let cancel = Arc::new(AtomicBool::new(false));
+    /// let options = OpenOptions::default().cancel(cancel.clone());
+    /// std::thread::spawn(move || cancel.store(true, Ordering::Relaxed));
+    /// if let Err(Error::Canceled { .. }) = Model::load_with("model.gguf", &options) {
+    ///     println!("canceled");
+    /// }
+    /// ```
+    pub fn cancel(self, cancel: Arc<AtomicBool>) -> OpenOptions {
+        OpenOptions {
+            cancel: Some(cancel),
+            ..self
+        }
+    }
 }
 
 impl std::fmt::Debug for OpenOptions {
@@ -115,6 +140,7 @@ impl std::fmt::Debug for OpenOptions {
             .field("overrides", &self.overrides)
             .field("limits", &self.limits)
             .field("progress", &self.progress.is_some())
+            .field("cancel", &self.cancel)
             .finish()
     }
 }

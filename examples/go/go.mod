@@ -1,0 +1,3 @@
+module oxidize-example
+
+go 1.21
