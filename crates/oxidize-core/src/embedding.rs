@@ -641,7 +641,11 @@ mod tests {
             };
             let mut embedder = Embedder::with_backend(&model, &Cpu::default(), &config).unwrap();
             let vectors = embedder.embed_tokens(&texts()[1..2]).unwrap().remove(0);
-            assert!(vectors.iter().all(|vector| vector.len() == embedder.width()));
+            assert!(
+                vectors
+                    .iter()
+                    .all(|vector| vector.len() == embedder.width())
+            );
             vectors
         };
         let tokens = embed(Pooling::None, false);

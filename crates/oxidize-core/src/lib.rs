@@ -185,8 +185,9 @@ pub use chat::{
 };
 pub use embedding::{Embedder, EmbedderConfig, Pooling};
 pub use engine::{
-    Completion, DiskCache, Engine, EngineConfig, EngineState, FinishReason, LogitsProcessor, Prompt,
-    PromptProgress, PromptToken, Request, Stepper, StreamEvent, Timings, Token, TokenStream,
+    Completion, DiskCache, Engine, EngineConfig, EngineState, FinishReason, LogitsProcessor,
+    Prompt, PromptProgress, PromptToken, Request, Stepper, StreamEvent, Timings, Token,
+    TokenStream,
 };
 pub use error::{Error, Result};
 pub use file::gguf::MetadataValue;

@@ -186,7 +186,8 @@ mod tests {
     fn a_host_gets_the_name_and_the_work() {
         let (sent, received) = channel();
         let spawner = Spawner::new(move |name, work| {
-            sent.send((name.to_owned(), work)).map_err(io::Error::other)
+            let stopped = || io::Error::other("nobody receives work");
+            sent.send((name.to_owned(), work)).map_err(|_| stopped())
         });
         let (done, result) = channel();
         spawner

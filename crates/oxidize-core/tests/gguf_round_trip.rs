@@ -419,10 +419,13 @@ fn loading_can_be_canceled() {
     let options = OpenOptions::default().cancel(cancel.clone());
     let options = options.progress(move |done, _| cancel.store(done >= 182, Ordering::Relaxed));
     let model = ModelFile::from_bytes(small(3).bytes, &options).unwrap();
-    let canceled = model.tensors().iter().map(|tensor| match model.data(tensor) {
-        Ok(_) => false,
-        Err(Error::Canceled { .. }) => true,
-        Err(error) => panic!("{error}"),
-    });
+    let canceled = model
+        .tensors()
+        .iter()
+        .map(|tensor| match model.data(tensor) {
+            Ok(_) => false,
+            Err(Error::Canceled { .. }) => true,
+            Err(error) => panic!("{error}"),
+        });
     assert_eq!(canceled.collect::<Vec<_>>(), [false, true, true, true]);
 }

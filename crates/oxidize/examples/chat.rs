@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use oxidize::{Conversation, Engine, Message, Model};
+use oxidize::{Conversation, Engine, Message, Model, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("usage: chat MODEL")?;
@@ -14,7 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for line in std::io::stdin().lines() {
         conversation = conversation.user(line?);
         let mut answer = String::new();
-        let mut stream = engine.chat(conversation.clone())?;
+        let request = Request::chat(conversation.clone()).max_tokens(256);
+        let mut stream = engine.submit(request)?;
         for token in &mut stream {
             let text = token?.text;
             print!("{text}");

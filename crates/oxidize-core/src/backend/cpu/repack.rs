@@ -470,7 +470,8 @@ mod tests {
         weights.push_matrix("together", ty, rows, cols, vec![all.clone()], n_experts);
         weights.push_matrix("apart", ty, rows, cols, each.collect(), n_experts);
         let originals: Vec<Weight> = weights.iter().cloned().collect();
-        let repacked = rewrite(&originals, oxidize_kernels::select(), 3).unwrap();
+        let pool = Pool::new(3, &Spawner::default());
+        let repacked = rewrite(&originals, oxidize_kernels::select(), &pool).unwrap();
         let floats = |weight: &Weight, expert: usize| {
             let mut floats = vec![0.0; rows * cols];
             quant::dequantize(weight.ty, weight.expert(expert), &mut floats).unwrap();
