@@ -6,7 +6,7 @@
 //! Every function returns a [`Status`](status::Status). Things are handles, numbers that [`handle`] looks up in a table:
 //! a handle that is 0, was freed, or belongs to something else is an error, never a pointer to nothing. Nothing unwinds
 //! out of a function, and no memory changes its owner: texts and arrays are copied into buffers of the caller
-//! ([`pointer`]).
+//! ([`mod@pointer`]).
 //!
 //! cbindgen writes the header from these modules (`make ffi-header`), and a test compares the two.
 
