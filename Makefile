@@ -17,6 +17,7 @@ HOSTED := CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS='--cfg getrandom_backend
 # A tool, installed the first time it is needed; $(2) may give its version.
 ensure = @command -v $(1) >/dev/null || $(CARGO) install $(1) $(if $(2),--version $(2)) --locked
 MDBOOK_VERSION := 0.5.4
+LLVM_COV_VERSION := 0.9.1
 # Each version reads the rustdoc JSON of a few versions of Rust; this one that of 1.95.
 PUBLIC_API_VERSION := 0.52.0
 SEMVER_VERSION := 0.49.0
@@ -24,7 +25,7 @@ SEMVER_VERSION := 0.49.0
 BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models golden test-python test-python-clients wheel ffi ffi-header test-ffi bench-python soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
+.PHONY: help setup demo test test-models golden check-goldens test-python test-python-clients wheel ffi ffi-header test-ffi bench-python soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
 	docs book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
 	check-imatrix publish-check package clean
 
@@ -59,6 +60,10 @@ $(CACHE)/golden-venv/requirements.txt: scripts/golden/requirements.txt
 	$(PYTHON) -m venv $(CACHE)/golden-venv
 	$(GOLDEN_PYTHON) -m pip install --quiet -r $<
 	cp $< $@
+
+# In a copy of the checkout, target/broken, whose build output is kept.
+check-goldens: ## break descriptors of architectures, and see the golden models fail
+	CARGO="$(CARGO)" $(PYTHON) scripts/break_descriptors.py
 
 # The module without debug information: `make wheel` optimizes it, which takes several times as long.
 test-python: setup ## build the Python package, test it, and check its types
@@ -131,11 +136,12 @@ lint: ## check formatting, clippy without warnings, the modules of core, and tha
 	$(PYTHON) scripts/check_tests.py --self-test
 	$(PYTHON) scripts/check_tests.py
 
-check-docs: ## check the pages, their links, and the history of the dashboard
+check-docs: ## check the pages, their links, the history of the dashboard, and the table of coverage
 	$(PYTHON) scripts/check_docs.py --self-test
 	$(PYTHON) scripts/check_docs.py
 	$(PYTHON) scripts/dashboard.py --self-test
 	$(PYTHON) scripts/dashboard.py
+	$(PYTHON) scripts/coverage.py --self-test
 
 check-words: ## check for words of the old vocabulary, listed in scripts/banned_words.txt
 	$(PYTHON) scripts/check_words.py --self-test
@@ -159,10 +165,12 @@ semver: ## check that the library's interface is compatible with that of BASELIN
 	$(CARGO) semver-checks -p oxidize -p oxidize-core --baseline-rev $(or $(BASELINE),$(error BASELINE is not given and there is no tag))
 
 coverage: setup ## measure test coverage; report in target/llvm-cov/html
-	$(call ensure,cargo-llvm-cov)
+	$(call ensure,cargo-llvm-cov,$(LLVM_COV_VERSION))
 	@! command -v rustup >/dev/null || rustup component add llvm-tools
 	$(CARGO) llvm-cov --workspace --html
-	$(CARGO) llvm-cov report --summary-only
+	$(CARGO) llvm-cov report --json --summary-only --output-path target/llvm-cov/summary.json
+	$(PYTHON) scripts/coverage.py target/llvm-cov/summary.json
+	@$(PYTHON) scripts/coverage.py target/llvm-cov/summary.json --check >/dev/null
 
 fuzz-smoke: ## fuzz each target for FUZZ_SECONDS
 	$(call ensure,cargo-fuzz)

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use serde_json::Value;
 
-use crate::running::PATIENCE;
+use crate::running::TIMEOUT;
 
 /// A response.
 #[derive(Debug)]
@@ -51,10 +51,10 @@ impl Reply {
     }
 }
 
-/// Connects to a server; reading fails after [`PATIENCE`].
+/// Connects to a server; reading fails after [`TIMEOUT`].
 pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 

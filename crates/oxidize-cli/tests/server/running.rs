@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::http::{self, Reply};
 
 /// Time after which a test fails instead of waiting any longer. No test is faster or slower because of it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Time that a server has to end after its test. A killed process writes no coverage.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -134,7 +134,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < PATIENCE, "the server does not exit");
+            assert!(start.elapsed() < TIMEOUT, "the server does not exit");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -195,10 +195,7 @@ pub(crate) fn fixture() -> String {
 pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(
-            start.elapsed() < PATIENCE,
-            "{what}: not within {PATIENCE:?}"
-        );
+        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
