@@ -18,9 +18,11 @@ class Parser(Protocol):
 
     def push(self, text: str) -> str:
         """The parts that ``text`` completes."""
+        ...
 
     def finish(self) -> str:
         """The parts that were held back."""
+        ...
 
 
 # Tokens, text, stop strings and criteria of a prompt, for the tools that are offered, the one that is forced, and whether

@@ -21,7 +21,7 @@ class Dialect:
     """The first format: roles on lines of their own."""
 
     text = ":\n"
-    stop = ("user:", "</s>")
+    stop: tuple[str, ...] = ("user:", "</s>")
 
     def header(self, name: str) -> str:
         """The beginning of an answer that calls a function."""

@@ -229,7 +229,7 @@ class Llama(Completions):
                 overrides=overrides,
                 rope=rope,
             )
-            if rope is not None and rope["scaling_type"] is None:
+            if rope is not None and rope.get("scaling_type") is None:
                 own = _oxidize.Model(self.model_path, overrides=overrides)
                 parameters.warn_of_rope("rope_freq_base", given["rope_freq_base"], own.rope_freq_base)
                 parameters.warn_of_rope("rope_freq_scale", given["rope_freq_scale"], own.rope_freq_scale)
