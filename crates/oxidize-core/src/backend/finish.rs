@@ -22,7 +22,7 @@ impl dyn Session + '_ {
         poll_fn(|context| self.poll_finish(readback, context)).await
     }
 
-    /// Waits until [`finish`](Self::finish) is complete. Fails where a thread cannot wait for a device, as in a browser.
+    /// Waits until `finish` is complete. Fails where a thread cannot wait for a device, as in a browser.
     pub fn finish_blocking(&mut self, readback: Readback) -> Result<(), BackendError> {
         block_on(self.finish(readback)).unwrap_or(Err(BackendError::WouldBlock))
     }
