@@ -52,16 +52,18 @@ def test_logits_reach_torch_without_a_copy(smol_path: str) -> None:
 def test_txtai(smol_path: str, golden: Path) -> None:
     txtai = pytest.importorskip("txtai")
     # It asks for the whole context, and for a smaller one if that is a ValueError.
-    llm = txtai.LLM(smol_path, method="llama.cpp", temperature=0.0)
+    llm = txtai.LLM(smol_path, method="llama.cpp")
     assert isinstance(llm.generator.llm, oxidize.Llama)
-    assert "Paris" in llm("The capital of France is", maxlength=8)
-    assert "".join(llm([{"role": "user", "content": "Say hi."}], maxlength=8, stream=True, defaultrole="user"))
+    assert "Paris" in llm("The capital of France is", maxlength=8, defaultrole="prompt", temperature=0.0)
+    assert "".join(llm([{"role": "user", "content": "Say hi."}], maxlength=8, stream=True, temperature=0.0))
 
-    embeddings = txtai.Embeddings(path=str(golden / "bert" / "model.gguf"), method="llama.cpp", maxlength=32)
+    embeddings = txtai.Embeddings(
+        path=str(golden / "bert" / "model.gguf"), method="llama.cpp", maxlength=32, vectors={"pooling_type": 1}
+    )
     texts = ["a cat", "a dog", "a house"]
     embeddings.index(texts)
-    # A text is the nearest to itself.
-    assert [embeddings.search(text, 1)[0][0] for text in texts] == [0, 1, 2]
+    # A text is as near to itself as can be.
+    assert all(embeddings.search(text, 1)[0][1] > 0.999 for text in texts)
 
 
 def test_dspy_by_the_server(smol_path: str) -> None:
