@@ -86,8 +86,13 @@ fn assert_all_same(answers: &[Answer], expected: &[Answer], what: &str) {
     }
 }
 
-/// Preemption, speculation and a step of few tokens.
+/// Preemption, speculation and a step of few tokens. Requests arrive at different steps, so the engines are
+/// deterministic: an answer does not depend on the others.
 fn configs() -> Vec<EngineConfig> {
+    let config = || EngineConfig {
+        deterministic: true,
+        ..super::config()
+    };
     let small_cache = EngineConfig {
         cache_tokens: Some(8 * super::BLOCK),
         ..config()
