@@ -35,14 +35,25 @@ pub(crate) fn prefix() -> PathBuf {
 }
 
 fn install() -> TempDir {
-    // Beside the program of this test: target/debug/deps.
-    let test = std::env::current_exe().unwrap();
-    let archive = test.parent().unwrap().join("liboxidize_ffi.a");
+    let archive = archive();
     let prefix = tempfile::tempdir().unwrap();
     let mut install = Command::new(repository().join("scripts/ffi"));
     install.arg("--prefix").arg(prefix.path());
     output(install.arg("--archive").arg(archive));
     prefix
+}
+
+/// The static library that cargo built before this test, beside it in target/debug/deps. With other features or
+/// profiles it has another hash in its name.
+fn archive() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let files = std::fs::read_dir(test.parent().unwrap()).unwrap();
+    let archives = files.map(|file| file.unwrap()).filter(|file| {
+        let name = file.file_name().into_string().unwrap_or_default();
+        name.starts_with("liboxidize_ffi") && name.ends_with(".a")
+    });
+    let newest = archives.max_by_key(|file| file.metadata().unwrap().modified().unwrap());
+    newest.expect("cargo builds a static library").path()
 }
 
 /// Removes the installed library: nothing drops a static variable.
