@@ -27,7 +27,7 @@ BASELINE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-models golden check-goldens test-python test-python-clients wheel ffi ffi-header test-ffi bench-python soak bench bench-check bench-peers bench-serve dashboard lint check-docs check-words \
 	docs book public-api semver coverage fuzz-smoke fuzz-replay deny miri check-targets check-neon check-wasm check-convert \
-	check-imatrix publish-check package clean
+	check-imatrix publish-check package web web-package web-demo web-test bench-web clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ demo: ## fetch a small model, build, and ask it PROMPT
 
 # The second time without the feature `unstable`, which the other crates of the workspace enable.
 # Each part lists the tests that it skipped.
-test: setup ## run all tests
+test: setup web-package ## run all tests
 	CARGO="$(CARGO)" scripts/run_tests --workspace
 	CARGO="$(CARGO)" scripts/run_tests -p oxidize
 
@@ -120,6 +120,27 @@ bench-serve: ## measure the server beside llama-server
 dashboard: ## write the page of measurements by commit, target/dashboard/index.html
 	$(PYTHON) scripts/dashboard.py
 
+web-package: ## build the npm package, web/package/dist
+	@CARGO="$(CARGO)" scripts/build_web package
+
+web: ## build the npm package and the demo application, web/app/dist
+	@CARGO="$(CARGO)" scripts/build_web app
+
+WEB_PORT ?= 8080
+web-demo: web ## serve the demo application with a small model, http://localhost:8080
+	@scripts/setup --demo
+	node web/server.mjs --port $(WEB_PORT) /=web/app/dist /models/=$(CACHE)/models
+
+web-test: setup web-package ## test the npm package in Chromium, Firefox, Node and Vite
+	$(CARGO) test --workspace --test browser
+
+# In the same page and run as wllama; WEB_FLAGS goes to the script.
+bench-web: setup web-package ## measure the speed in a browser, beside wllama and a native engine
+	$(CARGO) build --release -p oxidize-cli
+	npm install --silent --no-save --prefix "$(CACHE)/wllama" @wllama/wllama@3.8.1
+	node web/bench.mjs --model "$(DEMO_MODEL)" --wllama "$(CACHE)/wllama/node_modules/@wllama/wllama/esm" \
+		--oxidize target/release/oxidize $(WEB_FLAGS)
+
 check-convert: ## convert the golden models and compare with a built llama.cpp checkout, LLAMA=directory
 	$(CARGO) build --release -p oxidize-cli
 	$(PYTHON) scripts/check-convert-peers.py --oxidize target/release/oxidize --llama $(LLAMA)
@@ -192,7 +213,7 @@ miri: ## run the scalar operations' tests under Miri
 
 check-targets: ## compile kernels and core for aarch64 and for WebAssembly
 	$(CARGO) check $(PORTABLE) --target aarch64-unknown-linux-gnu
-	$(HOSTED) $(CARGO) check $(PORTABLE) -p oxidize-wasm-test --target wasm32-unknown-unknown
+	$(HOSTED) $(CARGO) check $(PORTABLE) -p oxidize-wasm-test -p oxidize-wasm --target wasm32-unknown-unknown
 
 check-neon: ## run the kernels' tests and every op for aarch64, emulated by qemu
 	scripts/check-isa neon

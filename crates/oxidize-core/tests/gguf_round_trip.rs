@@ -25,6 +25,7 @@ oxidize_testing::main!(
     writer_rejects_what_the_reader_would,
     built_arrays_are_read_back,
     split_model_opens_from_any_part,
+    split_model_opens_from_parts_in_memory,
     all_missing_parts_are_named,
     parts_of_different_models_are_rejected,
     header_longer_than_first_read_opens_without_mmap,
@@ -319,6 +320,35 @@ fn write_split(directory: &Path, count: u16) -> Vec<PathBuf> {
         writer.write(file, data).unwrap();
     }
     (1..=count).map(path).collect()
+}
+
+fn split_model_opens_from_parts_in_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = write_split(directory.path(), 3);
+    let on_disk = ModelFile::open(&paths[0], &OpenOptions::default()).unwrap();
+    let read = |path: &PathBuf| (path.clone(), std::fs::read(path).unwrap());
+    let parts: Vec<(PathBuf, Vec<u8>)> = paths.iter().map(read).collect();
+    let in_memory = ModelFile::from_parts(parts.clone(), &OpenOptions::default()).unwrap();
+    assert_eq!(in_memory.tensors(), on_disk.tensors());
+    for tensor in on_disk.tensors() {
+        assert_eq!(
+            in_memory.data(tensor).unwrap()[..],
+            on_disk.data(tensor).unwrap()[..]
+        );
+    }
+    let refused = |parts| {
+        let opened = ModelFile::from_parts(parts, &OpenOptions::default());
+        opened.err().unwrap()
+    };
+    let swapped = vec![parts[1].clone(), parts[0].clone(), parts[2].clone()];
+    assert!(refused(swapped).to_string().contains("split.no"));
+    assert!(
+        refused(parts[..2].to_vec())
+            .to_string()
+            .contains("split.count")
+    );
+    let other = vec![("notes.txt".into(), b"no model".to_vec())];
+    assert!(matches!(refused(other), Error::UnknownFormat { path } if path.ends_with("notes.txt")));
 }
 
 fn split_model_opens_from_any_part() {

@@ -600,6 +600,26 @@ fn requests_have_their_own_scales() {
 }
 
 #[test]
+fn adapter_in_memory_is_the_one_on_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("adapter.gguf");
+    let pair = LoraPair::random(&mut 3, 64, 64);
+    let pairs = BTreeMap::from([("blk.0.attn_q.weight".to_owned(), pair)]);
+    write_gguf_adapter(&path, "llama", &pairs);
+    let bytes = std::fs::read(&path).unwrap();
+    let open = |bytes| Adapter::from_bytes("mine.gguf", bytes, &OpenOptions::default());
+    let (in_memory, on_disk) = (open(bytes).unwrap(), adapter(&path));
+    let model = load(tiny());
+    let matrix = |adapter: &Adapter| {
+        let deltas = adapter.deltas(&model).unwrap();
+        (deltas[0].factor, adapter.rank(), adapter.n_targets())
+    };
+    assert_eq!(matrix(&in_memory), matrix(&on_disk));
+    let error = open(b"no model".to_vec()).err().unwrap().to_string();
+    assert!(error.contains("mine.gguf"), "{error}");
+}
+
+#[test]
 fn invalid_adapters_are_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name);

@@ -160,6 +160,12 @@ impl ModelFile {
             .open_bytes(SharedBytes::from(bytes), options)
     }
 
+    /// Opens a GGUF model in memory: one file, or the parts of a split model in order. Errors name the parts by the given
+    /// paths.
+    pub fn from_parts(parts: Vec<(PathBuf, Vec<u8>)>, options: &OpenOptions) -> Result<ModelFile> {
+        gguf::open_parts_in_memory(parts, options)
+    }
+
     pub(crate) fn new(contents: Contents, options: &OpenOptions) -> Result<ModelFile> {
         let path = || {
             contents

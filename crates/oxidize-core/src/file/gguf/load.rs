@@ -151,10 +151,30 @@ fn open_split(opened: SplitFile, count: u64, options: &OpenOptions) -> Result<Mo
 /// no final names.
 pub(crate) fn open_parts(paths: &[PathBuf], options: &OpenOptions) -> Result<ModelFile> {
     let parts = paths.iter().map(|path| SplitFile::open(path, options));
-    let parts = parts.collect::<Result<Vec<SplitFile>>>()?;
-    match paths {
-        [] | [_] => join(parts, options),
-        [first, ..] => join_split(parts, first, options),
+    join_parts(parts.collect::<Result<_>>()?, options)
+}
+
+/// Opens the parts of a model that are in memory, in order.
+pub(crate) fn open_parts_in_memory(
+    parts: Vec<(PathBuf, Vec<u8>)>,
+    options: &OpenOptions,
+) -> Result<ModelFile> {
+    let parts = parts.into_iter().map(|(path, bytes)| {
+        if !bytes.starts_with(&MAGIC) {
+            return Err(Error::UnknownFormat { path });
+        }
+        SplitFile::parse(path, Source::Memory(SharedBytes::from(bytes)), options)
+    });
+    join_parts(parts.collect::<Result<_>>()?, options)
+}
+
+fn join_parts(parts: Vec<SplitFile>, options: &OpenOptions) -> Result<ModelFile> {
+    match parts.as_slice() {
+        [first, _, ..] => {
+            let first = first.path.clone();
+            join_split(parts, &first, options)
+        }
+        _ => join(parts, options),
     }
 }
 

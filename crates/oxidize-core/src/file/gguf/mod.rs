@@ -19,7 +19,7 @@ mod write;
 
 pub use error::{GgufError, Problem, Subject};
 pub use load::GgufLoader;
-pub(crate) use load::open_parts;
+pub(crate) use load::{open_parts, open_parts_in_memory};
 pub use metadata::Metadata;
 pub use overrides::MetadataValue;
 pub use read::{Header, parse};

@@ -86,6 +86,17 @@ impl Adapter {
         Ok(Adapter(Arc::new(Inner { file, pairs })))
     }
 
+    /// Opens a GGUF adapter in memory. Errors name it by `path`.
+    pub fn from_bytes(
+        path: impl AsRef<Path>,
+        bytes: Vec<u8>,
+        options: &OpenOptions,
+    ) -> Result<Adapter> {
+        let parts = vec![(path.as_ref().to_path_buf(), bytes)];
+        let (file, pairs) = read::of_file(ModelFile::from_parts(parts, options)?, options)?;
+        Ok(Adapter(Arc::new(Inner { file, pairs })))
+    }
+
     /// Path of the adapter.
     pub fn path(&self) -> &Path {
         self.0.file.path()

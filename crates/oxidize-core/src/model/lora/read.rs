@@ -26,6 +26,11 @@ pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<(ModelFile, Vec
     } else {
         ModelFile::open(path, options)?
     };
+    of_file(file, options)
+}
+
+/// Pairs the tensors of an adapter.
+pub(super) fn of_file(file: ModelFile, options: &OpenOptions) -> Result<(ModelFile, Vec<Pair>)> {
     let scaling = match file.format() {
         Format::Gguf { .. } => gguf_scaling(&file)?,
         _ => peft_scaling(&file, options)?,
