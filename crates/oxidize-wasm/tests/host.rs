@@ -33,7 +33,7 @@ fn run(host: &mut Host) -> Vec<Json> {
     let mut events = Vec::new();
     loop {
         let mut step: Json = serde_json::from_str(&host.step().unwrap()).unwrap();
-        events.extend(step["events"].as_array_mut().unwrap().drain(..));
+        events.append(step["events"].as_array_mut().unwrap());
         if step["working"] == false {
             return events;
         }
