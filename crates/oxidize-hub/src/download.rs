@@ -56,17 +56,17 @@ pub(crate) struct Download<'a> {
 /// A problem of one request.
 enum Problem {
     /// The next try may succeed, after this time if one is given.
-    Passing(Error, Option<std::time::Duration>),
+    Passing(Box<Error>, Option<std::time::Duration>),
     /// The server ignores ranges: it sent the whole file.
     NoRanges,
-    Final(Error),
+    Final(Box<Error>),
 }
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         match error.is_unreachable() {
-            true => Problem::Passing(error, None),
-            false => Problem::Final(error),
+            true => Problem::Passing(Box::new(error), None),
+            false => Problem::Final(Box::new(error)),
         }
     }
 }
@@ -181,7 +181,7 @@ impl Download<'_> {
                 }
                 Err(Problem::Passing(error, _) | Problem::Final(error)) => {
                     shared.stop.store(true, Ordering::Relaxed);
-                    locked(&shared.error).get_or_insert(error);
+                    locked(&shared.error).get_or_insert(*error);
                 }
             }
         }
@@ -246,18 +246,18 @@ impl Download<'_> {
                     .rsplit_once('/')
                     .is_some_and(|(_, total)| total.parse().is_ok_and(|n: u64| n > self.size)) =>
             {
-                return Err(Problem::Final(self.too_long()));
+                return Err(Problem::Final(Box::new(self.too_long())));
             }
             range => {
                 let range = range.unwrap_or("none").to_owned();
-                return Err(Problem::Final(self.bad_answer(
+                return Err(Problem::Final(Box::new(self.bad_answer(
                     &answer,
                     format!("{}: the range {range:?} instead of {expected:?}", self.file),
-                )));
+                ))));
             }
         }
         if answer.length().is_some_and(|length| length > end - *at) {
-            return Err(Problem::Final(self.too_long()));
+            return Err(Problem::Final(Box::new(self.too_long())));
         }
         if answer.url != self.url {
             *locked(&shared.location) = Some(answer.url.clone());
@@ -272,7 +272,7 @@ impl Download<'_> {
             let n = self.read(&mut reader, &mut buffer, &host)?;
             let bytes = buffer.get(..n).unwrap_or_default();
             if n as u64 > end - *at {
-                return Err(Problem::Final(self.too_long()));
+                return Err(Problem::Final(Box::new(self.too_long())));
             }
             write_at(&shared.partial, bytes, *at)
                 .map_err(|error| self.write_error(&shared.path, error))?;
@@ -305,7 +305,7 @@ impl Download<'_> {
             host: host.into(),
             problem,
         };
-        Err(Problem::Passing(error, None))
+        Err(Problem::Passing(Box::new(error), None))
     }
 
     /// Fetches the whole file in one answer, for servers without ranges. A cut starts anew.
@@ -322,7 +322,7 @@ impl Download<'_> {
             self.tally.take_back(at);
             let (error, asked) = match problem {
                 Problem::Passing(error, asked) => (error, asked),
-                Problem::Final(error) => return Err(error),
+                Problem::Final(error) => return Err(*error),
                 Problem::NoRanges => return Err(self.too_long()),
             };
             if at > longest {
@@ -331,7 +331,7 @@ impl Download<'_> {
             failures += 1;
             let pause = asked.unwrap_or(wait);
             if failures >= self.client.settings.tries || pause > self.client.settings.longest_wait {
-                return Err(error);
+                return Err(*error);
             }
             self.client.sleep(self.name, pause)?;
             wait *= 2;
@@ -350,10 +350,10 @@ impl Download<'_> {
         }
         if let Some(length) = answer.length().filter(|length| *length != self.size) {
             if length > self.size {
-                return Err(Problem::Final(self.too_long()));
+                return Err(Problem::Final(Box::new(self.too_long())));
             }
             let problem = format!("{}: {length} bytes instead of {}", self.file, self.size);
-            return Err(Problem::Final(self.bad_answer(&answer, problem)));
+            return Err(Problem::Final(Box::new(self.bad_answer(&answer, problem))));
         }
         let host = answer.url.origin.to_string();
         let mut reader = answer.into_reader();
@@ -361,7 +361,7 @@ impl Download<'_> {
         while *at < self.size {
             let n = self.read(&mut reader, &mut buffer, &host)?;
             if n as u64 > self.size - *at {
-                return Err(Problem::Final(self.too_long()));
+                return Err(Problem::Final(Box::new(self.too_long())));
             }
             let bytes = buffer.get(..n).unwrap_or_default();
             write_at(&shared.partial, bytes, *at)
@@ -370,7 +370,7 @@ impl Download<'_> {
             self.tally.add(self.file, self.digest(), n as u64);
         }
         match reader.read(&mut buffer) {
-            Ok(n) if n > 0 => Err(Problem::Final(self.too_long())),
+            Ok(n) if n > 0 => Err(Problem::Final(Box::new(self.too_long()))),
             _ => Ok(()),
         }
     }
@@ -385,20 +385,20 @@ impl Download<'_> {
     ) -> Problem {
         if is_passing(status) {
             let wait = retry_after(answer.headers());
-            return Problem::Passing(self.client.failure(self.name, answer), wait);
+            return Problem::Passing(Box::new(self.client.failure(self.name, answer)), wait);
         }
         if was_cached || (answer.url != self.url && matches!(status, 401 | 403 | 404 | 410)) {
             // The address has expired: ask for a new one.
             *locked(&shared.location) = None;
-            return Problem::Passing(self.client.failure(self.name, answer), None);
+            return Problem::Passing(Box::new(self.client.failure(self.name, answer)), None);
         }
         if status == 416 {
-            return Problem::Final(self.bad_answer(
+            return Problem::Final(Box::new(self.bad_answer(
                 &answer,
                 format!("{}: not {} bytes long", self.file, self.size),
-            ));
+            )));
         }
-        Problem::Final((self.failure)(answer))
+        Problem::Final(Box::new((self.failure)(answer)))
     }
 
     /// Compares the length and the checksum of the fetched bytes with the announced ones.

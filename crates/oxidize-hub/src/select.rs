@@ -67,7 +67,9 @@ impl Candidate {
 
 /// The GGUF models among files with their sizes.
 pub(crate) fn candidates(files: &[(String, u64)]) -> Vec<Candidate> {
-    let mut models: BTreeMap<String, Vec<(u32, u32, &(String, u64))>> = BTreeMap::new();
+    /// Number of a part, number of parts, and the file.
+    type Part<'a> = (u32, u32, &'a (String, u64));
+    let mut models: BTreeMap<String, Vec<Part<'_>>> = BTreeMap::new();
     for file in files {
         let name = file.0.rsplit('/').next().unwrap_or_default().to_lowercase();
         let Some(stem) = without_extension(&file.0, "gguf") else {
@@ -108,13 +110,16 @@ pub(crate) fn candidates(files: &[(String, u64)]) -> Vec<Candidate> {
     complete.collect()
 }
 
+/// Tells which candidates fit in memory, and how many bytes are available.
+pub(crate) type Fits<'a> = dyn Fn(&[Candidate]) -> Result<(Vec<bool>, u64)> + 'a;
+
 /// Chooses the files of a model. The first one is to be loaded; for safetensors, it is their directory. `fits` tells
 /// whether a model fits in memory, and how many bytes are available.
 pub(crate) fn select(
     name: &str,
     files: &[(String, u64)],
     wanted: &Wanted,
-    fits: &dyn Fn(&[Candidate]) -> Result<(Vec<bool>, u64)>,
+    fits: &Fits<'_>,
 ) -> Result<Choice> {
     let models = candidates(files);
     let shown = |models: &[Candidate]| models.iter().map(Candidate::shown).collect::<Vec<_>>();
