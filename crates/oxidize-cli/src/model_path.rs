@@ -1,12 +1,15 @@
-//! [`find_model`]: the path of a model argument, which is a path or the name of a model in the cache.
+//! [`find_model`]: the path of a model argument, which is a path, the name of a model in the cache, or a name such as
+//! `hf:user/repo`, whose files are fetched.
 
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use oxidize_hub::quantization::{bits, split_part, split_quantization};
+use oxidize_hub::{Library, ModelRef, touch};
 
 use crate::console::status;
-use crate::style;
+use crate::{hub, style};
 
 /// The model used if none is given, without quantization and extension.
 const DEFAULT_MODEL: &str = "SmolLM2-135M-Instruct";
@@ -21,8 +24,17 @@ const CLOSE: f64 = 0.8;
 ///
 /// The name of a model in the cache may leave out the extension and the quantization. Where that leaves
 /// several files, Q4_K_M is preferred as in llama.cpp, then the smallest type of at least 4 bits; a message
-/// names the choice.
+/// names the choice. A name such as `hf:user/repo` is fetched if it is not in the cache.
 pub(crate) fn find_model(argument: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let path = find(argument)?;
+    // `oxidize rm --unused` reads this; file systems often do not record reads.
+    if path.is_file() {
+        touch(&path);
+    }
+    Ok(path)
+}
+
+fn find(argument: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let dim = style::for_stderr().dim;
     let Some(path) = argument else {
         let cache = Cache::open();
@@ -42,6 +54,9 @@ pub(crate) fn find_model(argument: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     if path.exists() {
         return Ok(path);
     }
+    if let Some(model) = path.to_str().and_then(ModelRef::parse) {
+        return Ok(hub::open(&model?)?.path);
+    }
     let name = path
         .to_str()
         .filter(|_| path.components().count() == 1)
@@ -50,7 +65,19 @@ pub(crate) fn find_model(argument: Option<PathBuf>) -> anyhow::Result<PathBuf> {
         bail!("{name}: no such file or directory");
     };
     let Some(found) = cache.find(name) else {
-        bail!(cache.not_found(name));
+        // The name of a file that another tool, or a pull, has put into the hub's cache.
+        let matches = Library::new(&hub::settings()).matching(name);
+        match matches.as_slice() {
+            [] => bail!(cache.not_found(name)),
+            [model] => return Ok(model.path.clone()),
+            models => {
+                let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+                bail!(
+                    "{name}: several models match; name one: {}",
+                    names.join(", ")
+                );
+            }
+        }
     };
     if !found.others.is_empty() {
         let others = found.others.join(", ");
@@ -82,18 +109,9 @@ pub(crate) fn is_from_environment(flag: &Path) -> bool {
     std::env::var_os("OXIDIZE_MODEL").is_some_and(|value| value == flag.as_os_str())
 }
 
-/// Directory of downloaded models: `OXIDIZE_TEST_CACHE`, or the user's cache directory.
+/// Directory of models with a name of their own.
 fn cache_directory() -> Option<PathBuf> {
-    let set = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let directory = set("OXIDIZE_TEST_CACHE").or_else(|| {
-        let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-        Some(cache.join("oxidize"))
-    })?;
-    Some(directory.join("models"))
+    Library::new(&hub::settings()).names_directory()
 }
 
 /// The models in the cache directory.
@@ -222,8 +240,8 @@ impl CachedModel {
                 let (stem, extension) = file_name.rsplit_once('.')?;
                 extension.eq_ignore_ascii_case(ending).then_some(stem)
             })?;
-            match part_number(stem) {
-                Some((stem, 1)) => stem,
+            match split_part(stem) {
+                Some((stem, 1, _)) => stem,
                 Some(_) => return None,
                 None => stem,
             }
@@ -246,44 +264,6 @@ impl CachedModel {
         let is_preferred = self.quantization == "Q4_K_M";
         (!is_preferred, low, Reverse(large_first), small_first)
     }
-}
-
-/// Splits `NAME-00001-of-00003` into the name and the number of the part.
-fn part_number(stem: &str) -> Option<(&str, u32)> {
-    let (rest, total) = stem.rsplit_once("-of-")?;
-    let (name, part) = rest.rsplit_once('-')?;
-    let number = |digits: &str| {
-        let digits = Some(digits).filter(|d| d.len() == 5 && d.bytes().all(|b| b.is_ascii_digit()));
-        digits?.parse().ok()
-    };
-    number(total)?;
-    Some((name, number(part)?))
-}
-
-/// Splits `NAME.Q4_K_M` or `NAME-Q4_K_M` into name and quantization.
-fn split_quantization(stem: &str) -> Option<(&str, &str)> {
-    let (name, quantization) = stem.rsplit_once(['.', '-'])?;
-    bits(quantization)?;
-    let name = ["-UD", ".i1", "-i1"]
-        .iter()
-        .find_map(|mark| name.strip_suffix(mark))
-        .unwrap_or(name);
-    (!name.is_empty()).then_some((name, quantization))
-}
-
-/// Bits per weight in the name of a quantization; `None` if the name is none.
-fn bits(quantization: &str) -> Option<u32> {
-    let name = quantization.to_uppercase();
-    let kinds = ["IQ", "TQ", "Q", "BF", "FP", "F", "MXFP", "NVFP"];
-    let rest = kinds.iter().find_map(|kind| {
-        let rest = name.strip_prefix(kind)?;
-        rest.starts_with(|c: char| c.is_ascii_digit())
-            .then_some(rest)
-    })?;
-    let end = rest.find(|c: char| !c.is_ascii_digit());
-    let (digits, variant) = rest.split_at(end.unwrap_or(rest.len()));
-    let bits = digits.parse().ok().filter(|bits| (1..=32).contains(bits))?;
-    (variant.is_empty() || variant.starts_with('_')).then_some(bits)
 }
 
 #[cfg(test)]
@@ -361,22 +341,5 @@ mod tests {
         assert!(cache.not_found("gpt").contains("it has: Smol"));
         let empty = super::tests::cache(&[]).not_found("gpt");
         assert!(empty.ends_with("has no models"), "{empty}");
-    }
-
-    #[test]
-    fn quantizations_are_recognized() {
-        for (name, expected) in [
-            ("Q4_K_M", Some(4)),
-            ("iq2_xxs", Some(2)),
-            ("f32", Some(32)),
-            ("BF16", Some(16)),
-            ("MXFP4_MOE", Some(4)),
-            ("Q99", None),
-            ("Qwen3", None),
-            ("135M", None),
-            ("F1x", None),
-        ] {
-            assert_eq!(bits(name), expected, "{name}");
-        }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use oxidize_core::backend::{KvType, RepackLimit};
+use oxidize_hub::ModelRef;
 use oxidize_server::ModelSpec;
 use oxidize_server::config::{
     EngineSettings, LimitConfig, LoadQuant, LogConfig, LogFormat, NetworkConfig, ServerConfig,
@@ -19,8 +20,8 @@ use crate::speculation_args::SpeculationArgs;
 /// Arguments of the server. Each group of settings is a struct and a heading in the help.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServeArgs {
-    /// Models to serve: GGUF files or safetensors directories, each as MODEL or NAME=MODEL. The first model
-    /// is loaded at startup, the others on first use
+    /// Models to serve: paths, or names such as hf:USER/REPO, each as MODEL or NAME=MODEL. The first model is loaded
+    /// at startup, the others on first use
     #[arg(value_name = "MODEL")]
     pub(crate) models: Vec<String>,
     /// Model to serve, as an option (repeatable)
@@ -47,6 +48,10 @@ pub(crate) struct ServeArgs {
         env = "OXIDIZE_IDLE_UNLOAD"
     )]
     pub(crate) idle_unload: u64,
+    /// Let clients fetch, copy and remove models, and name models of the local library (/api/pull and others):
+    /// `on` or `off` [default: on for loopback addresses]
+    #[arg(long, value_name = "on|off", value_parser = on_or_off(), env = "OXIDIZE_MANAGE_MODELS")]
+    pub(crate) manage_models: Option<bool>,
     /// Address and access control.
     #[command(flatten)]
     pub(crate) network: NetworkArgs,
@@ -239,6 +244,10 @@ fn adapter(given: &str) -> Result<(PathBuf, f32), String> {
     Ok(scaled.unwrap_or_else(|| (given.into(), 1.0)))
 }
 
+fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|name| name == "on")
+}
+
 /// Parses the format of the log.
 fn log_format() -> impl TypedValueParser<Value = LogFormat> {
     PossibleValuesParser::new(["text", "json"]).map(|name| match name.as_str() {
@@ -255,18 +264,33 @@ impl ServeArgs {
     ) -> Result<Vec<ModelSpec>, E> {
         let all = self.models.iter().chain(&self.model_flags);
         all.map(|given| {
-            let named = given.split_once('=').filter(|_| !Path::new(given).exists());
+            // An address may have a `=` of its own.
+            let is_name = |name: &str| !name.contains([':', '/']);
+            let named = given
+                .split_once('=')
+                .filter(|(name, _)| is_name(name) && !Path::new(given).exists());
             let (name, path) = match named {
                 Some((name, path)) => (Some(name.to_owned()), path),
                 None => (None, given.as_str()),
             };
-            let path = find(Path::new(path))?;
-            let stem = if path.is_dir() {
-                path.file_name()
-            } else {
-                path.file_stem()
+            // The directory of a repository is named after its commit.
+            let repo = match ModelRef::parse(path) {
+                Some(Ok(ModelRef::HuggingFace(model) | ModelRef::ModelScope(model))) => {
+                    Some(model.repo)
+                }
+                _ => None,
             };
-            let name = name.or_else(|| Some(stem?.to_string_lossy().into_owned()));
+            let path = find(Path::new(path))?;
+            let stem = match (path.is_dir(), repo) {
+                (true, Some(repo)) => repo.rsplit('/').next().map(str::to_owned),
+                (true, None) => path
+                    .file_name()
+                    .map(|name| name.to_string_lossy().into_owned()),
+                (false, _) => path
+                    .file_stem()
+                    .map(|name| name.to_string_lossy().into_owned()),
+            };
+            let name = name.or(stem);
             Ok(ModelSpec {
                 name: name.unwrap_or_else(|| "model".into()),
                 path,
@@ -282,6 +306,8 @@ impl ServeArgs {
             any_model: self.any_model,
             strict: self.strict,
             idle_unload: self.idle_unload,
+            manage_models: self.manage_models,
+            offline: false,
             network: NetworkConfig {
                 host: network.host,
                 port: network.port,

@@ -7,7 +7,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
@@ -39,7 +39,7 @@ pub fn app(state: AppState) -> Router {
         .route("/reranking", post(embeddings::rerank))
         .route("/v1/models", get(models::list))
         .route("/models", get(models::list))
-        .route("/v1/models/{model}", get(models::get))
+        .route("/v1/models/{*model}", get(models::get).post(models::load))
         .route("/health", get(health::ready))
         .route("/v1/health", get(health::ready))
         .route("/health/ready", get(health::ready))
@@ -67,6 +67,10 @@ pub fn app(state: AppState) -> Router {
         .route("/api/show", post(ollama::catalog::show))
         .route("/api/embed", post(ollama::embed::embed))
         .route("/api/embeddings", post(ollama::embed::embed_one))
+        .route("/api/pull", post(ollama::library::pull))
+        .route("/api/copy", post(ollama::library::copy))
+        .route("/api/create", post(ollama::library::create))
+        .route("/api/delete", delete(ollama::library::delete))
         .route("/api/version", get(ollama::catalog::version))
         .route("/openapi.json", get(openapi::document))
         .merge(webpage::routes());
@@ -95,7 +99,7 @@ pub fn layered(routes: Router<AppState>, state: AppState) -> Router {
 fn cors(state: &AppState) -> CorsLayer {
     let origins = &state.config().network.cors_origin;
     let layer = CorsLayer::new()
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers([
             header::AUTHORIZATION,
             header::CONTENT_TYPE,
@@ -113,7 +117,7 @@ fn cors(state: &AppState) -> CorsLayer {
 }
 
 /// Refuses requests that a foreign web page makes a browser send. The `Origin` header is checked for all POST
-/// requests. The `Host` header is checked if no API key is set, as a page can point its own name at this
+/// and DELETE requests. The `Host` header is checked if no API key is set, as a page can point its own name at this
 /// machine (DNS rebinding) and its requests then count as same-origin.
 async fn check_origin(
     State(state): State<AppState>,
@@ -136,7 +140,7 @@ fn check_headers(state: &AppState, method: &Method, headers: &HeaderMap) -> Resu
             "Host header not allowed; see --allowed-host",
         ));
     }
-    let origin = text(header::ORIGIN).filter(|_| method == Method::POST);
+    let origin = text(header::ORIGIN).filter(|_| [Method::POST, Method::DELETE].contains(method));
     if let Some(origin) = origin
         && origin.split_once("://").map(|(_, name)| name) != host
         && !network

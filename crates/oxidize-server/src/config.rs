@@ -21,6 +21,11 @@ pub struct ServerConfig {
     pub strict: bool,
     /// Seconds after which an idle model is unloaded; 0 keeps it until another model needs the room.
     pub idle_unload: u64,
+    /// Clients may fetch, copy and remove models, and name models of the local library. `None` allows it on loopback
+    /// addresses.
+    pub manage_models: Option<bool>,
+    /// Models are not fetched over the network.
+    pub offline: bool,
     /// Address and access control.
     pub network: NetworkConfig,
     /// Limits.
@@ -275,6 +280,19 @@ pub enum ConfigError {
 }
 
 impl ServerConfig {
+    /// True if clients may fetch, copy and remove models.
+    pub fn may_manage_models(&self) -> bool {
+        self.manage_models
+            .unwrap_or(self.network.host.is_loopback())
+    }
+
+    /// Settings of the hubs: those of the environment, without the network if [`offline`](Self::offline).
+    pub(crate) fn hub_settings(&self) -> oxidize_hub::Settings {
+        let mut settings = oxidize_hub::Settings::from_environment();
+        settings.offline |= self.offline;
+        settings
+    }
+
     /// Checks the settings for these models and returns the API keys.
     pub fn check(&self, specs: &[ModelSpec]) -> Result<Keys, ConfigError> {
         let keys = Keys::new(&self.network.api_key, self.network.api_key_file.as_deref())?;

@@ -1,10 +1,10 @@
 //! [`Registry`]: the models of the server, loaded on first use. Idle models are unloaded when another one
-//! needs their memory, or after a time limit.
+//! needs their memory, or after a time limit. Clients may add models of the local library.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oxidize_core::backend::{Backend, CacheSize, MemoryPlan};
@@ -19,6 +19,7 @@ use oxidize_core::model::{Model, ModelError};
 use oxidize_core::sampling::SamplingParams;
 use oxidize_core::speculative::{DraftSource, Speculation};
 use oxidize_core::tokenizer::{TokenPair, Tokenizer};
+use oxidize_hub::Library;
 use oxidize_quantize::importance::Importance;
 use oxidize_quantize::in_memory::quantized;
 use oxidize_quantize::workers::Workers;
@@ -34,7 +35,9 @@ const SCORED_TOKENS: usize = 16;
 
 /// All models of the server.
 pub struct Registry {
-    entries: Vec<Arc<Entry>>,
+    entries: RwLock<Vec<Arc<Entry>>>,
+    /// Models on this machine, which requests may name, if clients may manage models.
+    library: Option<Library>,
     loader: Loader,
     start: Instant,
     any_model: bool,
@@ -121,19 +124,13 @@ impl Registry {
         config: Arc<ServerConfig>,
         backend: Arc<dyn Backend>,
     ) -> Registry {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let created = now.map_or(0, |since| since.as_secs());
-        let entry = |spec| {
-            Arc::new(Entry {
-                spec,
-                created,
-                slot: tokio::sync::Mutex::new(None),
-                current: Mutex::new(None),
-                last_used: AtomicU64::new(0),
-            })
-        };
+        let entries = specs.into_iter().map(Entry::new).collect();
+        let library = config
+            .may_manage_models()
+            .then(|| Library::new(&config.hub_settings()));
         Registry {
-            entries: specs.into_iter().map(entry).collect(),
+            entries: RwLock::new(entries),
+            library,
             any_model: config.any_model,
             loader: Loader { backend, config },
             start: Instant::now(),
@@ -141,30 +138,87 @@ impl Registry {
     }
 
     /// All models, loaded or not; the first is the default.
-    pub fn entries(&self) -> &[Arc<Entry>] {
-        &self.entries
+    pub fn entries(&self) -> Vec<Arc<Entry>> {
+        self.entries
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
-    /// The model of this name, or the default model.
-    pub fn entry(&self, name: Option<&str>) -> ApiResult<&Arc<Entry>> {
+    /// Adds a model, or replaces the path of the one with its name. Returns false if the model of this name is in use
+    /// with another path.
+    pub fn add(&self, spec: ModelSpec) -> bool {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        match entries
+            .iter_mut()
+            .find(|entry| entry.spec.name == spec.name)
+        {
+            None => entries.push(Entry::new(spec)),
+            Some(entry) if entry.spec.path == spec.path => {}
+            Some(entry) if entry.loaded().is_some() => return false,
+            Some(entry) => *entry = Entry::new(spec),
+        }
+        true
+    }
+
+    /// Unloads a model and takes it off the list. The last model stays.
+    pub async fn remove(&self, name: &str) -> ApiResult<()> {
+        let Some(entry) = self.known(name) else {
+            return Ok(());
+        };
+        if self.entries().len() == 1 {
+            let message = format!("{name} is the only model of the server and stays");
+            return Err(ApiError::bad_request(message));
+        }
+        if entry.loaded().is_some() && !self.unload(&entry).await {
+            return Err(ApiError::unavailable(format!(
+                "{name} has running requests"
+            )));
+        }
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|other| !Arc::ptr_eq(other, &entry));
+        Ok(())
+    }
+
+    /// The model of this name, if the server offers it.
+    fn known(&self, name: &str) -> Option<Arc<Entry>> {
+        // Clients of Ollama add the tag.
+        let plain = name.strip_suffix(":latest").unwrap_or(name);
+        let mut entries = self.entries().into_iter();
+        entries.find(|entry| entry.spec.name == name || entry.spec.name == plain)
+    }
+
+    /// A model of the local library, which is offered from now on.
+    fn library_entry(&self, name: &str) -> Option<Arc<Entry>> {
+        let matches = self.library.as_ref()?.matching(name);
+        let [model] = matches.as_slice() else {
+            return None;
+        };
+        let plain = name.strip_suffix(":latest").unwrap_or(name);
+        let spec = ModelSpec {
+            name: plain.to_owned(),
+            path: model.path.clone(),
+        };
+        self.add(spec);
+        self.known(plain)
+    }
+
+    /// The model of this name, or the default model. A model of the local library is offered from then on, if clients
+    /// may manage models.
+    pub fn entry(&self, name: Option<&str>) -> ApiResult<Arc<Entry>> {
         let default = || {
-            let first = self.entries.first();
+            let first = self.entries().into_iter().next();
             first.ok_or_else(|| ApiError::unavailable("the server has no models"))
         };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             return default();
         };
-        // Clients of Ollama add the tag.
-        let plain = name.strip_suffix(":latest").unwrap_or(name);
-        let found = self
-            .entries
-            .iter()
-            .find(|entry| entry.spec.name == name || entry.spec.name == plain);
-        match found {
+        match self.known(name).or_else(|| self.library_entry(name)) {
             Some(entry) => Ok(entry),
             None if self.any_model => default(),
             None => {
-                let known: Vec<&str> = self.entries.iter().map(|e| e.spec.name.as_str()).collect();
+                let entries = self.entries();
+                let known: Vec<&str> = entries.iter().map(|e| e.spec.name.as_str()).collect();
                 Err(ApiError::no_model(name, &known.join(", ")))
             }
         }
@@ -172,7 +226,7 @@ impl Registry {
 
     /// The model of this name, or the default model; loads it if necessary.
     pub async fn get(&self, name: Option<&str>) -> ApiResult<Arc<Loaded>> {
-        let entry = self.entry(name)?;
+        let entry = &self.entry(name)?;
         self.touch(entry);
         if let Some(loaded) = entry.loaded() {
             return Ok(loaded);
@@ -183,10 +237,8 @@ impl Registry {
         }
         let loaded = loop {
             let (loader, spec) = (self.loader.clone(), entry.spec.clone());
-            let is_first = self
-                .entries
-                .first()
-                .is_some_and(|first| Arc::ptr_eq(first, entry));
+            let first = self.entries().into_iter().next();
+            let is_first = first.is_some_and(|first| Arc::ptr_eq(&first, entry));
             let taken = self.memory_taken(entry);
             let work = move || loader.load(&spec, is_first, taken);
             let result = tokio::task::spawn_blocking(work).await;
@@ -218,14 +270,15 @@ impl Registry {
 
     /// Memory of the loaded models other than `wanted`, in bytes.
     fn memory_taken(&self, wanted: &Arc<Entry>) -> u64 {
-        let others = self.entries.iter().filter(|e| !Arc::ptr_eq(e, wanted));
+        let entries = self.entries();
+        let others = entries.iter().filter(|e| !Arc::ptr_eq(e, wanted));
         let loaded = others.filter_map(|entry| entry.loaded());
         loaded.map(|model| model.memory).sum()
     }
 
     /// Unloads models that were idle for their time: the one that a client has set, or `default`.
     pub async fn unload_idle(&self, default: Option<Duration>) {
-        for entry in &self.entries {
+        for entry in &self.entries() {
             let limit = entry.loaded().and_then(|model| model.idle_limit(default));
             if limit.is_some_and(|limit| self.idle_for(entry) >= limit) {
                 self.unload(entry).await;
@@ -242,21 +295,18 @@ impl Registry {
             model.set_keep_alive(keep_alive);
         }
         if unload {
-            self.unload(entry).await;
+            self.unload(&entry).await;
         }
         Ok(())
     }
 
     /// Unloads the least recently used idle model other than `wanted`. Returns false if there is none.
     async fn unload_one(&self, wanted: &Arc<Entry>) -> bool {
-        let mut others: Vec<_> = self
-            .entries
-            .iter()
-            .filter(|e| !Arc::ptr_eq(e, wanted))
-            .collect();
+        let mut others = self.entries();
+        others.retain(|entry| !Arc::ptr_eq(entry, wanted));
         others.sort_by_key(|entry| entry.last_used.load(Ordering::Relaxed));
         for entry in others {
-            if self.unload(entry).await {
+            if self.unload(&entry).await {
                 // The engine's thread frees the memory when it ends, a moment later.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 return true;
@@ -292,7 +342,7 @@ impl Registry {
     /// Unloads all models and waits up to `timeout` until their engines have written their caches to disk.
     pub async fn shut_down(&self, timeout: Duration) {
         let mut monitors = Vec::new();
-        for entry in &self.entries {
+        for entry in &self.entries() {
             let loaded = entry.slot.lock().await.take();
             entry.set_current(None);
             let engine = loaded.as_ref().and_then(|loaded| loaded.engine.as_ref());
@@ -306,7 +356,7 @@ impl Registry {
 
     /// Metrics of the loaded models.
     pub fn gauges(&self) -> Vec<Gauge> {
-        let loaded: Vec<Arc<Loaded>> = self.entries.iter().filter_map(|e| e.loaded()).collect();
+        let loaded: Vec<Arc<Loaded>> = self.entries().iter().filter_map(|e| e.loaded()).collect();
         type Read = fn(&oxidize_core::scheduler::Stats) -> f64;
         let stats: [(&'static str, &'static str, Read); 10] = [
             ("oxidize_requests_running", "Running requests.", |s| {
@@ -377,6 +427,18 @@ impl Registry {
 }
 
 impl Entry {
+    /// A model that is not loaded yet.
+    fn new(spec: ModelSpec) -> Arc<Entry> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Arc::new(Entry {
+            spec,
+            created: now.map_or(0, |since| since.as_secs()),
+            slot: tokio::sync::Mutex::new(None),
+            current: Mutex::new(None),
+            last_used: AtomicU64::new(0),
+        })
+    }
+
     /// The model, if it is loaded. Does not wait.
     pub fn loaded(&self) -> Option<Arc<Loaded>> {
         let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);

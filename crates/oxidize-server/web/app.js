@@ -94,6 +94,76 @@ $("model").addEventListener("change", ({ target }) => {
   loadDefaults();
 });
 
+/* ---------- fetching a model ---------- */
+
+let fetching = null;
+
+const gigabytes = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(2)} GB` : `${(bytes / 1e6).toFixed(1)} MB`);
+
+function showPull({ status, total, completed }, start) {
+  const progress = $("pull-progress");
+  if (!total) {
+    progress.removeAttribute("value");
+    $("pull-state").textContent = status;
+    return;
+  }
+  progress.value = completed / total;
+  start.at ??= performance.now();
+  start.done ??= completed;
+  const seconds = (performance.now() - start.at) / 1000;
+  const rate = seconds > 0.5 ? (completed - start.done) / seconds : 0;
+  const left = rate > 0 ? `, ${gigabytes(rate)}/s, ${Math.ceil((total - completed) / rate)} s left` : "";
+  $("pull-state").textContent = `${gigabytes(completed)} of ${gigabytes(total)}${left}`;
+}
+
+/* Calls `each` with the object on each line of a response. */
+async function readLines(response, each) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    const lines = (rest + (value ?? "")).split("\n");
+    rest = done ? "" : lines.pop();
+    lines.filter((line) => line.trim()).forEach((line) => each(JSON.parse(line)));
+    if (done) return;
+  }
+}
+
+async function pull(model) {
+  fetching = new AbortController();
+  $("pull-progress").hidden = $("pull-stop").hidden = false;
+  $("pull-start").disabled = true;
+  $("pull-state").textContent = "connecting…";
+  try {
+    const response = await fetch("/api/pull", {
+      method: "POST", headers: headers(), body: JSON.stringify({ model }), signal: fetching.signal,
+    });
+    if (!response.ok) throw new Error((await response.json()).error);
+    const start = {};
+    await readLines(response, (line) => {
+      if (line.error) throw new Error(line.error);
+      showPull(line, start);
+    });
+    settings.model = model.replace(/:latest$/, "");
+    store("oxidize.settings", settings);
+    await loadModels();
+    $("pull-state").textContent = `${settings.model} is ready`;
+  } catch (error) {
+    $("pull-state").textContent = error.name === "AbortError" ? "stopped; fetch again to go on" : error.message;
+  } finally {
+    fetching = null;
+    $("pull-progress").hidden = $("pull-stop").hidden = true;
+    $("pull-start").disabled = false;
+  }
+}
+
+$("pull").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const model = $("pull-name").value.trim();
+  if (model && !fetching) pull(model);
+});
+$("pull-stop").addEventListener("click", () => fetching?.abort());
+
 /* ---------- theme ---------- */
 
 function theme(name) {

@@ -7,14 +7,20 @@ mod chat;
 mod compare;
 mod completions;
 mod convert;
+mod cp;
 mod embed;
 mod eval;
 mod imatrix;
 mod inspect;
+mod list;
 mod logits;
 mod perplexity;
+mod pull;
 mod quantize;
+mod recommend;
+mod rm;
 mod run;
+mod search;
 mod serve;
 mod split;
 mod synth;
@@ -42,6 +48,12 @@ subcommands! {
     Run(run::Run),
     Chat(chat::Chat),
     Serve(serve::Serve),
+    Pull(pull::Pull),
+    List(list::List),
+    Rm(rm::Rm),
+    Cp(cp::Cp),
+    Search(search::Search),
+    Recommend(recommend::Recommend),
     Inspect(inspect::Inspect),
     Archs(archs::Archs),
     Bench(bench::Bench),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use oxidize_core::backend::cpu::Cpu;
 
+use crate::hub;
 use crate::model_path::find_model;
 use crate::serve_args::ServeArgs;
 
@@ -26,8 +27,10 @@ impl Serve {
         let specs = self
             .args
             .specs(|path| find_model(Some(path.to_path_buf())))?;
+        let mut config = self.args.config()?;
+        config.offline = hub::settings().offline;
         Ok(oxidize_server::run(
-            self.args.config()?,
+            config,
             specs,
             Arc::new(Cpu::default()),
         )?)

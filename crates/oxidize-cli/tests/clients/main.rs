@@ -77,7 +77,8 @@ fn chromium() {
 fn schemathesis() {
     run(
         "schemathesis_run.py",
-        &start(&["-c", "512", "--queue", "1000"]),
+        // Random requests must not fetch or remove models.
+        &start(&["-c", "512", "--queue", "1000", "--manage-models", "off"]),
     );
 }
 

@@ -121,5 +121,25 @@ pub async fn get(
     Path(name): Path<String>,
 ) -> ApiResult<Json<ModelCard>> {
     let entry = state.models().entry(Some(&name))?;
-    Ok(Json(ModelCard::of(entry)))
+    Ok(Json(ModelCard::of(&entry)))
+}
+
+/// Load a model
+///
+/// The model is one that the server offers, or one of the local library. It is in memory when the answer arrives.
+#[utoipa::path(
+    post, path = "/v1/models/{model}", tag = "OpenAI",
+    params(("model" = String, Path, description = "Name of the model")),
+    responses(
+        (status = 200, description = "The model", body = ModelCard),
+        OpenAiErrors,
+    ),
+)]
+pub async fn load(
+    State(state): State<AppState>,
+    Path(name): Path<String>,
+) -> ApiResult<Json<ModelCard>> {
+    state.models().get(Some(&name)).await?;
+    let entry = state.models().entry(Some(&name))?;
+    Ok(Json(ModelCard::of(&entry)))
 }

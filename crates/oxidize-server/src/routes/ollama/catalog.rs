@@ -121,13 +121,10 @@ pub async fn tags(State(state): State<AppState>) -> Json<TagList> {
     responses((status = 200, description = "The models in memory", body = TagList)),
 )]
 pub async fn ps(State(state): State<AppState>) -> Json<TagList> {
-    let loaded = state
-        .models()
-        .entries()
-        .iter()
-        .filter(|entry| entry.loaded().is_some());
+    let mut loaded = state.models().entries();
+    loaded.retain(|entry| entry.loaded().is_some());
     Json(TagList {
-        models: loaded.map(|entry| Tag::of(entry)).collect(),
+        models: loaded.iter().map(|entry| Tag::of(entry)).collect(),
     })
 }
 
@@ -204,7 +201,7 @@ pub async fn show(
             .filter(|(_, can)| *can)
             .map(|(name, _)| name)
             .collect(),
-        modified_at: Tag::of(entry).modified_at,
+        modified_at: Tag::of(&entry).modified_at,
     }))
 }
 

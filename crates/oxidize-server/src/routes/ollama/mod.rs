@@ -1,8 +1,9 @@
-//! Ollama's API: generation, the list of models, embeddings.
+//! Ollama's API: generation, the list of models, embeddings, and fetching, copying and removing models.
 
 pub mod answer;
 pub mod catalog;
 pub mod embed;
+pub mod library;
 
 use std::time::{Duration, UNIX_EPOCH};
 
