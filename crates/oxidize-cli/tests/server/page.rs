@@ -19,11 +19,7 @@ fn all_endpoints_of_the_openapi_document_exist() {
                 }
             };
             let loads = ["/api/show", "/v1/models/{model}"].contains(&path.as_str());
-            let expected = if method == "get" || loads {
-                200
-            } else {
-                400
-            };
+            let expected = if method == "get" || loads { 200 } else { 400 };
             let wanted = if path == "/infill" || (method == "post" && path == "/lora-adapters") {
                 400
             } else {
