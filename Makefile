@@ -43,7 +43,7 @@ demo: ## fetch a small model, build, and ask it PROMPT
 
 # The second time without the feature `unstable`, which the other crates of the workspace enable.
 # Each part lists the tests that it skipped.
-test: setup web-package ## run all tests
+test: setup ## run all tests
 	CARGO="$(CARGO)" scripts/run_tests --workspace
 	CARGO="$(CARGO)" scripts/run_tests -p oxidize
 
@@ -121,9 +121,11 @@ dashboard: ## write the page of measurements by commit, target/dashboard/index.h
 	$(PYTHON) scripts/dashboard.py
 
 web-package: ## build the npm package, web/package/dist
+	@scripts/setup --web
 	@CARGO="$(CARGO)" scripts/build_web package
 
 web: ## build the npm package and the demo application, web/app/dist
+	@scripts/setup --web
 	@CARGO="$(CARGO)" scripts/build_web app
 
 WEB_PORT ?= 8080
@@ -132,7 +134,7 @@ web-demo: web ## serve the demo application with a small model, http://localhost
 	node web/server.mjs --port $(WEB_PORT) /=web/app/dist /models/=$(CACHE)/models
 
 web-test: setup web-package ## test the npm package in Chromium, Firefox, Node and Vite
-	$(CARGO) test --workspace --test browser
+	OXIDIZE_REQUIRE_WEB=1 $(CARGO) test --workspace --test browser
 
 # In the same page and run as wllama; WEB_FLAGS goes to the script.
 bench-web: setup web-package ## measure the speed in a browser, beside wllama and a native engine

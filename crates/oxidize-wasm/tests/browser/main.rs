@@ -1,7 +1,7 @@
 //! The npm package in browsers, in Node and in bundlers, against the answers of a native engine.
 //!
 //! `web/tests` has the tests themselves; this target gives them models and expected values, and reports them as skipped
-//! where a browser or the built package is missing.
+//! where a browser or the built package is missing. `make web-test` builds the package, and fails without a browser.
 
 mod files;
 
@@ -13,7 +13,7 @@ use oxidize_core::engine::{Engine, EngineConfig, Request, Token, TokenStream};
 use oxidize_core::sampling::SamplingParams;
 use oxidize_core::tokenizer::EncodeOptions;
 use oxidize_core::{Adapter, Conversation, Embedder, Model, OpenOptions, Prompt};
-use oxidize_testing::{cached, missing};
+use oxidize_testing::{cached, skip};
 use oxidize_wasm::Digest;
 use serde_json::{Value as Json, json};
 
@@ -145,13 +145,21 @@ fn expected() -> &'static Path {
     })
 }
 
+/// Ends the running test as skipped, or as failed if `make web-test` runs it.
+fn absent(what: impl std::fmt::Display) -> ! {
+    let reason = format!("{what} is missing; run make web-test");
+    let required = std::env::var_os("OXIDIZE_REQUIRE_WEB").is_some_and(|value| value == "1");
+    assert!(!required, "{reason}");
+    skip(reason)
+}
+
 /// A program on PATH.
 fn program(names: &[&str]) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path)
         .flat_map(|directory| names.iter().map(move |name| directory.join(name)))
         .find(|path| path.is_file());
-    found.unwrap_or_else(|| missing(names.join(" or ")))
+    found.unwrap_or_else(|| absent(names.join(" or ")))
 }
 
 /// Runs the tests of a file in `web/tests`.
@@ -164,7 +172,7 @@ fn run(name: &str, browser: Option<(&str, PathBuf)>) {
         "node_modules",
     ] {
         if !web.join(needed).exists() {
-            missing(format!("web/{needed}"));
+            absent(format!("web/{needed}"));
         }
     }
     // Before the values of all tests are made, so that each of them is skipped.
