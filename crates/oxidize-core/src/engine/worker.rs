@@ -305,7 +305,10 @@ impl Worker {
         if let Some(drafting) = &mut self.drafting {
             drafting.record_step(&step, &sampled);
         }
-        for event in self.scheduler.commit(step, &sampled) {
+        let events = self.scheduler.commit(step, &sampled);
+        // Before clients learn of an end: the totals that they read then include it.
+        self.queue.report(self.scheduler.stats());
+        for event in events {
             self.handle_event(event);
         }
         for sampled in &sampled {
