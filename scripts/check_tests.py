@@ -21,6 +21,10 @@ RULES = [
         re.compile(r"var(?:_os)?\(\s*\"OXIDIZE_(?:TEST_CACHE|SHARED)\""),
         "find data with oxidize_testing::cached or beside, which skip the test where it is missing",
     ),
+    (
+        re.compile(r"oxidize_testing::main!.*?#\[test\]", re.DOTALL),
+        "add the function to the list of main!, which runs nothing else",
+    ),
     (re.compile(r"#\[ignore\s*\]"), "give the reason: #[ignore = \"…\"]"),
     (
         re.compile(r"(?:elapsed\(\)|took|spent)\s*<=?\s*(?:[\w:]*::)?Duration::from_(?:millis|micros|secs\(\s*[1-5]?\d\s*\))"),
@@ -55,6 +59,7 @@ def self_test() -> None:
         'println!(\n  "skipping {name}"\n)',
         'std::env::var_os("OXIDIZE_TEST_CACHE")',
         "#[ignore]\nfn large() {}",
+        "oxidize_testing::main!(a);\n#[test]\nfn b() {}",
         "assert!(start.elapsed() < Duration::from_millis(50));",
         "assert!(took < std::time::Duration::from_secs(5));",
     ]

@@ -30,6 +30,7 @@ oxidize_testing::main!(
     parts_of_different_models_are_rejected,
     header_longer_than_first_read_opens_without_mmap,
     progress_reaches_the_end,
+    loading_can_be_canceled,
 );
 
 fn from_bytes(bytes: Vec<u8>) -> ModelFile {
@@ -442,7 +443,6 @@ fn progress_reaches_the_end() {
     );
 }
 
-#[test]
 fn loading_can_be_canceled() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let cancel = std::sync::Arc::new(AtomicBool::new(false));

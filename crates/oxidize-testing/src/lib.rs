@@ -8,6 +8,10 @@
 
 #![deny(unsafe_code)]
 
+mod peft;
+
+pub use peft::write_peft;
+
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

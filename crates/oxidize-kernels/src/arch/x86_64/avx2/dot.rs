@@ -22,9 +22,8 @@ pub(crate) const GEMV_TOKENS: usize = 3;
 /// `dot` needs the instructions that the implementation names, a row of `acts.k` elements of its format, and
 /// tokens `first` to `first + M − 1` in `acts`, which holds 8-bit integers.
 pub(crate) unsafe trait RowDot {
-    /// Tokens that share the unpacking of a row if there are many: as many as have registers for their sums, at
-    /// least [`GEMV_TOKENS`].
-    const MANY: usize;
+    /// True if registers have room for the sums of [`WIDE_TOKENS`] tokens, which then share the unpacking of a row.
+    const WIDE: bool;
 
     /// Dot products of one weight row with tokens `first` to `first + M − 1`.
     ///
@@ -60,8 +59,8 @@ pub(crate) unsafe fn gemv<P: RowDot>(
             token += unsafe {
                 let (rows, out) = (rows.clone(), &mut out);
                 match left {
-                    MANY.. if P::MANY == MANY => {
-                        for_each_row::<P, MANY>(weight, rows, &acts, token, &epilogue, out)
+                    WIDE_TOKENS.. if P::WIDE => {
+                        for_each_row::<P, WIDE_TOKENS>(weight, rows, &acts, token, &epilogue, out)
                     }
                     1 => for_each_row::<P, 1>(weight, rows, &acts, token, &epilogue, out),
                     2 => for_each_row::<P, 2>(weight, rows, &acts, token, &epilogue, out),
@@ -72,8 +71,8 @@ pub(crate) unsafe fn gemv<P: RowDot>(
     }
 }
 
-/// [`RowDot::MANY`] of 32 registers.
-pub(crate) const MANY: usize = 6;
+/// Number of tokens at once if there are 32 registers ([`RowDot::WIDE`]).
+const WIDE_TOKENS: usize = 6;
 
 /// Products of some rows with tokens `first` to `first + M − 1`. Returns `M`.
 ///
@@ -105,7 +104,7 @@ pub(crate) struct Dot256<F, P>(PhantomData<(F, P)>);
 
 // SAFETY: `dot` needs AVX2, FMA and F16C, and the instructions of `P`.
 unsafe impl<F: Format, P: Int8Dot> RowDot for Dot256<F, P> {
-    const MANY: usize = GEMV_TOKENS;
+    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M] {

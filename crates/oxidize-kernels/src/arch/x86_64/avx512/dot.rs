@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::super::avx2::dot::{MANY, RowDot, dot_groups};
+use super::super::avx2::dot::{RowDot, dot_groups};
 use super::super::avx2::format::{CHUNK, Format, Scales, prefetch_ahead};
 use super::Vnni;
 use crate::ops::matmul::RawRows;
@@ -82,7 +82,7 @@ pub(crate) struct Dot512<W>(PhantomData<W>);
 // SAFETY: `dot` needs AVX-512 F, BW, DQ, VL and VNNI, and AVX2, FMA and F16C. It reads the `acts.k` elements
 // of the row and those of the `M` tokens from `first` on.
 unsafe impl<W: Format512> RowDot for Dot512<W> {
-    const MANY: usize = MANY;
+    const WIDE: bool = true;
 
     #[inline(always)]
     unsafe fn dot<const M: usize>(row: *const u8, acts: &RawRows, first: usize) -> [f32; M] {
